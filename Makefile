@@ -1,0 +1,71 @@
+# Every target makes .venv first, when pyproject.toml or constraints.txt changed since it was made; `make help` lists them.
+
+EXTRAS := bench,dev,docs,test
+# What `make constraints` holds back, each for its reason:
+#   jax, jaxlib      the version whose compiled programs were inspected (docs/architecture.md)
+#   huggingface_hub  dspy, which the language tests will use, does not work with 2.x yet
+HELD := jax==0.11.2 jaxlib==0.11.2 huggingface_hub==1.33.0
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+.DEFAULT_GOAL := help
+.PHONY: help serve lint format test test-all constraints docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: $(INSTALLED) ## the embedded model at 127.0.0.1:30000; options in SERVE_ARGS
+	$(BIN)/jsg serve $(SERVE_ARGS)
+
+lint: $(INSTALLED) ## ruff, basedpyright, import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+format: $(INSTALLED) ## let ruff format and repair what it can
+	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/ruff format
+
+test: lint ## lint and every fast test; options in PYTEST_ARGS
+	$(PYTEST) $(PYTEST_ARGS)
+
+test-all: lint ## lint and every test that needs no GPU; what CI runs
+	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
+
+docs: $(INSTALLED) ## these pages and the API as a web site in .cache/docs
+	$(BIN)/mkdocs build --strict --quiet
+
+clean: ## remove .venv and every cache inside this folder
+	rm -rf .venv .cache .hypothesis .pytest_cache .ruff_cache
+
+# The first Python that runs and is new enough. (A pyenv shim of a version that is not installed exists, but does not run.)
+define find_python
+	for python in python3.12 python3.13 python3 python none; do \
+		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then break; fi; \
+	done; \
+	if [ $$python = none ]; then \
+		echo "jsg needs Python 3.12 or newer, and none of python3.12, python3.13, python3 and python is one." \
+			"Install one (python.org, your system's package python3.12 with python3.12-venv, or pyenv install 3.12)." >&2; \
+		exit 1; \
+	fi
+endef
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@set -e; $(find_python); set -x; $$python -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+constraints: ## renew constraints.txt from one fresh resolve
+	@set -e; $(find_python); \
+	fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; set -x; \
+	$$python -m venv "$$fresh"; \
+	"$$fresh/bin/python" -m pip install --quiet --disable-pip-version-check '.[$(EXTRAS)]' $(HELD); \
+	"$$fresh/bin/python" -m pip freeze --exclude jsg > "$$fresh/constraints.txt"; \
+	if grep -E '@|://|^-|^(torch|nvidia|triton)' "$$fresh/constraints.txt"; then \
+		echo "constraints.txt holds names and versions only, and nothing of PyTorch or a GPU" >&2; exit 1; \
+	fi; \
+	cp "$$fresh/constraints.txt" constraints.txt

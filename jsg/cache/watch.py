@@ -1,0 +1,102 @@
+"""Watches: the longest cached prefix of prompts that wait, kept up to date as the tree changes."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from jsg.cache.node import Node
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Watch:
+    """One waiting prompt. Made by `RadixCache.watch`; only the cache changes it.
+
+    Attributes:
+        tokens: int32, the whole pages that may match. The caller's array, not a copy: it must not change.
+        namespace: Whose prefixes may match.
+        serial: Larger for a watch that was made later.
+        node: Where the match ends; always the end of an edge.
+        matched: Tokens of the longest cached prefix.
+    """
+
+    tokens: np.ndarray
+    namespace: str
+    serial: int
+    node: Node
+    matched: int
+
+
+class WatchIndex:
+    """The watches that end at each node, grouped by the page of tokens that each needs next.
+
+    A new child thus finds exactly the watches that it lengthens. Insertion order is kept everywhere (dicts serve as
+    ordered sets), so that equal histories give equal trees.
+    """
+
+    def __init__(self, page_size: int):
+        self._page_size = page_size
+        self._by_node: dict[Node, dict[bytes, dict[Watch, None]]] = {}
+        self._changed: dict[Watch, None] = {}
+
+    def add(self, watch: Watch) -> None:
+        """Starts keeping `watch` at `watch.node`."""
+        self._by_node.setdefault(watch.node, {}).setdefault(self._next_page(watch), {})[watch] = None
+
+    def remove(self, watch: Watch) -> None:
+        """Forgets `watch`; asserts that it is here."""
+        groups = self._by_node.get(watch.node, {})
+        group = groups.get(self._next_page(watch), {})
+        assert watch in group, "a watch must be ended once, by the cache that made it"
+        del group[watch]
+        if not group:
+            del groups[self._next_page(watch)]
+        if not groups:
+            del self._by_node[watch.node]
+        self._changed.pop(watch, None)
+
+    def take(self, node: Node, next_page: bytes) -> list[Watch]:
+        """Takes out the watches at `node` that wait for this page; each is to be given back by `put_back`."""
+        groups = self._by_node.get(node, {})
+        group = groups.pop(next_page, {})
+        if group and not groups:
+            del self._by_node[node]
+        return list(group)
+
+    def take_all(self, node: Node) -> list[Watch]:
+        """Takes out every watch at `node`; each is to be given back by `put_back`."""
+        return [watch for group in self._by_node.pop(node, {}).values() for watch in group]
+
+    def put_back(self, watch: Watch, node: Node, matched: int) -> None:
+        """Keeps `watch` at `node` with its new length, and notes that it changed."""
+        watch.node = node
+        watch.matched = matched
+        self.add(watch)
+        self._changed[watch] = None
+
+    def drain_changed(self) -> list[Watch]:
+        """The watches put back since the last call, oldest watch first."""
+        changed = sorted(self._changed, key=lambda watch: watch.serial)
+        self._changed.clear()
+        return changed
+
+    def __contains__(self, node: Node) -> bool:
+        """Whether any watch ends at `node`."""
+        return node in self._by_node
+
+    def __iter__(self) -> Iterator[Watch]:
+        return (watch for groups in self._by_node.values() for group in groups.values() for watch in group)
+
+    def check_integrity(self) -> None:
+        """Asserts that every watch is where it says, under the page it needs next, and that no group is empty."""
+        for node, groups in self._by_node.items():
+            assert groups, "a node without watches is kept"
+            for next_page, group in groups.items():
+                assert group, "an empty group of watches is kept"
+                for watch in group:
+                    assert watch.node is node and self._next_page(watch) == next_page, "a watch is kept in a wrong place"
+        assert set(self._changed) <= set(self), "a watch that has ended is still to be reported"
+
+    def _next_page(self, watch: Watch) -> bytes:
+        """The tokens that would lengthen the match; empty where nothing can."""
+        return watch.tokens[watch.matched : watch.matched + self._page_size].tobytes()

@@ -1,0 +1,92 @@
+"""Every knob, its unit and its help text. The command line is built from these fields; names are SGLang's.
+
+`EngineConfig` is what the engine process needs, `ServerConfig` what the HTTP front needs. No environment variables.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+from jsg.errors import ConfigError
+
+POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+
+
+def _knob(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text, "choices": choices})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Knobs of the engine."""
+
+    model_path: str = _knob("tiny", "model directory or hub name; 'tiny' is the model inside the package")
+    tokenizer_path: str | None = _knob(None, "tokenizer directory or hub name; default: the model's")
+    load_format: str = _knob("auto", "'dummy' makes seeded random weights of the model's shape", LOAD_FORMATS)
+    dtype: str = _knob("auto", "compute and weight type; auto is float32 on CPU, bfloat16 elsewhere", DTYPES)
+    context_length: int | None = _knob(None, "tokens of prompt and output together; default: the model's")
+    mem_fraction_static: float = _knob(0.85, "fraction of device memory for weights and KV pool together")
+    max_running_requests: int | None = _knob(None, "requests in one batch at most; default 32 on CPU, 256 elsewhere")
+    max_total_tokens: int | None = _knob(None, "KV pool size in tokens; default: what the memory fraction leaves")
+    max_queued_requests: int = _knob(10_000, "requests that may wait; more are refused")
+    chunked_prefill_size: int | None = _knob(None, "new tokens in one step at most; default 512 on CPU, 8192 elsewhere")
+    max_prefill_tokens: int = _knob(16_384, "prompt tokens admitted per step at most")
+    schedule_policy: str = _knob("lpm", "order of the waiting queue", POLICIES)
+    schedule_conservativeness: float = _knob(1.0, "above 1 admits fewer requests and retracts less")
+    max_bypass_tokens: int = _knob(
+        16_384, "prefill tokens of later arrivals that may pass a waiting request before it goes to the head"
+    )
+    page_size: int = _knob(1, "KV slots in one page; prefixes are shared in whole pages")
+    disable_radix_cache: bool = _knob(False, "share no prefixes")
+    disable_overlap_schedule: bool = _knob(False, "wait for each step's tokens before planning the next")
+    random_seed: int = _knob(0, "seed of dummy weights and of requests that name none")
+    deterministic: bool = _knob(False, "bitwise equal answers whatever the batch, the chunks and the cache")
+    forbid_compile: bool = _knob(False, "after warm-up an unplanned compile is an error")
+    compilation_cache_dir: str | None = _knob(None, "owner-only directory of compiled programs; default in ~/.cache/jsg")
+    disable_compilation_cache: bool = _knob(False, "keep no compiled programs on disk")
+
+    def __post_init__(self) -> None:
+        _one_of("schedule_policy", self.schedule_policy, POLICIES)
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("load_format", self.load_format, LOAD_FORMATS)
+        _between("mem_fraction_static", self.mem_fraction_static, 0.01, 1.0)
+        _between("schedule_conservativeness", self.schedule_conservativeness, 0.01, 100.0)
+        _between("page_size", self.page_size, 1, 1024)
+        _between("max_queued_requests", self.max_queued_requests, 1, 10_000_000)
+        _between("max_prefill_tokens", self.max_prefill_tokens, 1, 2**31 - 1)
+        _between("max_bypass_tokens", self.max_bypass_tokens, 0, 2**31 - 1)
+        for name in ("context_length", "max_running_requests", "max_total_tokens", "chunked_prefill_size"):
+            if getattr(self, name) is not None:
+                _between(name, getattr(self, name), 1, 2**31 - 1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Knobs of the HTTP front."""
+
+    host: str = _knob("127.0.0.1", "address to listen on")
+    port: int = _knob(30000, "port to listen on")
+    api_key: str | None = _knob(None, "bearer token that every request must carry")
+    served_model_name: str | None = _knob(None, "name in /v1/models; default: the model path")
+    max_request_bytes: int = _knob(4 * 2**20, "largest request body")
+
+    def __post_init__(self) -> None:
+        _between("port", self.port, 0, 65535)
+        _between("max_request_bytes", self.max_request_bytes, 1024, 2**31)
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{option(name)} must be one of {', '.join(allowed)}, but got {value!r}")
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not math.isfinite(value) or not low <= value <= high:
+        raise ConfigError(f"{option(name)} must be in [{low}, {high}], but got {value!r}")
+
+
+def option(name: str) -> str:
+    """The command-line spelling of a field: `page_size` is `--page-size`."""
+    return "--" + name.replace("_", "-")

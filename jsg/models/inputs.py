@@ -1,0 +1,32 @@
+"""What a forward pass reads, and the dimension key that every signature on the device side uses.
+
+    B  rows that bring one token         N  query heads          P  pages of the KV pool
+    T  new tokens of all rows, packed    K  key-value heads      S  context (key) positions
+    D  model width                       H  head dimension       C  pages in one row of the page table
+    F  feed-forward width                L  layers               R  rows of the page table, or rows that need logits
+    V  vocabulary                        E  experts              Q  query tiles
+
+New tokens are packed: a decode step has one per request, an extend step the concatenation of its requests' chunks.
+"""
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Int
+
+from jsg.kernels_pallas.inputs import AttentionInputs
+
+
+class ForwardInputs(NamedTuple):
+    """One step of the model.
+
+    Attributes:
+        token_ids: The new tokens, packed; 0 for padding.
+        positions: Position of each in its sequence; 0 for padding.
+        slots: KV slot (page * page_size + offset) each is written to; 0, the dump, for padding.
+        attention: Who sees what.
+    """
+
+    token_ids: Int[Array, " T"]
+    positions: Int[Array, " T"]
+    slots: Int[Array, " T"]
+    attention: AttentionInputs

@@ -1,0 +1,82 @@
+"""Rotary position embedding: frequencies on the host, rotation inside the trace. Letters: `jsg/models/inputs.py`."""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jsg.models.config import RopeConfig
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of every token's angles; one for all layers of a step."""
+
+    cos: Float[Array, "T half"]
+    sin: Float[Array, "T half"]
+
+
+def rotation(positions: Int[Array, " T"], rope: RopeConfig, head_dim: int) -> Rotation:
+    """Angles of the given positions, in float32 whatever the model computes in: bfloat16 cannot count to 300."""
+    angles = positions.astype(jnp.float32)[:, None] * inverse_frequencies(rope, head_dim)
+    scale = attention_factor(rope)
+    return Rotation(jnp.cos(angles) * scale, jnp.sin(angles) * scale)
+
+
+def rotate(x: Float[Array, "T heads H"], by: Rotation) -> Float[Array, "T heads H"]:
+    """Turns dimension pairs (i, i + H/2) of every head; float32 inside, the dtype of `x` outside."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = by.cos[:, None], by.sin[:, None]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, " half"]:
+    """Radians per position of each dimension pair, fastest first.
+
+    The arithmetic is PyTorch's float32 step by step (its power is exact to the last bit, numpy's float32 power is
+    not), for an error here grows with the position.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    wavelengths = np.power(rope.theta, exponents.astype(np.float64)).astype(np.float32)  # of a turn by one radian
+    fast = np.float32(1.0) / wavelengths
+    match rope.type:
+        case "default":
+            return fast
+        case "linear":
+            return fast / np.float32(rope.factor)
+        case "llama3":
+            return _llama3(fast, rope)
+        case "yarn":
+            return _yarn(wavelengths, rope, head_dim)
+
+
+def attention_factor(rope: RopeConfig) -> float:
+    """What yarn multiplies cos and sin by; 1 for the others."""
+    if rope.type != "yarn" or rope.factor <= 1.0:
+        return 1.0
+    return rope.attention_factor if rope.attention_factor is not None else 0.1 * math.log(rope.factor) + 1.0
+
+
+def _llama3(fast: Float[np.ndarray, " half"], rope: RopeConfig) -> Float[np.ndarray, " half"]:
+    """Keeps short waves, slows long ones by `factor`, and blends in between."""
+    turns = np.float32(rope.original_max_position_embeddings) / (np.float32(2.0 * math.pi) / fast)
+    slow = fast / np.float32(rope.factor)
+    share = (turns - np.float32(rope.low_freq_factor)) / np.float32(rope.high_freq_factor - rope.low_freq_factor)
+    blend = (np.float32(1.0) - share) * fast / np.float32(rope.factor) + share * fast
+    return np.where(turns < rope.low_freq_factor, slow, np.where(turns > rope.high_freq_factor, fast, blend))
+
+
+def _yarn(wavelengths: Float[np.ndarray, " half"], rope: RopeConfig, head_dim: int) -> Float[np.ndarray, " half"]:
+    """Keeps dimensions that turn often within the original context, slows the others, with a ramp in between."""
+
+    def dimension_that_turns(times: float) -> float:
+        radians = times * 2.0 * math.pi
+        return head_dim * math.log(rope.original_max_position_embeddings / radians) / (2.0 * math.log(rope.theta))
+
+    low = max(math.floor(dimension_that_turns(rope.beta_fast)), 0)
+    high = min(math.ceil(dimension_that_turns(rope.beta_slow)), head_dim - 1)
+    ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(max(high - low, 1e-3))
+    keep = np.float32(1.0) - np.clip(ramp, 0.0, 1.0)
+    slow = np.float32(1.0) / (np.float32(rope.factor) * wavelengths)
+    return slow * (np.float32(1.0) - keep) + np.float32(1.0) / wavelengths * keep

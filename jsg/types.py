@@ -1,0 +1,259 @@
+"""The records that cross package and process boundaries. Host side: no JAX, nothing mutable.
+
+`Request` goes down to the engine, `RequestOutput` comes back, one per request and step. Both are tokens only: text is
+made and unmade in `jsg.processing`.
+"""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from jsg.errors import RequestError
+
+MAX_STOP_STRINGS = 32
+MAX_STOP_CHARS = 1024
+MAX_LOGIT_BIAS = 1024
+MAX_TOP_LOGPROBS = 128
+MAX_N = 128
+
+
+def _require(ok: bool, param: str, rule: str, value: object) -> None:
+    if not ok:
+        raise RequestError(f"{param} must be {rule}, but got {value!r}", param=param)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. SGLang's names and defaults.
+
+    Attributes:
+        max_new_tokens: Tokens to generate at most; 0 only fills the cache.
+        min_new_tokens: Until so many are generated, EOS, stop tokens and stop strings cannot end the request.
+        stop: Strings that end the output; they are cut off unless `no_stop_trim`.
+        stop_token_ids: Token ids that end the output.
+        temperature: 0 is greedy.
+        top_p: Keep the smallest set of most likely tokens with at least this mass, in (0, 1].
+        top_k: Keep this many most likely tokens (ties stay in); -1 keeps all.
+        min_p: Keep tokens at least this fraction as likely as the most likely one, in [0, 1].
+        frequency_penalty: Subtracted from a logit per earlier occurrence in the output, in [-2, 2].
+        presence_penalty: Subtracted once from the logit of every token that is in the output, in [-2, 2].
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or output, in (0, 2].
+        logit_bias: Pairs (token id, value in [-100, 100]) added to the logits.
+        sampling_seed: Same seed, same tokens; None draws one.
+        ignore_eos: Do not stop at EOS.
+        n: How many answers; answer i uses seed + i.
+        skip_special_tokens: Leave special tokens out of the text.
+        no_stop_trim: Keep the stop string or stop token in the text.
+    """
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    sampling_seed: int | None = None
+    ignore_eos: bool = False
+    n: int = 1
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "min_new_tokens"):
+            _require(_is_int(getattr(self, name)) and 0 <= getattr(self, name) < 2**31, name,
+                     "an integer in [0, 2^31)", getattr(self, name))
+        _require(self.min_new_tokens <= self.max_new_tokens, "min_new_tokens",
+                 f"at most max_new_tokens = {self.max_new_tokens}", self.min_new_tokens)
+        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings", len(self.stop))
+        for text in self.stop:
+            _require(isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARS, "stop",
+                     f"strings of 1 to {MAX_STOP_CHARS} characters", text)
+        for token in self.stop_token_ids:
+            _require(_is_int(token) and 0 <= token < 2**31, "stop_token_ids", "token ids", token)
+        self._check_numbers()
+        _require(len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"at most {MAX_LOGIT_BIAS} entries",
+                 len(self.logit_bias))
+        for token, value in self.logit_bias:
+            _require(_is_int(token) and 0 <= token < 2**31, "logit_bias", "keyed by token ids", token)
+            _require(_is_number(value) and abs(value) <= 100, "logit_bias", "in [-100, 100]", value)
+        seed = self.sampling_seed
+        _require(seed is None or (_is_int(seed) and -(2**63) <= seed < 2**64), "sampling_seed", "a 64-bit integer", seed)
+        _require(_is_int(self.n) and 1 <= self.n <= MAX_N, "n", f"an integer in [1, {MAX_N}]", self.n)
+
+    def _check_numbers(self) -> None:
+        ranges: dict[str, tuple[str, bool]] = {
+            "temperature": ("in [0, 100]", _is_number(self.temperature) and 0 <= self.temperature <= 100),
+            "top_p": ("in (0, 1]", _is_number(self.top_p) and 0 < self.top_p <= 1),
+            "top_k": ("-1 or an integer from 1", _is_int(self.top_k) and (self.top_k == -1 or 1 <= self.top_k < 2**31)),
+            "min_p": ("in [0, 1]", _is_number(self.min_p) and 0 <= self.min_p <= 1),
+            "frequency_penalty": ("in [-2, 2]", _is_number(self.frequency_penalty) and abs(self.frequency_penalty) <= 2),
+            "presence_penalty": ("in [-2, 2]", _is_number(self.presence_penalty) and abs(self.presence_penalty) <= 2),
+            "repetition_penalty": (
+                "in (0, 2]", _is_number(self.repetition_penalty) and 0 < self.repetition_penalty <= 2
+            ),
+        }
+        for name, (rule, ok) in ranges.items():
+            _require(ok, name, rule, getattr(self, name))
+        for name in ("ignore_eos", "skip_special_tokens", "no_stop_trim"):
+            _require(isinstance(getattr(self, name), bool), name, "true or false", getattr(self, name))
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "SamplingParams":
+        """Builds from a client's JSON object. An unknown name is refused by name; null means the default."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(fields) - known):
+            raise RequestError(
+                f"unknown sampling parameter {unknown[0]!r}; known are {', '.join(sorted(known))}", param=unknown[0]
+            )
+        values = {name: value for name, value in fields.items() if value is not None}
+        if isinstance(values.get("stop"), str):
+            values["stop"] = (values["stop"],)
+        for name in ("stop", "stop_token_ids"):
+            if name in values:
+                _require(isinstance(values[name], list | tuple), name, "a list", values[name])
+                values[name] = tuple(values[name])
+        if "logit_bias" in values:
+            values["logit_bias"] = _parse_logit_bias(values["logit_bias"])
+        return cls(**values)
+
+
+def _parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
+    if isinstance(value, dict):
+        pairs = value.items()
+    else:
+        _require(isinstance(value, list | tuple), "logit_bias", "an object from token id to value", value)
+        pairs = value  # pyright: ignore[reportAssignmentType]
+    try:
+        return tuple((int(token), bias) for token, bias in pairs)  # pyright: ignore[reportAssignmentType]
+    except (TypeError, ValueError):
+        raise RequestError(f"logit_bias must map token ids to numbers, but got {value!r}", param="logit_bias") from None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One sequence to continue.
+
+    Attributes:
+        rid: The client's name for it; unique among those that run.
+        input_ids: Prompt tokens, at least one.
+        sampling: Its `n` is 1: the front end has already made one request of each answer.
+        return_logprob: Report the log-probability of every output token.
+        logprob_start_len: Also report prompt tokens from this index on; -1 for none.
+        top_logprobs_num: Report so many most likely alternatives per reported position.
+        token_ids_logprob: Report these ids at every reported position.
+        namespace: Only requests of one namespace share cached prefixes (tenant, salt, adapter).
+    """
+
+    rid: str
+    input_ids: tuple[int, ...]
+    sampling: SamplingParams = SamplingParams()
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    top_logprobs_num: int = 0
+    token_ids_logprob: tuple[int, ...] = ()
+    namespace: str = ""
+
+    def __post_init__(self) -> None:
+        _require(len(self.input_ids) > 0, "input_ids", "at least one token", self.input_ids)
+        _require(self.sampling.n == 1, "n", "1 in an engine request", self.sampling.n)
+        _require(_is_int(self.top_logprobs_num) and 0 <= self.top_logprobs_num <= MAX_TOP_LOGPROBS, "top_logprobs_num",
+                 f"an integer in [0, {MAX_TOP_LOGPROBS}]", self.top_logprobs_num)
+        _require(_is_int(self.logprob_start_len) and self.logprob_start_len >= -1, "logprob_start_len",
+                 "an integer from -1", self.logprob_start_len)
+        _require(len(self.token_ids_logprob) <= MAX_TOP_LOGPROBS, "token_ids_logprob",
+                 f"at most {MAX_TOP_LOGPROBS} ids", len(self.token_ids_logprob))
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether prompt tokens are scored."""
+        return self.return_logprob and 0 <= self.logprob_start_len < len(self.input_ids)
+
+
+class FinishType(enum.StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FinishReason:
+    """Why a request ended, and the token or string that ended it."""
+
+    type: FinishType
+    matched: int | str | None = None
+    message: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of one token under the model's own distribution (before temperature, penalties and masks).
+
+    Attributes:
+        token_id: The token.
+        logprob: Natural logarithm; None for the first prompt token, which nothing precedes.
+        top: The most likely (token id, logprob) at this position, best first.
+        chosen: (token id, logprob) of the ids in `Request.token_ids_logprob`, in their order.
+    """
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
+    chosen: tuple[tuple[int, float], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """What one step added to one request.
+
+    Attributes:
+        rid: The request.
+        token_ids: New output tokens; empty for a prefill-only request and for an abort.
+        finish: Set in the last output of a request, and only there.
+        prompt_tokens: Length of the prompt.
+        cached_tokens: Prompt tokens whose KV was found in the cache at first admission.
+        logprobs: One per new token when asked for.
+        prompt_logprobs: Set once, with the first output, when asked for.
+        queue_s: Seconds from arrival at the engine to first admission.
+    """
+
+    rid: str
+    token_ids: tuple[int, ...] = ()
+    finish: FinishReason | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    queue_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A grammar as a client wrote it; `jsg.constrained` compiles it."""
+
+    kind: Literal["regex", "json_schema", "ebnf", "choices", "structural_tag"]
+    text: str
+
+
+def expand_answers(sampling: SamplingParams, fresh_seed: int) -> Sequence[SamplingParams]:
+    """One `SamplingParams` with n = 1 and a seed of its own for each of the n answers."""
+    seed = fresh_seed if sampling.sampling_seed is None else sampling.sampling_seed
+    return [dataclasses.replace(sampling, n=1, sampling_seed=(seed + i) % 2**64) for i in range(sampling.n)]

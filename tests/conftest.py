@@ -1,0 +1,62 @@
+"""What every test shares: a CPU, no network, one compile cache, hypothesis without chance, and `--shared-data`.
+
+The environment is set before anything imports JAX, so that this process and its children agree.
+"""
+
+import os
+import pathlib
+from collections.abc import Callable
+
+import hypothesis
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+COMPILE_CACHE = ROOT / ".cache" / "jax"
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["HF_HUB_OFFLINE"] = "1"  # a test that wants the network is wrong
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else `tokenizers` warns after a fork
+COMPILE_CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILE_CACHE)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
+
+hypothesis.settings.register_profile("jsg", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("jsg")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shared-data",
+        metavar="DIR",
+        type=pathlib.Path,
+        help="folder of the data sets that are too large for the repository; with it, missing data fails a test",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder = config.getoption("--shared-data")
+    if folder is not None and not folder.is_dir():
+        raise pytest.UsageError(f"--shared-data must name a folder that exists, but got {str(folder)!r}")
+
+
+@pytest.fixture(scope="session")
+def shared_data(request: pytest.FixtureRequest) -> Callable[[str], pathlib.Path]:
+    """Finds a data set by its name: skips without `--shared-data`, fails when the folder lacks it."""
+    folder = request.config.getoption("--shared-data")
+
+    def find(name: str) -> pathlib.Path:
+        if folder is None:
+            pytest.skip(f"needs {name}: give its folder with --shared-data DIR")
+        path = folder.resolve() / name
+        if not path.exists():
+            pytest.fail(f"--shared-data has no {name}", pytrace=False)
+        return path
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def compile_cache_dir() -> str:
+    """The owner-only directory of compiled programs that all tests and runs share."""
+    return str(COMPILE_CACHE)

@@ -1,0 +1,74 @@
+"""The jnp attention against the naive one, and the shapes-do-not-matter property of its tile loop."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsg.kernels_pallas import ops
+from tests.kernels_pallas import cases
+
+
+def attend(case: cases.Case, arrays: cases.Arrays) -> np.ndarray:
+    run = jax.jit(
+        lambda q, k, v, i: ops.paged_attention(
+            q, k, v, i, scale=case.head_dim**-0.5, window=case.window, softcap=case.softcap
+        )
+    )
+    return np.asarray(run(arrays.queries, arrays.keys, arrays.values, arrays.inputs))
+
+
+@pytest.mark.parametrize("singles", [True, False], ids=["singles", "tiles"])
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda c: c.name)
+def test_equals_naive_attention(case: cases.Case, singles: bool):
+    arrays = cases.make(case, singles=singles)
+    out = attend(case, arrays)
+    np.testing.assert_allclose(out[: len(arrays.expected)], arrays.expected, atol=2e-6)
+
+
+def test_padding_tokens_give_zero():
+    case = cases.CASES[0]
+    arrays = cases.make(case)
+    assert not attend(case, arrays)[len(arrays.expected) :].any()
+
+
+def test_garbage_in_unused_pages_is_never_read_into_a_result():
+    case = next(c for c in cases.CASES if c.name == "mixed")
+    arrays = cases.make(case)
+    clean = attend(case, arrays)
+    table = np.array(arrays.inputs.page_table)
+    (stale,) = set(range(1, len(arrays.keys))) - set(table.flat)
+    table[1:] = np.where(table[1:] == 0, stale, table[1:])
+    arrays = dataclasses.replace(arrays, inputs=arrays.inputs._replace(page_table=jnp.asarray(table)))
+    for pool in (arrays.keys, arrays.values):
+        pool[stale] = np.nan
+    np.testing.assert_array_equal(attend(case, arrays)[: len(arrays.expected)], clean[: len(arrays.expected)])
+
+
+@pytest.mark.parametrize("chunks", [(200,), (1, 199), (7, 64, 129), (64, 64, 64, 8), (1,) * 3 + (197,)])
+def test_a_tile_result_is_bitwise_the_same_however_the_prompt_is_cut(chunks: tuple[int, ...]):
+    whole = cases.Case("whole", ((0, 200),), padding=0)
+    arrays = cases.make(whole)
+    expected = attend(whole, arrays)
+    done = 0
+    for chunk in chunks:
+        part = cases.Case("part", ((done, chunk),), padding=5)
+        inputs = cases.make(part, singles=False).inputs._replace(page_table=arrays.inputs.page_table)
+        queries = np.zeros((chunk + 5, *arrays.queries.shape[1:]), np.float32)
+        queries[:chunk] = arrays.queries[done : done + chunk]
+        out = attend(part, cases.Arrays(queries, arrays.keys, arrays.values, inputs, arrays.expected))
+        np.testing.assert_array_equal(out[:chunk], expected[done : done + chunk])
+        done += chunk
+
+
+@pytest.mark.parametrize("page_size", [1, 8])
+def test_write_kv_writes_each_slot_and_nothing_else(page_size: int):
+    pool = jnp.zeros((32 // page_size, page_size, 2, 4))
+    slots = jnp.array([3, 17, 30, 0, 0])
+    new = jnp.arange(1.0, 6.0)[:, None, None] * jnp.ones((5, 2, 4))
+    out = np.asarray(ops.write_kv(pool, slots, new)).reshape(32, 2, 4)
+    assert [out[s, 0, 0] for s in (3, 17, 30)] == [1, 2, 3]
+    assert set(np.flatnonzero(out[:, 0, 0])) == {0, 3, 17, 30}
+    assert out[0, 0, 0] in (4, 5)

@@ -1,0 +1,97 @@
+"""Which imports load JAX, seen at run time: the linter reads import statements, this reads `sys.modules`."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import jsg
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = ROOT / "jsg"
+
+HOST_PACKAGES = ("lang", "sched", "constrained", "processing", "server")
+HOST_MODULES = (
+    "jsg",
+    "jsg.errors",
+    "jsg.types",
+    "jsg.config",
+    "jsg.sources",
+    "jsg.cli",
+    "jsg.engine.client",
+    "jsg.engine.protocol",
+    "jsg.cache.allocator",
+    "jsg.cache.radix",
+)
+DEVICE_LIBRARIES = ("jax", "jaxlib", "flax", "orbax")
+SERVER_LIBRARIES = ("fastapi", "zmq", "msgspec", "interegular")
+
+
+def host_modules() -> list[str]:
+    """Every module that must not load JAX: the ones named above and all of the host packages."""
+    found = set(HOST_MODULES)
+    for package in HOST_PACKAGES:
+        for path in (PACKAGE / package).rglob("*.py"):
+            found.add(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+    return sorted(found)
+
+
+def run_python(code: str) -> str:
+    """Runs code in a fresh interpreter and returns what it printed; fails with its traceback."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if done.returncode != 0:
+        pytest.fail(done.stderr, pytrace=False)
+    return done.stdout.strip()
+
+
+def loaded_by(modules: list[str]) -> list[str]:
+    """Which device libraries a fresh interpreter holds after it imported the modules."""
+    code = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"print(*[name for name in {DEVICE_LIBRARIES!r} if name in sys.modules])"
+    )
+    return run_python(code).split()
+
+
+def test_host_modules_load_no_jax():
+    modules = host_modules()
+    if not loaded_by(modules):
+        return
+    guilty = {name: loaded for name in modules if (loaded := loaded_by([name]))}
+    pytest.fail(f"these host modules load a device library: {guilty}", pytrace=False)
+
+
+def test_the_probe_sees_jax():
+    assert "jax" in loaded_by(["jsg.kernels_pallas.inputs", "jsg.cache.pool"])
+
+
+def test_import_jsg_is_free():
+    loaded = run_python("import sys; before = set(sys.modules); import jsg; print(*sorted(set(sys.modules) - before))")
+    assert {name for name in loaded.split() if name.partition(".")[0] not in sys.stdlib_module_names} == {"jsg"}
+
+
+def test_every_public_name_loads():
+    code = "import jsg; print(*[name for name in jsg.__all__ if getattr(jsg, name) is not None])"
+    assert run_python(code).split() == jsg.__all__
+
+
+def test_unknown_public_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = jsg.nothing
+
+
+def test_engine_needs_no_server_libraries():
+    block = f"import sys; sys.modules.update(dict.fromkeys({SERVER_LIBRARIES!r}))"
+    assert run_python(f"{block}; import jsg; print(jsg.Engine.__module__)") == "jsg.engine.offline"

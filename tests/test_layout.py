@@ -1,0 +1,263 @@
+"""The sizes and places of the style guide (sections 2, 5 and 8), held by a walk over the source."""
+
+import ast
+import collections
+import functools
+import pathlib
+import re
+import tomllib
+from collections.abc import Iterator
+
+import pytest
+
+import jsg
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = ROOT / "jsg"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+MAX_FILE_LINES = 600
+MAX_KERNEL_FILE_LINES = 800
+MAX_FUNCTION_LINES = 100
+MAX_KERNEL_FUNCTION_LINES = 150
+MAX_ATTRIBUTES = 15
+MAX_PROTOCOL_METHODS = 6
+
+FLAT_RECORDS = {
+    # A record that only names its fields is as long as what it describes.
+    "EngineConfig": "one field per command-line option",
+    "ServerConfig": "one field per command-line option",
+    "SamplingParams": "one field per sampling parameter a client may send",
+    "ModelConfig": "one field per property of a checkpoint's config.json",
+}
+FLAT_RECORD_FILES = ("config.py", "types.py", "protocol.py")
+"""Files of records whose fields are a format of somebody else: a command line, a client's JSON, a message."""
+
+
+def name_of(path: pathlib.Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@functools.cache
+def tree_of(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=name_of(path))
+
+
+def dotted(node: ast.expr) -> str:
+    """The text of `a.b.c`; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (left := dotted(node.value)):
+        return f"{left}.{node.attr}"
+    return ""
+
+
+def imports_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything a file imports: `from a import b` gives `a` and `a.b`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, node.module or ""
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+
+
+def is_kernel_file(path: pathlib.Path) -> bool:
+    return "kernels_pallas" in path.parts
+
+
+def long_files(sizes: dict[pathlib.Path, int]) -> list[str]:
+    return [
+        f"{name_of(path)}: {lines} lines, at most {limit}"
+        for path, lines in sizes.items()
+        if lines > (limit := MAX_KERNEL_FILE_LINES if is_kernel_file(path) else MAX_FILE_LINES)
+    ]
+
+
+def long_functions(path: pathlib.Path, tree: ast.Module) -> list[str]:
+    limit = MAX_KERNEL_FUNCTION_LINES if is_kernel_file(path) else MAX_FUNCTION_LINES
+    return [
+        f"{name_of(path)}:{node.lineno} {node.name}: {lines} lines, at most {limit}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > limit
+    ]
+
+
+def attributes_of(node: ast.ClassDef) -> set[str]:
+    """Names of annotated fields in the class body and of everything its methods assign on `self`."""
+    fields = {s.target.id for s in node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)}
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and dotted(inner.value) == "self":
+            fields.add(inner.attr)
+    return fields
+
+
+def large_classes(path: pathlib.Path, tree: ast.Module) -> list[str]:
+    return [
+        f"{name_of(path)}:{node.lineno} {node.name}: {count} attributes, at most {MAX_ATTRIBUTES}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and (count := len(attributes_of(node))) > MAX_ATTRIBUTES
+        and node.name not in FLAT_RECORDS
+    ]
+
+
+def large_protocols(path: pathlib.Path, tree: ast.Module) -> list[str]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and any(dotted(base).endswith("Protocol") for base in node.bases):
+            methods = [s for s in node.body if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)]
+            if len(methods) > MAX_PROTOCOL_METHODS:
+                found.append(f"{name_of(path)}:{node.lineno} {node.name}: {len(methods)} methods")
+    return found
+
+
+def jit_uses(tree: ast.Module) -> list[int]:
+    """Lines that name `jax.jit`, `jax.pmap`, `pjit` or `nnx.jit`, however they were imported."""
+    named = [line for line, name in imports_of(tree) if re.search(r"\b(jax|nnx|pjit)\.(jit|pjit|pmap)$", name)]
+    used = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.expr) and dotted(n) in ("jax.jit", "jax.pmap")]
+    return named + used + nnx_transforms(tree)
+
+
+def nnx_transforms(tree: ast.Module) -> list[int]:
+    """Lines that name an `nnx.` transform that splits and merges the module at each call."""
+    names = {f"nnx.{name}" for name in ("jit", "grad", "scan", "vmap", "remat", "pmap")}
+    return [n.lineno for n in ast.walk(tree) if isinstance(n, ast.expr) and dotted(n).removeprefix("flax.") in names]
+
+
+def test_files_are_short():
+    assert long_files({path: path.read_text(encoding="utf-8").count("\n") for path in FILES}) == []
+
+
+def test_functions_are_short():
+    assert [line for path in FILES for line in long_functions(path, tree_of(path))] == []
+
+
+def test_classes_are_small():
+    assert [line for path in FILES for line in large_classes(path, tree_of(path))] == []
+
+
+def test_protocols_are_small():
+    assert [line for path in FILES for line in large_protocols(path, tree_of(path))] == []
+
+
+def test_exempt_records_exist_and_only_hold_fields():
+    classes = {node.name: node for path in FILES for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)}
+    for name in FLAT_RECORDS:
+        assert name in classes, f"{name} is exempt from a limit but is not in the package"
+        decorators = [ast.unparse(decorator) for decorator in classes[name].decorator_list]
+        assert any("dataclass(frozen=True" in text for text in decorators), f"{name} is exempt but not a frozen record"
+
+
+def test_package_init_files_are_empty():
+    inits = [path for path in FILES if path.name == "__init__.py" and path.parent != PACKAGE]
+    assert inits
+    assert [name_of(path) for path in inits if path.read_text(encoding="utf-8").strip()] == []
+
+
+def test_jit_has_one_home():
+    home = PACKAGE / "engine" / "executables.py"
+    uses = {name_of(path): lines for path in FILES if path != home and (lines := jit_uses(tree_of(path)))}
+    assert uses == {}
+
+
+def test_no_nnx_transform():
+    assert {name_of(path): lines for path in FILES if (lines := nnx_transforms(tree_of(path)))} == {}
+
+
+def test_pallas_has_one_home():
+    outside = [path for path in FILES if not is_kernel_file(path)]
+    found = [
+        f"{name_of(path)}:{line} {name}"
+        for path in outside
+        for line, name in imports_of(tree_of(path))
+        if name.startswith("jax.experimental.pallas")
+    ]
+    assert found == []
+
+
+def test_modules_read_no_environment():
+    """Style guide, section 11: no environment variables of ours; only JAX's may be set, and only by the engine."""
+    reads = ("os.getenv", "os.environ.get", "os.environb")
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.expr) and dotted(node) in reads
+    ]
+    assert found == []
+
+
+def test_tests_mirror_the_package():
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert folders <= packages | {"golden", "examples", "bench"}, "a folder of tests without a package of that name"
+    written = {path.parent.name for path in PACKAGE.glob("*/*.py") if path.name != "__init__.py"}
+    assert written <= folders, "a package without a folder of tests"
+    assert [
+        name_of(path)
+        for path in (ROOT / "tests").glob("*/")
+        if any(path.glob("*.py")) and not (path / "__init__.py").exists()
+    ] == []
+
+
+def test_one_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == jsg.__version__
+    assert re.search(rf"^## {re.escape(jsg.__version__)}\b", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+
+
+def test_constraints_are_names_and_versions():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==", 1) for line in lines)
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+", line)] == []
+    normal = [re.sub(r"[-_.]+", "-", name).lower() for name in pins]
+    assert [name for name, times in collections.Counter(normal).items() if times > 1] == []
+    assert [name for name in normal if name.startswith(("torch", "nvidia", "triton", "jax-cuda"))] == []
+
+
+def test_every_dependency_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = [
+        *project["dependencies"],
+        *(name for extra in extras if extra not in ("cuda", "tpu", "bench-constrained") for name in extras[extra]),
+    ]
+    pins = {
+        re.sub(r"[-_.]+", "-", line.split("==")[0]).lower()
+        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    }
+    names = {re.sub(r"[-_.]+", "-", re.match(r"[A-Za-z0-9._-]+", text)[0]).lower() for text in wanted}
+    assert names - pins == set(), "run `make constraints`"
+
+
+LONG_BODY = "\n".join(["    pass"] * MAX_FUNCTION_LINES)
+WIDE_CLASS = "class C:\n    def f(self):\n" + "\n".join(f"        self.a{i} = 0" for i in range(MAX_ATTRIBUTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("check", "source"),
+    [
+        (long_functions, f"def f():\n{LONG_BODY}\n"),
+        (large_classes, WIDE_CLASS),
+        (large_protocols, "class P(Protocol):\n" + "\n".join(f"    def f{i}(self): ..." for i in range(7))),
+        (lambda path, tree: jit_uses(tree), "import jax\nf = jax.jit(g)\n"),
+        (lambda path, tree: jit_uses(tree), "from jax import jit\n"),
+        (
+            lambda path, tree: jit_uses(tree),
+            "import jax\n@functools.partial(jax.jit, static_argnums=0)\ndef f(): ...\n",
+        ),
+        (lambda path, tree: nnx_transforms(tree), "from flax import nnx\nf = nnx.jit(g)\n"),
+    ],
+)
+def test_each_check_can_fail(check, source):
+    assert check(PACKAGE / "example.py", ast.parse(source))
+
+
+def test_the_length_check_can_fail():
+    assert long_files({PACKAGE / "a.py": MAX_FILE_LINES, PACKAGE / "b.py": MAX_FILE_LINES + 1}) == [
+        f"jsg/b.py: {MAX_FILE_LINES + 1} lines, at most {MAX_FILE_LINES}"
+    ]
