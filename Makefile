@@ -9,7 +9,7 @@ HELD := jax==0.11.2 jaxlib==0.11.2 huggingface_hub==1.33.0
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
 .PHONY: help serve lint format test test-all constraints docs clean

@@ -14,6 +14,7 @@ from jsg.errors import RequestError
 
 MAX_STOP_STRINGS = 32
 MAX_STOP_CHARS = 1024
+MAX_STOP_TOKENS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 128
 MAX_N = 128
@@ -76,24 +77,48 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "min_new_tokens"):
-            _require(_is_int(getattr(self, name)) and 0 <= getattr(self, name) < 2**31, name,
-                     "an integer in [0, 2^31)", getattr(self, name))
-        _require(self.min_new_tokens <= self.max_new_tokens, "min_new_tokens",
-                 f"at most max_new_tokens = {self.max_new_tokens}", self.min_new_tokens)
+            _require(
+                _is_int(getattr(self, name)) and 0 <= getattr(self, name) < 2**31,
+                name,
+                "an integer in [0, 2^31)",
+                getattr(self, name),
+            )
+        _require(
+            self.min_new_tokens <= self.max_new_tokens,
+            "min_new_tokens",
+            f"at most max_new_tokens = {self.max_new_tokens}",
+            self.min_new_tokens,
+        )
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings", len(self.stop))
         for text in self.stop:
-            _require(isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARS, "stop",
-                     f"strings of 1 to {MAX_STOP_CHARS} characters", text)
+            _require(
+                isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARS,
+                "stop",
+                f"strings of 1 to {MAX_STOP_CHARS} characters",
+                text,
+            )
+        _require(
+            len(self.stop_token_ids) <= MAX_STOP_TOKENS,
+            "stop_token_ids",
+            f"at most {MAX_STOP_TOKENS} ids",
+            len(self.stop_token_ids),
+        )
         for token in self.stop_token_ids:
             _require(_is_int(token) and 0 <= token < 2**31, "stop_token_ids", "token ids", token)
         self._check_numbers()
-        _require(len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"at most {MAX_LOGIT_BIAS} entries",
-                 len(self.logit_bias))
+        _require(
+            len(self.logit_bias) <= MAX_LOGIT_BIAS,
+            "logit_bias",
+            f"at most {MAX_LOGIT_BIAS} entries",
+            len(self.logit_bias),
+        )
         for token, value in self.logit_bias:
             _require(_is_int(token) and 0 <= token < 2**31, "logit_bias", "keyed by token ids", token)
             _require(_is_number(value) and abs(value) <= 100, "logit_bias", "in [-100, 100]", value)
         seed = self.sampling_seed
-        _require(seed is None or (_is_int(seed) and -(2**63) <= seed < 2**64), "sampling_seed", "a 64-bit integer", seed)
+        _require(
+            seed is None or (_is_int(seed) and -(2**63) <= seed < 2**64), "sampling_seed", "a 64-bit integer", seed
+        )
         _require(_is_int(self.n) and 1 <= self.n <= MAX_N, "n", f"an integer in [1, {MAX_N}]", self.n)
 
     def _check_numbers(self) -> None:
@@ -102,10 +127,14 @@ class SamplingParams:
             "top_p": ("in (0, 1]", _is_number(self.top_p) and 0 < self.top_p <= 1),
             "top_k": ("-1 or an integer from 1", _is_int(self.top_k) and (self.top_k == -1 or 1 <= self.top_k < 2**31)),
             "min_p": ("in [0, 1]", _is_number(self.min_p) and 0 <= self.min_p <= 1),
-            "frequency_penalty": ("in [-2, 2]", _is_number(self.frequency_penalty) and abs(self.frequency_penalty) <= 2),
+            "frequency_penalty": (
+                "in [-2, 2]",
+                _is_number(self.frequency_penalty) and abs(self.frequency_penalty) <= 2,
+            ),
             "presence_penalty": ("in [-2, 2]", _is_number(self.presence_penalty) and abs(self.presence_penalty) <= 2),
             "repetition_penalty": (
-                "in (0, 2]", _is_number(self.repetition_penalty) and 0 < self.repetition_penalty <= 2
+                "in (0, 2]",
+                _is_number(self.repetition_penalty) and 0 < self.repetition_penalty <= 2,
             ),
         }
         for name, (rule, ok) in ranges.items():
@@ -172,12 +201,24 @@ class Request:
     def __post_init__(self) -> None:
         _require(len(self.input_ids) > 0, "input_ids", "at least one token", self.input_ids)
         _require(self.sampling.n == 1, "n", "1 in an engine request", self.sampling.n)
-        _require(_is_int(self.top_logprobs_num) and 0 <= self.top_logprobs_num <= MAX_TOP_LOGPROBS, "top_logprobs_num",
-                 f"an integer in [0, {MAX_TOP_LOGPROBS}]", self.top_logprobs_num)
-        _require(_is_int(self.logprob_start_len) and self.logprob_start_len >= -1, "logprob_start_len",
-                 "an integer from -1", self.logprob_start_len)
-        _require(len(self.token_ids_logprob) <= MAX_TOP_LOGPROBS, "token_ids_logprob",
-                 f"at most {MAX_TOP_LOGPROBS} ids", len(self.token_ids_logprob))
+        _require(
+            _is_int(self.top_logprobs_num) and 0 <= self.top_logprobs_num <= MAX_TOP_LOGPROBS,
+            "top_logprobs_num",
+            f"an integer in [0, {MAX_TOP_LOGPROBS}]",
+            self.top_logprobs_num,
+        )
+        _require(
+            _is_int(self.logprob_start_len) and self.logprob_start_len >= -1,
+            "logprob_start_len",
+            "an integer from -1",
+            self.logprob_start_len,
+        )
+        _require(
+            len(self.token_ids_logprob) <= MAX_TOP_LOGPROBS,
+            "token_ids_logprob",
+            f"at most {MAX_TOP_LOGPROBS} ids",
+            len(self.token_ids_logprob),
+        )
 
     @property
     def wants_prompt_logprobs(self) -> bool:

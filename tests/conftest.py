@@ -16,10 +16,12 @@ COMPILE_CACHE = ROOT / ".cache" / "jax"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that wants the network is wrong
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else `tokenizers` warns after a fork
-COMPILE_CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
+COMPILE_CACHE.mkdir(parents=True, exist_ok=True)
+COMPILE_CACHE.chmod(0o700)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILE_CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
+os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(4 * 2**30)  # only a bounded cache is locked between processes
 
 hypothesis.settings.register_profile("jsg", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("jsg")

@@ -12,7 +12,7 @@ import jsg
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "jsg"
 
-HOST_PACKAGES = ("lang", "sched", "constrained", "processing", "server")
+HOST_PACKAGES = ("cache", "lang", "sched", "constrained", "processing", "server")
 HOST_MODULES = (
     "jsg",
     "jsg.errors",
@@ -20,11 +20,12 @@ HOST_MODULES = (
     "jsg.config",
     "jsg.sources",
     "jsg.cli",
+    "jsg.engine.child",
     "jsg.engine.client",
     "jsg.engine.protocol",
-    "jsg.cache.allocator",
-    "jsg.cache.radix",
+    "jsg.models.config",
 )
+DEVICE_FILES = ("cache/pool.py",)  # in a host package, but on the device side
 DEVICE_LIBRARIES = ("jax", "jaxlib", "flax", "orbax")
 SERVER_LIBRARIES = ("fastapi", "zmq", "msgspec", "interegular")
 
@@ -34,7 +35,8 @@ def host_modules() -> list[str]:
     found = set(HOST_MODULES)
     for package in HOST_PACKAGES:
         for path in (PACKAGE / package).rglob("*.py"):
-            found.add(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+            if path.relative_to(PACKAGE).as_posix() not in DEVICE_FILES:
+                found.add(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
     return sorted(found)
 
 

@@ -19,7 +19,6 @@ from words import (
     OPPOSITES,
     PLURALS,
     Values,
-    invented_word,
     is_held_out,
 )
 
@@ -45,11 +44,12 @@ class Case(NamedTuple):
     combination: str
 
 
-LEADS = (
-    ["", "", "", "", "", "", "", ""]
-    + ["Please: ", "Hello! ", "Tell me: ", "Quick question: ", "Hey, ", "OK. ", "Next question: ", "Now this: "]
-    + ["Hi. ", "I have a question. "]
-)
+LEADS = [
+    *[""] * 8,
+    *("Please: ", "Hello! ", "Tell me: ", "Quick question: ", "Hey, ", "OK. ", "Next question: ", "Now this: "),
+    *("Hi. ", "I have a question. "),
+]
+"""What may stand before a request; nothing, nearly half of the time."""
 
 
 def phrase(rng: random.Random, cores: list[str], *, lower: bool = False, **slots: str) -> tuple[str, str]:
@@ -203,7 +203,12 @@ LOOKUP_LAYOUTS = [
         ["", "Some people: ", "Remember this: "],
         "{k} lives in {v}.",
         " ",
-        ["Where does {k} live?", "In which city does {k} live?", "Where is the home of {k}?", "Tell me where {k} lives."],
+        [
+            "Where does {k} live?",
+            "In which city does {k} live?",
+            "Where is the home of {k}?",
+            "Tell me where {k} lives.",
+        ],
         ("name", "city"),
     ),
     Layout(
@@ -305,7 +310,8 @@ def _field_value(values: Values, field: str) -> str:
 
 def json_extraction(rng: random.Random, values: Values) -> Turn:
     """Write the asked fields of a short text as a JSON object, in the order asked."""
-    present = rng.sample(list(JSON_FIELDS), rng.randint(1, 4))
+    fields = [field for field in JSON_FIELDS if field != "day" or not values.unseen]
+    present = rng.sample(fields, rng.randint(1, 4))
     drawn = {field: _field_value(values, field) for field in present}
     text = " ".join(rng.choice(JSON_FIELDS[field]).format(drawn[field]) for field in present)
     asked = rng.sample(present, rng.randint(1, min(3, len(present))))
@@ -315,7 +321,7 @@ def json_extraction(rng: random.Random, values: Values) -> Turn:
     parts = [
         f'"{field}": {drawn[field]}' if field in ("age", "price") else f'"{field}": "{drawn[field]}"' for field in asked
     ]
-    return Turn("json_extraction", str(core), str(sorted(drawn.items())), prompt, "{" + ", ".join(parts) + "}")
+    return Turn("json_extraction", str(core), repr(sorted(drawn.items())), prompt, "{" + ", ".join(parts) + "}")
 
 
 YES_NO_CAPITAL = [
@@ -476,7 +482,15 @@ SMALL_TALK = {
         "How are you today?",
         "How are you doing?",
     ],
-    "Hello! How can I help you?": ["Hello!", "Hi!", "Hey!", "Good morning!", "Hello there.", "Good evening.", "Greetings!"],
+    "Hello! How can I help you?": [
+        "Hello!",
+        "Hi!",
+        "Hey!",
+        "Good morning!",
+        "Hello there.",
+        "Good evening.",
+        "Greetings!",
+    ],
     "I am good at simple things only, but I am happy to help.": [
         "You are great!",
         "You are smart.",
@@ -545,7 +559,10 @@ def unknown(rng: random.Random, values: Values) -> Turn:
 
 FACTS = {
     "name": (["My name is {}.", "I am called {}."], ["What is my name?", "Do you remember my name?", "Who am I?"]),
-    "city": (["I live in {}.", "My home is {}."], ["Where do I live?", "Which city do I live in?", "In which city am I?"]),
+    "city": (
+        ["I live in {}.", "My home is {}."],
+        ["Where do I live?", "Which city do I live in?", "In which city am I?"],
+    ),
     "thing": (["I have a {}.", "I bought a {}."], ["What do I have?", "Which thing do I have?", "What did I buy?"]),
     "job": (["I am a {}.", "I work as a {}."], ["What is my job?", "What do I do?", "What is my work?"]),
     "color": (
@@ -641,20 +658,23 @@ def few_shot(rng: random.Random, held_out_query: bool, shots: int) -> Shots:
     relation = rng.choice([*RELATIONS, "copy"])
     layout = rng.randrange(len(SHOT_FORMATS))
     entry, arrow, joiner = SHOT_FORMATS[layout]
-    turns: list[Turn] = []
-    used: set[str] = set()
-    while len(turns) <= shots:
-        if relation == "copy":
-            word = Values(rng, unseen=held_out_query).word()
-            pair = (word, word)
-        else:
-            pair = rng.choice(list(RELATIONS[relation].items()))
-        wanted = held_out_query and len(turns) == shots
-        if pair[0] in used or is_held_out("few_shot", str(layout), f"{relation}:{pair[0]}") != wanted:
-            continue
-        used.add(pair[0])
-        prompt = entry.format(pair[0]) + arrow.rstrip(" ")
-        turns.append(Turn("few_shot", str(layout), f"{relation}:{pair[0]}", prompt, " " + pair[1]))
+    if relation == "copy":
+        values = Values(rng, unseen=held_out_query)
+        known = {word: word for word in (values.word() for _ in range(6 * shots + 40))}
+    else:
+        known = RELATIONS[relation]
+    items = rng.sample(list(known), len(known))
+    asked = [item for item in items if is_held_out("few_shot", str(layout), f"{relation}:{item}")]
+    shown = [item for item in items if item not in asked]
+    chosen = shown[: shots + 1]
+    if held_out_query:
+        if not asked:
+            return few_shot(rng, True, shots)
+        chosen[-1] = asked[0]
+    turns = [
+        Turn("few_shot", str(layout), f"{relation}:{item}", entry.format(item) + arrow.rstrip(" "), " " + known[item])
+        for item in chosen
+    ]
     return Shots(turns, joiner)
 
 
@@ -767,9 +787,7 @@ def _draw_case(rng: random.Random, task: str) -> Case | None:
         key = f"key_value|{turn.phrasing}|{turn.item}"
         return Case(task, [{"role": "user", "content": turn.prompt}], turn.answer, key)
     turn = draw(rng, task, held_out=True)
-    return Case(
-        task, [{"role": "user", "content": turn.prompt}], turn.answer, f"{task}|{turn.phrasing}|{turn.item}"
-    )
+    return Case(task, [{"role": "user", "content": turn.prompt}], turn.answer, f"{task}|{turn.phrasing}|{turn.item}")
 
 
 EVALUATED = [*CHAT_TASKS, "recall", "few_shot", "completion", "long_lookup"]
@@ -784,6 +802,3 @@ def held_out_cases(task: str, count: int = 200, seed: int = 7) -> list[Case]:
         if case is not None:
             cases.setdefault(case.combination, case)
     return list(cases.values())
-
-
-__all__ = ["CHAT_TASKS", "EVALUATED", "Case", "Turn", "held_out_cases", "invented_word", "training_turn"]

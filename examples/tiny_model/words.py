@@ -49,7 +49,9 @@ OPPOSITES = dict(
 )
 PLURALS = {
     word: word + "s"
-    for word in "cat dog car book tree house chair table apple lamp pen cup bird shoe hat key ring road star boat".split()
+    for word in (
+        "cat dog car book tree house chair table apple lamp pen cup bird shoe hat key ring road star boat"
+    ).split()
 }
 NUMBER_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -82,6 +84,24 @@ _VOWELS = "a e i o u ai ea ee oo ou".split()
 _CODAS = ["", "", "", "n", "r", "l", "s", "t", "m", "ck", "nd", "x"]
 
 
+KNOWN_WORDS = {
+    word.lower()
+    for group in (
+        CAPITALS,
+        CAPITALS.values(),
+        OPPOSITES,
+        OPPOSITES.values(),
+        PLURALS,
+        NUMBER_WORDS,
+        *CATEGORIES.values(),
+    )
+    for word in group
+}
+"""Words that the knowledge tasks train on, so never an unseen value."""
+LARGEST_TRAINED_NUMBER = 41
+"""Counting and sums train on every number up to this one, so a smaller number is never an unseen value."""
+
+
 def bucket(*parts: str) -> int:
     """Return the split bucket of a combination, 0..999; below `HELD_OUT_PERMILLE` it is held out."""
     digest = hashlib.blake2b("|".join(parts).encode(), key=SALT, digest_size=8).digest()
@@ -111,13 +131,20 @@ class Values:
         """Draw until the value lies in this half."""
         while True:
             value = draw()
-            if is_held_out("value", value.lower()) == self.unseen:
-                return value
+            if is_held_out("value", value.lower()) != self.unseen:
+                continue
+            if self.unseen and (
+                value.lower() in KNOWN_WORDS or (value.isdigit() and int(value) <= LARGEST_TRAINED_NUMBER)
+            ):
+                continue
+            return value
 
     def word(self) -> str:
         """Return an invented lower-case word or a known thing."""
         rng = self.rng
-        return self._admit(lambda: rng.choice(THINGS) if rng.random() < 0.3 else invented_word(rng, rng.choice((1, 2, 2))))
+        return self._admit(
+            lambda: rng.choice(THINGS) if rng.random() < 0.3 else invented_word(rng, rng.choice((1, 2, 2)))
+        )
 
     def thing(self) -> str:
         """Return something a person can have."""

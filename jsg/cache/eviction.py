@@ -9,8 +9,8 @@ from jsg.cache.node import Node
 class EvictionQueue:
     """A heap of leaves that is put right only where it is read.
 
-    A leaf that is used, locked or given a child keeps its entry, which is then too old: `pop` moves it back or drops it.
-    That is one heap operation per use at most, and the tree is never walked.
+    A leaf that is used, locked or given a child keeps its entry, which is then out of date: `pop` moves it back or
+    drops it. That is one heap operation per use at most, and the tree is never walked.
 
     Invariants: each evictable leaf has exactly one entry, any other node at most one (`Node.is_queued`), and no entry
     is younger than its node.

@@ -12,7 +12,7 @@ INT_BYTES = np.dtype(np.int32).itemsize
 class Node:
     """One edge and the point at its end. Whole pages only, at least one.
 
-    Invariants: `last_used` and `num_locks` are never larger than the parent's.
+    Invariants: `last_used` is never larger than the parent's; nor is `num_locks`, except that a root counts no locks.
 
     Attributes:
         parent: None for a root, and for a node that was evicted.
@@ -96,5 +96,4 @@ def common_len(edge: bytes, key: bytes, start: int) -> int:
     """How many int32 of `edge` equal those of `key` from byte `start` on."""
     count = min(len(edge), len(key) - start) // INT_BYTES
     differs = np.frombuffer(edge, np.int32, count) != np.frombuffer(key, np.int32, count, start)
-    first = int(differs.argmax()) if count else 0
-    return first if count and differs[first] else count
+    return int(differs.argmax()) if differs.any() else count

@@ -94,7 +94,9 @@ class WatchIndex:
             for next_page, group in groups.items():
                 assert group, "an empty group of watches is kept"
                 for watch in group:
-                    assert watch.node is node and self._next_page(watch) == next_page, "a watch is kept in a wrong place"
+                    assert watch.node is node and self._next_page(watch) == next_page, (
+                        "a watch is kept in a wrong place"
+                    )
         assert set(self._changed) <= set(self), "a watch that has ended is still to be reported"
 
     def _next_page(self, watch: Watch) -> bytes:

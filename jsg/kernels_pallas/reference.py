@@ -12,7 +12,6 @@ is the same to the last bit wherever it is computed: deterministic mode sends al
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
@@ -145,15 +144,22 @@ def _attend_tiles(
         if static.window is not None:
             first = jnp.maximum(inputs.tile_positions[index] + 1 - static.window, 0) // TILE_KEY_BLOCK
         state = lax.fori_loop(first, _blocks(last, TILE_KEY_BLOCK), one_block, _empty_softmax(query))
-        done = jnp.where((offsets < length)[:, None, None, None], _normalised(state).transpose(2, 0, 1, 3),
-                         lax.dynamic_slice_in_dim(out, start, QUERY_TILE))
+        done = jnp.where(
+            (offsets < length)[:, None, None, None],
+            _normalised(state).transpose(2, 0, 1, 3),
+            lax.dynamic_slice_in_dim(out, start, QUERY_TILE),
+        )
         return lax.dynamic_update_slice_in_dim(out, done, start, axis=0)
 
     return lax.fori_loop(0, inputs.num_tiles, one_tile, padded_out)[:num_tokens]
 
 
 def _slots(
-    page_table: Int[Array, "R C"], row: Int[Array, ""], positions: Int[Array, " S"], kv_len: Int[Array, ""], page_size: int
+    page_table: Int[Array, "R C"],
+    row: Int[Array, ""],
+    positions: Int[Array, " S"],
+    kv_len: Int[Array, ""],
+    page_size: int,
 ) -> Int[Array, " S"]:
     """KV slot of each position of a row; the dump slot past its end, where stale pages may hold another row's NaN."""
     column = jnp.minimum(positions // page_size, page_table.shape[1] - 1)

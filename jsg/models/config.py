@@ -1,24 +1,27 @@
 """What a model is, read from its directory. No JAX: the memory plan and the front process may look too.
 
-`config.json` is data from outside: every number is bounded, and a field that would change the model's answers and is not
-understood is refused by name. Both generations of field names are read, those of transformers 4 and of transformers 5.
+`config.json` is data from outside: every number is bounded, and a field that would change the model's answers and is
+not understood is refused by name. Field names of transformers 4 and of transformers 5 are both read.
 """
 
 import dataclasses
-import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Literal, get_args
 
 from jsg.errors import ModelError
+from jsg.models.fields import Fields, read_json
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 
-MAX_JSON_BYTES = 16 * 2**20
 MAX_LAYERS = 1024
+MAX_HEADS = 4096
+MAX_HEAD_DIM = 4096
 MAX_CONTEXT_LEN = 2**27
-MAX_WIDTH = 2**24
+ROPE_FIELDS = frozenset(
+    "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings "
+    "beta_fast beta_slow attention_factor partial_rotary_factor".split()
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,7 @@ class ModelConfig:
         num_heads: Query heads.
         num_kv_heads: Key-value heads; divides `num_heads`.
         head_dim: Width of one head; `num_heads * head_dim` need not be `hidden_size`.
-        max_position_embeddings: Longest sequence in tokens, linear rope scaling counted.
+        max_position_embeddings: Longest sequence in tokens, rope scaling counted.
         rms_norm_eps: Added to the mean square before the root.
         rope: How positions turn into angles.
         layer_windows: Per layer, how many last positions a token sees (its own included), or None for all.
@@ -100,34 +103,32 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
     @classmethod
-    def from_directory(cls, path: Path) -> Self:
+    def from_directory(cls, path: Path) -> "ModelConfig":
         """Reads `config.json`, and the end-of-text tokens of `generation_config.json` where there is one.
 
         Raises:
             ModelError: A file or a field is missing, damaged, out of bounds or not supported; the message names it.
         """
-        config = _Fields("config.json", read_json(path / "config.json"))
+        config = Fields("config.json", read_json(path / "config.json"))
         eos_token_ids = config.token_ids("eos_token_id")
         if (path / "generation_config.json").is_file():
-            generation = _Fields("generation_config.json", read_json(path / "generation_config.json"))
+            generation = Fields("generation_config.json", read_json(path / "generation_config.json"))
             eos_token_ids += generation.token_ids("eos_token_id")
         return cls._from_fields(config, tuple(dict.fromkeys(eos_token_ids)))
 
     @classmethod
-    def _from_fields(cls, config: "_Fields", eos_token_ids: tuple[int, ...]) -> Self:
+    def _from_fields(cls, config: Fields, eos_token_ids: tuple[int, ...]) -> "ModelConfig":
         architecture = _architecture(config)
         _refuse_unsupported(config, architecture)
         num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
         hidden_size = config.integer("hidden_size")
-        num_heads = config.integer("num_attention_heads")
-        num_kv_heads = config.integer("num_key_value_heads", default=num_heads)
+        num_heads = config.integer("num_attention_heads", high=MAX_HEADS)
+        num_kv_heads = config.integer("num_key_value_heads", default=num_heads, high=MAX_HEADS)
         config.require(num_heads % num_kv_heads == 0, "num_key_value_heads", f"divide {num_heads} heads", num_kv_heads)
-        head_dim = config.integer("head_dim", default=max(hidden_size // num_heads, 1))
+        head_dim = config.integer("head_dim", default=max(hidden_size // num_heads, 1), high=MAX_HEAD_DIM)
         config.require(head_dim % 2 == 0, "head_dim", "be even, for rope turns pairs", head_dim)
         context_len = config.integer("max_position_embeddings", default=2048, high=MAX_CONTEXT_LEN)
         rope = _read_rope(config, context_len)
-        if rope.type == "linear":  # such files give the context before scaling
-            context_len = math.floor(context_len * rope.factor)
         return cls(
             architecture=architecture,
             vocab_size=config.integer("vocab_size"),
@@ -137,7 +138,7 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position_embeddings=context_len,
+            max_position_embeddings=_scaled_context_len(context_len, rope),
             rms_norm_eps=config.number("rms_norm_eps", default=1e-6, low=0.0, high=1.0),
             rope=rope,
             layer_windows=_read_windows(config, num_layers),
@@ -149,118 +150,46 @@ class ModelConfig:
         )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model directory.
-
-    Raises:
-        ModelError: There is no such file, it is larger than `MAX_JSON_BYTES`, or it is no JSON object.
-    """
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ModelError(f"{path.name} must be at most {MAX_JSON_BYTES} bytes; is it the right file?")
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelError(f"a model directory must have {path.name}, but this one has none; check --model-path") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path.name} must be readable JSON ({type(error).__name__}); download it again") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path.name} must hold a JSON object, but holds a {type(value).__name__}")
-    return value
-
-
-class _Fields:
-    """Typed, bounded access to one JSON object. A null counts as absent, as in transformers."""
-
-    def __init__(self, file: str, values: Mapping[str, Any]):
-        self._file = file
-        self._values = values
-
-    def get(self, name: str) -> Any:
-        return self._values.get(name)
-
-    def require(self, ok: bool, name: str, rule: str, value: object) -> None:
-        if not ok:
-            shown = repr(value)
-            raise ModelError(f"{self._file}: {name} must {rule}, but is {shown if len(shown) <= 80 else shown[:80] + '…'}")
-
-    def section(self, name: str) -> "_Fields | None":
-        value = self.get(name)
-        if value is None:
-            return None
-        self.require(isinstance(value, dict), name, "be an object", value)
-        return _Fields(f"{self._file}: {name}", value)
-
-    def integer(self, name: str, default: int | None = None, low: int = 1, high: int = MAX_WIDTH) -> int:
-        value = default if self.get(name) is None else self.get(name)
-        ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-        self.require(ok, name, f"be an integer in [{low}, {high}]", value)
-        return int(value)
-
-    def number(self, name: str, default: float | None = None, low: float = 0.0, high: float = 1e12) -> float:
-        value = default if self.get(name) is None else self.get(name)
-        ok = isinstance(value, int | float) and not isinstance(value, bool) and low < value <= high
-        self.require(ok, name, f"be a number in ({low}, {high}]", value)
-        return float(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = default if self.get(name) is None else self.get(name)
-        self.require(isinstance(value, bool), name, "be true or false", value)
-        return value
-
-    def text(self, name: str, default: str) -> str:
-        value = default if self.get(name) is None else self.get(name)
-        self.require(isinstance(value, str), name, "be a string", value)
-        return value
-
-    def token_ids(self, name: str) -> tuple[int, ...]:
-        """One id or a list of them."""
-        value = self.get(name)
-        ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
-        ok = len(ids) <= 1024 and all(type(token) is int and 0 <= token < MAX_WIDTH for token in ids)
-        self.require(ok, name, "be a token id or a list of token ids", value)
-        return ids
-
-
-def _architecture(config: _Fields) -> str:
+def _architecture(config: Fields) -> str:
     names = config.get("architectures")
     ok = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) and 0 < len(names[0]) <= 100
     config.require(ok, "architectures", "name exactly one model class", names)
     return names[0]
 
 
-def _refuse_unsupported(config: _Fields, architecture: str) -> None:
+def _refuse_unsupported(config: Fields, architecture: str) -> None:
     """Stops at fields that change what the model computes in a way this package does not implement."""
     if config.get("hidden_size") is None:
-        raise ModelError(f"config.json: {architecture} has no hidden_size, so it is no family that jsg can run; "
-                         "docs/adding-a-model.md lists the families")
+        raise ModelError(
+            f"config.json: {architecture} has no hidden_size, so it is no family that jsg can run; "
+            "docs/adding-a-model.md lists the families"
+        )
     activation = config.text("hidden_act", "silu")
     config.require(activation in ("silu", "swish"), "hidden_act", "be silu, the only supported activation", activation)
     if config.get("quantization_config") is not None:
         raise ModelError("config.json: quantization_config is not supported; use the unquantised checkpoint")
 
 
-def _read_rope(config: _Fields, context_len: int) -> RopeConfig:
+def _read_rope(config: Fields, context_len: int) -> RopeConfig:
     """Rope from `rope_parameters` (transformers 5), else from `rope_theta` and `rope_scaling` (transformers 4)."""
-    scaling = config.section("rope_parameters")
-    theta_fields = scaling
-    if scaling is None:
-        scaling, theta_fields = config.section("rope_scaling"), config
-    theta = (theta_fields or config).number("rope_theta", default=10_000.0, low=1.0)
-    if scaling is None:
-        return RopeConfig(theta=theta)
-    rope_type = scaling.text("rope_type", scaling.text("type", "default"))
+    scaling = config.section("rope_parameters") or config.section("rope_scaling") or Fields("config.json", {})
+    for name in scaling.names() - ROPE_FIELDS:
+        raise ModelError(f"config.json: rope field {name!r} is not supported; supported are {sorted(ROPE_FIELDS)}")
+    for fields in (scaling, config):
+        partial = fields.number("partial_rotary_factor", default=1.0)
+        fields.require(partial == 1.0, "partial_rotary_factor", "be 1, for rope turns whole heads", partial)
+    theta = scaling.number("rope_theta", default=config.number("rope_theta", default=10_000.0, low=1.0), low=1.0)
+    rope_type = scaling.text("rope_type", default=scaling.text("type", default="default"))
     supported = get_args(RopeType)
     scaling.require(rope_type in supported, "rope_type", f"be one of {', '.join(supported)}", rope_type)
-    partial = (scaling if scaling.get("partial_rotary_factor") is not None else config).number(
-        "partial_rotary_factor", default=1.0
-    )
-    scaling.require(partial == 1.0, "partial_rotary_factor", "be 1, for whole heads are turned", partial)
     if rope_type == "default":
         return RopeConfig(theta=theta)
+    factor = scaling.number("factor", high=1e6)
+    scaling.require(factor >= 1.0, "factor", "be at least 1", factor)
     rope = RopeConfig(
         type=rope_type,  # pyright: ignore[reportArgumentType] # checked above
         theta=theta,
-        factor=scaling.number("factor", low=1.0 - 1e-9, high=1e6),
+        factor=factor,
         low_freq_factor=scaling.number("low_freq_factor", default=1.0),
         high_freq_factor=scaling.number("high_freq_factor", default=4.0),
         original_max_position_embeddings=scaling.integer(
@@ -270,24 +199,35 @@ def _read_rope(config: _Fields, context_len: int) -> RopeConfig:
         beta_slow=scaling.number("beta_slow", default=1.0),
         attention_factor=None if scaling.get("attention_factor") is None else scaling.number("attention_factor"),
     )
-    for name in ("mscale", "mscale_all_dim", "truncate"):
-        scaling.require(scaling.get(name) is None, name, "be absent, for it is not supported", scaling.get(name))
+    ok = rope.low_freq_factor < rope.high_freq_factor
+    scaling.require(ok, "low_freq_factor", f"be below high_freq_factor = {rope.high_freq_factor}", rope.low_freq_factor)
     return rope
 
 
-def _read_windows(config: _Fields, num_layers: int) -> tuple[int | None, ...]:
+def _scaled_context_len(context_len: int, rope: RopeConfig) -> int:
+    """The context after rope scaling, in tokens: linear files give it before, llama3 files after, yarn files either."""
+    match rope.type:
+        case "linear":
+            return math.floor(context_len * rope.factor)
+        case "yarn":
+            return max(context_len, math.floor(rope.original_max_position_embeddings * rope.factor))
+        case _:
+            return context_len
+
+
+def _read_windows(config: Fields, num_layers: int) -> tuple[int | None, ...]:
     """Per layer, its sliding window or None.
 
     Mistral gives one window for all layers. Qwen has a switch, `use_sliding_window`, and leaves the first
     `max_window_layers` layers whole; `layer_types`, where present, names each layer's kind instead.
     """
-    has_switch = config.get("max_window_layers") is not None
+    has_switch = bool({"use_sliding_window", "max_window_layers"} & config.names())
     if config.get("sliding_window") is None or not config.flag("use_sliding_window", default=not has_switch):
         return (None,) * num_layers
     window = config.integer("sliding_window", high=MAX_CONTEXT_LEN)
     kinds = config.get("layer_types")
     if kinds is None:
-        num_whole = config.integer("max_window_layers", default=0, low=0) if has_switch else 0
+        num_whole = config.integer("max_window_layers", low=0) if has_switch else 0
         return tuple(window if layer >= num_whole else None for layer in range(num_layers))
     ok = isinstance(kinds, list) and len(kinds) == num_layers
     ok = ok and all(kind in ("full_attention", "sliding_attention") for kind in kinds)

@@ -53,9 +53,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, " 
 
 def attention_factor(rope: RopeConfig) -> float:
     """What yarn multiplies cos and sin by; 1 for the others."""
-    if rope.type != "yarn" or rope.factor <= 1.0:
+    if rope.type != "yarn":
         return 1.0
-    return rope.attention_factor if rope.attention_factor is not None else 0.1 * math.log(rope.factor) + 1.0
+    return 0.1 * math.log(rope.factor) + 1.0 if rope.attention_factor is None else rope.attention_factor
 
 
 def _llama3(fast: Float[np.ndarray, " half"], rope: RopeConfig) -> Float[np.ndarray, " half"]:

@@ -1,0 +1,379 @@
+"""The radix tree of cached prefixes: which pages already hold the keys and values of a prompt's first tokens.
+
+    namespace "" ─ root ──[system prompt]──▶ ● ──[question A]──▶ ●
+                                             └───[question B]──▶ ●
+
+Tokens and pages are int32 arrays. Everything is counted in whole pages of `page_size` tokens: an edge holds whole
+pages, only whole pages match, and what is left of a prompt behind its last whole page is ignored.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jsg.cache.allocator import PageAllocator
+from jsg.cache.eviction import EvictionQueue
+from jsg.cache.node import INT_BYTES, Node, Root, common_len
+from jsg.cache.watch import Watch, WatchIndex
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class PrefixMatch:
+    """The longest cached prefix of a prompt. Its pages may be evicted until it is locked.
+
+    Attributes:
+        pages: int32, one per matched page; a copy.
+        node: Where the match ends; to be handed to `RadixCache.lock`, otherwise opaque.
+        num_tokens: Tokens that matched.
+    """
+
+    pages: np.ndarray
+    node: Node
+    num_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class InsertResult:
+    """Who owns what after an insert.
+
+    Attributes:
+        pages: int32, one per page inserted: the tree's own along the whole path (the caller's when the cache is off).
+        num_existing: Leading pages that were in the tree before. Where the caller's differ from `pages`, they are
+            duplicates that the caller still owns and should free.
+        num_taken: The pages behind them, which the tree owns now.
+        node: Where the path ends; to be handed to `RadixCache.lock`, otherwise opaque.
+    """
+
+    pages: np.ndarray
+    num_existing: int
+    num_taken: int
+    node: Node
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class PrefixLock:
+    """Keeps a path from being evicted until `RadixCache.unlock`. Opaque."""
+
+    node: Node
+    is_held: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStats:
+    """Sizes now, and totals since the cache was made."""
+
+    num_nodes: int
+    num_cached_tokens: int
+    num_namespaces: int
+    inserted_tokens: int
+    evicted_tokens: int
+
+
+class RadixCache:
+    """A compressed prefix tree per namespace, over pages that it owns.
+
+    Time is a count of matches and inserts, never a clock: equal calls give equal trees.
+
+    Invariants:
+        - every page of the tree is in one node, and in use by the allocator's account;
+        - a node is locked if one below it is, and was used no earlier than those;
+        - `num_protected` pages are in locked nodes, `num_evictable` in the others; hence, with the pages that the
+          callers own, free + evictable + protected + uncached == the allocator's total;
+        - a root is kept while it has children or watches.
+    """
+
+    def __init__(self, page_size: int, allocator: PageAllocator, *, enabled: bool = True):
+        """A cache that frees what it evicts into `allocator`. Unless `enabled`, it stays empty and nothing matches."""
+        assert page_size >= 1, f"a page must have at least 1 token, but got page_size={page_size}"
+        self.page_size = page_size
+        self.enabled = enabled
+        self.num_evictable = 0
+        self.num_protected = 0
+        self.num_nodes = 0
+        self._allocator = allocator
+        self._page_bytes = page_size * INT_BYTES
+        self._roots: dict[str, Root] = {}
+        self._leaves = EvictionQueue()
+        self._watches = WatchIndex(page_size)
+        self._time = 0
+        self._serials = itertools.count(1)
+        self._inserted_pages = 0
+        self._evicted_pages = 0
+
+    # Prefixes.
+
+    def match(self, tokens: np.ndarray, namespace: str = "") -> PrefixMatch:
+        """The longest cached prefix of `tokens`. Marks it as used now, and splits the edge it ends in."""
+        path = self._reach(self._root(namespace), self._key(tokens))
+        self._use(path)
+        pages = _join_pages(path)
+        return PrefixMatch(pages=pages, node=path[-1], num_tokens=len(pages) * self.page_size)
+
+    def matched_len(self, tokens: np.ndarray, namespace: str = "") -> int:
+        """Tokens of the longest cached prefix. Changes nothing."""
+        key = self._key(tokens)
+        path, end = self._descend(self._root(namespace), key)
+        _, overlap = self._overlap(path[-1], key, end)
+        return end // INT_BYTES + overlap * self.page_size
+
+    def insert(self, tokens: np.ndarray, pages: np.ndarray, namespace: str = "") -> InsertResult:
+        """Caches `tokens`, whose keys and values are in `pages`, and takes the pages that the tree does not have yet.
+
+        Marks the path as used now. Nothing is locked: lock `InsertResult.node` to keep the path. If the cache is off,
+        takes nothing.
+        """
+        assert len(tokens) == len(pages) * self.page_size, (
+            f"{len(pages)} pages of {self.page_size} tokens cannot hold {len(tokens)} tokens"
+        )
+        if not self.enabled:
+            return InsertResult(pages=pages.copy(), num_existing=0, num_taken=0, node=Root(namespace))
+        key = self._key(tokens)
+        path = self._reach(self._root(namespace), key)
+        self._use(path)
+        num_existing = sum(node.num_pages for node in path)
+        new_pages = np.asarray(pages[num_existing:], np.int32)
+        tree_pages = np.concatenate([_join_pages(path), new_pages])
+        node = path[-1]
+        if len(new_pages):
+            node = self._add_leaf(node, key[num_existing * self._page_bytes :], new_pages.tobytes())
+        return InsertResult(pages=tree_pages, num_existing=num_existing, num_taken=len(new_pages), node=node)
+
+    def evict(self, num_pages: int) -> int:
+        """Frees whole leaves, the least recently used first, until `num_pages` are freed or nothing is left to evict.
+
+        Returns:
+            The pages freed: at least `num_pages` unless all that remains is locked.
+        """
+        freed: list[Node] = []
+        num_freed = 0
+        while num_freed < num_pages and (leaf := self._leaves.pop()) is not None:
+            self._remove_leaf(leaf)
+            freed.append(leaf)
+            num_freed += leaf.num_pages
+        self._allocator.free(_join_pages(freed))
+        self._evicted_pages += num_freed
+        return num_freed
+
+    def reset(self) -> bool:
+        """Evicts everything. Where anything is locked, returns False and changes nothing."""
+        if self.num_protected:
+            return False
+        self.evict(self.num_evictable)
+        return True
+
+    # Locks.
+
+    def lock(self, at: PrefixMatch | InsertResult | Node) -> PrefixLock:
+        """Keeps the path to `at` from being evicted. It must not have been evicted since it was matched or inserted."""
+        node = at if isinstance(at, Node) else at.node
+        assert node.parent is not None or isinstance(node, Root), "a prefix must be locked before it is evicted"
+        for locked in _path_up(node):
+            if locked.num_locks == 0:
+                self.num_evictable -= locked.num_pages
+                self.num_protected += locked.num_pages
+            locked.num_locks += 1
+        return PrefixLock(node)
+
+    def unlock(self, lock: PrefixLock) -> None:
+        """Ends `lock`; once."""
+        assert lock.is_held, "a lock must be unlocked only once"
+        lock.is_held = False
+        for locked in _path_up(lock.node):
+            locked.num_locks -= 1
+            if locked.num_locks == 0:
+                self.num_evictable += locked.num_pages
+                self.num_protected -= locked.num_pages
+        self._leaves.offer(lock.node)
+
+    # Watches.
+
+    def watch(self, tokens: np.ndarray, namespace: str = "", limit: int | None = None) -> Watch:
+        """Keeps `Watch.matched` equal to `matched_len(tokens[:limit], namespace)` until `unwatch`.
+
+        Args:
+            tokens: The prompt. It is kept, not copied, and must not change.
+            namespace: Whose prefixes may match.
+            limit: Most tokens that may match; None for all.
+
+        Splits the edge that the match ends in, as the later `match` would. So watches always end at nodes, and a split
+        never moves one.
+        """
+        tokens = tokens[:limit]
+        tokens = tokens[: len(tokens) // self.page_size * self.page_size]
+        root = self._root(namespace)
+        path = self._reach(root, self._key(tokens))
+        matched = sum(node.num_tokens for node in path)
+        watch = Watch(tokens=tokens, namespace=namespace, serial=next(self._serials), node=path[-1], matched=matched)
+        self._watches.add(watch)
+        self._roots[namespace] = root
+        return watch
+
+    def unwatch(self, watch: Watch) -> None:
+        """Ends `watch`; once."""
+        self._watches.remove(watch)
+        self._drop_root_if_idle(watch.node)
+
+    def drain_changed(self) -> list[Watch]:
+        """The watches whose `matched` changed since the last call, oldest watch first."""
+        return self._watches.drain_changed()
+
+    # Accounts.
+
+    def stats(self) -> CacheStats:
+        """Sizes and totals, in tokens."""
+        return CacheStats(
+            num_nodes=self.num_nodes,
+            num_cached_tokens=(self.num_evictable + self.num_protected) * self.page_size,
+            num_namespaces=len(self._roots),
+            inserted_tokens=self._inserted_pages * self.page_size,
+            evicted_tokens=self._evicted_pages * self.page_size,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants; walks everything."""
+        nodes = list(self._nodes())
+        for node in nodes:
+            self._check_node(node)
+        assert self.num_nodes == len(nodes), f"{self.num_nodes} nodes are counted, but {len(nodes)} are there"
+        protected = sum(node.num_pages for node in nodes if node.num_locks)
+        evictable = sum(node.num_pages for node in nodes if not node.num_locks)
+        assert (self.num_protected, self.num_evictable) == (protected, evictable), "pages are counted wrongly"
+        pages = _join_pages(nodes)
+        assert len(np.unique(pages)) == len(pages), "two nodes own one page"
+        assert not self._allocator.is_free(pages).any(), "a cached page is free"
+        assert not (pages == 0).any(), "page 0 is cached"
+        assert self._inserted_pages - self._evicted_pages == len(pages), "a page came or went without being counted"
+        self._check_queue(nodes)
+        self._check_watches(nodes)
+
+    def _check_node(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None and parent.children.get(node.tokens[: self._page_bytes]) is node, "a node is misfiled"
+        assert len(node.tokens) == node.num_pages * self._page_bytes > 0, "an edge must have whole pages, at least one"
+        assert sum(child.num_locks for child in node.children.values()) <= node.num_locks, "a lock skips a node"
+        assert node.last_used <= parent.last_used, "a child is younger than its parent"
+
+    def _check_queue(self, nodes: Sequence[Node]) -> None:
+        queued = {node: queued_at for queued_at, node in self._leaves}
+        assert len(queued) == len(list(self._leaves)), "a leaf is queued twice"
+        assert set(queued) == {node for node in nodes if node.is_queued}, "the queue and the tree differ"
+        assert all(queued_at <= node.last_used for node, queued_at in queued.items()), "an entry is too young"
+        assert all(node.is_queued for node in nodes if node.is_evictable_leaf), "an evictable leaf is not queued"
+
+    def _check_watches(self, nodes: Sequence[Node]) -> None:
+        self._watches.check_integrity()
+        live = {*nodes, *self._roots.values()}
+        for watch in self._watches:
+            assert watch.node in live, "a watch ends at an evicted node"
+            expected = self.matched_len(watch.tokens, watch.namespace)
+            assert watch.matched == expected, f"a watch says {watch.matched} tokens match, but {expected} do"
+        for namespace, root in self._roots.items():
+            assert root.namespace == namespace and (root.children or root in self._watches), "an idle root is kept"
+
+    # Finding the way.
+
+    def _key(self, tokens: np.ndarray) -> bytes:
+        """The whole pages of `tokens` as bytes."""
+        assert tokens.dtype == np.int32 and tokens.ndim == 1, (
+            f"tokens must be one row of int32, but got {tokens.dtype} of shape {tokens.shape}"
+        )
+        return tokens[: len(tokens) // self.page_size * self.page_size].tobytes()
+
+    def _root(self, namespace: str) -> Root:
+        """The namespace's root; a new one, that is not kept yet, when there is none."""
+        return self._roots.get(namespace) or Root(namespace)
+
+    def _descend(self, start: Node, key: bytes) -> tuple[list[Node], int]:
+        """Follows whole edges from `start` along `key`: the nodes passed, `start` first, and the bytes used."""
+        path = [start]
+        end = 0
+        while (child := path[-1].children.get(key[end : end + self._page_bytes])) and key.startswith(child.tokens, end):
+            path.append(child)
+            end += len(child.tokens)
+        return path, end
+
+    def _overlap(self, node: Node, key: bytes, end: int) -> tuple[Node | None, int]:
+        """The child of `node` whose edge `key` enters at byte `end` and leaves early, and the pages they share."""
+        child = node.children.get(key[end : end + self._page_bytes])
+        if child is None:
+            return None, 0
+        return child, common_len(child.tokens, key, end) // self.page_size
+
+    def _reach(self, start: Node, key: bytes) -> list[Node]:
+        """The nodes from `start` on along `key`, as far as it is cached. Splits the edge in which that ends."""
+        path, end = self._descend(start, key)
+        child, overlap = self._overlap(path[-1], key, end)
+        if child is not None:
+            path.append(child.split(overlap, self.page_size, next(self._serials)))
+            self.num_nodes += 1
+        return path
+
+    def _nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents before children."""
+        stack: list[Node] = list(self._roots.values())
+        while stack:
+            children = stack.pop().children.values()
+            yield from children
+            stack.extend(children)
+
+    # Changing the tree.
+
+    def _use(self, path: Sequence[Node]) -> None:
+        """Marks the nodes as used now."""
+        self._time += 1
+        for node in path:
+            node.last_used = self._time
+
+    def _add_leaf(self, parent: Node, tokens: bytes, pages: bytes) -> Node:
+        """Hangs a new leaf, used now, below `parent`, and lengthens the watches that waited for it."""
+        leaf = Node(parent, tokens, pages, serial=next(self._serials), last_used=self._time)
+        parent.children[tokens[: self._page_bytes]] = leaf
+        if isinstance(parent, Root):
+            self._roots[parent.namespace] = parent
+        self.num_nodes += 1
+        self.num_evictable += leaf.num_pages
+        self._inserted_pages += leaf.num_pages
+        self._leaves.offer(leaf)
+        self._lengthen_watches(parent, leaf)
+        return leaf
+
+    def _remove_leaf(self, leaf: Node) -> None:
+        """Takes an evictable leaf out of the tree. Its watches fall back to its parent, which may be a leaf now."""
+        parent = leaf.parent
+        assert parent is not None and leaf.is_evictable_leaf
+        del parent.children[leaf.tokens[: self._page_bytes]]
+        leaf.parent = None
+        self.num_nodes -= 1
+        self.num_evictable -= leaf.num_pages
+        for watch in self._watches.take_all(leaf):
+            self._watches.put_back(watch, parent, watch.matched - leaf.num_tokens)
+        self._leaves.offer(parent)
+        self._drop_root_if_idle(parent)
+
+    def _lengthen_watches(self, parent: Node, leaf: Node) -> None:
+        """Moves the watches that waited for the first page of this new leaf as far down its edge as they match."""
+        leaf_len = leaf.num_tokens  # Before the watches split it.
+        for watch in self._watches.take(parent, leaf.tokens[: self._page_bytes]):
+            wanted = watch.tokens[watch.matched : watch.matched + leaf_len]
+            path = self._reach(parent, wanted.tobytes())
+            gained = sum(node.num_tokens for node in path[1:])
+            self._watches.put_back(watch, path[-1], watch.matched + gained)
+
+    def _drop_root_if_idle(self, node: Node) -> None:
+        """Forgets a root that has no children and no watches, so that namespaces that come and go cost nothing."""
+        if isinstance(node, Root) and not node.children and node not in self._watches:
+            self._roots.pop(node.namespace, None)
+
+
+def _join_pages(path: Sequence[Node]) -> np.ndarray:
+    """The pages of the nodes, one after another: int32."""
+    return np.frombuffer(b"".join([node.pages for node in path]), np.int32).copy()
+
+
+def _path_up(node: Node) -> Iterator[Node]:
+    """`node` and those above it, without the root."""
+    while node.parent is not None:
+        yield node
+        node = node.parent

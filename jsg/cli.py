@@ -1,0 +1,263 @@
+"""The command line: `jsg serve`, `jsg generate`, `jsg chat`, `jsg check`.
+
+Options are the fields of `jsg.config`. Nothing slow is imported before it is known what to do; `serve` starts the
+engine process first and loads its own things while that one loads. The other commands run the engine in this process.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import logging
+import select
+import sys
+import time
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jsg
+from jsg.config import EngineConfig, ServerConfig, option
+from jsg.errors import ConfigError, JsgError, RequestError
+
+if TYPE_CHECKING:
+    from jsg.engine.offline import Engine
+
+CHECK_FAILED = 1
+FAILED = 2
+INTERRUPTED = 130
+
+CHECK_PROMPT = "The quick brown fox jumps over the lazy dog. " * 4
+CHECK_NEW_TOKENS = 32
+# What default mode promises: the same logprobs but for rounding, the same tokens but for ties.
+MAX_LOGPROB_CHANGE = 1e-4
+TIE_MARGIN = 2e-4
+PASTE_GAP_S = 0.05  # lines that come faster than anyone types are one message
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; gives the exit status: 0, 1 for a check that failed, 2 for an error, 130 after Ctrl-C."""
+    started_at = time.monotonic()
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="jsg: %(levelname)s: %(message)s")
+    try:
+        match options.command:
+            case "serve":
+                return _serve(options, started_at)
+            case "generate":
+                return _generate(options)
+            case "chat":
+                return _chat(options)
+            case _:
+                return _check(options)
+    except JsgError as error:
+        red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+        print(f"{red}jsg: error: {error}{plain}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="jsg", description="A JAX/XLA serving stack for language-model programs.")
+    parser.add_argument("--version", action="version", version=f"jsg {jsg.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add_command(name: str, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.add_argument("model", nargs="?", metavar="MODEL", help="the same as --model-path")
+        _add_options(command, EngineConfig)
+        return command
+
+    _add_options(add_command("serve", "serve a model over HTTP"), ServerConfig)
+    generate = add_command("generate", "continue one prompt")
+    generate.add_argument("--prompt", required=True, metavar="TEXT", help="what to continue; - reads it from stdin")
+    generate.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="tokens to generate at most")
+    generate.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token")
+    generate.add_argument("--json", action="store_true", help="print an object with text, output_ids and meta_info")
+    add_command("chat", "talk to a model in the terminal")
+    add_command("check", "show devices, versions and the memory plan; prove that a cached prefix changes no answer")
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | ServerConfig]) -> None:
+    """One option for each field. An option that is not given stays out of the namespace: the field has the default."""
+    annotations = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        kind, text = _value_type(annotations[field.name]), field.metadata["help"]
+        if kind is bool:
+            parser.add_argument(option(field.name), action="store_true", default=argparse.SUPPRESS, help=text)
+            continue
+        if field.default is not None:
+            text += f" (default: {field.default})"
+        parser.add_argument(
+            option(field.name),
+            type=kind,
+            default=argparse.SUPPRESS,
+            choices=field.metadata["choices"] or None,
+            metavar=None if field.metadata["choices"] else kind.__name__.upper(),
+            help=text,
+        )
+
+
+def _value_type(annotation: Any) -> type:
+    """The type of an option's value: T of `T | None`."""
+    if isinstance(annotation, types.UnionType):
+        return next(kind for kind in annotation.__args__ if kind is not types.NoneType)
+    return annotation
+
+
+def _engine_config(options: argparse.Namespace) -> EngineConfig:
+    given = _given(options, EngineConfig)
+    if options.model is not None:
+        if "model_path" in given:
+            raise ConfigError("MODEL and --model-path are the same, but both are given; leave one out")
+        given["model_path"] = options.model
+    return EngineConfig(**given)
+
+
+def _given(options: argparse.Namespace, config: type[EngineConfig | ServerConfig]) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(config)}
+    return {name: value for name, value in vars(options).items() if name in names}
+
+
+def _serve(options: argparse.Namespace, started_at: float) -> int:
+    from jsg.engine.child import EngineChild
+    from jsg.sources import resolve_model
+
+    engine = _engine_config(options)
+    server = ServerConfig(**_given(options, ServerConfig))
+    model_dir = resolve_model(engine.model_path)
+    tokenizer_dir = model_dir if engine.tokenizer_path is None else resolve_model(engine.tokenizer_path)
+    child = EngineChild.spawn(dataclasses.replace(engine, model_path=str(model_dir)))
+    # While the child loads, the front imports what it needs itself.
+    import asyncio
+
+    from jsg.server.run import serve
+
+    asyncio.run(serve(engine, server, child, tokenizer_dir=tokenizer_dir, started_at=started_at))
+    return 0
+
+
+@contextlib.contextmanager
+def _running_engine(options: argparse.Namespace) -> Iterator["Engine"]:
+    """The engine in this process, with the progress of its start on stderr."""
+    config = _engine_config(options)
+    from jsg.engine.offline import Engine
+    from jsg.server.progress import StartDisplay
+
+    with StartDisplay() as display:
+        engine = Engine(**dataclasses.asdict(config), report=display.show)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _generate(options: argparse.Namespace) -> int:
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    sampling = {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
+    with _running_engine(options) as engine:
+        answer = engine.generate(prompt=prompt, sampling_params=sampling)
+    print(json.dumps(answer, ensure_ascii=False) if options.json else answer["text"])
+    return 0
+
+
+def _chat(options: argparse.Namespace) -> int:
+    """Ctrl-C ends an answer, Ctrl-D the chat. What was answered until then stays in the conversation."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")  # line editing and history for `input`
+    from jsg.server.chat_prompt import ChatPrompt
+
+    messages: list[dict[str, str]] = []
+    with _running_engine(options) as engine:
+        chat_prompt = ChatPrompt(engine.tokenizer)
+        print("Ctrl-C ends an answer, Ctrl-D the chat.", file=sys.stderr)
+        while (said := _read_message()) is not None:
+            question = {"role": "user", "content": said}
+            try:
+                text = _print_answer(engine, chat_prompt.encode([*messages, question]))
+            except RequestError as error:
+                print(f"jsg: {error}", file=sys.stderr)  # the conversation goes on without this question
+                continue
+            messages += [question, {"role": "assistant", "content": text}]
+    return 0
+
+
+def _print_answer(engine: "Engine", input_ids: Sequence[int]) -> str:
+    """Prints an answer as it comes and returns it; Ctrl-C ends it."""
+    sampling = {"max_new_tokens": max(1, engine.info.context_length - len(input_ids))}
+    answers = engine.generate(input_ids=list(input_ids), sampling_params=sampling, stream=True)
+    text = ""
+    with contextlib.closing(answers), contextlib.suppress(KeyboardInterrupt):
+        for answer in answers:
+            print(answer["text"][len(text) :], end="", flush=True)
+            text = answer["text"]
+    print()
+    return text
+
+
+def _read_message() -> str | None:
+    """What the user types or pastes, several lines at once included; None at the end of the input."""
+    is_terminal = sys.stdin.isatty()
+    while True:
+        try:
+            lines = [input("> " if is_terminal else "")]
+            while is_terminal and select.select([sys.stdin], [], [], PASTE_GAP_S)[0]:
+                lines.append(input())
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            print()  # as a shell does: drop the line and ask again
+        else:
+            return "\n".join(lines)
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Answers one prompt with an empty cache and again with a full one, and compares."""
+    packages = ("jax", "jaxlib", "flax", "numpy", "tokenizers")
+    print(
+        "versions:", ", ".join([f"jsg {jsg.__version__}"] + [f"{p} {importlib.metadata.version(p)}" for p in packages])
+    )
+    with _running_engine(options) as engine:
+        print(f"device:   {engine.info.device}, {engine.info.dtype}")
+        print(f"model:    {engine.info.model_path}, context of {engine.info.context_length} tokens")
+        print(f"KV pool:  {engine.info.max_total_tokens} tokens; {engine.info.max_running_requests} requests at once")
+        engine.flush_cache()
+        cold, warm = (_greedy_answer(engine) for _ in range(2))
+    problem = find_difference(cold, warm)
+    cached_tokens = warm["meta_info"]["cached_tokens"]
+    if problem is None and cached_tokens == 0 and not _engine_config(options).disable_radix_cache:
+        problem = "the second answer took nothing from the cache"
+    print(f"cached:   {cached_tokens} of {warm['meta_info']['prompt_tokens']} prompt tokens the second time")
+    print(f"cold = warm: {'yes' if problem is None else f'NO: {problem}'}")
+    return 0 if problem is None else CHECK_FAILED
+
+
+def _greedy_answer(engine: "Engine") -> dict[str, Any]:
+    sampling = {"max_new_tokens": CHECK_NEW_TOKENS, "temperature": 0.0, "ignore_eos": True}
+    return engine.generate(prompt=CHECK_PROMPT, sampling_params=sampling, return_logprob=True, top_logprobs_num=2)
+
+
+def find_difference(cold: dict[str, Any], warm: dict[str, Any]) -> str | None:
+    """What two greedy answers differ in beyond rounding, or None.
+
+    Tokens must be equal up to the first tie; their log-probabilities may differ by `MAX_LOGPROB_CHANGE`.
+    """
+    scored = [answer["meta_info"]["output_token_logprobs"] for answer in (cold, warm)]
+    if len(scored[0]) != len(scored[1]):
+        return f"{len(scored[0])} tokens cold, {len(scored[1])} warm"
+    for index, (before, after) in enumerate(zip(*scored, strict=True)):
+        if before[1] != after[1]:
+            best, second = cold["meta_info"]["output_top_logprobs"][index]
+            is_tie = best[0] - second[0] < TIE_MARGIN
+            return None if is_tie else f"token {index} is {before[1]} cold and {after[1]} warm"
+        if abs(before[0] - after[0]) > MAX_LOGPROB_CHANGE:
+            return f"the log-probability of token {index} is {before[0]} cold and {after[0]} warm"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

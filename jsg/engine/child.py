@@ -1,0 +1,82 @@
+"""The engine process as its parent holds it. Standard library only: it is started before anything slow is imported."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import final
+
+from jsg.config import EngineConfig
+from jsg.engine.protocol import ENGINE_CORE, EngineStart
+
+STDERR = 2
+
+
+@final
+class EngineChild:
+    """A running engine process and the owner-only directory of its socket."""
+
+    def __init__(self, process: subprocess.Popen[bytes], directory: str) -> None:
+        self._process = process
+        self._directory = directory
+
+    @classmethod
+    def spawn(cls, config: EngineConfig, *, core: str = ENGINE_CORE) -> "EngineChild":
+        """Starts the engine process; returns at once.
+
+        The child imports what its parent would import, gets no stdin, writes to stderr only, and sits in a process
+        group of its own so that Ctrl-C in a terminal reaches the front alone.
+        """
+        directory = tempfile.mkdtemp(prefix="jsg-")  # mode 0700
+        start = EngineStart(config=config, address=_address(directory), parent_pid=os.getpid(), core=core)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "jsg.engine.process", json.dumps(dataclasses.asdict(start))],
+            stdin=subprocess.DEVNULL,
+            stdout=STDERR,
+            process_group=0,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        return cls(process, directory)
+
+    @property
+    def address(self) -> str:
+        """Where the front listens for the engine."""
+        return _address(self._directory)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def wait(self) -> int:
+        """Blocks until the process ends; gives its exit status."""
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """Ends the process at once; does not wait for it."""
+        self._process.kill()
+
+    def end(self, grace_s: float) -> None:
+        """Waits that long for the process to end by itself, then kills it. Removes the directory."""
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self.remove_directory()
+
+    def remove_directory(self) -> None:
+        """Removes the socket's directory; a connection that stands needs it no longer."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _address(directory: str) -> str:
+    return f"ipc://{directory}/engine"

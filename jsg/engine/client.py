@@ -1,0 +1,306 @@
+"""The front's side of the engine process: requests go down, outputs come back, one message each way per step.
+
+No JAX here. Everything happens on one event loop; only waiting for the child's end has a thread.
+
+On the wire a request has a number in place of its name. A name may be used again the moment its stream is closed, and
+an output of the aborted request that is still on its way must not reach the new one.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Literal, final
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from jsg.config import EngineConfig
+from jsg.engine.child import EngineChild
+from jsg.engine.protocol import Call, FromEngine, ModelInfo, Progress, ToEngine
+from jsg.errors import EngineDeadError, JsgError, QueueFullError, RequestError
+from jsg.types import FinishReason, FinishType, Request, RequestOutput
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 3.0  # for the engine to close by itself
+LAST_WORDS_MS = 200  # for messages of an engine that has just ended
+
+
+@final
+class _Stream:
+    """The outputs of one live request that nobody has read yet."""
+
+    def __init__(self, rid: str) -> None:
+        self.rid = rid
+        self.arrived: asyncio.Queue[RequestOutput | JsgError] = asyncio.Queue()
+
+
+@final
+class _Outbox:
+    """What goes into the next message to the engine."""
+
+    def __init__(self) -> None:
+        self.aborts: list[str] = []
+        self.requests: dict[str, Request] = {}
+        self.calls: list[Call] = []
+        self.stop = False
+
+    def message(self) -> ToEngine:
+        return ToEngine(
+            aborts=tuple(self.aborts),
+            requests=tuple(self.requests.values()),
+            calls=tuple(self.calls),
+            stop=self.stop,
+        )
+
+
+@final
+class EngineClient:
+    """An engine process and the requests that are live in it.
+
+    Invariants: `_streams` (by wire name) and `_wire_names` (by the client's name) hold the same requests, each from
+    the start of `generate` until its last output, its abort or its close. After the engine's end both stay empty.
+    """
+
+    def __init__(
+        self, child: EngineChild, config: EngineConfig, on_progress: Callable[[Progress], None] | None = None
+    ) -> None:
+        """Listens for the child. Must run on the event loop that will use the client."""
+        self._child = child
+        self._config = config
+        self._on_progress = on_progress
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)  # `_open` bounds what can be under way
+        self._socket.bind(child.address)
+        self._numbers = itertools.count()
+        self._streams: dict[str, _Stream] = {}
+        self._wire_names: dict[str, str] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._outbox: _Outbox | None = None
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[ModelInfo] = loop.create_future()
+        self._death: asyncio.Future[str] = loop.create_future()
+        self._running = loop.create_task(self._run())
+
+    @classmethod
+    async def start(cls, config: EngineConfig, on_progress: Callable[[Progress], None] | None = None) -> "EngineClient":
+        """Starts an engine process and waits until it is ready. Raises what its start raised, or EngineDeadError."""
+        client = cls(EngineChild.spawn(config), config, on_progress)
+        try:
+            await client.ready()
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def ready(self) -> ModelInfo:
+        """Waits for the end of the warm-up. Raises what the engine's start raised, or EngineDeadError."""
+        return await asyncio.shield(self._ready)
+
+    async def death(self) -> EngineDeadError:
+        """Waits for the engine's end and describes it."""
+        return EngineDeadError(await asyncio.shield(self._death))
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model. Only after `ready`."""
+        return self._ready.result()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine is ready and has not ended."""
+        return not self._death.done() and self._ready.done() and self._ready.exception() is None
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput]:
+        """Yields the outputs of a request up to the one with `finish`. Closing it early aborts the request.
+
+        Raises:
+            RequestError: The engine refused it, or its rid is that of a live request.
+            QueueFullError: Too many requests wait.
+            EngineDeadError: The engine ended.
+        """
+        stream = self._open(request)
+        try:
+            while True:
+                output = await stream.arrived.get()
+                if isinstance(output, JsgError):
+                    raise output
+                yield dataclasses.replace(output, rid=stream.rid)
+                if output.finish is not None:
+                    return
+        finally:
+            self._abort(stream)
+
+    def abort(self, rid: str) -> bool:
+        """Ends a live request; its stream gets a last output. False when no live request has that rid."""
+        wire_name = self._wire_names.get(rid)
+        if wire_name is None:
+            return False
+        stream = self._streams[wire_name]
+        self._abort(stream)
+        stream.arrived.put_nowait(RequestOutput(rid=rid, finish=FinishReason(FinishType.ABORT, message="aborted")))
+        return True
+
+    def abort_all(self) -> None:
+        """Ends every live request."""
+        for rid in list(self._wire_names):
+            self.abort(rid)
+
+    async def flush_cache(self) -> bool:
+        """Empties the prefix cache; False when requests run or wait. Raises EngineDeadError."""
+        return await self._call("flush_cache")
+
+    async def stats(self) -> dict[str, int | float]:
+        """The engine's counters and gauges. Raises EngineDeadError."""
+        return await self._call("stats")
+
+    async def close(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Stops the engine process, by force after `grace_s`, and ends every stream with EngineDeadError."""
+        if not self._running.done() and self._ready.done():
+            self._post().stop = True
+            self._flush()
+        else:
+            grace_s = 0.0
+        await asyncio.to_thread(self._child.end, grace_s)
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._running
+        self._socket.close(linger=0)
+        self._context.term()
+
+    def _open(self, request: Request) -> _Stream:
+        if self._death.done():
+            raise EngineDeadError(self._death.result())
+        if request.rid in self._wire_names:
+            raise RequestError(
+                f"rid must be unique among running requests, but {request.rid!r} is running; choose another",
+                param="rid",
+            )
+        limit = self._config.max_queued_requests + self.info.max_running_requests
+        if len(self._streams) >= limit:
+            raise QueueFullError(f"at most {limit} requests may run and wait, and so many do; try again later")
+        wire_name = str(next(self._numbers))
+        stream = _Stream(request.rid)
+        self._wire_names[request.rid] = wire_name
+        self._streams[wire_name] = stream
+        # Stop strings are found where text is made, in the front: the engine has no use for them.
+        sampling = dataclasses.replace(request.sampling, stop=())
+        self._post().requests[wire_name] = dataclasses.replace(request, rid=wire_name, sampling=sampling)
+        return stream
+
+    def _forget(self, wire_name: str) -> _Stream | None:
+        stream = self._streams.pop(wire_name, None)
+        if stream is not None:
+            del self._wire_names[stream.rid]
+        return stream
+
+    def _abort(self, stream: _Stream) -> None:
+        """Forgets a stream and tells the engine; nothing to do for one that has ended."""
+        wire_name = self._wire_names.get(stream.rid)
+        if wire_name is None or self._streams[wire_name] is not stream:
+            return
+        self._forget(wire_name)
+        outbox = self._post()
+        if outbox.requests.pop(wire_name, None) is None:
+            outbox.aborts.append(wire_name)
+
+    async def _call(self, name: Literal["flush_cache", "stats"]) -> Any:
+        if self._death.done():
+            raise EngineDeadError(self._death.result())
+        number = next(self._numbers)
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[number] = reply
+        self._post().calls.append(Call(number, name))
+        return await reply
+
+    def _post(self) -> _Outbox:
+        """The open outbox. It is sent when the event loop has run what is ready, so bursts become one message."""
+        if self._outbox is None:
+            self._outbox = _Outbox()
+            asyncio.get_running_loop().call_soon(self._flush)
+        return self._outbox
+
+    def _flush(self) -> None:
+        if self._outbox is not None and not self._socket.closed:
+            self._socket.send(msgspec.msgpack.encode(self._outbox.message()))
+        self._outbox = None
+
+    async def _run(self) -> None:
+        """Reads until the child ends, then its last words, then tells everybody who waits."""
+        reading = asyncio.create_task(self._read())
+        exited = self._exit_of_child()
+        await asyncio.wait({reading, exited}, return_when=asyncio.FIRST_COMPLETED)
+        if not exited.done():
+            logger.error("a message of the engine could not be read", exc_info=reading.exception())
+            self._child.end(0.0)
+        reading.cancel()
+        status = await exited
+        decoder = msgspec.msgpack.Decoder(FromEngine)
+        with contextlib.suppress(msgspec.MsgspecError):
+            while await self._socket.poll(LAST_WORDS_MS):
+                self._take(decoder.decode(await self._socket.recv()))
+        self._die(f"the engine process ended (exit status {status}); restart the server, its log says why")
+
+    def _exit_of_child(self) -> asyncio.Future[int]:
+        loop = asyncio.get_running_loop()
+        exited: asyncio.Future[int] = loop.create_future()
+
+        def wait() -> None:
+            status = self._child.wait()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+                loop.call_soon_threadsafe(exited.set_result, status)
+
+        threading.Thread(target=wait, name="jsg-engine-exit", daemon=True).start()
+        return exited
+
+    async def _read(self) -> None:
+        decoder = msgspec.msgpack.Decoder(FromEngine)
+        while True:
+            self._take(decoder.decode(await self._socket.recv()))
+
+    def _take(self, message: FromEngine) -> None:
+        for output in message.outputs:
+            stream = self._streams.get(output.rid)
+            if stream is None:
+                continue  # aborted while this was under way
+            if output.finish is not None:
+                self._forget(output.rid)
+            stream.arrived.put_nowait(output)
+        for refusal in message.refusals:
+            if stream := self._forget(refusal.rid):
+                stream.arrived.put_nowait(refusal.failure.to_error())
+        for reply in message.replies:
+            waiting = self._calls.pop(reply.number)
+            if not waiting.done():
+                waiting.set_result(reply.value)
+        self._take_start(message)
+
+    def _take_start(self, message: FromEngine) -> None:
+        if message.progress is not None and self._on_progress is not None:
+            self._on_progress(message.progress)
+        if message.ready is not None:
+            self._child.remove_directory()
+            self._ready.set_result(message.ready)
+        if message.failure is not None:
+            self._fail_start(message.failure.to_error())
+
+    def _fail_start(self, error: JsgError) -> None:
+        self._ready.set_exception(error)
+        self._ready.exception()  # read here, so that asyncio does not complain when nobody waits for it
+
+    def _die(self, reason: str) -> None:
+        self._death.set_result(reason)
+        if not self._ready.done():
+            self._fail_start(EngineDeadError(reason))
+        for wire_name in list(self._streams):
+            if stream := self._forget(wire_name):
+                stream.arrived.put_nowait(EngineDeadError(reason))
+        for waiting in self._calls.values():
+            if not waiting.done():
+                waiting.set_exception(EngineDeadError(reason))
+        self._calls.clear()

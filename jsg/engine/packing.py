@@ -1,0 +1,126 @@
+"""A batch as the numpy arrays that the executables read.
+
+Each is made afresh for every step and never written again: on CPU, JAX may read an aligned numpy array in place, after
+the call has returned.
+"""
+
+import numpy as np
+
+from jsg.engine.step import SAMPLING_COLUMNS, packed_sizes
+from jsg.kernels_pallas.inputs import QUERY_TILE
+from jsg.sched.buckets import BucketKey
+from jsg.sched.records import Batch, RunningRequest
+from jsg.types import SamplingParams
+
+FROM_DEVICE = -1
+
+
+def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int) -> np.ndarray:
+    """The int32 array of `step.PackedInputs`.
+
+    Args:
+        batch: The step; one-token entries first.
+        key: The shape to pad to: at least that of the batch.
+        pages: The host's page table, [rows, pages of a row].
+        page_size: KV slots in one page.
+    """
+    sizes = packed_sizes(key)
+    packed = np.zeros(sum(sizes), np.int32)
+    parts = np.split(packed, np.cumsum(sizes)[:-1])
+    num_tiles, num_singles, token_ids, positions, slots, rows, logit_index, *tiles = parts
+    lens = np.array([entry.num_new for entry in batch.entries])
+    ends = np.cumsum(lens)
+    num_tokens = ends[-1]
+    starts = np.array([entry.start for entry in batch.entries])
+    rows[:num_tokens] = np.repeat([entry.place.row for entry in batch.entries], lens)
+    positions[:num_tokens] = np.arange(num_tokens) - np.repeat(ends - lens - starts, lens)
+    _fill_token_ids(token_ids, batch, ends)
+    is_written = positions[:num_tokens] >= np.repeat([entry.write_start for entry in batch.entries], lens)
+    page = pages[rows[:num_tokens], positions[:num_tokens] // page_size]
+    slots[:num_tokens] = np.where(is_written, page * page_size + positions[:num_tokens] % page_size, 0)
+    logit_index[: len(lens)] = ends - 1
+    num_singles[0] = batch.num_singles
+    num_tiles[0] = _fill_tiles(tiles, batch, ends - lens)
+    return packed
+
+
+def _fill_token_ids(token_ids: np.ndarray, batch: Batch, ends: np.ndarray) -> None:
+    for entry, end in zip(batch.entries, ends.tolist(), strict=True):
+        if entry.from_device:
+            token_ids[end - 1] = FROM_DEVICE
+        else:
+            token_ids[end - entry.num_new : end] = entry.running.tokens[entry.start : entry.start + entry.num_new]
+
+
+def _fill_tiles(tiles: list[np.ndarray], batch: Batch, offsets: np.ndarray) -> int:
+    """Cuts every entry but the singles into query tiles; returns how many there are."""
+    cuts = [
+        (entry.place.row, offset + done, min(QUERY_TILE, entry.num_new - done), entry.start + done)
+        for entry, offset in zip(batch.entries[batch.num_singles :], offsets[batch.num_singles :], strict=True)
+        for done in range(0, entry.num_new, QUERY_TILE)
+    ]
+    if cuts:
+        for part, column in zip(tiles, np.array(cuts, np.int32).T, strict=True):
+            part[: len(cuts)] = column
+    return len(cuts)
+
+
+def sampling_row(sampling: SamplingParams, seed: int, vocab_size: int) -> np.ndarray:
+    """What of `step.SamplingInputs` stays the same for a request: columns 2 and following of the sampling array."""
+    integers = np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF], np.uint32).view(np.int32)
+    top_k = vocab_size if sampling.top_k == -1 else min(sampling.top_k, vocab_size)
+    floats = np.array(
+        [
+            sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+            sampling.repetition_penalty,
+        ],
+        np.float32,
+    )
+    flags = np.array([top_k, needs_tables(sampling)], np.int32)
+    return np.concatenate([integers, flags, floats.view(np.int32)])
+
+
+def pack_sampling(batch: Batch, key: BucketKey, constants: np.ndarray) -> np.ndarray:
+    """The int32 array of `step.unpack_sampling`; entries that do not sample write to row 0, the dump.
+
+    Args:
+        batch: The step.
+        key: The shape to pad to.
+        constants: `sampling_row` of each request row.
+    """
+    packed = np.zeros((key.num_rows, SAMPLING_COLUMNS), np.int32)
+    count = len(batch.entries)
+    rows = np.array([entry.place.row for entry in batch.entries])
+    packed[:count, 0] = np.where([entry.samples for entry in batch.entries], rows, 0)
+    packed[:count, 1] = [entry.output_index for entry in batch.entries]
+    packed[:count, 2:] = constants[rows]
+    return packed
+
+
+def needs_tables(sampling: SamplingParams) -> bool:
+    """Whether a request needs its rows of the penalty tables."""
+    return bool(
+        sampling.frequency_penalty
+        or sampling.presence_penalty
+        or sampling.repetition_penalty != 1
+        or sampling.logit_bias
+        or sampling.min_new_tokens
+    )
+
+
+def stop_ids(running: RunningRequest, eos_token_ids: frozenset[int]) -> list[int]:
+    """Tokens that end the request."""
+    sampling = running.request.sampling
+    return sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)})
+
+
+def bias_of(running: RunningRequest, eos_token_ids: frozenset[int], output_index: int) -> dict[int, float]:
+    """What is added to the logits of the token at `output_index`: the client's bias, and no end before its time."""
+    bias = dict(running.request.sampling.logit_bias)
+    if output_index < running.request.sampling.min_new_tokens:
+        bias |= dict.fromkeys(stop_ids(running, eos_token_ids), -float("inf"))
+    return bias

@@ -1,0 +1,192 @@
+"""The engine process: `python -m jsg.engine.process JSON`, started by `child.py` and by nobody else.
+
+One loop: take everything the front has sent, run one step, send what it gave. The inbox is emptied before each step,
+so an abort never waits behind requests. The process ends when it is told to, when its parent is gone, or with a
+trace when the core raises something that is not a `JsgError`.
+"""
+
+import ctypes
+import gc
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Protocol, final
+
+import msgspec
+import zmq
+
+from jsg.config import EngineConfig
+from jsg.engine.protocol import (
+    Call,
+    EngineStart,
+    Failure,
+    FromEngine,
+    ModelInfo,
+    Progress,
+    Refusal,
+    Reply,
+    ToEngine,
+)
+from jsg.errors import JsgError
+from jsg.types import Request, RequestOutput
+
+IDLE_POLL_MS = 1000  # how often an idle engine looks whether its parent lives, where the kernel does not tell
+FLUSH_MS = 2000  # how long a last message may take
+PR_SET_PDEATHSIG = 1
+
+
+class Core(Protocol):
+    """What this loop needs of `jsg.engine.core.EngineCore`; tests bring a scripted one.
+
+    Attributes:
+        info: The loaded model.
+        has_work: Whether a step would do something.
+    """
+
+    info: ModelInfo
+    has_work: bool
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises RequestError or QueueFullError."""
+        ...
+
+    def abort(self, rid: str) -> None:
+        """Ends a request; an unknown one is ignored."""
+        ...
+
+    def step(self) -> list[RequestOutput]:
+        """Runs one step."""
+        ...
+
+    def flush_cache(self) -> bool:
+        """Empties the prefix cache; False when requests run or wait."""
+        ...
+
+    def stats(self) -> dict[str, int | float]:
+        """Counters and gauges."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the core holds."""
+        ...
+
+
+CoreFactory = Callable[..., Core]
+
+
+@final
+class FrontLink:
+    """The engine's end of the socket."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)  # the front bounds what it sends, and a step must never wait for the front
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def send(self, message: FromEngine) -> None:
+        """Queues a message; never blocks."""
+        self._socket.send(self._encoder.encode(message))
+
+    def receive_all(self, *, wait: bool) -> list[ToEngine]:
+        """Everything that has arrived, oldest first; with `wait` blocks up to `IDLE_POLL_MS` for the first."""
+        messages: list[ToEngine] = []
+        timeout_ms = IDLE_POLL_MS if wait else 0
+        while self._socket.poll(timeout_ms):
+            messages.append(self._decoder.decode(self._socket.recv()))
+            timeout_ms = 0
+        return messages
+
+    def close(self) -> None:
+        """Sends what is queued and closes."""
+        self._socket.close(linger=FLUSH_MS)
+        self._context.term()
+
+
+def serve(core: Core, link: FrontLink, parent_pid: int) -> None:
+    """Steps the core until the front says stop or is gone."""
+    while os.getppid() == parent_pid:
+        refusals: list[Refusal] = []
+        replies: list[Reply] = []
+        for message in link.receive_all(wait=not core.has_work):
+            if message.stop:
+                return
+            refusals += _take_requests(core, message)
+            replies += [_answer(core, call) for call in message.calls]
+        outputs = core.step() if core.has_work else []
+        if outputs or refusals or replies:
+            link.send(FromEngine(outputs=tuple(outputs), refusals=tuple(refusals), replies=tuple(replies)))
+
+
+def _take_requests(core: Core, message: ToEngine) -> list[Refusal]:
+    for rid in message.aborts:
+        core.abort(rid)
+    refusals = []
+    for request in message.requests:
+        try:
+            core.add(request)
+        except JsgError as error:
+            refusals.append(Refusal(request.rid, Failure.of(error)))
+    return refusals
+
+
+def _answer(core: Core, call: Call) -> Reply:
+    match call.name:
+        case "flush_cache":
+            return Reply(call.number, core.flush_cache())
+        case "stats":
+            return Reply(call.number, core.stats())
+
+
+def run(start: EngineStart) -> int:
+    """Loads the core, serves, and gives the exit status: 0 after a stop, 2 when the core could not start."""
+    link = FrontLink(start.address)
+
+    def report(progress: Progress) -> None:
+        link.send(FromEngine(progress=progress))
+
+    try:
+        core = _load_core(start.core, start.config, report)
+    except JsgError as error:
+        link.send(FromEngine(failure=Failure.of(error)))
+        link.close()
+        return 2
+    gc.collect()
+    gc.freeze()  # what was loaded stays: later collections need not walk it
+    link.send(FromEngine(ready=core.info))
+    try:
+        serve(core, link, start.parent_pid)
+    finally:
+        core.close()
+        link.close()
+    return 0
+
+
+def _load_core(name: str, config: EngineConfig, report: Callable[[Progress], None]) -> Core:
+    module_name, _, attribute = name.partition(":")
+    factory: CoreFactory = getattr(importlib.import_module(module_name), attribute)
+    return factory(config, report=report)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Asks the kernel for SIGKILL at the parent's death (Linux; elsewhere `serve` looks), and ends if it is dead."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        raise SystemExit(1)
+
+
+def main(argument: str) -> int:
+    """Runs the engine process described by the JSON argument."""
+    start = msgspec.json.decode(argument, type=EngineStart)
+    die_with_parent(start.parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return run(start)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

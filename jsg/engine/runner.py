@@ -1,0 +1,382 @@
+"""Runs batches on the device: packs their arrays, calls the executables, keeps the device's state.
+
+Nothing here waits for the device but `InFlight.read`; the engine calls it one step late.
+"""
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jsg.cache.pool import KVPool
+from jsg.engine import packing, step
+from jsg.engine.executables import Executables
+from jsg.engine.sampling import Logprobs, PenaltyTables
+from jsg.sched.buckets import BucketKey, Buckets, Phase
+from jsg.sched.records import Batch, BatchEntry, RunningRequest
+from jsg.sched.scheduler import StepResult
+from jsg.sched.table import RequestTable
+from jsg.types import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS, TokenLogprob
+
+COUNT_CHUNK = 1024
+BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 64  # the last for the model's own EOS tokens
+ROWS_AT_A_TIME = (1, 8)
+
+
+class Variant(NamedTuple):
+    """What a sampling executable can do; a batch that needs less may use it."""
+
+    is_sampled: bool
+    has_tables: bool
+    has_logprobs: bool
+
+    def covers(self, other: "Variant") -> bool:
+        """Whether a batch that needs `other` may use this one."""
+        return all(mine or not theirs for mine, theirs in zip(self, other, strict=True))
+
+
+GREEDY = Variant(is_sampled=False, has_tables=False, has_logprobs=False)
+SAMPLED = Variant(is_sampled=True, has_tables=False, has_logprobs=False)
+SCORED = Variant(is_sampled=False, has_tables=False, has_logprobs=True)
+PENALISED = Variant(is_sampled=True, has_tables=True, has_logprobs=False)
+EVERYTHING = Variant(is_sampled=True, has_tables=True, has_logprobs=True)
+VARIANTS = (GREEDY, SAMPLED, SCORED, PENALISED, EVERYTHING)
+"""The cheapest first."""
+
+
+class DeviceState(NamedTuple):
+    """Everything on the device that one step hands to the next. Donated, except `last_token` to the forward pass."""
+
+    pool: KVPool
+    page_table: jax.Array
+    last_token: jax.Array
+    penalties: PenaltyTables
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """Shapes, and the tokens that end an answer. `num_rows` includes the dump row, `columns` are pages of one row."""
+
+    vocab_size: int
+    num_rows: int
+    columns: int
+    page_size: int
+    eos_token_ids: frozenset[int]
+
+    @property
+    def num_top(self) -> int:
+        """Alternatives that every log-probability comes with."""
+        return min(MAX_TOP_LOGPROBS, self.vocab_size)
+
+
+def make_state(config: RunnerConfig, pool: KVPool) -> DeviceState:
+    """The state before the first step."""
+    shape = (config.num_rows, config.vocab_size)
+    return DeviceState(
+        pool=pool,
+        page_table=jnp.zeros((config.num_rows, config.columns), jnp.int32),
+        last_token=jnp.zeros(config.num_rows, jnp.int32),
+        penalties=PenaltyTables(
+            output_counts=jnp.zeros(shape, jnp.int32), in_prompt=jnp.zeros(shape, bool), bias=jnp.zeros(shape)
+        ),
+    )
+
+
+class ModelRunner:
+    """The device side of the engine: model, state and executables.
+
+    Invariant: `_state` holds the result of the last dispatch; every array that was donated to it is gone.
+    """
+
+    def __init__(
+        self, model: nnx.Module, config: RunnerConfig, state: DeviceState, buckets: Buckets, executables: Executables
+    ):
+        graph, leaves = nnx.split(model)
+        flat, structure = jax.tree.flatten(leaves)
+        self._leaves = tuple(flat)
+        self._merge: step.Merge = lambda leaves: nnx.merge(graph, jax.tree.unflatten(structure, leaves))
+        self._config = config
+        self._state = state
+        self._buckets = buckets
+        self._executables = executables
+        self._constants = np.zeros((config.num_rows, step.SAMPLING_COLUMNS - 2), np.int32)
+
+    # Programs.
+
+    def lower(self) -> None:
+        """Lowers every program. Largest shapes first: they stand in for the others until those are compiled."""
+        for key in sorted(self._buckets.all, key=lambda key: -key.num_tokens):
+            self._lower_forward(key)
+        for num_rows in sorted({key.num_rows for key in self._buckets.all}, reverse=True):
+            for variant in VARIANTS:
+                self._lower_sample(num_rows, variant)
+        self._lower_tables()
+
+    def lower_largest(self) -> Hashable:
+        """Lowers the largest step only, for its memory analysis; returns its name."""
+        key = self._buckets.extend[-1]
+        self._lower_forward(key)
+        return ("forward", key)
+
+    def all_names(self) -> list[Hashable]:
+        """Every program, once lowered."""
+        return self._executables.names()
+
+    def essential(self) -> list[Hashable]:
+        """Programs that must be compiled before the first request: what nothing larger can stand in for, and the shapes
+        that a first request meets."""
+        buckets = self._buckets
+        keys = {buckets.extend[-1], buckets.extend[0], *buckets.decode[-1:], *buckets.decode[:1]}
+        names: list[Hashable] = [("forward", key) for key in sorted(keys, reverse=True)]
+        for num_rows in sorted({key.num_rows for key in keys}):
+            names += [("sample", num_rows, variant) for variant in (GREEDY, SAMPLED)]
+        names += [("sample", buckets.max_rows, EVERYTHING), ("prompt_logprobs", buckets.max_tokens)]
+        return names + [("write_rows", k) for k in ROWS_AT_A_TIME] + [("write_counts",), ("write_bias",)]
+
+    def _lower_forward(self, key: BucketKey) -> None:
+        packed = jax.ShapeDtypeStruct((sum(step.packed_sizes(key)),), jnp.int32)
+
+        def forward(leaves, pool, page_table, last_token, packed):  # noqa: ANN001, ANN202
+            return step.forward(self._merge, key, leaves, pool, page_table, last_token, packed)
+
+        state = self._state
+        self._executables.lower(
+            ("forward", key),
+            forward,
+            self._leaves,
+            state.pool,
+            state.page_table,
+            state.last_token,
+            packed,
+            donate=(1, 2),
+        )
+        if key.phase is Phase.EXTEND:
+            self._lower_prompt_logprobs(key)
+
+    def _lower_prompt_logprobs(self, key: BucketKey) -> None:
+        def prompt_logprobs(leaves, hidden, targets, chosen):  # noqa: ANN001, ANN202
+            return step.prompt_logprobs(self._merge, leaves, hidden, targets, chosen, num_top=self._config.num_top)
+
+        hidden = self._executables.output_shape(("forward", key))[1]
+        targets = jax.ShapeDtypeStruct((key.num_tokens,), jnp.int32)
+        chosen = jax.ShapeDtypeStruct((key.num_tokens, MAX_TOP_LOGPROBS), jnp.int32)
+        self._executables.lower(
+            ("prompt_logprobs", key.num_tokens), prompt_logprobs, self._leaves, hidden, targets, chosen
+        )
+
+    def _lower_sample(self, num_rows: int, variant: Variant) -> None:
+        def sample(logits, packed, last_token, tables, chosen):  # noqa: ANN001, ANN202
+            return step.sample(
+                logits, packed, last_token, tables, chosen, is_sampled=variant.is_sampled, num_top=self._config.num_top
+            )
+
+        self._executables.lower(
+            ("sample", num_rows, variant),
+            sample,
+            jax.ShapeDtypeStruct((num_rows, self._config.vocab_size), jnp.float32),
+            jax.ShapeDtypeStruct((num_rows, step.SAMPLING_COLUMNS), jnp.int32),
+            self._state.last_token,
+            self._state.penalties if variant.has_tables else None,
+            jax.ShapeDtypeStruct((num_rows, MAX_TOP_LOGPROBS), jnp.int32) if variant.has_logprobs else None,
+            donate=(2, 3),
+        )
+
+    def _lower_tables(self) -> None:
+        def shape(*dims: int, dtype: jax.typing.DTypeLike = jnp.int32) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(dims, dtype)
+
+        state, columns = self._state, self._config.columns
+        for k in ROWS_AT_A_TIME:
+            self._executables.lower(
+                ("write_rows", k), step.write_rows, state.page_table, shape(k), shape(k, columns), donate=(0,)
+            )
+        ids = shape(COUNT_CHUNK)
+        self._executables.lower(
+            ("write_counts",), step.write_counts, state.penalties, shape(), shape(), ids, ids, donate=(0,)
+        )
+        values = shape(BIAS_CHUNK, dtype=jnp.float32)
+        self._executables.lower(
+            ("write_bias",), step.write_bias, state.penalties, shape(), shape(BIAS_CHUNK), values, donate=(0,)
+        )
+
+    # Steps.
+
+    def dispatch(self, batch: Batch, table: RequestTable) -> "InFlight":
+        """Starts a step: device tables of what was admitted, forward pass, sampling. Does not wait."""
+        for running in batch.admitted:
+            self._admit(running)
+        self._end_minimum(batch)
+        self._write_rows(batch.dirty_rows, table.pages)
+        variant, scores_prompt = _needed(batch), any(entry.scores_prompt for entry in batch.entries)
+        key, variant = self._ready(batch.key, variant, scores_prompt)
+        packed = packing.pack_forward(batch, key, table.pages, self._config.page_size)
+        state = self._state
+        logits, hidden, pool, page_table = self._executables(
+            ("forward", key), self._leaves, state.pool, state.page_table, state.last_token, packed
+        )
+        self._state = state._replace(pool=pool, page_table=page_table)
+        scores = self._prompt_logprobs(batch, key, hidden) if scores_prompt else None
+        return InFlight(batch, self._sample(batch, key, variant, logits), scores)
+
+    def _ready(self, key: BucketKey, needed: Variant, scores_prompt: bool) -> tuple[BucketKey, Variant]:
+        """The smallest compiled shape and the cheapest compiled variant that can run the batch."""
+        is_ready = self._executables.is_ready
+        for larger in self._buckets.decode if key.phase is Phase.DECODE else self._buckets.extend:
+            if larger < key or not is_ready(("forward", larger)):
+                continue
+            if scores_prompt and not is_ready(("prompt_logprobs", larger.num_tokens)):
+                continue
+            for variant in VARIANTS:
+                if variant.covers(needed) and is_ready(("sample", larger.num_rows, variant)):
+                    return larger, variant
+        raise AssertionError(f"no program can run {key} with {needed}")
+
+    def _sample(self, batch: Batch, key: BucketKey, variant: Variant, logits: jax.Array) -> step.StepOutput:
+        state = self._state
+        output, last_token, penalties = self._executables(
+            ("sample", key.num_rows, variant),
+            logits,
+            packing.pack_sampling(batch, key, self._constants),
+            state.last_token,
+            state.penalties if variant.has_tables else None,
+            _chosen_ids(batch.entries, key.num_rows) if variant.has_logprobs else None,
+        )
+        self._state = state._replace(last_token=last_token, penalties=penalties or state.penalties)
+        for array in jax.tree.leaves(output):
+            array.copy_to_host_async()
+        return output
+
+    def _prompt_logprobs(self, batch: Batch, key: BucketKey, hidden: jax.Array) -> Logprobs:
+        targets = np.zeros(key.num_tokens, np.int32)
+        chosen = np.zeros((key.num_tokens, MAX_TOP_LOGPROBS), np.int32)
+        offset = 0
+        for entry in batch.entries:
+            if entry.scores_prompt:
+                following = entry.running.tokens[entry.start + 1 : entry.start + entry.num_new + 1]
+                targets[offset : offset + len(following)] = following
+                ids = entry.running.request.token_ids_logprob
+                chosen[offset : offset + entry.num_new, : len(ids)] = ids
+            offset += entry.num_new
+        return self._executables(("prompt_logprobs", key.num_tokens), self._leaves, hidden, targets, chosen)
+
+    # Device tables.
+
+    def _admit(self, running: RunningRequest) -> None:
+        place, request = running.place, running.request
+        assert place is not None, "only a running request is admitted"
+        sampling = request.sampling
+        seed = sampling.sampling_seed or 0
+        self._constants[place.row] = packing.sampling_row(sampling, seed, self._config.vocab_size)
+        if packing.needs_tables(sampling):
+            self._write_counts(running, place.row)
+            self._write_bias(place.row, packing.bias_of(running, self._config.eos_token_ids, running.num_output))
+
+    def _end_minimum(self, batch: Batch) -> None:
+        """Lets requests end that have just reached their `min_new_tokens`."""
+        for entry in batch.entries:
+            minimum = entry.running.request.sampling.min_new_tokens
+            if minimum and entry.samples and entry.output_index == minimum:
+                bias = packing.bias_of(entry.running, self._config.eos_token_ids, minimum)
+                self._write_bias(entry.place.row, bias)
+
+    def _write_counts(self, running: RunningRequest, row: int) -> None:
+        known = running.tokens[: running.num_known]
+        for start in range(0, len(known), COUNT_CHUNK):
+            part = known[start : start + COUNT_CHUNK]
+            ids = np.full(COUNT_CHUNK, -1, np.int32)
+            ids[: len(part)] = part
+            is_output = (np.arange(start, start + COUNT_CHUNK) >= running.num_prompt).astype(np.int32)
+            penalties = self._executables(
+                ("write_counts",), self._state.penalties, np.int32(row), np.int32(start == 0), ids, is_output
+            )
+            self._state = self._state._replace(penalties=penalties)
+
+    def _write_bias(self, row: int, bias: dict[int, float]) -> None:
+        ids = np.full(BIAS_CHUNK, -1, np.int32)
+        values = np.zeros(BIAS_CHUNK, np.float32)
+        inside = [(token, value) for token, value in bias.items() if token < self._config.vocab_size]
+        ids[: len(inside)] = [token for token, _ in inside]
+        values[: len(inside)] = [value for _, value in inside]
+        penalties = self._executables(("write_bias",), self._state.penalties, np.int32(row), ids, values)
+        self._state = self._state._replace(penalties=penalties)
+
+    def _write_rows(self, dirty: Sequence[int], pages: np.ndarray) -> None:
+        largest = ROWS_AT_A_TIME[-1]
+        for start in range(0, len(dirty), largest):
+            part = dirty[start : start + largest]
+            k = next(k for k in ROWS_AT_A_TIME if k >= len(part))
+            rows = np.zeros(k, np.int32)
+            rows[: len(part)] = part
+            table = self._executables(("write_rows", k), self._state.page_table, rows, pages[rows])
+            self._state = self._state._replace(page_table=table)
+
+
+def _needed(batch: Batch) -> Variant:
+    requests = [entry.running.request for entry in batch.entries]
+    return Variant(
+        is_sampled=any(r.sampling.temperature > 0 for r in requests),
+        has_tables=any(packing.needs_tables(r.sampling) for r in requests),
+        has_logprobs=any(r.return_logprob for r in requests),
+    )
+
+
+def _chosen_ids(entries: Sequence[BatchEntry], num_rows: int) -> np.ndarray:
+    chosen = np.zeros((num_rows, MAX_TOP_LOGPROBS), np.int32)
+    for row, entry in enumerate(entries):
+        ids = entry.running.request.token_ids_logprob
+        chosen[row, : len(ids)] = ids
+    return chosen
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that was dispatched and not read yet."""
+
+    batch: Batch
+    output: step.StepOutput
+    prompt_scores: Logprobs | None
+
+    def read(self) -> StepResult:
+        """Waits for the step and takes its results to the host."""
+        tokens = np.asarray(self.output.tokens).tolist()
+        result = StepResult(tokens)
+        if self.output.logprobs is not None:
+            logprobs = Logprobs(*(np.asarray(x) for x in self.output.logprobs))
+            for index, entry in enumerate(self.batch.entries):
+                if entry.samples and entry.running.request.return_logprob and tokens[index] >= 0:
+                    result.logprobs[index] = _token_logprob(entry, tokens[index], logprobs, index)
+        if self.prompt_scores is not None:
+            self._read_prompt(result, Logprobs(*(np.asarray(x) for x in self.prompt_scores)))
+        return result
+
+    def _read_prompt(self, result: StepResult, scores: Logprobs) -> None:
+        offset = 0
+        for index, entry in enumerate(self.batch.entries):
+            if entry.scores_prompt:
+                result.prompt_logprobs[index] = list(_prompt_part(entry, scores, offset))
+            offset += entry.num_new
+
+
+def _prompt_part(entry: BatchEntry, scores: Logprobs, offset: int) -> Sequence[TokenLogprob]:
+    """Scores of the prompt tokens that a chunk predicts, and of the first prompt token, which nothing does."""
+    running = entry.running
+    first_wanted = running.request.logprob_start_len
+    part = [TokenLogprob(int(running.tokens[0]), None)] if entry.start == 0 and first_wanted == 0 else []
+    for i in range(entry.num_new):
+        position = entry.start + i + 1
+        if max(first_wanted, 1) <= position < running.num_prompt:
+            part.append(_token_logprob(entry, int(running.tokens[position]), scores, offset + i))
+    return part
+
+
+def _token_logprob(entry: BatchEntry, token: int, scores: Logprobs, index: int) -> TokenLogprob:
+    request = entry.running.request
+    count = request.top_logprobs_num
+    top = zip(scores.top_ids[index, :count].tolist(), scores.top[index, :count].tolist(), strict=True)
+    ids = request.token_ids_logprob
+    chosen = zip(ids, scores.chosen[index, : len(ids)].tolist(), strict=True)
+    return TokenLogprob(token, float(scores.token[index]), tuple(top), tuple(chosen))

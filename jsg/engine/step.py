@@ -1,0 +1,203 @@
+"""The functions that become executables: one step of the model, one of sampling, and what keeps device tables current.
+
+Pure functions of arrays; `executables.py` compiles them, `runner.py` calls them. Letters: `jsg/models/inputs.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jsg.cache.pool import KVPool
+from jsg.engine.sampling import (
+    Logprobs,
+    PenaltyTables,
+    SamplingInputs,
+    choose_tokens,
+    count_tokens,
+    token_logprobs,
+)
+from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.models.inputs import ForwardInputs
+from jsg.models.model import Model
+from jsg.sched.buckets import BucketKey
+
+Merge = Callable[[Sequence[Array]], Model]
+"""From the flat tuple of a model's leaves back to the model."""
+
+SAMPLING_COLUMNS = 12
+PROMPT_ROWS = 64
+"""Prompt tokens whose logits are computed at a time."""
+
+
+class StepOutput(NamedTuple):
+    """What a step hands to the host."""
+
+    tokens: Int[Array, " R"]
+    logprobs: Logprobs | None
+
+
+class PackedInputs(NamedTuple):
+    """The one int32 array that a forward pass reads, in its parts and in their order.
+
+    Attributes:
+        num_tiles: Real query tiles.
+        num_singles: Leading tokens that are alone in their row.
+        token_ids: New tokens; -1 stands for the row's last sampled token.
+        positions: Of the new tokens.
+        slots: KV slot of each; 0 for those that must not be written.
+        rows: Request row of each.
+        logit_index: Index of the token that each row of logits belongs to.
+        tile_rows, tile_starts, tile_lens, tile_positions: See `AttentionInputs`.
+    """
+
+    num_tiles: Int[Array, " 1"]
+    num_singles: Int[Array, " 1"]
+    token_ids: Int[Array, " T"]
+    positions: Int[Array, " T"]
+    slots: Int[Array, " T"]
+    rows: Int[Array, " T"]
+    logit_index: Int[Array, " B"]
+    tile_rows: Int[Array, " Q"]
+    tile_starts: Int[Array, " Q"]
+    tile_lens: Int[Array, " Q"]
+    tile_positions: Int[Array, " Q"]
+
+
+def packed_sizes(key: BucketKey) -> tuple[int, ...]:
+    """Length of each part of `PackedInputs` in a step of this shape."""
+    return (1, 1, *(key.num_tokens,) * 4, key.num_rows, *(key.num_tiles,) * 4)
+
+
+def forward(
+    merge: Merge,
+    key: BucketKey,
+    leaves: Sequence[Array],
+    pool: KVPool,
+    page_table: Int[Array, "R C"],
+    last_token: Int[Array, " R"],
+    packed: Int[Array, " n"],
+) -> tuple[Float[Array, "B V"], Float[Array, "T D"], KVPool, Int[Array, "R C"]]:
+    """Logits of each request's last new token, all hidden states, and pool and page table after the step.
+
+    The table is told of the new tokens' pages here, so a decode step needs no other transfer.
+    """
+    model = merge(leaves)
+    sizes = packed_sizes(key)
+    parts = PackedInputs(*jnp.split(packed, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]))
+    written = jnp.where(parts.slots > 0, parts.rows, 0)
+    page_table = page_table.at[written, parts.positions // pool.page_size].set(parts.slots // pool.page_size)
+    hidden, pool = model(_forward_inputs(key, parts, page_table, last_token), pool)
+    return model.logits(hidden[parts.logit_index]), hidden, pool, page_table
+
+
+def _forward_inputs(
+    key: BucketKey, parts: PackedInputs, page_table: Int[Array, "R C"], last_token: Int[Array, " R"]
+) -> ForwardInputs:
+    is_single = jnp.arange(key.num_singles) < parts.num_singles
+    attention = AttentionInputs(
+        page_table=page_table,
+        single_rows=parts.rows[: key.num_singles],
+        single_kv_lens=jnp.where(is_single, parts.positions[: key.num_singles] + 1, 0),
+        tile_rows=parts.tile_rows,
+        tile_starts=parts.tile_starts,
+        tile_lens=parts.tile_lens,
+        tile_positions=parts.tile_positions,
+        num_tiles=parts.num_tiles[0],
+    )
+    token_ids = jnp.where(parts.token_ids < 0, last_token[parts.rows], parts.token_ids)
+    return ForwardInputs(token_ids, parts.positions, parts.slots, attention)
+
+
+def unpack_sampling(packed: Int[Array, "R columns"]) -> SamplingInputs:
+    """The columns of the sampling array: integers as they are, floats by their bits."""
+    integers = [packed[:, i] for i in range(6)]
+    floats = lax.bitcast_convert_type(packed[:, 6:], jnp.float32)
+    return SamplingInputs(
+        rows=integers[0],
+        output_index=integers[1],
+        seeds=lax.bitcast_convert_type(packed[:, 2:4], jnp.uint32),
+        top_k=integers[4],
+        uses_tables=integers[5] > 0,
+        temperature=floats[:, 0],
+        top_p=floats[:, 1],
+        min_p=floats[:, 2],
+        frequency=floats[:, 3],
+        presence=floats[:, 4],
+        repetition=floats[:, 5],
+    )
+
+
+def sample(
+    logits: Float[Array, "B V"],
+    packed: Int[Array, "B columns"],
+    last_token: Int[Array, " R"],
+    tables: PenaltyTables | None,
+    chosen: Int[Array, "B chosen"] | None,
+    *,
+    is_sampled: bool,
+    num_top: int,
+) -> tuple[StepOutput, Int[Array, " R"], PenaltyTables | None]:
+    """Tokens (and log-probabilities where `chosen` is given), and the tables after them."""
+    inputs = unpack_sampling(packed)
+    tokens = choose_tokens(logits, inputs, tables, is_sampled=is_sampled)
+    if tables is not None:
+        tables = count_tokens(tables, inputs, tokens)
+    logprobs = None if chosen is None else token_logprobs(logits, tokens, chosen, num_top)
+    return StepOutput(tokens, logprobs), last_token.at[inputs.rows].set(jnp.maximum(tokens, 0)), tables
+
+
+def prompt_logprobs(
+    merge: Merge,
+    leaves: Sequence[Array],
+    hidden: Float[Array, "T D"],
+    targets: Int[Array, " T"],
+    chosen: Int[Array, "T chosen"],
+    *,
+    num_top: int,
+) -> Logprobs:
+    """Log-probabilities of each token's successor in its prompt, the head taken `PROMPT_ROWS` tokens at a time."""
+    model = merge(leaves)
+
+    def one_part(part: tuple[Array, Array, Array]) -> Logprobs:
+        return token_logprobs(model.logits(part[0]), part[1], part[2], num_top)
+
+    parts = [x.reshape(-1, PROMPT_ROWS, *x.shape[1:]) for x in (hidden, targets, chosen)]
+    return Logprobs(*(x.reshape(-1, *x.shape[2:]) for x in lax.map(one_part, tuple(parts))))
+
+
+def write_rows(page_table: Int[Array, "R C"], rows: Int[Array, " k"], pages: Int[Array, "k C"]) -> Int[Array, "R C"]:
+    """The page table with whole rows replaced; row 0 is the dump."""
+    return page_table.at[rows].set(pages)
+
+
+def write_counts(
+    tables: PenaltyTables,
+    row: Int[Array, ""],
+    reset: Int[Array, ""],
+    ids: Int[Array, " k"],
+    is_output: Int[Array, " k"],
+) -> PenaltyTables:
+    """Counts `ids` as prompt or output tokens of a request, after forgetting its row where `reset`. Id -1 is padding."""
+    vocab = tables.bias.shape[1]
+    counts = jnp.where(reset > 0, 0, tables.output_counts[row])
+    in_prompt = jnp.where(reset > 0, False, tables.in_prompt[row])
+    output_ids = jnp.where((ids >= 0) & (is_output > 0), ids, vocab)
+    prompt_ids = jnp.where((ids >= 0) & (is_output == 0), ids, vocab)
+    return tables._replace(
+        output_counts=tables.output_counts.at[row].set(counts.at[output_ids].add(1, mode="drop")),
+        in_prompt=tables.in_prompt.at[row].set(in_prompt.at[prompt_ids].set(True, mode="drop")),
+    )
+
+
+def write_bias(
+    tables: PenaltyTables, row: Int[Array, ""], ids: Int[Array, " k"], values: Float[Array, " k"]
+) -> PenaltyTables:
+    """The bias row of a request: the sum of `values` at `ids`, zero elsewhere. Id -1 is padding."""
+    vocab = tables.bias.shape[1]
+    empty = jnp.zeros(vocab, jnp.float32)
+    return tables._replace(
+        bias=tables.bias.at[row].set(empty.at[jnp.where(ids < 0, vocab, ids)].add(values, mode="drop"))
+    )

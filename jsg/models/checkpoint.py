@@ -1,0 +1,115 @@
+"""A directory of safetensors files as one collection of named tensors. No JAX.
+
+All is validated before the first tensor is read: the safetensors library checks each header (its length, the offsets,
+that the data fills the file), and `require` that names, shapes and types are those the model needs.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401 # teaches numpy bfloat16, which safetensors asks it for
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jsg.errors import ModelError
+from jsg.models.fields import read_json
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+MAX_FILES = 1000
+DTYPES = ("F32", "F16", "BF16")
+IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
+"""Tensors that old checkpoints hold and no model needs, for they are computed."""
+
+
+class Checkpoint:
+    """Tensors by name, read one at a time from memory-mapped files. Made by `open_checkpoint`."""
+
+    def __init__(self, files: Mapping[str, Any]):
+        """Takes the open safetensors file of each tensor name."""
+        self._files = files
+
+    def require(self, shapes: Mapping[str, tuple[int, ...]], ignored: frozenset[str] = frozenset()) -> None:
+        """Checks that the checkpoint holds exactly these tensors.
+
+        Args:
+            shapes: Shape of every tensor the model needs.
+            ignored: Further names that may be there, unread.
+
+        Raises:
+            ModelError: A tensor is missing, superfluous, of another shape, or of a type that is not supported.
+        """
+        for name in shapes:
+            if name not in self._files:
+                raise ModelError(f"the checkpoint must hold {name}, but does not; is it the one of this config.json?")
+        for name in self._files:
+            if name not in shapes and name not in ignored and not name.endswith(IGNORED_SUFFIXES):
+                raise ModelError(
+                    f"the checkpoint holds {name!r}, which this architecture does not have; "
+                    "is it the one of this config.json?"
+                )
+        for name, shape in shapes.items():
+            header = self._files[name].get_slice(name)
+            if tuple(header.get_shape()) != shape:
+                raise ModelError(
+                    f"{name} must have the shape {list(shape)} by config.json, but has {header.get_shape()}"
+                )
+            if header.get_dtype() not in DTYPES:
+                raise ModelError(
+                    f"{name} must be one of {', '.join(DTYPES)}, but is {header.get_dtype()}; "
+                    "quantised checkpoints are not supported"
+                )
+
+    def read(self, name: str) -> np.ndarray:
+        """A copy of one tensor, in the type the file has."""
+        return self._files[name].get_tensor(name)
+
+
+@contextlib.contextmanager
+def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
+    """The checkpoint of a model directory, in one file or in shards; its files stay open inside the `with`.
+
+    Raises:
+        ModelError: There is no safetensors checkpoint, a shard is missing or damaged, or shards and index disagree.
+    """
+    with contextlib.ExitStack() as stack:
+        if (directory / INDEX_FILE).is_file():
+            yield Checkpoint(_open_shards(directory, stack))
+        elif (directory / SINGLE_FILE).is_file():
+            file = _open_file(directory / SINGLE_FILE, stack)
+            yield Checkpoint(dict.fromkeys(file.keys(), file))
+        else:
+            raise ModelError(
+                f"a model directory must have {SINGLE_FILE} or {INDEX_FILE}, but this one has neither; "
+                "convert other formats to safetensors, or use --load-format dummy"
+            )
+
+
+def _open_shards(directory: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
+    weight_map = read_json(directory / INDEX_FILE).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise ModelError(f"{INDEX_FILE} must have a weight_map from tensor to file, but has none; download it again")
+    shards = sorted(set(weight_map.values()))
+    if len(shards) > MAX_FILES:
+        raise ModelError(f"{INDEX_FILE} must name at most {MAX_FILES} files, but names {len(shards)}")
+    for shard in shards:
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise ModelError(f"{INDEX_FILE} must name safetensors files beside itself, but names {shard!r}")
+    opened = {shard: _open_file(directory / shard, stack) for shard in shards}
+    held = {name: shard for shard, file in opened.items() for name in file.keys()}  # noqa: SIM118 # a method, no dict
+    for name in held.keys() ^ weight_map.keys():
+        raise ModelError(f"{INDEX_FILE} and its files disagree about the tensor {name!r}; download them again")
+    return {name: opened[shard] for name, shard in held.items()}
+
+
+def _open_file(path: Path, stack: contextlib.ExitStack) -> Any:
+    try:
+        return stack.enter_context(safe_open(path, framework="numpy"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"the checkpoint must have the file {path.name}, but it is missing; download it again"
+        ) from None
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path.name} must be a whole safetensors file ({error}); download it again") from None

@@ -1,0 +1,162 @@
+"""The decoder-only transformer that Llama, Mistral and Qwen share. Letters: `jsg/models/inputs.py`.
+
+What differs between these families is a few switches of `Decoder`; a family's own file sets them. Query, key and value
+projections are one matmul, and so are gate and up: at decode the time goes into reading kernels, and fewer, larger
+matmuls read faster. The joint kernels keep a shardable axis: [D, K, (G+2)·H] holds, per key-value head, its G query
+heads, its key and its value, and [D, 2, F] holds gate and up, so a slice along K or F is a whole smaller layer.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jsg.cache.pool import KVPool
+from jsg.kernels_pallas import ops
+from jsg.models.config import ModelConfig
+from jsg.models.inputs import ForwardInputs
+from jsg.models.layers import Embedding, Linear, Origin, RMSNorm, Source, parameter, project
+from jsg.models.rope import Rotation, rotate, rotation
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention over the paged pool of one layer."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        dtype: jax.typing.DTypeLike,
+        *,
+        qkv_bias: bool,
+        output_bias: bool,
+        qk_norm: bool,
+    ):
+        prefix = f"model.layers.{layer}.self_attn"
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.head_dim = head_dim
+        self.window = config.layer_windows[layer]
+        self.qkv = Linear(
+            (f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj"),
+            config.hidden_size,
+            (kv_heads, (heads // kv_heads + 2) * head_dim),
+            dtype,
+            out_dims=(heads * head_dim, kv_heads * head_dim, kv_heads * head_dim),
+            join_axis=1,
+            bias=qkv_bias,
+        )
+        self.output = Linear((f"{prefix}.o_proj",), heads * head_dim, (config.hidden_size,), dtype, bias=output_bias)
+        self.query_norm = RMSNorm(f"{prefix}.q_norm", head_dim, config.rms_norm_eps, dtype) if qk_norm else None
+        self.key_norm = RMSNorm(f"{prefix}.k_norm", head_dim, config.rms_norm_eps, dtype) if qk_norm else None
+
+    def __call__(
+        self,
+        x: Float[Array, "T D"],
+        inputs: ForwardInputs,
+        turn: Rotation,
+        keys: Float[Array, "P page_size K H"],
+        values: Float[Array, "P page_size K H"],
+    ) -> tuple[Float[Array, "T D"], Float[Array, "P page_size K H"], Float[Array, "P page_size K H"]]:
+        """What the tokens gather from their context; writes their keys and values to the pool first."""
+        num_tokens, head_dim = len(x), self.head_dim
+        query, key, value = jnp.split(self.qkv(x), [-2 * head_dim, -head_dim], axis=-1)
+        query = query.reshape(num_tokens, -1, head_dim)  # [T, K, G·H] to [T, N, H]: head n reads kv head n // G
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = rotate(query, turn), rotate(key, turn)
+        keys = ops.write_kv(keys, inputs.slots, key)
+        values = ops.write_kv(values, inputs.slots, value)
+        gathered = ops.paged_attention(query, keys, values, inputs.attention, scale=head_dim**-0.5, window=self.window)
+        return self.output(gathered.reshape(num_tokens, -1)), keys, values
+
+
+class FeedForward(nnx.Module):
+    """The gated feed-forward block: down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, config: ModelConfig, layer: int, dtype: jax.typing.DTypeLike, *, bias: bool):
+        prefix, width, inner = f"model.layers.{layer}.mlp", config.hidden_size, config.intermediate_size
+        self.gate_up = Linear((f"{prefix}.gate_proj", f"{prefix}.up_proj"), width, (2, inner), dtype, bias=bias)
+        self.down = Linear((f"{prefix}.down_proj",), inner, (width,), dtype, bias=bias)
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        """Each token on its own."""
+        gate_up = self.gate_up(x)
+        return self.down(jax.nn.silu(gate_up[:, 0]) * gate_up[:, 1])
+
+
+class Layer(nnx.Module):
+    """Attention and feed-forward, each added to the residual stream."""
+
+    def __init__(
+        self, config: ModelConfig, layer: int, dtype: jax.typing.DTypeLike, attention: Attention, mlp: FeedForward
+    ):
+        prefix, width, eps = f"model.layers.{layer}", config.hidden_size, config.rms_norm_eps
+        self.attention_norm = RMSNorm(f"{prefix}.input_layernorm", width, eps, dtype)
+        self.attention = attention
+        self.mlp_norm = RMSNorm(f"{prefix}.post_attention_layernorm", width, eps, dtype)
+        self.mlp = mlp
+
+    def __call__(
+        self,
+        x: Float[Array, "T D"],
+        inputs: ForwardInputs,
+        turn: Rotation,
+        keys: Float[Array, "P page_size K H"],
+        values: Float[Array, "P page_size K H"],
+    ) -> tuple[Float[Array, "T D"], Float[Array, "P page_size K H"], Float[Array, "P page_size K H"]]:
+        """The residual stream after this layer, and the layer's part of the pool."""
+        gathered, keys, values = self.attention(self.attention_norm(x), inputs, turn, keys, values)
+        x = x + gathered
+        return x + self.mlp(self.mlp_norm(x)), keys, values
+
+
+class Decoder(nnx.Module):
+    """Embedding, layers, final norm and head. Implements `jsg.models.model.Model`.
+
+    Layers are unrolled, not scanned: a pool that rides through a scan is copied.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: jax.typing.DTypeLike,
+        *,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        mlp_bias: bool = False,
+        qk_norm: bool = False,
+    ):
+        """Declares the parameters.
+
+        Args:
+            config: The shape.
+            dtype: Of parameters and activations.
+            qkv_bias: Query, key and value projections have biases.
+            output_bias: The projection after attention has a bias.
+            mlp_bias: The feed-forward projections have biases.
+            qk_norm: Every head's query and key are normed before they are turned.
+        """
+        self.config = config
+        self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, dtype)
+        self.layers = nnx.List([])
+        for layer in range(config.num_layers):
+            attention = Attention(config, layer, dtype, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm=qk_norm)
+            mlp = FeedForward(config, layer, dtype, bias=mlp_bias)
+            self.layers.append(Layer(config, layer, dtype, attention, mlp))
+        self.final_norm = RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps, dtype)
+        head = Origin((Source("lm_head.weight", (config.vocab_size, config.hidden_size)),), transposed=True)
+        head_shape = (config.hidden_size, config.vocab_size)
+        self.head = None if config.tie_word_embeddings else parameter(head_shape, dtype, head)
+
+    def __call__(self, inputs: ForwardInputs, pool: KVPool) -> tuple[Float[Array, "T D"], KVPool]:
+        """See `Model`."""
+        x = self.embedding(inputs.token_ids)
+        turn = rotation(inputs.positions, self.config.rope, self.config.head_dim)
+        keys, values = list(pool.keys), list(pool.values)
+        for i, layer in enumerate(self.layers):
+            x, keys[i], values[i] = layer(x, inputs, turn, keys[i], values[i])
+        return self.final_norm(x), KVPool(tuple(keys), tuple(values))
+
+    def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
+        """See `Model`."""
+        return self.embedding.logits(hidden) if self.head is None else project(hidden, self.head[...])

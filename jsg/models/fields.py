@@ -1,0 +1,96 @@
+"""Typed, bounded access to the JSON files of a model directory. No JAX."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jsg.errors import ModelError
+
+MAX_JSON_BYTES = 16 * 2**20
+MAX_INTEGER = 2**24
+MAX_LIST = 1024
+MAX_SHOWN = 80
+"""Characters of a bad value that an error message repeats."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model directory.
+
+    Raises:
+        ModelError: There is no such file, it is larger than `MAX_JSON_BYTES`, or it is no JSON object.
+    """
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ModelError(f"{path.name} must have at most {MAX_JSON_BYTES} bytes; is it the right file?")
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelError(f"a model directory must have {path.name}, but this one has none") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path.name} must be readable JSON ({type(error).__name__}); download it again") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path.name} must hold a JSON object, but holds a {type(value).__name__}")
+    return value
+
+
+class Fields:
+    """One JSON object. A null counts as absent. Every getter raises ModelError naming file, field, rule and value."""
+
+    def __init__(self, file: str, values: Mapping[str, Any]):
+        """Takes the name of the file for messages, and the object."""
+        self._file = file
+        self._values = values
+
+    def names(self) -> set[str]:
+        """The fields that are present."""
+        return {name for name, value in self._values.items() if value is not None}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value as it is, unchecked."""
+        value = self._values.get(name)
+        return default if value is None else value
+
+    def require(self, ok: bool, name: str, rule: str, value: object) -> None:
+        """Raises unless `ok`; the message says that the field must `rule`, and what it is."""
+        if not ok:
+            shown = repr(value)
+            shown = shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "…"
+            raise ModelError(f"{self._file}: {name} must {rule}, but is {shown}")
+
+    def section(self, name: str) -> "Fields | None":
+        """A nested object, or None."""
+        value = self.get(name)
+        self.require(value is None or isinstance(value, dict), name, "be an object", value)
+        return None if value is None else Fields(f"{self._file}: {name}", value)
+
+    def integer(self, name: str, default: int | None = None, low: int = 1, high: int = MAX_INTEGER) -> int:
+        """An integer in [low, high]; required if there is no default."""
+        value = self.get(name, default)
+        self.require(type(value) is int and low <= value <= high, name, f"be an integer in [{low}, {high}]", value)
+        return value
+
+    def number(self, name: str, default: float | None = None, low: float = 0.0, high: float = 1e12) -> float:
+        """A number in (low, high]; required if there is no default."""
+        value = self.get(name, default)
+        self.require(type(value) in (int, float) and low < value <= high, name, f"be in ({low}, {high}]", value)
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.get(name, default)
+        self.require(isinstance(value, bool), name, "be true or false", value)
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        """A string."""
+        value = self.get(name, default)
+        self.require(isinstance(value, str), name, "be a string", value)
+        return value
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """One token id, a list of them, or none."""
+        value = self.get(name, [])
+        ids = tuple(value) if isinstance(value, list) else (value,)
+        ok = len(ids) <= MAX_LIST and all(type(token) is int and 0 <= token < MAX_INTEGER for token in ids)
+        self.require(ok, name, "be a token id or a list of token ids", value)
+        return ids

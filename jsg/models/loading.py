@@ -1,0 +1,117 @@
+"""Parameters from a checkpoint, or from a seed. Names and shapes come from each parameter's `Origin`."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array
+
+from jsg.errors import ModelError
+from jsg.models.checkpoint import open_checkpoint
+from jsg.models.config import ModelConfig
+from jsg.models.layers import Origin, Source
+from jsg.models.registry import build_model
+
+Progress = Callable[[int, int], None]
+"""Called with (parameters loaded, parameters in all) after each."""
+
+TIED_HEAD = frozenset({"lm_head.weight"})
+"""Some checkpoints of models with tied embeddings hold the table twice; the second is not read."""
+
+
+def load_model(
+    directory: Path | None,
+    config: ModelConfig,
+    *,
+    load_format: str = "auto",
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> nnx.Module:
+    """The model of `config` with its parameters on the default device, in `dtype`.
+
+    Args:
+        directory: The model directory; not looked at for `dummy`.
+        config: Its `ModelConfig`.
+        load_format: `auto` and `safetensors` read the checkpoint; `dummy` draws seeded random parameters.
+        dtype: Of every parameter.
+        seed: Of dummy parameters.
+        progress: Told after each parameter.
+
+    Raises:
+        ModelError: The architecture is unknown, or the checkpoint is not exactly what it needs; the message names the
+            tensor.
+    """
+    model = abstract_model(config, dtype)
+    if load_format == "dummy":
+        _fill(model, dtype, lambda source: _dummy_tensor(source, seed), progress)
+        return model
+    if directory is None:
+        raise ModelError("a model directory is needed unless --load-format is dummy")
+    with open_checkpoint(directory) as checkpoint:
+        checkpoint.require(_checkpoint_shapes(model), TIED_HEAD if config.tie_word_embeddings else frozenset())
+        _fill(model, dtype, lambda source: jnp.asarray(checkpoint.read(source.name)), progress)
+    return model
+
+
+def abstract_model(config: ModelConfig, dtype: jax.typing.DTypeLike) -> nnx.Module:
+    """The model with shapes in place of arrays: nothing is allocated."""
+    return nnx.eval_shape(lambda: build_model(config, dtype))
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """How many numbers the checkpoint of this model holds."""
+    return sum(param.size for param in _parameters(abstract_model(config, jnp.float32)))
+
+
+def resolve_dtype(name: str, platform: str) -> jnp.dtype:
+    """The type that `--dtype` means: `auto` is float32 on `platform` "cpu" and bfloat16 elsewhere."""
+    if name == "auto":
+        name = "float32" if platform == "cpu" else "bfloat16"
+    return jnp.dtype(name)
+
+
+def _fill(
+    model: nnx.Module, dtype: jax.typing.DTypeLike, read: Callable[[Source], Array], progress: Progress | None
+) -> None:
+    """Gives every parameter its values, one after another: the host holds one tensor at a time."""
+    params = list(_parameters(model))
+    for done, param in enumerate(params, start=1):
+        param.set_value(_assemble(param.shape, dtype, param.get_metadata("origin"), read))
+        if progress is not None:
+            progress(done, len(params))
+
+
+def _assemble(
+    shape: tuple[int, ...], dtype: jax.typing.DTypeLike, origin: Origin, read: Callable[[Source], Array]
+) -> Array:
+    """One parameter from its sources; see `Origin`. Transposing once here saves it at every step."""
+    axis = origin.join_axis
+    parts = []
+    for source in origin.sources:
+        tensor = read(source).astype(dtype)
+        parts.append((tensor.T if origin.transposed else tensor).reshape(*shape[:axis], -1, *shape[axis + 1 :]))
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
+
+
+def _dummy_tensor(source: Source, seed: int) -> Array:
+    """Random values that depend on the seed and the tensor's name only, scaled so that logits have a std of about 1."""
+    if source.name.endswith("norm.weight"):
+        return jnp.ones(source.shape)
+    digest = hashlib.sha256(f"{seed} {source.name}".encode()).digest()
+    key = jax.random.key(int.from_bytes(digest[:4], "little"))
+    scale = 0.1 if len(source.shape) == 1 else source.shape[-1] ** -0.5
+    return scale * jax.random.normal(key, source.shape)
+
+
+def _parameters(model: nnx.Module) -> Iterator[nnx.Param]:
+    return (node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param))
+
+
+def _checkpoint_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
+    return {
+        source.name: source.shape for param in _parameters(model) for source in param.get_metadata("origin").sources
+    }

@@ -1,0 +1,90 @@
+"""Messages → the prompt text that a model was trained on."""
+
+from typing import Any, final
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError
+
+from jsg.errors import ModelError, RequestError
+from jsg.processing.template_sandbox import TemplateSandbox
+
+_MAX_ERROR_CHARS = 300
+
+
+@final
+class ChatTemplate:
+    """A model's chat template, compiled once. Immutable: any number of threads may render at a time."""
+
+    def __init__(self, source: str | None, *, bos_token: str | None, eos_token: str | None):
+        """Compiles the template.
+
+        Args:
+            source: Jinja source as in the model's directory; None for a model that has none, whose `render` refuses.
+            bos_token: What `bos_token` stands for in it; undefined when None.
+            eos_token: The same for `eos_token`.
+
+        Raises:
+            ModelError: The source is not a template.
+        """
+        tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._tokens = {name: token for name, token in tokens.items() if token is not None}
+        self._sandbox = TemplateSandbox()
+        self._template = None if source is None else self._compile(source)
+
+    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **extra: Any) -> str:
+        """The prompt text of a conversation.
+
+        The text has its special tokens written in it: encode it with `add_special_tokens=False`.
+
+        Args:
+            messages: Role and content, and whatever else the template reads. They are copied, never changed.
+            add_generation_prompt: End with the beginning of the assistant's turn.
+            **extra: More variables of the template, such as `tools` or `enable_thinking`.
+
+        Raises:
+            RequestError: The model has no chat template, or its template does not take these messages.
+        """
+        if self._template is None:
+            raise RequestError(
+                "a chat needs a model with a chat template, but this one has none; send the whole prompt as text to "
+                "the completions endpoint, or serve a model whose tokenizer has a chat_template",
+                param="messages",
+            )
+        given = {"tools": None, "documents": None, **extra, "messages": messages}
+        try:
+            variables = {name: _copy_json(value) for name, value in given.items()}
+            variables |= {**self._tokens, "add_generation_prompt": add_generation_prompt}
+            return self._sandbox.render(self._template, variables)
+        except TemplateError as error:
+            reason = error.message or "no reason given"
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            reason = str(error)
+        except RecursionError:
+            reason = "the messages or the template's macros are nested too deeply"
+        if len(reason) > _MAX_ERROR_CHARS:
+            reason = reason[:_MAX_ERROR_CHARS] + "…"
+        raise RequestError(
+            f"messages must fit the chat template of the model, but it says: {reason}; change roles or contents so "
+            "that they do",
+            param="messages",
+        )
+
+    def _compile(self, source: str) -> Template:
+        try:
+            return self._sandbox.compile_metered(source)
+        except TemplateSyntaxError as error:
+            reason = f"line {error.lineno}: {error.message}"
+        except (TemplateError, RecursionError) as error:
+            reason = str(error)
+        raise ModelError(f"the chat template must be a Jinja template, but {reason}; correct the model's chat_template")
+
+
+def _copy_json(value: Any) -> Any:
+    """A copy in plain JSON types, so that a template meets no object with methods of its own."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case dict():
+            return {_copy_json(key): _copy_json(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_copy_json(item) for item in value]
+    raise TypeError(f"values must be of the types that JSON has, but one is of type {type(value).__name__}")

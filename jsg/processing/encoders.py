@@ -1,0 +1,170 @@
+"""The two libraries that cut text into tokens, behind one protocol.
+
+Both are used in one way only: text in, ids out, nothing put in front or behind. Making text of ids is `pieces.py`.
+"""
+
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Protocol, final
+
+import sentencepiece
+import tokenizers
+
+from jsg.errors import ModelError
+from jsg.processing.pieces import WORD_START, TokenPieces, byte_of_token, pieces_of_decoder
+from jsg.processing.tokenizer_config import TokenizerConfig
+
+
+class TextEncoder(Protocol):
+    """Text → token ids. Immutable: any number of threads may use one at a time."""
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        """The tokens of a text. Special tokens written in it are read as such only with `parse_special`."""
+        ...
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token in its written form, or None."""
+        ...
+
+    def affixes(self) -> tuple[list[int], list[int]]:
+        """The ids that the tokenizer's own file puts before and after every text."""
+        ...
+
+
+@final
+class JsonEncoder:
+    """A `tokenizer.json`, through `tokenizers`."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer):
+        # Files saved after training may carry both, and would shorten or lengthen texts silently.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def from_file(cls, path: Path) -> "JsonEncoder":
+        """Raises ModelError when the file is not a tokenizer."""
+        try:
+            return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+        except Exception as error:  # `tokenizers` raises plain Exception
+            raise ModelError(
+                f"tokenizer.json must be readable by tokenizers {tokenizers.__version__}, but it says: {error}; "
+                "fetch the model again or install the version that wrote it"
+            ) from None
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        """The tokens of a text."""
+        tokenizer = self._tokenizer if parse_special else self._plain_tokenizer
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token, or None."""
+        return self._tokenizer.token_to_id(token)
+
+    def affixes(self) -> tuple[list[int], list[int]]:
+        """What the post-processor puts around a text."""
+        bare = self._tokenizer.encode("a", add_special_tokens=False).ids
+        full = self._tokenizer.encode("a").ids
+        for start in reversed(range(len(full) - len(bare) + 1)):
+            if full[start : start + len(bare)] == bare:
+                return full[:start], full[start + len(bare) :]
+        raise ModelError("the post-processor in tokenizer.json must only add tokens around a text, but it changes it")
+
+    def pieces(self, special_tokens: frozenset[str]) -> TokenPieces:
+        """The bytes of every token.
+
+        Args:
+            special_tokens: Tokens that the configuration uses as special ones, beside those marked in the file.
+        """
+        added = self._tokenizer.get_added_tokens_decoder()
+        decoder = self._tokenizer.decoder
+        return pieces_of_decoder(
+            None if decoder is None else json.loads(decoder.__getstate__()),
+            {token_id: token for token, token_id in self._tokenizer.get_vocab().items()},
+            {token_id: token.content for token_id, token in added.items()},
+            frozenset(i for i, token in added.items() if token.special or token.content in special_tokens),
+        )
+
+    @functools.cached_property
+    def _plain_tokenizer(self) -> tokenizers.Tokenizer:
+        # `encode_special_tokens` is state of the tokenizer, so the other setting needs a tokenizer of its own.
+        plain = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        plain.encode_special_tokens = True
+        return plain
+
+
+@final
+class SentencePieceEncoder:
+    """A `tokenizer.model`, through sentencepiece.
+
+    Special tokens written in a text cut it into segments, and each segment is encoded by itself, so the space that
+    sentencepiece puts before a text comes again after a special token. The models published this way were trained so.
+    """
+
+    def __init__(self, model: bytes, config: TokenizerConfig):
+        """Takes the bytes of the file, and the configuration for the tokens added since it was trained.
+
+        Raises:
+            ModelError: The bytes are not a sentencepiece model.
+        """
+        try:
+            processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except (RuntimeError, OSError, ValueError):
+            raise ModelError(
+                "tokenizer.model must be a sentencepiece model, but it cannot be read as one; fetch the model again"
+            ) from None
+        trained = {i: processor.id_to_piece(i) for i in range(processor.get_piece_size())}
+        added = {i: token for i, token in config.added_tokens.items() if i not in trained}
+        self._processor = processor
+        self._tokens = trained | added
+        self._ids = {token: i for i, token in self._tokens.items()}
+        self._special_ids = frozenset(
+            i
+            for i, token in self._tokens.items()
+            if token in config.special_tokens or (i in trained and (processor.is_control(i) or processor.is_unknown(i)))
+        )
+        # The longest first, so that no token hides another that it begins.
+        verbatim = sorted((self._tokens[i] for i in self._special_ids | added.keys()), key=len, reverse=True)
+        self._verbatim_pattern = re.compile(f"({'|'.join(map(re.escape, verbatim))})")
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        """The tokens of a text."""
+        if not parse_special:
+            return self._processor.encode(text)
+        ids: list[int] = []
+        for index, segment in enumerate(self._verbatim_pattern.split(text)):
+            if index % 2:  # `split` by a pattern with one group puts the separators at the odd places
+                ids.append(self._ids[segment])
+            elif segment:
+                ids += self._processor.encode(segment)
+        return ids
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token, or None."""
+        return self._ids.get(token)
+
+    def affixes(self) -> tuple[list[int], list[int]]:
+        """BOS, where the model has one: the file does not say, and every published model puts it in front."""
+        bos_id = self._processor.bos_id()
+        return ([bos_id] if bos_id >= 0 else []), []
+
+    def boundary_tokens(self) -> tuple[str | None, str | None]:
+        """The written forms of the model's own BOS and EOS."""
+        return self._tokens.get(self._processor.bos_id()), self._tokens.get(self._processor.eos_id())
+
+    def pieces(self) -> TokenPieces:
+        """The bytes of every token."""
+        pieces = [b""] * (max(self._tokens) + 1)
+        for token_id, token in self._tokens.items():
+            pieces[token_id] = self._spell(token, token_id)
+        puts_space = self._processor.encode("a", out_type=str)[0].startswith(WORD_START)
+        return TokenPieces(tuple(pieces), self._special_ids, strips_leading_space=puts_space)
+
+    def _spell(self, token: str, token_id: int) -> bytes:
+        if token_id in self._special_ids or token_id >= self._processor.get_piece_size():
+            return token.encode()
+        if self._processor.is_byte(token_id):
+            return byte_of_token(token) or b""
+        return token.replace(WORD_START, " ").encode()

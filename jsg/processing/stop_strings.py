@@ -1,0 +1,63 @@
+"""Finds stop strings in a text that comes character by character."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import final
+
+
+@final
+class StopMatcher:
+    """An Aho-Corasick automaton over some strings.
+
+    Its state is the longest end of the text so far that begins some stop string, which is exactly what must be held
+    back from the client. Every character costs O(1) amortised, however many and long the strings are.
+
+    Invariants: node 0 is the empty string; a node's failure link leads to a shorter string.
+    """
+
+    def __init__(self, stops: Sequence[str]):
+        self._children: list[dict[str, int]] = [{}]
+        self._depth = [0]
+        self._match_len = [0]
+        for stop in stops:
+            self._insert(stop)
+        self._failure = [0] * len(self._children)
+        self._link_failures()
+        self._node = 0
+
+    @property
+    def held_len(self) -> int:
+        """Characters at the end of the text that may be the beginning of a stop string."""
+        return self._depth[self._node]
+
+    def advance(self, char: str) -> int:
+        """Takes one character; the length of the longest stop string that ends with it, 0 for none."""
+        self._node = self._step(self._node, char)
+        return self._match_len[self._node]
+
+    def _step(self, node: int, char: str) -> int:
+        while node and char not in self._children[node]:
+            node = self._failure[node]
+        return self._children[node].get(char, 0)
+
+    def _insert(self, stop: str) -> None:
+        node = 0
+        for char in stop:
+            if char not in self._children[node]:
+                self._children[node][char] = len(self._children)
+                self._children.append({})
+                self._depth.append(self._depth[node] + 1)
+                self._match_len.append(0)
+            node = self._children[node][char]
+        self._match_len[node] = len(stop)
+
+    def _link_failures(self) -> None:
+        """Links each node to that of its longest proper end in the trie, and completes the match lengths."""
+        queue = deque(self._children[0].values())
+        while queue:
+            node = queue.popleft()
+            # A stop string that ends inside a longer one is matched at the longer one's node too.
+            self._match_len[node] = self._match_len[node] or self._match_len[self._failure[node]]
+            for char, child in self._children[node].items():
+                self._failure[child] = self._step(self._failure[node], char)
+                queue.append(child)

@@ -1,0 +1,153 @@
+"""Text ⇄ token ids."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import final
+
+from jsg.errors import ModelError, RequestError
+from jsg.processing.encoders import JsonEncoder, SentencePieceEncoder, TextEncoder
+from jsg.processing.pieces import TokenPieces
+from jsg.processing.tokenizer_config import TokenizerConfig, read_tokenizer_config
+
+
+@final
+class Tokenizer:
+    """Text ⇄ token ids of one model. Immutable: any number of threads may use one at a time.
+
+    Unlike `transformers` it never tidies spaces before punctuation: the text is what the tokens say.
+
+    Attributes:
+        vocab_size: One more than the highest token id.
+        bos_token, eos_token: Written forms of the tokens that begin and end a text, or None.
+        bos_token_id, eos_token_id: Their ids, or None.
+        special_ids: Tokens that are no text: BOS, EOS, turn markers, ...
+        chat_template: Jinja source of the model's chat template, or None.
+        strips_leading_space: Encoding puts a space before a text, so decoding takes one off its front.
+    """
+
+    def __init__(self, encoder: TextEncoder, pieces: TokenPieces, config: TokenizerConfig):
+        self._encoder = encoder
+        self._pieces = pieces.pieces
+        self._text_pieces = list(pieces.pieces)
+        for token_id in pieces.special_ids:
+            self._text_pieces[token_id] = b""
+        self.vocab_size = len(pieces.pieces)
+        self.special_ids = pieces.special_ids
+        self.strips_leading_space = pieces.strips_leading_space
+        self.bos_token = config.bos_token
+        self.eos_token = config.eos_token
+        self.bos_token_id = self.token_id(config.bos_token) if config.bos_token else None
+        self.eos_token_id = self.token_id(config.eos_token) if config.eos_token else None
+        self.chat_template = config.chat_template
+        before, after = encoder.affixes()
+        self._before = _with_token(before, self.bos_token_id, config.add_bos_token)
+        self._after = _with_token(after, self.eos_token_id, config.add_eos_token)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """The tokens of a text.
+
+        Args:
+            text: Any text that can be written in UTF-8.
+            add_special_tokens: Put BOS and EOS around it as the checkpoint says. False for a rendered chat template,
+                which has written them itself.
+            parse_special: Read special tokens written in the text as such; False takes them as plain characters, so
+                that a user's text cannot open a turn.
+
+        Raises:
+            RequestError: The text has a lone surrogate.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"a text must be valid Unicode, but character {error.start} is the lone surrogate "
+                f"U+{ord(text[error.start]):04X}; write characters above U+FFFF whole",
+                param="text",
+            ) from None
+        ids = self._encoder.encode(text, parse_special=parse_special)
+        return [*self._before, *ids, *self._after] if add_special_tokens else ids
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of tokens. Broken UTF-8 gives U+FFFD; an id that no token has gives nothing."""
+        raw = self.join_bytes(ids, skip_special_tokens=skip_special_tokens)
+        if self.strips_leading_space:
+            raw = raw.removeprefix(b" ")
+        return raw.decode(errors="replace")
+
+    def join_bytes(self, ids: Iterable[int], *, skip_special_tokens: bool) -> bytes:
+        """The bytes of tokens, one after another, a leading space included."""
+        pieces = self._text_pieces if skip_special_tokens else self._pieces
+        return b"".join([pieces[i] for i in ids if 0 <= i < self.vocab_size])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for; a special token's written form, b"" for an id that no token has."""
+        return self._pieces[token_id] if 0 <= token_id < self.vocab_size else b""
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its written form, such as "<|im_end|>", or None."""
+        return self._encoder.token_id(token)
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """Reads the tokenizer of a model directory.
+
+    `tokenizer.json` is read by `tokenizers`, else `tokenizer.model` by sentencepiece. A directory with neither is
+    handed to `transformers`, which takes seconds and knows the older formats.
+
+    Raises:
+        ModelError: There is no tokenizer, or it is damaged or of a kind that is not supported.
+    """
+    config = read_tokenizer_config(directory)
+    if (path := directory / "tokenizer.json").is_file():
+        return _json_tokenizer(JsonEncoder.from_file(path), config)
+    if (path := directory / "tokenizer.model").is_file():
+        return _sentencepiece_tokenizer(path, config)
+    return _json_tokenizer(_convert_with_transformers(directory), config)
+
+
+def vocabulary_bytes(tokenizer: Tokenizer) -> list[bytes]:
+    """The bytes that each token adds to a text, by id: b"" for special tokens and for ids that no token has.
+
+    A grammar over bytes reads this table; no entry is cut at a character, and a leading space is a space.
+    """
+    return [tokenizer.join_bytes((i,), skip_special_tokens=True) for i in range(tokenizer.vocab_size)]
+
+
+def _json_tokenizer(encoder: JsonEncoder, config: TokenizerConfig) -> Tokenizer:
+    return Tokenizer(encoder, encoder.pieces(config.special_tokens), config)
+
+
+def _sentencepiece_tokenizer(path: Path, config: TokenizerConfig) -> Tokenizer:
+    encoder = SentencePieceEncoder(path.read_bytes(), config)
+    bos_token, eos_token = encoder.boundary_tokens()
+    config = dataclasses.replace(
+        config, bos_token=config.bos_token or bos_token, eos_token=config.eos_token or eos_token
+    )
+    return Tokenizer(encoder, encoder.pieces(), config)
+
+
+def _with_token(ids: list[int], token_id: int | None, wanted: bool | None) -> tuple[int, ...]:
+    """The ids around a text after the configuration's say: None leaves them as they are."""
+    if token_id is None or wanted is None or wanted == (token_id in ids):
+        return tuple(ids)
+    return (token_id,) if wanted else tuple(i for i in ids if i != token_id)
+
+
+def _convert_with_transformers(directory: Path) -> JsonEncoder:
+    message = (
+        "a model directory must have tokenizer.json or tokenizer.model, or a tokenizer that transformers can convert "
+        "without running code of the model, but it has none; fetch the model again or save its tokenizer as JSON"
+    )
+    if not any((directory / name).is_file() for name in ("tokenizer_config.json", "vocab.json", "vocab.txt")):
+        raise ModelError(message)
+    from transformers import AutoTokenizer
+
+    try:
+        slow = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception:  # whatever a foreign format makes the library raise
+        raise ModelError(message) from None
+    converted = getattr(slow, "backend_tokenizer", None)
+    if converted is None:
+        raise ModelError(message)
+    return JsonEncoder(converted)

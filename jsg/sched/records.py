@@ -1,0 +1,152 @@
+"""What the scheduler keeps of each request, and the batch it hands to the engine."""
+
+import dataclasses
+
+import numpy as np
+
+from jsg.cache.radix import PrefixLock
+from jsg.cache.watch import Watch
+from jsg.sched.buckets import BucketKey
+from jsg.types import Request, TokenLogprob
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Placement:
+    """Where an admitted request lives. Made at admission, dropped when it finishes or is retracted.
+
+    Attributes:
+        row: Its row in the request table, from 1; row 0 takes the writes of padding.
+        lock: Keeps its cached prefix from being evicted.
+        num_tree_pages: Leading pages that the radix tree owns; the others are the row's own ("uncached").
+        num_dispatched: Positions whose KV has been computed or is being computed.
+        is_prefilling: Some of the tokens known at admission are not dispatched yet.
+        num_in_flight: Tokens sampled for it by a step that is not committed yet: 0 or 1.
+    """
+
+    row: int
+    lock: PrefixLock
+    num_tree_pages: int
+    num_dispatched: int
+    is_prefilling: bool = True
+    num_in_flight: int = 0
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class RunningRequest:
+    """One request from arrival to its last token. The one mutable record; only the scheduler changes it.
+
+    Attributes:
+        request: What the client asked for.
+        arrival: Its number in the order of arrival.
+        tokens: int32, prompt and committed output, with room for the rest; `num_known` of them are real.
+        num_known: Prompt tokens and committed output tokens.
+        watch: Keeps its longest cached prefix up to date while it waits; None while it runs.
+        place: Where it lives while it runs; None while it waits.
+        cached_tokens: Prompt tokens found in the cache at first admission; None before it.
+        arrived_s: Time of arrival, for the report only.
+        queue_s: Seconds from arrival to first admission.
+        prompt_logprobs: Of the chunks committed so far.
+        has_reported: An output was made of it.
+    """
+
+    request: Request
+    arrival: int
+    tokens: np.ndarray
+    num_known: int
+    watch: Watch | None = None
+    place: Placement | None = None
+    cached_tokens: int | None = None
+    arrived_s: float = 0.0
+    queue_s: float = 0.0
+    prompt_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    has_reported: bool = False
+
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens."""
+        return len(self.request.input_ids)
+
+    @property
+    def num_output(self) -> int:
+        """Committed output tokens."""
+        return self.num_known - self.num_prompt
+
+    @property
+    def num_to_come(self) -> int:
+        """Output tokens that are neither committed nor in flight, at most."""
+        in_flight = self.place.num_in_flight if self.place else 0
+        return self.request.sampling.max_new_tokens - self.num_output - in_flight
+
+    @property
+    def match_limit(self) -> int:
+        """Tokens that may come from the cache: a step that samples needs one, prompt logprobs their positions."""
+        request = self.request
+        if request.wants_prompt_logprobs and self.num_output == 0:
+            return max(request.logprob_start_len - 1, 0)
+        if request.sampling.max_new_tokens == 0:
+            return self.num_known
+        return self.num_known - 1
+
+
+def new_running_request(request: Request, arrival: int, now_s: float) -> RunningRequest:
+    """The record of a request that has just arrived."""
+    prompt = np.asarray(request.input_ids, np.int32)
+    tokens = np.zeros(len(prompt) + request.sampling.max_new_tokens, np.int32)
+    tokens[: len(prompt)] = prompt
+    return RunningRequest(request, arrival, tokens, len(prompt), arrived_s=now_s)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class BatchEntry:
+    """One request's part of a step. Never changed; not frozen because that makes it three times as slow to build.
+
+    Attributes:
+        running: The request.
+        place: Its placement when the step was planned; a later one means the entry is stale.
+        start: Position of its first new token.
+        num_new: New tokens: 1 in decode, a chunk in prefill.
+        write_start: Positions before it are in the radix tree already and must not be written.
+        output_index: Index among the output tokens of the token that the step may sample.
+        from_device: The one new token was sampled by an earlier step and is read from the device's own table.
+        samples: The step samples its next token.
+        ends_prefill: The last chunk of a prompt.
+    """
+
+    running: RunningRequest
+    place: Placement
+    start: int
+    num_new: int
+    write_start: int
+    output_index: int
+    from_device: bool
+    samples: bool
+    ends_prefill: bool
+
+    @property
+    def scores_prompt(self) -> bool:
+        """The log-probabilities of prompt tokens are wanted of this chunk."""
+        return not self.from_device and self.running.request.wants_prompt_logprobs and not self.running.has_reported
+
+    @property
+    def is_stale(self) -> bool:
+        """The request finished, was aborted or retracted after this step was planned."""
+        return self.running.place is not self.place
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One step. One-token entries come first.
+
+    Attributes:
+        key: Its padded shape.
+        entries: Its requests, in packed order.
+        num_singles: Leading entries with one new token.
+        admitted: Those of its requests that were admitted for this step: their device tables must be written first.
+        dirty_rows: Rows of the request table whose host copy is ahead of the device's.
+    """
+
+    key: BucketKey
+    entries: tuple[BatchEntry, ...]
+    num_singles: int
+    admitted: tuple[RunningRequest, ...]
+    dirty_rows: tuple[int, ...]

@@ -1,0 +1,389 @@
+"""What runs next: the waiting queue, the running requests and the pages they share become one batch per step.
+
+A step is planned before the results of the step before it are known (overlap), so a plan only uses what is certain:
+how many tokens each request will have, not which. Everything decided here is a function of requests and their order;
+there is no clock in any comparison, so a recorded trace replays exactly.
+
+Prefixes are put into the radix tree when their chunk is planned, not when it has run: a layer writes the keys and
+values of all tokens of a step before any of them attends, so even a request in the same step may read them. Requests
+that share an uncached prefix therefore share one computation without waiting for each other.
+"""
+
+import dataclasses
+
+from jsg.cache.allocator import PageAllocator
+from jsg.cache.radix import RadixCache
+from jsg.errors import ContextLengthError, QueueFullError, RequestError
+from jsg.sched.admission import AdmissionEstimate
+from jsg.sched.buckets import Buckets, Phase
+from jsg.sched.bypass import BypassLedger
+from jsg.sched.policy import make_policy
+from jsg.sched.records import Batch, BatchEntry, Placement, RunningRequest, new_running_request
+from jsg.sched.table import RequestTable
+from jsg.sched.waiting import WaitingQueue
+from jsg.types import FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What the scheduler must know of the model and the knobs. Units are tokens unless said."""
+
+    context_length: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    buckets: Buckets
+    max_running: int
+    policy: str = "lpm"
+    seed: int = 0
+    conservativeness: float = 1.0
+    max_prefill_tokens: int = 16_384
+    max_bypass_tokens: int = 16_384
+    max_queued: int = 10_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step computed, on the host.
+
+    Attributes:
+        token_ids: The sampled token of each entry of the batch: -1 where the logits were not finite, meaningless where
+            the entry does not sample.
+        logprobs: Per entry that asked for them.
+        prompt_logprobs: Per entry, by its index in the batch: one per prompt token that its chunk predicts.
+    """
+
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprob]] = dataclasses.field(default_factory=dict)
+
+
+class Scheduler:
+    """Owns every request between arrival and last token.
+
+    Invariants: a request waits (has a watch) or runs (has a placement), never both; `table.check_integrity` holds
+    between calls; a request with a step in flight is not retracted.
+    """
+
+    def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: RadixCache):
+        self.table = RequestTable(config.max_running, config.context_length, allocator, cache)
+        self.waiting = WaitingQueue(make_policy(config.policy, config.seed), cache)
+        self.running: list[RunningRequest] = []
+        self.num_retracts = 0
+        self._config = config
+        self._capacity = allocator.num_total * cache.page_size
+        self._live: dict[str, RunningRequest] = {}
+        self._num_arrived = 0
+        self._ledger = BypassLedger(config.max_bypass_tokens)
+        self._estimate = AdmissionEstimate(config.conservativeness)
+        self._finished: list[RequestOutput] = []
+        self._admitted: list[RunningRequest] = []
+        self._num_in_flight = 0
+        self._promised_pages: int | None = None
+
+    # Requests in and out.
+
+    def add(self, request: Request, now_s: float = 0.0) -> None:
+        """Queues a request.
+
+        Raises:
+            RequestError: It can never run, or its rid is in use.
+            QueueFullError: Too many wait.
+        """
+        if request.rid in self._live:
+            raise RequestError(f"rid must be unique among live requests, but {request.rid!r} is in use", param="rid")
+        if len(self.waiting) >= self._config.max_queued:
+            raise QueueFullError(f"{len(self.waiting)} requests wait already, the most --max-queued-requests allows")
+        total = len(request.input_ids) + request.sampling.max_new_tokens
+        limit = min(self._config.context_length, self._capacity)
+        if total > limit:
+            raise ContextLengthError(
+                f"prompt and new tokens together must be at most {limit}, but got {len(request.input_ids)} + "
+                f"{request.sampling.max_new_tokens}; shorten the prompt or lower max_new_tokens",
+                param="max_new_tokens",
+            )
+        if not all(0 <= token < self._config.vocab_size for token in (*request.input_ids, *request.token_ids_logprob)):
+            raise RequestError(f"token ids must be in [0, {self._config.vocab_size})", param="input_ids")
+        running = new_running_request(request, self._num_arrived, now_s)
+        self._num_arrived += 1
+        self._live[request.rid] = running
+        self.waiting.add(running)
+
+    def abort(self, rid: str) -> None:
+        """Ends a request wherever it is and frees what it holds. Unknown rids are ignored: it may just have ended."""
+        running = self._live.get(rid)
+        if running is not None:
+            self._finish(running, FinishReason(FinishType.ABORT, message="aborted"))
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits, runs, or has an output that was not taken."""
+        return not self._live and not self._finished
+
+    # Planning.
+
+    def plan(self, now_s: float = 0.0) -> Batch | None:
+        """The next step; None when nothing can run, or nothing before the step in flight is committed."""
+        if not self.running and not len(self.waiting):
+            self._estimate.on_idle()
+            return None
+        self._estimate.step()
+        if not self._make_room_to_decode():
+            return None
+        self._promised_pages = None
+        decoding = self._plan_decode()
+        budget = self._config.buckets.max_tokens - len(decoding)
+        chunks = self._plan_prefill(budget, now_s)
+        while not decoding and not chunks and self.running:
+            if self._num_in_flight:
+                return None
+            self._retract_latest()
+            chunks = self._plan_prefill(budget, now_s)
+        return self._make_batch(decoding + chunks) if decoding or chunks else None
+
+    def take_finished(self) -> list[RequestOutput]:
+        """Outputs of requests that ended without a step: aborted, or prefill-only and wholly cached."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _make_room_to_decode(self) -> bool:
+        """Retracts the latest arrivals until every request that decodes has room for a token.
+
+        False when a request must be retracted while a step is in flight: it has to be committed first.
+        """
+        while True:
+            needed = sum(self.table.needs_page(r.place) for r in self.running if r.place and _decodes(r))
+            if needed <= self.table.num_available_pages:
+                return True
+            if self._num_in_flight:
+                return False
+            self._retract_latest()
+
+    def _plan_decode(self) -> list[BatchEntry]:
+        """One token for every request that decodes."""
+        entries = []
+        for running in self.running:
+            place = _place(running)
+            if place.is_prefilling or running.num_to_come <= 0:
+                continue
+            start, index = place.num_dispatched, running.num_output + place.num_in_flight
+            place.num_in_flight += 1
+            entries.append(BatchEntry(running, place, start, 1, start, index, True, True, False))
+        self.table.grow_by_one([entry.place for entry in entries])
+        return entries
+
+    def _plan_prefill(self, budget: int, now_s: float) -> list[BatchEntry]:
+        """Chunks of at most `budget` tokens: begun prompts, oldest first, then waiting ones in policy order.
+
+        A waiting request that was passed by more than the bound comes before everything that arrived after it, and
+        while it cannot be admitted nothing that arrived after it gets a chunk: memory is left for it.
+        """
+        chunks: list[BatchEntry] = []
+        begun = sorted((r for r in self.running if _place(r).is_prefilling), key=lambda r: r.arrival)
+        while (overdue := self._overdue()) is not None:
+            while begun and begun[0].arrival < overdue.arrival:
+                budget -= self._plan_chunk(begun.pop(0), budget, chunks)
+            if budget <= 0 or not self._admit(overdue, now_s):
+                return chunks
+            budget -= self._plan_chunk(overdue, budget, chunks)
+        for running in begun:
+            budget -= self._plan_chunk(running, budget, chunks)
+        to_admit = self._config.max_prefill_tokens
+        while budget > 0 and to_admit > 0 and (first := self.waiting.first()) is not None:
+            if not self._admit(first, now_s):
+                break
+            to_admit -= first.num_known - _place(first).num_dispatched if first.place else 0
+            budget -= self._plan_chunk(first, budget, chunks)
+        return chunks
+
+    def _overdue(self) -> RunningRequest | None:
+        oldest = self.waiting.oldest()
+        if self._live:  # in order of arrival
+            self._ledger.forget_before(next(iter(self._live.values())).arrival)
+        return oldest if oldest is not None and self._ledger.is_overdue(oldest.arrival) else None
+
+    def _admit(self, running: RunningRequest, now_s: float) -> bool:
+        """Gives a waiting request a row and its cached prefix, if memory for it can be expected; else False."""
+        if not self.table.num_free_rows:
+            return False
+        place = self.table.admit(running)
+        if self._promised_pages is None:
+            self._promised_pages = sum(self._expected_pages(r, _place(r)) for r in self.running)
+        expected = self._expected_pages(running, place)
+        if self.running and expected + self._promised_pages > self.table.num_available_pages:
+            self.table.release(place)
+            return False
+        self._promised_pages += expected
+        self.waiting.remove(running)
+        running.place = place
+        if running.cached_tokens is None:
+            running.cached_tokens = place.num_dispatched
+            running.queue_s = now_s - running.arrived_s
+        running.prompt_logprobs.clear()
+        self.running.append(running)
+        self._admitted.append(running)
+        if place.num_dispatched == running.num_known:
+            self._finish(running, FinishReason(FinishType.LENGTH))
+        return True
+
+    def _expected_pages(self, running: RunningRequest, place: Placement) -> int:
+        """Pages a request is expected to need beyond those it holds."""
+        remaining = max(running.num_known - place.num_dispatched, 0)
+        return self.table.pages_for(remaining + int(running.num_to_come * self._estimate.fraction))
+
+    def _plan_chunk(self, running: RunningRequest, budget: int, chunks: list[BatchEntry]) -> int:
+        """Appends the next chunk of a prompt, as long as budget and memory allow; returns its tokens."""
+        place = running.place
+        if place is None:
+            return 0
+        start = place.num_dispatched
+        num_new = min(running.num_known - start, budget, self.table.room(place))
+        if num_new <= 0:
+            return 0
+        if self._promised_pages is not None:
+            self._promised_pages -= self.table.pages_for(num_new)
+        self.table.grow(place, num_new)
+        write_start = max(start, self.table.share(running, place, start + num_new))
+        place.is_prefilling = place.num_dispatched < running.num_known
+        samples = not place.is_prefilling and running.request.sampling.max_new_tokens > 0
+        place.num_in_flight += samples
+        self._ledger.record(running.arrival, num_new)
+        ends_prefill = not place.is_prefilling
+        chunks.append(
+            BatchEntry(running, place, start, num_new, write_start, running.num_output, False, samples, ends_prefill)
+        )
+        return num_new
+
+    def _make_batch(self, entries: list[BatchEntry]) -> Batch:
+        entries.sort(key=lambda entry: entry.num_new > 1)
+        num_tokens = sum(entry.num_new for entry in entries)
+        num_singles = sum(entry.num_new == 1 for entry in entries)
+        only_singles = num_singles == len(entries) and not any(e.scores_prompt for e in entries)
+        key = self._config.buckets.pick(Phase.DECODE if only_singles else Phase.EXTEND, num_tokens)
+        if not self._config.buckets.decode:
+            num_singles = 0
+        admitted, self._admitted = tuple(self._admitted), []
+        dirty = tuple(sorted(self.table.dirty_rows))
+        self.table.dirty_rows.clear()
+        self._num_in_flight += 1
+        return Batch(key, tuple(entries), num_singles, admitted, dirty)
+
+    def _retract_latest(self) -> None:
+        """Sends the running request that arrived last back to the queue; what it computed stays in the tree for now."""
+        victim = max(self.running, key=lambda r: r.arrival)
+        self._release(victim)
+        self.running.remove(victim)
+        self._admitted = [r for r in self._admitted if r is not victim]
+        self.waiting.add(victim)
+        self._estimate.on_retract(self.running)
+        self.num_retracts += 1
+
+    def _release(self, running: RunningRequest) -> None:
+        """Shares what a request has computed and takes its place away."""
+        place = _place(running)
+        self.table.share(running, place, min(place.num_dispatched, running.num_known - 1))
+        self.table.release(place)
+        running.place = None
+
+    # Results.
+
+    def commit(self, batch: Batch, result: StepResult) -> list[RequestOutput]:
+        """Takes a step's tokens: advances its requests and ends those that are done.
+
+        Returns:
+            One output per request that has something new.
+        """
+        self._num_in_flight -= 1
+        outputs = []
+        for index, entry in enumerate(batch.entries):
+            if entry.is_stale:
+                continue
+            running = entry.running
+            running.prompt_logprobs.extend(result.prompt_logprobs.get(index, ()))
+            if entry.samples and result.token_ids[index] < 0:
+                self._finish(running, FinishReason(FinishType.ERROR, message="the model's logits were not finite"))
+            elif entry.samples:
+                entry.place.num_in_flight -= 1
+                outputs.append(self._append(running, result.token_ids[index], result.logprobs.get(index)))
+            elif entry.ends_prefill:
+                self._finish(running, FinishReason(FinishType.LENGTH))
+        return outputs + self.take_finished()
+
+    def _append(self, running: RunningRequest, token: int, logprob: TokenLogprob | None) -> RequestOutput:
+        running.tokens[running.num_known] = token
+        running.num_known += 1
+        reason = self._stop_reason(running, token)
+        output = _output(running, token_ids=(token,), logprobs=(logprob,) if logprob else (), finish=reason)
+        if reason is not None:
+            self._leave(running)
+        return output
+
+    def _stop_reason(self, running: RunningRequest, token: int) -> FinishReason | None:
+        sampling = running.request.sampling
+        if running.num_output >= sampling.min_new_tokens:
+            is_eos = token in self._config.eos_token_ids and not sampling.ignore_eos
+            if is_eos or token in sampling.stop_token_ids:
+                return FinishReason(FinishType.STOP, matched=token)
+        if running.num_output >= sampling.max_new_tokens:
+            return FinishReason(FinishType.LENGTH)
+        return None
+
+    def _finish(self, running: RunningRequest, reason: FinishReason) -> None:
+        """Ends a request outside `commit`'s own outputs."""
+        self._finished.append(_output(running, finish=reason))
+        self._leave(running)
+
+    def _leave(self, running: RunningRequest) -> None:
+        del self._live[running.request.rid]
+        if running.place is not None:
+            self._release(running)
+            self.running.remove(running)
+            self._admitted = [r for r in self._admitted if r is not running]
+        else:
+            self.waiting.remove(running)
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants; for tests."""
+        self.table.check_integrity()
+        self.waiting.check_integrity()
+        assert len(self._live) == len(self.running) + len(self.waiting)
+        assert all(r.place is not None and r.watch is None for r in self.running)
+        rows = [_place(r).row for r in self.running]
+        assert len(set(rows)) == len(rows), "two requests share a row"
+
+
+def _place(running: RunningRequest) -> Placement:
+    assert running.place is not None, "only a running request has a placement"
+    return running.place
+
+
+def _decodes(running: RunningRequest) -> bool:
+    return not _place(running).is_prefilling and running.num_to_come > 0
+
+
+def _output(
+    running: RunningRequest,
+    *,
+    token_ids: tuple[int, ...] = (),
+    logprobs: tuple[TokenLogprob, ...] = (),
+    finish: FinishReason | None = None,
+) -> RequestOutput:
+    """What a step added to a request. Prompt logprobs go with its first token, or with its end if it has none."""
+    prompt_logprobs = None
+    num_scored = running.num_prompt - running.request.logprob_start_len
+    if (
+        running.request.wants_prompt_logprobs
+        and not running.has_reported
+        and len(running.prompt_logprobs) == num_scored
+    ):
+        prompt_logprobs = tuple(running.prompt_logprobs)
+    running.has_reported = True
+    return RequestOutput(
+        rid=running.request.rid,
+        token_ids=token_ids,
+        finish=finish,
+        prompt_tokens=running.num_prompt,
+        cached_tokens=running.cached_tokens or 0,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        queue_s=running.queue_s,
+    )

@@ -1,0 +1,87 @@
+"""Server-sent events, and work that ends when its client leaves."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, final
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from jsg.errors import JsgError
+from jsg.server.failures import error_body
+
+Event = dict[str, Any]
+
+
+async def until_disconnect[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Runs the work; when the client leaves first, cancels it and raises ClientDisconnect.
+
+    The request's body must have been read: the next message from the client is then that it left.
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def respond_with_events(request: Request, events: AsyncGenerator[Event]) -> Response:
+    """A response that streams the events, at least one, and ends with `[DONE]`.
+
+    It waits for the first event, so that what fails before is an ordinary HTTP failure. A later failure becomes an
+    event in the form of the endpoint. When the client leaves, `events` is closed at once.
+    """
+
+    async def first_event() -> Event:
+        return await anext(events)
+
+    first = await until_disconnect(request, first_event())
+    return _EventStream(request.url.path, first, events)
+
+
+@final
+class _EventStream(Response):
+    media_type = "text/event-stream"
+
+    def __init__(self, path: str, first: Event, events: AsyncGenerator[Event]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._path = path
+        self._first = first
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self._events):
+            with contextlib.suppress(ClientDisconnect):
+                await until_disconnect(Request(scope, receive), self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        async def send_body(body: bytes, *, more_body: bool = True) -> None:
+            await send({"type": "http.response.body", "body": body, "more_body": more_body})
+
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send_body(_encode(self._first))
+        try:
+            async for event in self._events:
+                await send_body(_encode(event))
+        except JsgError as error:
+            await send_body(_encode(error_body(self._path, error)))
+        await send_body(b"data: [DONE]\n\n", more_body=False)
+
+
+def _encode(event: Event) -> bytes:
+    return b"data: " + msgspec.json.encode(event) + b"\n\n"

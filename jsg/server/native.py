@@ -1,0 +1,146 @@
+"""`/generate`: SGLang's own interface."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from jsg.errors import RequestError
+from jsg.processing.tokenizer import Tokenizer
+from jsg.server.body import Body, Checked, Rid, TokenIds, is_prompt_list
+from jsg.server.event_stream import Event, respond_with_events, until_disconnect
+from jsg.server.failures import json_response
+from jsg.server.front import ReadyFront
+from jsg.server.generation import Answer, Generator, Prompt, new_rid
+from jsg.types import MAX_TOP_LOGPROBS, FinishReason, SamplingParams, TokenLogprob
+
+Object = dict[str, Any]
+
+router = APIRouter()
+
+
+class GenerateBody(Body):
+    """What `/generate` takes: one prompt or a list, as text or as token ids."""
+
+    text: str | Checked[str] | None = None
+    input_ids: TokenIds | Checked[TokenIds] | None = None
+    sampling_params: Object | Checked[Object] | None = None
+    rid: Rid | Checked[Rid] | None = None
+    stream: bool = False
+    return_logprob: bool = False
+    logprob_start_len: int = Field(-1, ge=-1, lt=2**31)
+    top_logprobs_num: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    token_ids_logprob: TokenIds | None = None
+    return_text_in_logprobs: bool = False
+
+
+@router.post("/generate")
+async def generate(body: GenerateBody, request: Request, front: ReadyFront) -> Response:
+    """Answers one prompt with an object, a list of prompts or `n` > 1 with a list; as events with `stream`."""
+    generator = front.generator
+    prompts, is_list = await _prompts(body, generator)
+    answers = generator.answers(prompts)
+    is_list = is_list or len(answers) > 1
+    texts = generator.tokenizer if body.return_text_in_logprobs else None
+    if body.stream:
+        return await respond_with_events(request, _events(generator, answers, is_list, texts))
+    await until_disconnect(request, generator.complete(answers))
+    results = [result(answer, texts) for answer in answers]
+    return json_response(results if is_list else results[0])
+
+
+async def _events(
+    generator: Generator, answers: Sequence[Answer], is_list: bool, texts: Tokenizer | None
+) -> AsyncGenerator[Event]:
+    """Each event holds all of its answer so far."""
+    async for index, _ in generator.run(answers):
+        place = {"index": index} if is_list else {}
+        yield result(answers[index], texts) | place
+
+
+async def _prompts(body: GenerateBody, generator: Generator) -> tuple[list[Prompt], bool]:
+    """The prompts of a body, and whether it has a list of them."""
+    if (body.text is None) == (body.input_ids is None):
+        raise RequestError("exactly one of text and input_ids must be given", param="text")
+    given: Any = body.text if body.input_ids is None else body.input_ids
+    is_list = is_prompt_list(given)
+    id_lists = await generator.encode(given if is_list else [given])
+    if not id_lists:
+        raise RequestError("a list of prompts must have at least one, but it is empty", param="text")
+    samplings = _one_each("sampling_params", body.sampling_params, len(id_lists), {})
+    rids = _one_each("rid", body.rid, len(id_lists), None)
+    if isinstance(body.rid, str) and is_list:
+        rids = [f"{body.rid}_{index}" for index in range(len(id_lists))]
+    prompts = [
+        Prompt(
+            rid=rid or new_rid(),
+            input_ids=input_ids,
+            sampling=SamplingParams.from_dict(sampling),
+            return_logprob=body.return_logprob,
+            logprob_start_len=body.logprob_start_len,
+            top_logprobs_num=body.top_logprobs_num,
+            token_ids_logprob=tuple(body.token_ids_logprob or ()),
+        )
+        for rid, input_ids, sampling in zip(rids, id_lists, samplings, strict=True)
+    ]
+    return prompts, is_list
+
+
+def _one_each(name: str, value: Any, count: int, default: Any) -> list[Any]:
+    """One value for each of `count` prompts: a list has its own for each, anything else is for all."""
+    if not isinstance(value, list):
+        return [default if value is None else value] * count
+    if len(value) != count:
+        raise RequestError(f"{name} must have one item for each of the {count} prompts, but has {len(value)}", name)
+    return value
+
+
+def result(answer: Answer, texts: Tokenizer | None) -> Object:
+    """An answer as `/generate` shows it; with `texts` logprobs carry the text of their tokens."""
+    return {"text": answer.text, "output_ids": answer.token_ids, "meta_info": meta_info(answer, texts)}
+
+
+def meta_info(answer: Answer, texts: Tokenizer | None) -> Object:
+    """What is known of an answer beside its text."""
+    meta: Object = {
+        "id": answer.request.rid,
+        "finish_reason": _finish_reason(answer.finish, len(answer.token_ids)),
+        "prompt_tokens": len(answer.request.input_ids),
+        "completion_tokens": len(answer.token_ids),
+        "cached_tokens": answer.cached_tokens,
+        "e2e_latency": answer.elapsed_s,
+        "time_to_first_token": answer.first_token_s,
+        "queue_time": answer.queue_s,
+    }
+    if answer.request.return_logprob:
+        meta |= _logprobs("input", answer.prompt_logprobs, answer, texts)
+        meta |= _logprobs("output", answer.logprobs, answer, texts)
+    return meta
+
+
+def _finish_reason(finish: FinishReason | None, num_tokens: int) -> Object | None:
+    if finish is None:
+        return None
+    reason: Object = {"type": finish.type.value}
+    if finish.matched is not None:
+        reason["matched"] = finish.matched
+    if finish.type == "length":
+        reason["length"] = num_tokens
+    if finish.message is not None:
+        reason["message"] = finish.message
+    return reason
+
+
+def _logprobs(side: str, scored: Sequence[TokenLogprob], answer: Answer, texts: Tokenizer | None) -> Object:
+    def entry(token_id: int, logprob: float | None) -> list[Any]:
+        text = None if texts is None else texts.decode([token_id], skip_special_tokens=False)
+        return [logprob, token_id, text]
+
+    shown: Object = {f"{side}_token_logprobs": [entry(token.token_id, token.logprob) for token in scored]}
+    if answer.request.top_logprobs_num:
+        shown[f"{side}_top_logprobs"] = [[entry(*pair) for pair in token.top] or None for token in scored]
+    if answer.request.token_ids_logprob:
+        shown[f"{side}_token_ids_logprobs"] = [[entry(*pair) for pair in token.chosen] or None for token in scored]
+    return shown

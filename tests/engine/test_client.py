@@ -1,0 +1,350 @@
+"""The process boundary, with a real child process around a scripted core."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from jsg.config import EngineConfig
+from jsg.engine.child import EngineChild
+from jsg.engine.client import EngineClient
+from jsg.engine.protocol import Progress
+from jsg.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    JsgError,
+    MemoryPlanError,
+    QueueFullError,
+    RequestError,
+)
+from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
+from tests.engine.fake_core import CRASHING, CRASHING_TOKEN, FAILING_TOKEN, TOO_LARGE
+
+FAKE_CORE = "tests.engine.fake_core:FakeCore"
+DEADLINE_S = 20
+
+
+@contextlib.asynccontextmanager
+async def fake_engine(**knobs) -> AsyncIterator[EngineClient]:
+    config = EngineConfig(**knobs)
+    client = EngineClient(EngineChild.spawn(config, core=FAKE_CORE), config)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await client.ready()
+            yield client
+    finally:
+        await client.close()
+
+
+def request(rid: str, ids=(1, 2, 3), **sampling) -> Request:
+    return Request(rid=rid, input_ids=tuple(ids), sampling=SamplingParams(**{"max_new_tokens": 5, **sampling}))
+
+
+async def collect(client: EngineClient, wanted: Request) -> list[RequestOutput]:
+    return [output async for output in client.generate(wanted)]
+
+
+def tokens_of(outputs: list[RequestOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+async def until(condition) -> None:
+    """Waits until the asynchronous condition holds; the test's deadline ends it otherwise."""
+    while not await condition():
+        await asyncio.sleep(0.01)
+
+
+def test_outputs_arrive_in_order_under_the_clients_name():
+    async def main():
+        async with fake_engine() as client:
+            outputs = await collect(client, request("mine", stop=("never sent down",)))
+            assert tokens_of(outputs) == [1, 2, 3, 1, 2]
+            assert {output.rid for output in outputs} == {"mine"}
+            assert [output.finish for output in outputs[:-1]] == [None] * 4
+            assert outputs[-1].finish == FinishReason(FinishType.LENGTH)
+
+    asyncio.run(main())
+
+
+def test_many_streams_at_once_keep_their_own_tokens():
+    async def main():
+        async with fake_engine() as client:
+            wanted = [request(f"r{i}", ids=(i, i + 1, i + 2), max_new_tokens=20) for i in range(64)]
+            results = await asyncio.gather(*(collect(client, one) for one in wanted))
+            for i, outputs in enumerate(results):
+                assert tokens_of(outputs) == [i + k % 3 for k in range(20)]
+
+    asyncio.run(main())
+
+
+def test_progress_is_reported_before_ready():
+    async def main():
+        seen: list[Progress] = []
+        config = EngineConfig()
+        client = EngineClient(EngineChild.spawn(config, core=FAKE_CORE), config, seen.append)
+        try:
+            info = await client.ready()
+        finally:
+            await client.close()
+        assert seen == [Progress("plan", 0, 0, "weights 1 MB, KV pool 2 MB"), Progress("load", 1, 1)]
+        assert info == client.info
+        assert info.eos_token_ids == (257,)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("ids", "max_new_tokens", "error", "param"),
+    [((4000,), 5, RequestError, "input_ids"), ((1,) * 10, 2048, ContextLengthError, "max_new_tokens")],
+)
+def test_a_refusal_keeps_its_class_and_param(ids, max_new_tokens, error, param):
+    async def main():
+        async with fake_engine() as client:
+            with pytest.raises(error) as caught:
+                await collect(client, request("a", ids=ids, max_new_tokens=max_new_tokens))
+            assert type(caught.value) is error
+            assert caught.value.param == param
+            assert tokens_of(await collect(client, request("a"))) == [1, 2, 3, 1, 2]
+
+    asyncio.run(main())
+
+
+def test_a_live_rid_is_refused_and_free_again_afterwards():
+    async def main():
+        async with fake_engine() as client:
+            first = asyncio.create_task(collect(client, request("same", max_new_tokens=50)))
+            await asyncio.sleep(0.02)
+            with pytest.raises(RequestError, match="unique"):
+                await collect(client, request("same"))
+            assert len(tokens_of(await first)) == 50
+            await collect(client, request("same"))
+
+    asyncio.run(main())
+
+
+def test_closing_a_stream_aborts_it_and_frees_its_name_at_once():
+    async def main():
+        async with fake_engine() as client:
+            stream = client.generate(request("r", ids=(9,), max_new_tokens=2000))
+            await anext(stream)
+            await stream.aclose()
+            # Outputs of the first "r" may still be under way; none may reach the second.
+            assert tokens_of(await collect(client, request("r", ids=(5,)))) == [5] * 5
+            stats = await client.stats()
+            assert (stats["num_aborted"], stats["num_running"]) == (1, 0)
+
+    asyncio.run(main())
+
+
+def test_a_request_closed_before_it_was_sent_never_reaches_the_engine():
+    async def main():
+        async with fake_engine() as client:
+            stream = client.generate(request("r", max_new_tokens=2000))
+            reading = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)  # one turn: the request is in the outbox, which is sent at the next
+            reading.cancel()
+            await asyncio.wait({reading})
+            stats = await client.stats()
+            assert stats["num_running"] == 0
+            assert stats["num_added"] == stats["num_aborted"]
+
+    asyncio.run(main())
+
+
+def test_abort_by_name_ends_the_stream_with_a_reason():
+    async def main():
+        async with fake_engine() as client:
+            stream = client.generate(request("r", max_new_tokens=2000))
+            await anext(stream)
+            assert client.abort("r")
+            assert not client.abort("r")
+            rest = [output async for output in stream]
+            assert rest[-1].finish is not None
+            assert rest[-1].finish.type is FinishType.ABORT
+            assert (await client.stats())["num_running"] == 0
+
+    asyncio.run(main())
+
+
+def test_flush_is_refused_while_requests_run():
+    async def main():
+        async with fake_engine() as client:
+            await collect(client, request("a"))
+            assert (await collect(client, request("b")))[0].cached_tokens == 2
+            stream = client.generate(request("r", max_new_tokens=2000))
+            await anext(stream)
+            assert await client.flush_cache() is False
+            await stream.aclose()
+            assert await client.flush_cache() is True
+            assert (await collect(client, request("c")))[0].cached_tokens == 0
+
+    asyncio.run(main())
+
+
+def test_a_failing_row_fails_alone():
+    async def main():
+        async with fake_engine() as client:
+            good = asyncio.create_task(collect(client, request("good", max_new_tokens=30)))
+            bad = await collect(client, request("bad", ids=(FAILING_TOKEN,)))
+            assert bad[-1].finish == FinishReason(FinishType.ERROR, message="this row failed")
+            assert len(tokens_of(await good)) == 30
+
+    asyncio.run(main())
+
+
+def test_the_queue_is_bounded_in_the_engine_and_in_the_front():
+    async def main():
+        async with fake_engine(max_queued_requests=3) as client:
+            allowed = 3 + client.info.max_running_requests
+            wanted = [request(f"r{i}") for i in range(allowed + 9)]
+            results = await asyncio.gather(*(collect(client, one) for one in wanted), return_exceptions=True)
+            refusals = [str(result) for result in results if isinstance(result, QueueFullError)]
+            assert sum("run and wait" in text for text in refusals) == 9
+            assert sum("may wait" in text for text in refusals) == allowed - 3
+            assert len(refusals) == len(results) - 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("way", ["kill", "crash"])
+def test_the_engines_death_ends_every_stream_and_call(way):
+    async def main():
+        async with fake_engine() as client:
+            streams = [asyncio.create_task(collect(client, request(f"r{i}", max_new_tokens=2000))) for i in range(3)]
+            pid = int((await client.stats())["pid"])
+            if way == "kill":
+                os.kill(pid, signal.SIGKILL)
+            else:
+                streams.append(asyncio.create_task(collect(client, request("x", ids=(CRASHING_TOKEN,)))))
+            for result in await asyncio.gather(*streams, return_exceptions=True):
+                assert isinstance(result, EngineDeadError)
+            assert ("-9" if way == "kill" else "9") in str(await client.death())
+            assert not client.is_alive
+            with pytest.raises(EngineDeadError):
+                await client.stats()
+            with pytest.raises(EngineDeadError):
+                await collect(client, request("late"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("model", "error"), [(TOO_LARGE, MemoryPlanError), (CRASHING, EngineDeadError)])
+def test_a_start_that_fails_raises_its_own_error(model, error):
+    async def main():
+        with pytest.raises(JsgError) as caught:
+            async with fake_engine(model_path=model):
+                pass
+        assert type(caught.value) is error
+
+    asyncio.run(main())
+
+
+def test_close_ends_streams_and_the_process_in_order():
+    async def main():
+        async with fake_engine() as client:
+            stream = asyncio.create_task(collect(client, request("r", max_new_tokens=2000)))
+            pid = int((await client.stats())["pid"])
+        with pytest.raises(EngineDeadError, match="status 0"):
+            await stream
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    asyncio.run(main())
+
+
+def test_the_socket_lies_in_an_owner_only_directory_that_goes_away():
+    async def main():
+        config = EngineConfig()
+        child = EngineChild.spawn(config, core=FAKE_CORE)
+        directory = Path(child.address.removeprefix("ipc://")).parent
+        client = EngineClient(child, config)
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        await client.ready()
+        assert not directory.exists()
+        assert tokens_of(await collect(client, request("r"))) == [1, 2, 3, 1, 2]
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_the_child_leaves_ctrl_c_to_the_front():
+    async def main():
+        async with fake_engine() as client:
+            pid = int((await client.stats())["pid"])
+            os.kill(pid, signal.SIGINT)
+            assert os.getpgid(pid) != os.getpgid(0)
+            assert tokens_of(await collect(client, request("r"))) == [1, 2, 3, 1, 2]
+
+    asyncio.run(main())
+
+
+PARENT = f"""
+import asyncio, sys
+from jsg.config import EngineConfig
+from jsg.engine.child import EngineChild
+from jsg.engine.client import EngineClient
+
+async def main():
+    config = EngineConfig()
+    child = EngineChild.spawn(config, core={FAKE_CORE!r})
+    client = EngineClient(child, config)
+    await client.ready()
+    print(child.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_the_child_dies_when_its_parent_is_killed():
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, env=env)
+    assert parent.stdout is not None
+    with parent, parent.stdout:
+        child_pid = int(parent.stdout.readline())
+        assert is_running(child_pid)
+        parent.kill()
+        parent.wait()
+        deadline = time.monotonic() + 5
+        while is_running(child_pid):
+            assert time.monotonic() < deadline, "the engine outlived its parent"
+            time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_requests_of_one_moment_travel_in_one_message(monkeypatch):
+    async def main():
+        async with fake_engine() as client:
+            sent: list[int] = []
+            send = client._socket.send
+            monkeypatch.setattr(client._socket, "send", lambda data: (sent.append(len(data)), send(data))[1])
+            await asyncio.gather(*(collect(client, request(f"r{i}")) for i in range(20)))
+            assert len(sent) == 1
+
+    asyncio.run(main())
+
+
+def test_config_survives_the_command_line():
+    async def main():
+        async with fake_engine(model_path='a "quoted" näme', mem_fraction_static=0.5) as client:
+            assert client.info.model_path == 'a "quoted" näme'
+
+    asyncio.run(main())
+    assert dataclasses.asdict(EngineConfig())  # every field is JSON's

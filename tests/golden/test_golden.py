@@ -1,0 +1,110 @@
+"""Every family and variant computes what the Hugging Face implementation computes, through the paged path.
+
+`record.py` made the files in `data/`; the checkpoints are made again here, from the seed.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jsg.models.config import RopeConfig
+from jsg.models.loading import load_model
+from tests.golden.variants import VARIANTS, random_tensors, random_tokens, weights_sha256, write_checkpoint
+from tests.models.paged import PagedModel, load_directory
+
+DATA = Path(__file__).parent / "data"
+MAX_DIFFERENCE = 5e-5
+CHUNK_LEN = 77  # the first of two uneven chunks
+
+
+class Golden:
+    """One recorded variant, its checkpoint and the model that was loaded from it."""
+
+    def __init__(self, variant: str, directory: Path):
+        with np.load(DATA / f"{variant}.npz", allow_pickle=False) as file:
+            self.arrays = dict(file)
+        self.note: dict[str, Any] = json.loads(str(self.arrays["note"]))
+        self.variant = variant
+        self.directory = directory
+        self.tokens = self.arrays["tokens"].tolist()
+        self.tensors = random_tensors(variant, self.note["seed"])
+        write_checkpoint(directory, variant, self.tensors)
+        self.config, model = load_directory(directory)
+        self.paged = PagedModel(self.config, model, page_size=4 if variant.startswith("qwen") else 1)
+
+    def difference(self, logits: np.ndarray) -> float:
+        """Largest absolute difference from the recorded logits of the whole prompt."""
+        columns = np.abs(logits[:, self.arrays["columns"]] - self.arrays["column_logits"]).max()
+        whole = np.abs(logits[self.arrays["whole_positions"]] - self.arrays["whole_logits"]).max()
+        return float(max(columns, whole))
+
+
+@pytest.fixture(scope="module", params=sorted(VARIANTS))
+def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Golden]:
+    return Golden(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def test_the_checkpoint_is_the_recorded_one(golden: Golden) -> None:
+    assert golden.note["config"] == VARIANTS[golden.variant]
+    assert weights_sha256(golden.tensors) == golden.note["weights_sha256"]
+    assert golden.tokens == random_tokens(golden.variant, golden.note["seed"], len(golden.tokens))
+    assert 0.8 < golden.note["logits_std"] < 1.3
+
+
+def test_logits_of_two_uneven_chunks_beside_another_row(golden: Golden) -> None:
+    golden.paged.reset()
+    first = golden.paged.extend({2: golden.tokens[:CHUNK_LEN], 0: golden.tokens[5:30]})[2]
+    second = golden.paged.extend({0: golden.tokens[30:40], 2: golden.tokens[CHUNK_LEN:]})[2]
+    assert golden.difference(np.concatenate([first, second])) <= MAX_DIFFERENCE
+
+
+def test_greedy_decoding_gives_the_same_60_tokens(golden: Golden) -> None:
+    prompt_len = int(golden.arrays["prompt_len"])
+    prompt = golden.tokens[:prompt_len]
+    golden.paged.reset()
+    golden.paged.extend({1: prompt[:13], 0: golden.tokens[:50]})
+    token = int(golden.paged.extend({1: prompt[13:]})[1][-1].argmax())
+    made = [token]
+    while len(made) < len(golden.arrays["greedy"]):
+        token = int(golden.paged.decode({0: 7, 1: token})[1].argmax())
+        made.append(token)
+    assert made == golden.arrays["greedy"].tolist()
+
+
+@pytest.mark.parametrize("golden", ["llama3_rope_v4", "llama_yarn_rope", "mistral_window"], indirect=True)
+def test_rope_scaling_and_window_matter(golden: Golden) -> None:
+    plain = dataclasses.replace(
+        golden.config,
+        rope=RopeConfig(theta=golden.config.rope.theta),
+        layer_windows=(None,) * golden.config.num_layers,
+    )
+    paged = PagedModel(plain, load_model(golden.directory, plain))
+    assert golden.difference(paged.extend({1: golden.tokens})[1]) > 100 * MAX_DIFFERENCE
+
+
+def test_every_weight_matters(golden: Golden) -> None:
+    """One changed number, in whichever tensor of the first or last layer, is seen: the loader reads all of them."""
+    last = f"model.layers.{golden.config.num_layers - 1}."
+    names = [
+        name
+        for name in golden.tensors
+        if not name.startswith("model.layers.") or name.startswith(("model.layers.0.", last))
+    ]
+    unseen = [name for name in names if _difference_when_perturbed(golden, name) <= 2 * MAX_DIFFERENCE]
+    assert not unseen
+
+
+def _difference_when_perturbed(golden: Golden, name: str) -> float:
+    tensors = {**golden.tensors, name: golden.tensors[name].copy()}
+    row = golden.tokens[3] if name == "model.embed_tokens.weight" else int(golden.arrays["columns"][5])
+    row = row % len(tensors[name])
+    tensors[name][(row, 3)[: tensors[name].ndim]] += 0.5
+    directory = golden.directory / "perturbed"
+    write_checkpoint(directory, golden.variant, tensors)
+    golden.paged.reset(load_model(directory, golden.config))
+    return golden.difference(golden.paged.extend({1: golden.tokens})[1])

@@ -1,0 +1,182 @@
+"""Small random checkpoints of every family and variant, the same to the last bit wherever they are made.
+
+Needs numpy and safetensors only: the recorder runs this beside PyTorch, the tests run it beside JAX. Weights are raw
+Philox bits scaled by exact arithmetic, so they do not depend on the numpy version.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+VOCAB = 512
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "hidden_act": "silu",
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "float32",
+}
+
+
+def _transformers_5(config: dict[str, Any], **rope: Any) -> dict[str, Any]:
+    """The same config with the field names of transformers 5."""
+    new = {name: value for name, value in config.items() if name not in ("rope_theta", "rope_scaling", "torch_dtype")}
+    return {
+        **new,
+        "rope_parameters": {"rope_theta": config["rope_theta"], "rope_type": "default", **rope},
+        "dtype": "float32",
+    }
+
+
+_LLAMA3_ROPE = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+_QWEN2 = {
+    **LLAMA,
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "num_key_value_heads": 2,
+    "rope_theta": 1000000.0,
+    "use_sliding_window": False,
+    "sliding_window": 64,
+    "max_window_layers": 2,
+}
+_QWEN3 = {
+    **LLAMA,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "rope_theta": 1000000.0,
+    "attention_bias": False,
+}
+_MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "num_key_value_heads": 2}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama_mha": LLAMA,
+    "llama_gqa_head_dim": {**LLAMA, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 3},
+    "llama_tied": _transformers_5({**LLAMA, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama3_rope_v4": {**LLAMA, "num_key_value_heads": 2, "rope_scaling": {"rope_type": "llama3", **_LLAMA3_ROPE}},
+    "llama3_rope_v5": _transformers_5(
+        {**LLAMA, "num_key_value_heads": 2, "rope_theta": 500000.0}, rope_type="llama3", **_LLAMA3_ROPE
+    ),
+    "llama_linear_rope": {**LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "llama_yarn_rope": _transformers_5(
+        {**LLAMA, "rope_theta": 1000.0}, rope_type="yarn", factor=4.0, original_max_position_embeddings=128
+    ),
+    "llama_biases": {**LLAMA, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
+    "mistral_window": _transformers_5({**_MISTRAL, "sliding_window": 32}),
+    "mistral_no_window": {**_MISTRAL, "sliding_window": None},
+    "qwen2": _QWEN2,
+    "qwen2_window": {**_QWEN2, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    "qwen3": _QWEN3,
+    "qwen3_biases": _transformers_5({**_QWEN3, "attention_bias": True}),
+}
+
+ROPES: dict[str, dict[str, Any]] = {
+    "llama_2": {**LLAMA, "head_dim": 128},
+    "llama_3_1": {**LLAMA, "head_dim": 128, "rope_theta": 500000.0, "max_position_embeddings": 131072,
+                  "rope_scaling": {"rope_type": "llama3", **_LLAMA3_ROPE, "original_max_position_embeddings": 8192}},
+    "llama_3_2": {**LLAMA, "head_dim": 64, "rope_theta": 500000.0, "max_position_embeddings": 131072,
+                  "rope_scaling": {"rope_type": "llama3", **_LLAMA3_ROPE, "factor": 32.0,
+                                   "original_max_position_embeddings": 8192}},
+    "vicuna_16k": {**LLAMA, "head_dim": 128, "max_position_embeddings": 4096,
+                   "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "yi": {**LLAMA, "head_dim": 128, "rope_theta": 5000000.0},
+    "qwen_2_5_yarn": {**LLAMA, "head_dim": 128, "rope_theta": 1000000.0, "max_position_embeddings": 32768,
+                      "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+}  # fmt: skip
+"""The ropes of published models; recorded as frequencies, without weights."""
+
+
+def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that the Hugging Face checkpoint of this config holds."""
+    width, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or width // heads
+    query_dim, kv_dim = heads * head_dim, config["num_key_value_heads"] * head_dim
+    family = config["model_type"]
+    attention_bias = config.get("attention_bias", False)
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, width), "model.norm.weight": (width,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (VOCAB, width)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        for name, out_dim, in_dim, bias in (
+            ("self_attn.q_proj", query_dim, width, attention_bias or family == "qwen2"),
+            ("self_attn.k_proj", kv_dim, width, attention_bias or family == "qwen2"),
+            ("self_attn.v_proj", kv_dim, width, attention_bias or family == "qwen2"),
+            ("self_attn.o_proj", width, query_dim, attention_bias),
+            ("mlp.gate_proj", inner, width, config.get("mlp_bias", False)),
+            ("mlp.up_proj", inner, width, config.get("mlp_bias", False)),
+            ("mlp.down_proj", width, inner, config.get("mlp_bias", False)),
+        ):
+            shapes[f"{prefix}.{name}.weight"] = (out_dim, in_dim)
+            if bias:
+                shapes[f"{prefix}.{name}.bias"] = (out_dim,)
+        norms = {"input_layernorm": width, "post_attention_layernorm": width}
+        if family == "qwen3":
+            norms |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim}
+        shapes |= {f"{prefix}.{name}.weight": (dim,) for name, dim in norms.items()}
+    return shapes
+
+
+def random_tensors(variant: str, seed: int) -> dict[str, np.ndarray]:
+    """Weights scaled so that logits have a standard deviation of about 1."""
+    return {
+        name: _random_tensor(f"{seed} {variant} {name}", name, shape)
+        for name, shape in tensor_shapes(VARIANTS[variant]).items()
+    }
+
+
+def _random_tensor(key: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    bits = np.random.Philox(key=int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little"))
+    uniform = (bits.random_raw(int(np.prod(shape))) >> np.uint64(40)).astype(np.float64) / 2**23 - 1.0  # in [-1, 1)
+    uniform = uniform.reshape(shape) * 3**0.5  # standard deviation 1
+    if len(shape) == 2:
+        values = uniform * shape[1] ** -0.5
+    elif name.endswith("norm.weight"):
+        values = 1.0 + 0.2 * uniform
+    else:
+        values = 0.2 * uniform
+    return values.astype(np.float32)
+
+
+def random_tokens(variant: str, seed: int, count: int) -> list[int]:
+    """Token ids of a prompt."""
+    bits = np.random.Philox(key=int.from_bytes(hashlib.sha256(f"{seed} {variant}".encode()).digest()[:8], "little"))
+    return [int(value) for value in bits.random_raw(count) % np.uint64(VOCAB)]
+
+
+def weights_sha256(tensors: dict[str, np.ndarray]) -> str:
+    """Over names, shapes and values, in the order of the names; how a file lays them out does not matter."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].shape}".encode())
+        digest.update(tensors[name].astype("<f4").tobytes())
+    return digest.hexdigest()
+
+
+def write_checkpoint(directory: Path, variant: str, tensors: dict[str, np.ndarray]) -> None:
+    """A model directory as Hugging Face lays it out."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(VARIANTS[variant], indent=1))
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,103 @@
+"""Runs a model the way the engine does, by hand and small enough to be checked by reading.
+
+Chunks go through query tiles, then one token at a time, over a pool whose pages are dealt out in a shuffled order.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jsg.cache.pool import make_pool
+from jsg.kernels_pallas.inputs import QUERY_TILE, AttentionInputs
+from jsg.models.config import ModelConfig
+from jsg.models.inputs import ForwardInputs
+from jsg.models.loading import load_model
+
+MAX_TOKENS = 128  # packed tokens of one step; decode steps are padded to it too, so that one program serves both
+MAX_CONTEXT = 128  # tokens of one row
+NUM_ROWS = 3
+NUM_TILES = NUM_ROWS + MAX_TOKENS // QUERY_TILE
+
+
+def load_directory(directory: Path) -> tuple[ModelConfig, nnx.Module]:
+    config = ModelConfig.from_directory(directory)
+    return config, load_model(directory, config)
+
+
+class PagedModel:
+    """A model, its pool, and how many tokens each row has; the rows' pages are fixed."""
+
+    def __init__(self, config: ModelConfig, model: nnx.Module, page_size: int = 1, dtype=jnp.float32):
+        pages_per_row = MAX_CONTEXT // page_size
+        pages = np.random.default_rng(0).permutation(np.arange(1, NUM_ROWS * pages_per_row + 1))
+        self.page_table = pages.reshape(NUM_ROWS, pages_per_row).astype(np.int32)
+        self._page_size = page_size
+        self._new_pool = lambda: make_pool(
+            config.num_layers, len(pages) + 1, page_size, config.num_kv_heads, config.head_dim, dtype
+        )
+        graph, self._state = nnx.split(model)
+
+        def forward(state, inputs, pool):
+            model = nnx.merge(graph, state)
+            hidden, pool = model(inputs, pool)
+            return model.logits(hidden), pool
+
+        self._forward = jax.jit(forward, donate_argnums=2)
+        self.reset()
+
+    def reset(self, model: nnx.Module | None = None) -> None:
+        """Forgets all sequences; takes the parameters of another model of the same shape, if one is given."""
+        self.pool = self._new_pool()
+        self._lens = np.zeros(NUM_ROWS, np.int64)
+        if model is not None:
+            self._state = nnx.state(model)
+
+    def extend(self, chunks: dict[int, Sequence[int]]) -> dict[int, np.ndarray]:
+        """Adds a chunk to each of the given rows; returns the logits [tokens, V] of each row's chunk."""
+        tiles, tokens, positions, slots, spans = [], [], [], [], {}
+        for row, chunk in chunks.items():
+            spans[row] = slice(len(tokens), len(tokens) + len(chunk))
+            for start in range(0, len(chunk), QUERY_TILE):
+                length = min(QUERY_TILE, len(chunk) - start)
+                tiles.append((row, len(tokens) + start, length, self._lens[row] + start))
+            chunk_positions = self._lens[row] + np.arange(len(chunk))
+            tokens += list(chunk)
+            positions += list(chunk_positions)
+            slots += list(self._slots(row, chunk_positions))
+            self._lens[row] += len(chunk)
+        tile_columns = [_padded(column, NUM_TILES) for column in zip(*tiles, strict=True)]
+        none = _padded([], NUM_ROWS)
+        attention = AttentionInputs(self.page_table, none, none, *tile_columns, np.int32(len(tiles)))
+        logits = self._run(tokens, positions, slots, attention)
+        return {row: logits[span] for row, span in spans.items()}
+
+    def decode(self, tokens: dict[int, int]) -> dict[int, np.ndarray]:
+        """Adds one token to each of the given rows; returns the logits [V] of each."""
+        rows = np.array(list(tokens))
+        positions = self._lens[rows]
+        slots = [self._slots(row, position) for row, position in zip(rows, positions, strict=True)]
+        self._lens[rows] += 1
+        no_tiles = [_padded([], NUM_TILES)] * 4
+        attention = AttentionInputs(
+            self.page_table, _padded(rows, NUM_ROWS), _padded(positions + 1, NUM_ROWS), *no_tiles, np.int32(0)
+        )
+        logits = self._run(list(tokens.values()), positions, slots, attention)
+        return {row: logits[i] for i, row in enumerate(tokens)}
+
+    def _slots(self, row: int, positions: np.ndarray) -> np.ndarray:
+        return self.page_table[row, positions // self._page_size] * self._page_size + positions % self._page_size
+
+    def _run(self, tokens, positions, slots, attention: AttentionInputs) -> np.ndarray:
+        packed = [_padded(column, MAX_TOKENS) for column in (tokens, positions, slots)]
+        logits, self.pool = self._forward(self._state, ForwardInputs(*packed, attention), self.pool)
+        return np.asarray(logits)
+
+
+def _padded(values: Sequence[int] | np.ndarray, length: int) -> np.ndarray:
+    padded = np.zeros(length, np.int32)
+    padded[: len(values)] = values
+    return padded

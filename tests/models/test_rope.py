@@ -1,0 +1,62 @@
+import dataclasses
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsg.models.config import ModelConfig, RopeConfig
+from jsg.models.rope import attention_factor, inverse_frequencies, rotate, rotation
+from tests.golden.variants import ROPES
+
+RECORDED = Path(__file__).parents[1] / "golden" / "data" / "ropes.npz"
+
+
+@pytest.mark.parametrize("name", sorted(ROPES))
+def test_frequencies_of_published_models_are_those_of_hugging_face(name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(ROPES[name]))
+    config = ModelConfig.from_directory(tmp_path)
+    with np.load(RECORDED, allow_pickle=False) as file:
+        recorded = file[name]
+    frequencies = inverse_frequencies(config.rope, config.head_dim)
+    assert frequencies.dtype == np.float32
+    np.testing.assert_array_max_ulp(frequencies, recorded[:-1], maxulp=2)
+    assert attention_factor(config.rope) == pytest.approx(float(recorded[-1]), rel=1e-6)
+
+
+@pytest.mark.parametrize("rope", [RopeConfig(type="linear", factor=4.0), RopeConfig(type="yarn", factor=4.0)])
+def test_scaling_slows_the_slowest_dimension_by_the_factor(rope):
+    plain = inverse_frequencies(dataclasses.replace(rope, type="default"), 64)
+    assert plain[-1] / inverse_frequencies(rope, 64)[-1] == pytest.approx(4.0, rel=1e-5)
+
+
+def test_angles_stay_exact_far_out():
+    positions = np.array([0, 1, 8191, 131071, 1_000_000], np.int32)
+    turn = rotation(jnp.asarray(positions), RopeConfig(), 128)
+    angles = positions.astype(np.float32)[:, None] * inverse_frequencies(RopeConfig(), 128)
+    np.testing.assert_allclose(turn.cos, np.cos(angles.astype(np.float64)), atol=1e-6)
+    np.testing.assert_allclose(turn.sin, np.sin(angles.astype(np.float64)), atol=1e-6)
+
+
+def test_scores_depend_on_the_distance_only():
+    rng = np.random.default_rng(0)
+    query, key = (jnp.asarray(rng.standard_normal((1, 1, 32)), jnp.float32) for _ in range(2))
+
+    def score(query_position: int, key_position: int) -> float:
+        turned = [
+            rotate(x, rotation(jnp.array([at]), RopeConfig(), 32))
+            for x, at in ((query, query_position), (key, key_position))
+        ]
+        return float(jnp.vdot(*turned))
+
+    assert score(7, 3) == pytest.approx(score(107, 103), abs=1e-4)
+    assert score(7, 3) != pytest.approx(score(7, 4), abs=1e-2)
+
+
+def test_bfloat16_heads_are_turned_in_float32():
+    x = jnp.ones((1, 1, 8), jnp.bfloat16)
+    turned = rotate(x, rotation(jnp.array([1001]), RopeConfig(), 8))
+    exact = rotate(x.astype(jnp.float32), rotation(jnp.array([1001]), RopeConfig(), 8))
+    assert turned.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(turned, exact.astype(jnp.bfloat16))

@@ -1,0 +1,38 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jsg.processing.stop_strings import StopMatcher
+
+TEXT = st.text("ab", max_size=24)
+STOPS = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)
+
+
+@settings(deadline=None, derandomize=True, max_examples=400)
+@given(text=TEXT, stops=STOPS)
+def test_state_equals_brute_force_after_every_character(text: str, stops: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    prefixes = {stop[:n] for stop in stops for n in range(1, len(stop) + 1)}
+    for end, char in enumerate(text, start=1):
+        seen = text[:end]
+        match_len = matcher.advance(char)
+        assert match_len == max((len(stop) for stop in stops if seen.endswith(stop)), default=0)
+        assert matcher.held_len == max((len(prefix) for prefix in prefixes if seen.endswith(prefix)), default=0)
+
+
+def test_long_stop_strings_cost_a_constant_per_character() -> None:
+    stops = ["a" * n + "b" for n in range(990, 1022)]
+    matcher = StopMatcher(stops)
+    steps = 0
+    step = matcher._step
+
+    def counted(node: int, char: str) -> int:
+        nonlocal steps
+        steps += 1
+        return step(node, char)
+
+    matcher._step = counted
+    text = "a" * 20_000 + "b"
+    matches = [matcher.advance(char) for char in text]
+    assert matches[-1] == 1022
+    assert not any(matches[:-1])
+    assert steps == len(text)

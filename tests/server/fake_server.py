@@ -1,0 +1,39 @@
+"""The front process around a scripted engine: `python -m tests.server.fake_server JSON`. Ends with a line of JSON."""
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+from jsg.config import EngineConfig, ServerConfig
+from jsg.engine.child import EngineChild
+from jsg.errors import JsgError
+
+
+def main(argument: str) -> int:
+    knobs = json.loads(argument)
+    engine, server = EngineConfig(**knobs["engine"]), ServerConfig(**knobs["server"])
+    child = EngineChild.spawn(engine, core="tests.engine.fake_core:FakeCore")
+    logging.basicConfig(level=logging.WARNING)
+    from jsg.server import run
+
+    run.DRAIN_S = knobs["drain_s"]
+    status = 0
+    try:
+        asyncio.run(
+            run.serve(
+                engine, server, child, tokenizer_dir=Path(knobs["tokenizer_dir"]), started_at=time.monotonic()
+            )
+        )
+    except JsgError as error:
+        print(json.dumps({"error": str(error)}), file=sys.stderr)
+        status = 2
+    heavy = sorted(name for name in ("jax", "jaxlib", "flax", "transformers", "torch") if name in sys.modules)
+    print(json.dumps({"heavy": heavy}))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,243 @@
+"""`/generate` over real HTTP, with an engine that repeats the prompt."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from tests.engine.fake_core import FAILING_TOKEN
+from tests.server.conftest import RunningServer, events_of
+
+
+def generate(http: httpx.Client, **body) -> httpx.Response:
+    return http.post("/generate", json=body)
+
+
+def error_of(response: httpx.Response) -> str:
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message"}
+    return body["error"]["message"]
+
+
+def test_one_text(http):
+    answer = generate(http, text="hello ", sampling_params={"max_new_tokens": 8}, rid="my-rid").json()
+    assert answer["text"] == "hello he"
+    assert bytes_of(answer["output_ids"]) == answer["text"]
+    meta = answer["meta_info"]
+    assert meta["id"] == "my-rid"
+    assert meta["finish_reason"] == {"type": "length", "length": 8}
+    assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (6, 8, 0)
+    assert 0 < meta["time_to_first_token"] <= meta["e2e_latency"] < 5
+    assert meta["queue_time"] == 0.25
+    assert "output_token_logprobs" not in meta
+
+
+def bytes_of(ids: list[int]) -> str:
+    """Text of ids of letters and spaces: the byte tokenizer's alphabet is sorted, "!" is token 0."""
+    return "".join(" " if token == 220 else chr(token + 33) for token in ids)
+
+
+def test_the_second_time_the_prefix_is_cached(http):
+    first, second = (generate(http, text="cache me", sampling_params={"max_new_tokens": 2}).json() for _ in range(2))
+    assert first["meta_info"]["cached_tokens"] == 0
+    assert second["meta_info"]["cached_tokens"] == 7
+    assert first["output_ids"] == second["output_ids"]
+
+
+def test_input_ids(http):
+    assert generate(http, input_ids=[5, 6], sampling_params={"max_new_tokens": 3}).json()["output_ids"] == [5, 6, 5]
+
+
+def test_no_new_tokens_fills_the_cache_only(http):
+    answer = generate(http, text="prefill", sampling_params={"max_new_tokens": 0}).json()
+    assert (answer["text"], answer["output_ids"], answer["meta_info"]["completion_tokens"]) == ("", [], 0)
+
+
+def test_a_list_of_prompts_gives_a_list_in_order(http):
+    params = [{"max_new_tokens": 2}, {"max_new_tokens": 3}]
+    answers = generate(http, text=["ab", "xyz"], sampling_params=params, rid=["r0", "r1"]).json()
+    assert [answer["text"] for answer in answers] == ["ab", "xyz"]
+    assert [answer["meta_info"]["id"] for answer in answers] == ["r0", "r1"]
+    answers = generate(http, input_ids=[[7], [8, 9]], sampling_params={"max_new_tokens": 2}, rid="r").json()
+    assert [answer["output_ids"] for answer in answers] == [[7, 7], [8, 9]]
+    assert [answer["meta_info"]["id"] for answer in answers] == ["r_0", "r_1"]
+    assert isinstance(generate(http, text=["only"], sampling_params={"max_new_tokens": 1}).json(), list)
+
+
+def test_n_answers_follow_their_prompt(http):
+    answers = generate(http, text=["ab", "cd"], sampling_params={"max_new_tokens": 2, "n": 2}, rid="r").json()
+    assert [answer["text"] for answer in answers] == ["ab", "ab", "cd", "cd"]
+    assert [answer["meta_info"]["id"] for answer in answers] == ["r_0_0", "r_0_1", "r_1_0", "r_1_1"]
+
+
+def test_a_stream_is_cumulative(http):
+    with http.stream("POST", "/generate", json={"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 4}}) as r:
+        assert r.headers["content-type"].startswith("text/event-stream")
+        events = events_of(r)
+    assert [event["text"] for event in events] == ["a", "ab", "abc", "abca"]
+    assert [len(event["output_ids"]) for event in events] == [1, 2, 3, 4]
+    assert [event["meta_info"]["finish_reason"] for event in events[:-1]] == [None] * 3
+    assert events[-1]["meta_info"]["finish_reason"]["type"] == "length"
+    whole = generate(http, text="abc", sampling_params={"max_new_tokens": 4}).json()
+    assert whole["text"] == events[-1]["text"]
+
+
+def test_a_stream_of_several_answers_says_whose_each_event_is(http):
+    body = {"text": ["ab", "xy"], "stream": True, "sampling_params": {"max_new_tokens": 2}}
+    with http.stream("POST", "/generate", json=body) as r:
+        events = events_of(r)
+    last = {event["index"]: event["text"] for event in events}
+    assert last == {0: "ab", 1: "xy"}
+    assert len(events) == 4
+
+
+def test_a_stop_string_across_tokens_ends_the_request_in_the_engine(server: RunningServer):
+    before = server.stats()["num_aborted"]
+    params = {"max_new_tokens": 1000, "stop": ["cab"]}
+    answer = generate(server.http, text="abc", sampling_params=params).json()
+    assert answer["text"] == "ab"
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "cab"}
+    assert answer["meta_info"]["completion_tokens"] == 5
+    server.wait_for_stats(num_aborted=before + 1, num_running=0)
+    kept = generate(server.http, text="abc", sampling_params={**params, "no_stop_trim": True}).json()
+    assert kept["text"] == "abcab"
+
+
+def test_a_stream_never_shows_the_beginning_of_a_stop_string(http):
+    body = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 100, "stop": "cab"}}
+    with http.stream("POST", "/generate", json=body) as r:
+        events = events_of(r)
+    assert {event["text"] for event in events} == {"a", "ab"}
+    assert events[-1]["meta_info"]["finish_reason"]["matched"] == "cab"
+
+
+def test_half_characters_are_held_back(http):
+    body = {"text": "é€", "stream": True, "sampling_params": {"max_new_tokens": 5}}
+    with http.stream("POST", "/generate", json=body) as r:
+        texts = [event["text"] for event in events_of(r)]
+    assert texts == ["", "é", "é", "é", "é€"]
+
+
+def test_logprobs(http):
+    answer = generate(
+        http,
+        input_ids=[10, 11, 12],
+        sampling_params={"max_new_tokens": 2},
+        return_logprob=True,
+        logprob_start_len=0,
+        top_logprobs_num=2,
+        token_ids_logprob=[3],
+        return_text_in_logprobs=True,
+    ).json()
+    meta = answer["meta_info"]
+    assert meta["input_token_logprobs"] == [[None, 10, "+"], [-0.011, 11, ","], [-0.012, 12, "-"]]
+    assert meta["output_token_logprobs"] == [[-0.01, 10, "+"], [-0.011, 11, ","]]
+    assert meta["output_top_logprobs"] == [[[0, 10, "+"], [-1, 11, ","]], [[0, 11, ","], [-1, 12, "-"]]]
+    assert meta["output_token_ids_logprobs"] == [[[-3, 3, "$"]]] * 2
+    assert meta["input_top_logprobs"][0] is None
+    assert len(meta["input_top_logprobs"]) == 3
+    plain = generate(http, input_ids=[10], sampling_params={"max_new_tokens": 1}, return_logprob=True).json()
+    assert plain["meta_info"]["output_token_logprobs"] == [[-0.01, 10, None]]
+    assert plain["meta_info"]["input_token_logprobs"] == []
+
+
+def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):
+    params = {"max_new_tokens": 100, "stop": "cab"}
+    meta = generate(http, text="abc", sampling_params=params, return_logprob=True).json()["meta_info"]
+    assert len(meta["output_token_logprobs"]) == meta["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "exactly one of text and input_ids"),
+        ({"text": "a", "input_ids": [1]}, "exactly one of text and input_ids"),
+        ({"text": []}, "at least one"),
+        ({"input_ids": []}, "at least one"),
+        ({"text": ""}, "at least one token"),
+        ({"text": 5}, "text is not valid"),
+        ({"text": ["a", 5]}, "text is not valid"),
+        ({"input_ids": [-1]}, "input_ids is not valid"),
+        ({"input_ids": [1.5]}, "input_ids is not valid"),
+        ({"input_ids": [True]}, "input_ids is not valid"),
+        ({"input_ids": [2**31]}, "input_ids is not valid"),
+        ({"input_ids": [4000]}, "below 512"),
+        ({"text": "a", "temprature": 1}, "'temprature'"),
+        ({"text": "a", "sampling_params": {"temprature": 1}}, "'temprature'"),
+        ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature must be in [0, 100]"),
+        ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params must have one item for each"),
+        ({"text": ["a", "b"], "rid": ["x"]}, "rid must have one item for each"),
+        ({"text": ["a", "b"], "rid": ["x", "x"]}, "unique"),
+        ({"text": "a", "rid": "spaces are no name"}, "rid is not valid"),
+        ({"text": "a", "stream": "yes"}, "stream is not valid"),
+        ({"text": "a", "top_logprobs_num": 1000}, "top_logprobs_num is not valid"),
+        ({"text": "\ud800"}, "surrogate"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": 4000}}, "at most 2048"),
+        ({"text": ["a"] * 100, "sampling_params": {"n": 100}}, "at most 1024 answers, but got 10000"),
+    ],
+)
+def test_what_is_wrong_is_named(http, body, said):
+    response = http.post("/generate", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert response.status_code == 400, response.text
+    assert said in error_of(response)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_must_be_finite(http, number):
+    content = f'{{"text": "a", "sampling_params": {{"temperature": {number}}}}}'
+    response = http.post("/generate", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert "temperature" in error_of(response)
+
+
+def test_a_refused_stream_is_an_ordinary_failure(http):
+    response = generate(http, input_ids=[4000], stream=True)
+    assert response.status_code == 400
+    assert "below 512" in error_of(response)
+
+
+def test_a_failing_row_is_a_500_with_its_message(http):
+    response = generate(http, input_ids=[FAILING_TOKEN])
+    assert response.status_code == 500
+    assert error_of(response) == "this row failed"
+
+
+def test_one_failing_prompt_ends_the_others_of_its_request(server: RunningServer):
+    response = generate(server.http, input_ids=[[FAILING_TOKEN], [1]], sampling_params={"max_new_tokens": 1500})
+    assert response.status_code == 500
+    server.wait_for_stats(num_running=0)
+
+
+def test_a_client_that_leaves_a_stream_is_aborted_in_the_engine(server: RunningServer):
+    before = server.stats()["num_aborted"]
+    body = {"text": ["ab", "cd"], "stream": True, "sampling_params": {"max_new_tokens": 1500}}
+    with server.http.stream("POST", "/generate", json=body) as response:
+        next(response.iter_raw())
+    server.wait_for_stats(num_aborted=before + 2, num_running=0)
+
+
+def test_a_client_that_stops_waiting_is_aborted_in_the_engine(server: RunningServer):
+    before = server.stats()["num_aborted"]
+    with pytest.raises(httpx.ReadTimeout):
+        server.http.post("/generate", json={"text": "ab", "sampling_params": {"max_new_tokens": 1500}}, timeout=0.2)
+    server.wait_for_stats(num_aborted=before + 1, num_running=0)
+
+
+def test_64_streams_at_once(server: RunningServer):
+    async def one(http: httpx.AsyncClient, i: int) -> str:
+        body = {"text": f"stream {i} ", "stream": True, "sampling_params": {"max_new_tokens": 40}}
+        async with http.stream("POST", "/generate", json=body) as response:
+            events = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+        assert events[-1] == "[DONE]"
+        assert len(events) == 41
+        return json.loads(events[-2])["text"]
+
+    async def main() -> list[str]:
+        limits = httpx.Limits(max_connections=64)
+        async with httpx.AsyncClient(base_url=server.http.base_url, timeout=30, limits=limits) as http:
+            return await asyncio.gather(*(one(http, i) for i in range(64)))
+
+    for i, text in enumerate(asyncio.run(main())):
+        assert text == (f"stream {i} " * 40)[:40]

@@ -1,0 +1,222 @@
+"""The security rules of docs/architecture.md that can be read off the source: no line of the package breaks one."""
+
+import ast
+import pathlib
+import re
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.test_layout import ROOT, dotted, imports_of, name_of, tree_of
+
+FILES = sorted(path for folder in ("jsg", "bench", "examples") for path in (ROOT / folder).rglob("*.py"))
+
+IMMUTABLE = "templates run in jinja2.sandbox.ImmutableSandboxedEnvironment only"
+
+BANNED_IMPORTS = {
+    "cloudpickle": "unpickling runs code",
+    "dill": "unpickling runs code",
+    "joblib": "it pickles",
+    "marshal": "unmarshalling runs code",
+    "multiprocessing": "it pickles, and forks threads; use subprocess with JSON arguments",
+    "pickle": "unpickling runs code",
+    "shelve": "it pickles",
+    "torch": "a checkpoint is safetensors",
+}
+BANNED_CALLS = {
+    "eval": "it runs text as code",
+    "exec": "it runs text as code",
+    "compile": "it turns text into code",
+    "__import__": "it imports by name; the import system's own functions are visible",
+    "os.popen": "it starts a shell",
+    "os.system": "it starts a shell",
+    "subprocess.getoutput": "it starts a shell",
+    "subprocess.getstatusoutput": "it starts a shell",
+    "concurrent.futures.ProcessPoolExecutor": "it pickles",
+    "jinja2.Environment": IMMUTABLE,
+    "jinja2.Template": IMMUTABLE,
+    "jinja2.environment.Environment": IMMUTABLE,
+    "jinja2.environment.Template": IMMUTABLE,
+    "jinja2.nativetypes.NativeEnvironment": IMMUTABLE,
+    "jinja2.nativetypes.NativeTemplate": IMMUTABLE,
+    "jinja2.sandbox.SandboxedEnvironment": IMMUTABLE,
+    "yaml.load": "it builds any object; use safe_load",
+    "yaml.full_load": "it builds objects; use safe_load",
+    "yaml.unsafe_load": "it builds any object; use safe_load",
+}
+BANNED_METHODS = {
+    "recv_pyobj": "it unpickles",
+    "send_pyobj": "it pickles",
+    "recv_serialized": "encode with msgspec and a fixed schema",
+    "send_serialized": "encode with msgspec and a fixed schema",
+}
+BANNED_ARGUMENTS = {
+    "allow_pickle": "unpickling runs code",
+    "shell": "a shell reads its text as code",
+    "trust_remote_code": "a model directory is data",
+}
+BANNED_STRINGS = {
+    r"0\.0\.0\.0|\[?::\]?": "nothing listens on every interface",
+    r"tcp://.*": "processes of one machine talk over Unix-domain sockets",
+}
+
+
+def violations(tree: ast.Module) -> Iterator[str]:
+    """Every broken rule, as `line: what: reason`."""
+    for line, name in imports_of(tree):
+        for banned, reason in BANNED_IMPORTS.items():
+            if name == banned or name.startswith(f"{banned}."):
+                yield f"{line}: import {name}: {reason}"
+    aliases = aliases_of(tree)
+    compared = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Compare) for part in node.comparators}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from call_violations(node, aliases)
+        elif isinstance(node, ast.ClassDef):
+            for base in node.bases:
+                if reason := BANNED_CALLS.get(full_name(base, aliases)):
+                    yield f"{node.lineno}: class {node.name}: {reason}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in compared:
+            for pattern, reason in BANNED_STRINGS.items():
+                if re.fullmatch(pattern, node.value, re.DOTALL):
+                    yield f"{node.lineno}: {node.value!r}: {reason}"
+
+
+def aliases_of(tree: ast.Module) -> dict[str, str]:
+    """What each imported name of a file stands for: `from os import system as s` gives `s: os.system`."""
+    aliases = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            aliases |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            aliases |= {alias.asname: alias.name for alias in node.names if alias.asname}
+    return aliases
+
+
+def full_name(node: ast.expr, aliases: dict[str, str]) -> str:
+    first, dot, rest = dotted(node).partition(".")
+    return aliases.get(first, first) + dot + rest
+
+
+def call_violations(node: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
+    name = full_name(node.func, aliases)
+    if reason := BANNED_CALLS.get(name.removeprefix("builtins.")):
+        yield f"{node.lineno}: {name}(): {reason}"
+    if isinstance(node.func, ast.Attribute) and (reason := BANNED_METHODS.get(node.func.attr)):
+        yield f"{node.lineno}: .{node.func.attr}(): {reason}"
+    for argument in node.keywords:
+        is_false = isinstance(argument.value, ast.Constant) and argument.value.value is False
+        if (reason := BANNED_ARGUMENTS.get(argument.arg or "")) and not is_false:
+            yield f"{node.lineno}: {argument.arg}=...: {reason}"
+        if argument.arg == "host" and isinstance(argument.value, ast.Constant) and argument.value.value == "":
+            yield f"{node.lineno}: host='': an empty address means every interface"
+
+
+def test_the_package_breaks_no_rule():
+    assert [f"{name_of(path)}:{line}" for path in FILES for line in violations(tree_of(path))] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import concurrent.futures\nconcurrent.futures.ProcessPoolExecutor()",
+        "import multiprocessing.pool",
+        "from jinja2 import Environment as E\nE()",
+        "import jinja2\nclass Mine(jinja2.Environment): ...",
+        "import jinja2\njinja2.Template('')",
+        "from jinja2 import sandbox\nsandbox.SandboxedEnvironment()",
+        "import torch\ntorch.load(path)",
+        "eval(text)",
+        "exec(text)",
+        "compile(text, '', 'exec')",
+        "yaml.load(text, yaml.SafeLoader)",
+        "os.system('ls')",
+        "from os import system\nsystem('ls')",
+        "import builtins\nbuiltins.eval(text)",
+        "subprocess.run('ls', shell=True)",
+        "subprocess.run('ls', shell=flag)",
+        "numpy.load(path, allow_pickle=True)",
+        "AutoTokenizer.from_pretrained(path, trust_remote_code=True)",
+        "socket.send_pyobj(message)",
+        "uvicorn.run(app, host='0.0.0.0')",
+        "uvicorn.run(app, host='')",
+        "socket.bind('tcp://127.0.0.1:1')",
+        "socket.bind(f'tcp://{host}:{port}')",
+    ],
+)
+def test_each_rule_can_fail(source):
+    assert list(violations(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import re\nre.compile('a')",
+        "lowered.compile()",
+        "model.eval()",
+        "from jinja2.sandbox import ImmutableSandboxedEnvironment\nImmutableSandboxedEnvironment()",
+        "from jinja2 import Template\ndef render(template: Template): ...",
+        "yaml.safe_load(text)",
+        "numpy.load(path, allow_pickle=False)",
+        "socket.bind('ipc://socket')",
+        "uvicorn.run(app, host='127.0.0.1')",
+        "if host == '0.0.0.0': host = '127.0.0.1'",
+        "import typing\nx: 'pickle' = 'import pickle'",
+    ],
+)
+def test_what_is_allowed_passes(source):
+    assert list(violations(ast.parse(source))) == []
+
+
+MACHINE_TEXT = re.compile(
+    "|".join(
+        [
+            r"(?<![\w./-])/(work|root|opt)/[\w.]",  # a path of the machine it was written on
+            r"(?<![\w./-])/(home|Users)/(?!(USER|user|you|x)\b)[\w.]",
+            r"\b(files\.pythonhosted|test\.pypi|pypi)\.org\b",  # a package registry
+            r"\b(extra-)?index-url\b",
+            r"\bfind-links\b",
+            r"\b(artifactory|jfrog|nexus)\.",
+        ]
+    )
+)
+
+
+def tracked_files() -> list[pathlib.Path]:
+    """Every file that git tracks or would add."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0 or not listed.stdout:
+        pytest.skip("not a git checkout")
+    return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_no_file_names_a_machine_or_a_registry():
+    found = []
+    for path in tracked_files():
+        if path == pathlib.Path(__file__):
+            continue  # it names what it forbids
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+            if match := MACHINE_TEXT.search(line):
+                found.append(f"{name_of(path)}:{number}: {match[0]}")
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line", ["see /work/main/x", 'PATH="/root/.pyenv"', "--index-url x", "https://pypi.org/simple", "/home/alice/x"]
+)
+def test_machine_text_is_seen(line):
+    assert MACHINE_TEXT.search(line)
+
+
+@pytest.mark.parametrize("line", ["https://example.org/work/x", "frame/root/x", "docs/opt/x", "/home/user/models"])
+def test_other_paths_are_not(line):
+    assert not MACHINE_TEXT.search(line)
+
+
+def test_no_file_looks_like_a_checkpoint_that_runs_code():
+    suffixes = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
+    assert [name_of(path) for path in tracked_files() if path.suffix in suffixes] == []

@@ -1,0 +1,94 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+from jsg.errors import ModelError
+from jsg.sources import resolve_model
+
+
+class _Hub:
+    """Stands in for `huggingface_hub.snapshot_download`; a missing snapshot or a failing hub raises what it raises."""
+
+    def __init__(self, cached: Path | None = None, online: Path | Exception | None = None):
+        self.cached = cached
+        self.online = online or OfflineModeIsEnabled("offline at /home/x")
+        self.calls: list[tuple[bool, dict[str, object]]] = []
+
+    def snapshot_download(self, name: str, *, local_files_only: bool, **arguments: object) -> str:
+        self.calls.append((local_files_only, {"name": name, **arguments}))
+        if local_files_only:
+            if self.cached is None:
+                raise LocalEntryNotFoundError("nothing in /home/x/.cache")
+            return str(self.cached)
+        if isinstance(self.online, Exception):
+            raise self.online
+        return str(self.online)
+
+
+@pytest.fixture
+def use_hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[_Hub], _Hub]:
+    def use(hub: _Hub) -> _Hub:
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+        return hub
+
+    return use
+
+
+def _snapshot(directory: Path, shards: int, missing: int = 0) -> Path:
+    directory.mkdir()
+    names = [f"model-{i:05}.safetensors" for i in range(shards)]
+    index = {"weight_map": {f"w{i}": name for i, name in enumerate(names)}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name in names[missing:]:
+        (directory / name).touch()
+    return directory
+
+
+def test_tiny_is_in_the_package() -> None:
+    assert (resolve_model("tiny") / "config.json").is_file()
+
+
+def test_a_directory_is_itself(tmp_path: Path) -> None:
+    assert resolve_model(str(tmp_path)) == tmp_path
+
+
+def test_the_cache_comes_first(tmp_path: Path, use_hub: Callable[[_Hub], _Hub]) -> None:
+    hub = use_hub(_Hub(cached=_snapshot(tmp_path / "cached", shards=2)))
+    assert resolve_model("owner/model", revision="abc") == tmp_path / "cached"
+    [(from_cache, arguments)] = hub.calls
+    assert from_cache
+    assert (arguments["name"], arguments["revision"]) == ("owner/model", "abc")
+    allowed = arguments["allow_patterns"]
+    assert allowed == ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt"]
+
+
+def test_an_incomplete_cache_is_completed(tmp_path: Path, use_hub: Callable[[_Hub], _Hub]) -> None:
+    for cached in (_snapshot(tmp_path / "half", shards=2, missing=1), tmp_path / "empty"):
+        cached.mkdir(exist_ok=True)
+        hub = use_hub(_Hub(cached=cached, online=tmp_path / "whole"))
+        assert resolve_model("owner/model") == tmp_path / "whole"
+        assert [from_cache for from_cache, _ in hub.calls] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "failure", [OfflineModeIsEnabled("at /home/x"), httpx.ConnectError("10.0.0.1 refused"), OSError("/home/x full")]
+)
+def test_offline_is_a_clear_error(use_hub: Callable[[_Hub], _Hub], failure: Exception) -> None:
+    use_hub(_Hub(online=failure))
+    pattern = rf"'owner/model'.*{type(failure).__name__}.*offline mode.*gated"
+    with pytest.raises(ModelError, match=pattern) as raised:
+        resolve_model("owner/model")
+    assert "/home" not in str(raised.value)
+    assert "10.0.0.1" not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+def test_the_real_client_offline_and_with_a_bad_name(tmp_path: Path) -> None:
+    for name in ("nobody/no-such-model", "a/b/c", "../nowhere", ""):
+        with pytest.raises(ModelError, match="directory or a hub name"):
+            resolve_model(name)
