@@ -28,7 +28,8 @@ from jsg.types import FinishReason, FinishType, Request, RequestOutput
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 3.0  # for the engine to close by itself
-LAST_WORDS_MS = 200  # for messages of an engine that has just ended
+LAST_WORDS_MS = 100  # for messages of an engine that has just ended
+START_LAST_WORDS_MS = 2000  # before it was ready, when there should be one that says why
 
 
 @final
@@ -242,7 +243,7 @@ class EngineClient:
         status = await exited
         decoder = msgspec.msgpack.Decoder(FromEngine)
         with contextlib.suppress(msgspec.MsgspecError):
-            while await self._socket.poll(LAST_WORDS_MS):
+            while await self._socket.poll(LAST_WORDS_MS if self._ready.done() else START_LAST_WORDS_MS):
                 self._take(decoder.decode(await self._socket.recv()))
         self._die(f"the engine process ended (exit status {status}); restart the server, its log says why")
 

@@ -33,7 +33,7 @@ from jsg.errors import JsgError
 from jsg.types import Request, RequestOutput
 
 IDLE_POLL_MS = 1000  # how often an idle engine looks whether its parent lives, where the kernel does not tell
-FLUSH_MS = 2000  # how long a last message may take
+FLUSH_MS = 30_000  # how long a last message may wait for a front that is still importing
 PR_SET_PDEATHSIG = 1
 
 

@@ -13,7 +13,7 @@ import sentencepiece
 import tokenizers
 
 from jsg.errors import ModelError
-from jsg.processing.pieces import WORD_START, TokenPieces, byte_of_token, pieces_of_decoder
+from jsg.processing.pieces import WORD_START, TokenPieces, byte_of_token, pieces_by_id, pieces_of_decoder
 from jsg.processing.tokenizer_config import TokenizerConfig
 
 
@@ -156,11 +156,9 @@ class SentencePieceEncoder:
 
     def pieces(self) -> TokenPieces:
         """The bytes of every token."""
-        pieces = [b""] * (max(self._tokens) + 1)
-        for token_id, token in self._tokens.items():
-            pieces[token_id] = self._spell(token, token_id)
+        pieces = pieces_by_id({i: self._spell(token, i) for i, token in self._tokens.items()})
         puts_space = self._processor.encode("a", out_type=str)[0].startswith(WORD_START)
-        return TokenPieces(tuple(pieces), self._special_ids, strips_leading_space=puts_space)
+        return TokenPieces(pieces, self._special_ids, strips_leading_space=puts_space)
 
     def _spell(self, token: str, token_id: int) -> bytes:
         if token_id in self._special_ids or token_id >= self._processor.get_piece_size():

@@ -16,6 +16,7 @@ from typing import Any
 
 from jsg.errors import ModelError
 
+_MAX_VOCAB_SIZE = 2**24
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # How sentencepiece writes a space.
 WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -52,10 +53,19 @@ def pieces_of_decoder(
         ModelError: The decoder is of a kind whose result depends on the neighbours of a token.
     """
     spell, strips_leading_space = _read_decoder(decoder)
-    pieces = [b""] * (max(tokens, default=-1) + 1)
-    for token_id, token in tokens.items():
-        pieces[token_id] = spell(token, token_id in added)
-    return TokenPieces(tuple(pieces), special_ids, strips_leading_space)
+    pieces = pieces_by_id({i: spell(token, i in added) for i, token in tokens.items()})
+    return TokenPieces(pieces, special_ids, strips_leading_space)
+
+
+def pieces_by_id(pieces: Mapping[int, bytes]) -> tuple[bytes, ...]:
+    """A table over all ids up to the highest; raises ModelError when that is no sane vocabulary."""
+    size = max(pieces, default=-1) + 1
+    if size > _MAX_VOCAB_SIZE:
+        raise ModelError(f"token ids must be below {_MAX_VOCAB_SIZE}, but one is {size - 1}; fetch the model again")
+    table = [b""] * size
+    for token_id, piece in pieces.items():
+        table[token_id] = piece
+    return tuple(table)
 
 
 def byte_of_token(token: str) -> bytes | None:

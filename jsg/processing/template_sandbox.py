@@ -25,7 +25,7 @@ MAX_CHARS = 64 * 2**20
 _MAX_INT_BITS = 4096
 # Names that no template can write, so none can replace what they stand for.
 _BUDGET = "render budget"
-_METERED = "metered"
+_METERED = "metered loop"
 _JOINED = "joined text"
 
 

@@ -91,7 +91,7 @@ def _bool_or_none(value: object) -> bool | None:
 def _chat_template(directory: Path, field: object) -> str | None:
     """A file of its own wins over the field, which is a string or a list of named templates."""
     if (file := directory / "chat_template.jinja").is_file():
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8", errors="replace")
     field = _read_json(directory / "chat_template.json").get("chat_template", field)
     if isinstance(field, list):
         named = {entry.get("name"): entry.get("template") for entry in field if isinstance(entry, dict)}

@@ -15,7 +15,7 @@ from jsg.errors import ContextLengthError, MemoryPlanError, QueueFullError, Requ
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, TokenLogprob
 
 VOCAB_SIZE = 512
-CONTEXT_LENGTH = 2048
+CONTEXT_LENGTH = 1024
 MAX_RUNNING = 128
 STEP_S = 0.002
 FAILING_TOKEN = 511  # a request that begins with it fails
@@ -34,7 +34,8 @@ class FakeCore:
             sys.exit(7)
         report(Progress("plan", 0, 0, "weights 1 MB, KV pool 2 MB"))
         report(Progress("load", 1, 1))
-        time.sleep(config.random_seed / 100)  # a seed of 100 is a start of one second
+        while config.tokenizer_path and not os.path.exists(config.tokenizer_path):
+            time.sleep(0.02)  # a start that lasts until the test makes this file
         self.info = ModelInfo(
             model_path=config.model_path,
             context_length=CONTEXT_LENGTH,

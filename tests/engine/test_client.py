@@ -104,7 +104,7 @@ def test_progress_is_reported_before_ready():
 
 @pytest.mark.parametrize(
     ("ids", "max_new_tokens", "error", "param"),
-    [((4000,), 5, RequestError, "input_ids"), ((1,) * 10, 2048, ContextLengthError, "max_new_tokens")],
+    [((4000,), 5, RequestError, "input_ids"), ((1,) * 10, 1024, ContextLengthError, "max_new_tokens")],
 )
 def test_a_refusal_keeps_its_class_and_param(ids, max_new_tokens, error, param):
     async def main():
@@ -134,7 +134,7 @@ def test_a_live_rid_is_refused_and_free_again_afterwards():
 def test_closing_a_stream_aborts_it_and_frees_its_name_at_once():
     async def main():
         async with fake_engine() as client:
-            stream = client.generate(request("r", ids=(9,), max_new_tokens=2000))
+            stream = client.generate(request("r", ids=(9,), max_new_tokens=1000))
             await anext(stream)
             await stream.aclose()
             # Outputs of the first "r" may still be under way; none may reach the second.
@@ -148,7 +148,7 @@ def test_closing_a_stream_aborts_it_and_frees_its_name_at_once():
 def test_a_request_closed_before_it_was_sent_never_reaches_the_engine():
     async def main():
         async with fake_engine() as client:
-            stream = client.generate(request("r", max_new_tokens=2000))
+            stream = client.generate(request("r", max_new_tokens=1000))
             reading = asyncio.ensure_future(anext(stream))
             await asyncio.sleep(0)  # one turn: the request is in the outbox, which is sent at the next
             reading.cancel()
@@ -163,7 +163,7 @@ def test_a_request_closed_before_it_was_sent_never_reaches_the_engine():
 def test_abort_by_name_ends_the_stream_with_a_reason():
     async def main():
         async with fake_engine() as client:
-            stream = client.generate(request("r", max_new_tokens=2000))
+            stream = client.generate(request("r", max_new_tokens=1000))
             await anext(stream)
             assert client.abort("r")
             assert not client.abort("r")
@@ -180,7 +180,7 @@ def test_flush_is_refused_while_requests_run():
         async with fake_engine() as client:
             await collect(client, request("a"))
             assert (await collect(client, request("b")))[0].cached_tokens == 2
-            stream = client.generate(request("r", max_new_tokens=2000))
+            stream = client.generate(request("r", max_new_tokens=1000))
             await anext(stream)
             assert await client.flush_cache() is False
             await stream.aclose()
@@ -219,7 +219,7 @@ def test_the_queue_is_bounded_in_the_engine_and_in_the_front():
 def test_the_engines_death_ends_every_stream_and_call(way):
     async def main():
         async with fake_engine() as client:
-            streams = [asyncio.create_task(collect(client, request(f"r{i}", max_new_tokens=2000))) for i in range(3)]
+            streams = [asyncio.create_task(collect(client, request(f"r{i}", max_new_tokens=1000))) for i in range(3)]
             pid = int((await client.stats())["pid"])
             if way == "kill":
                 os.kill(pid, signal.SIGKILL)
@@ -251,7 +251,7 @@ def test_a_start_that_fails_raises_its_own_error(model, error):
 def test_close_ends_streams_and_the_process_in_order():
     async def main():
         async with fake_engine() as client:
-            stream = asyncio.create_task(collect(client, request("r", max_new_tokens=2000)))
+            stream = asyncio.create_task(collect(client, request("r", max_new_tokens=1000)))
             pid = int((await client.stats())["pid"])
         with pytest.raises(EngineDeadError, match="status 0"):
             await stream

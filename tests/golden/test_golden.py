@@ -14,10 +14,10 @@ import pytest
 
 from jsg.models.config import RopeConfig
 from jsg.models.loading import load_model
+from tests.golden.record import DATA, MAX_FILE_BYTES
 from tests.golden.variants import VARIANTS, random_tensors, random_tokens, weights_sha256, write_checkpoint
 from tests.models.paged import PagedModel, load_directory
 
-DATA = Path(__file__).parent / "data"
 MAX_DIFFERENCE = 5e-5
 CHUNK_LEN = 77  # the first of two uneven chunks
 
@@ -108,3 +108,8 @@ def _difference_when_perturbed(golden: Golden, name: str) -> float:
     write_checkpoint(directory, golden.variant, tensors)
     golden.paged.reset(load_model(directory, golden.config))
     return golden.difference(golden.paged.extend({1: golden.tokens})[1])
+
+
+def test_every_variant_is_recorded_in_a_small_file():
+    assert {path.stem for path in DATA.glob("*.npz")} == {*VARIANTS, "ropes"}
+    assert all(path.stat().st_size <= MAX_FILE_BYTES for path in DATA.glob("*.npz"))

@@ -143,7 +143,9 @@ def test_a_missing_and_a_huge_config_are_refused(tmp_path):
         ModelConfig.from_directory(tmp_path)
 
 
-JSON_VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+JSON_VALUES = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+)
 
 
 @hypothesis.settings(max_examples=200, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])

@@ -220,7 +220,12 @@ def test_zeros_without_eval_shape(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "platform", "dtype"),
-    [("auto", "cpu", "float32"), ("auto", "gpu", "bfloat16"), ("auto", "tpu", "bfloat16"), ("float16", "cpu", "float16")],
+    [
+        ("auto", "cpu", "float32"),
+        ("auto", "gpu", "bfloat16"),
+        ("auto", "tpu", "bfloat16"),
+        ("float16", "cpu", "float16"),
+    ],
 )
 def test_dtype_auto(name, platform, dtype):
     assert resolve_dtype(name, platform) == jnp.dtype(dtype)

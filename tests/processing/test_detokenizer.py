@@ -1,3 +1,4 @@
+import functools
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.tokenizer import Tokenizer
 
-PROPERTY = settings(deadline=None, derandomize=True, max_examples=200)
+PROPERTY = settings(deadline=None, derandomize=True, max_examples=120)
 
 
 def _cut(ids: Sequence[int], cuts: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -18,6 +19,7 @@ def _cut(ids: Sequence[int], cuts: Sequence[int]) -> Iterator[Sequence[int]]:
     yield ids
 
 
+@functools.cache
 def _bytes_of(tokenizer: Tokenizer) -> list[int]:
     """The tokens that are one byte outside ASCII: what broken characters are made of."""
     return [i for i in range(tokenizer.vocab_size) if len(b := tokenizer.token_bytes(i)) == 1 and b[0] >= 0x80]

@@ -7,7 +7,7 @@ TEXT = st.text("ab", max_size=24)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)
 
 
-@settings(deadline=None, derandomize=True, max_examples=400)
+@settings(deadline=None, derandomize=True, max_examples=200)
 @given(text=TEXT, stops=STOPS)
 def test_state_equals_brute_force_after_every_character(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(stops)

@@ -23,9 +23,7 @@ def main(argument: str) -> int:
     status = 0
     try:
         asyncio.run(
-            run.serve(
-                engine, server, child, tokenizer_dir=Path(knobs["tokenizer_dir"]), started_at=time.monotonic()
-            )
+            run.serve(engine, server, child, tokenizer_dir=Path(knobs["tokenizer_dir"]), started_at=time.monotonic())
         )
     except JsgError as error:
         print(json.dumps({"error": str(error)}), file=sys.stderr)

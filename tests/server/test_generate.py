@@ -73,7 +73,9 @@ def test_n_answers_follow_their_prompt(http):
 
 
 def test_a_stream_is_cumulative(http):
-    with http.stream("POST", "/generate", json={"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 4}}) as r:
+    with http.stream(
+        "POST", "/generate", json={"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 4}}
+    ) as r:
         assert r.headers["content-type"].startswith("text/event-stream")
         events = events_of(r)
     assert [event["text"] for event in events] == ["a", "ab", "abc", "abca"]
@@ -174,7 +176,7 @@ def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):
         ({"text": "a", "stream": "yes"}, "stream is not valid"),
         ({"text": "a", "top_logprobs_num": 1000}, "top_logprobs_num is not valid"),
         ({"text": "\ud800"}, "surrogate"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": 4000}}, "at most 2048"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": 4000}}, "at most 1024"),
         ({"text": ["a"] * 100, "sampling_params": {"n": 100}}, "at most 1024 answers, but got 10000"),
     ],
 )
@@ -205,14 +207,14 @@ def test_a_failing_row_is_a_500_with_its_message(http):
 
 
 def test_one_failing_prompt_ends_the_others_of_its_request(server: RunningServer):
-    response = generate(server.http, input_ids=[[FAILING_TOKEN], [1]], sampling_params={"max_new_tokens": 1500})
+    response = generate(server.http, input_ids=[[FAILING_TOKEN], [1]], sampling_params={"max_new_tokens": 900})
     assert response.status_code == 500
     server.wait_for_stats(num_running=0)
 
 
 def test_a_client_that_leaves_a_stream_is_aborted_in_the_engine(server: RunningServer):
     before = server.stats()["num_aborted"]
-    body = {"text": ["ab", "cd"], "stream": True, "sampling_params": {"max_new_tokens": 1500}}
+    body = {"text": ["ab", "cd"], "stream": True, "sampling_params": {"max_new_tokens": 900}}
     with server.http.stream("POST", "/generate", json=body) as response:
         next(response.iter_raw())
     server.wait_for_stats(num_aborted=before + 2, num_running=0)
@@ -221,7 +223,7 @@ def test_a_client_that_leaves_a_stream_is_aborted_in_the_engine(server: RunningS
 def test_a_client_that_stops_waiting_is_aborted_in_the_engine(server: RunningServer):
     before = server.stats()["num_aborted"]
     with pytest.raises(httpx.ReadTimeout):
-        server.http.post("/generate", json={"text": "ab", "sampling_params": {"max_new_tokens": 1500}}, timeout=0.2)
+        server.http.post("/generate", json={"text": "ab", "sampling_params": {"max_new_tokens": 900}}, timeout=0.2)
     server.wait_for_stats(num_aborted=before + 1, num_running=0)
 
 

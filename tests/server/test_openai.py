@@ -47,9 +47,9 @@ class TestChat:
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == HI_TOKENS - 1
 
     def test_without_a_limit_the_context_is_filled(self, http):
-        messages = [{"role": "user", "content": "x" * 1900}]
+        messages = [{"role": "user", "content": "x" * 900}]
         body = chat(http, messages).json()
-        assert body["usage"]["total_tokens"] == 2048
+        assert body["usage"]["total_tokens"] == 1024
 
     def test_contents_may_be_parts(self, http):
         parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
@@ -154,9 +154,10 @@ class TestChat:
 
     def test_sampling_beyond_openais(self, http):
         extra = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": True, "stop_token_ids": [3]}
-        assert chat(http, max_tokens=1, skip_special_tokens=False, **extra).json()["choices"][0]["message"][
-            "content"
-        ] == "<|im_start|>"
+        assert (
+            chat(http, max_tokens=1, skip_special_tokens=False, **extra).json()["choices"][0]["message"]["content"]
+            == "<|im_start|>"
+        )
 
     def test_another_model_is_not_here(self, http):
         response = chat(http, model="another")
@@ -219,7 +220,7 @@ class TestCompletions:
             ({"prompt": ["a", 5]}, "prompt", "not valid"),
             ({"prompt": "a", "suffix": "b"}, "suffix", "not supported yet"),
             ({"prompt": "a", "best_of": 2}, "best_of", "not supported yet"),
-            ({"prompt": "a", "max_tokens": 5000}, "max_new_tokens", "at most 2048"),
+            ({"prompt": "a", "max_tokens": 5000}, "max_new_tokens", "at most 1024"),
         ],
     )
     def test_what_is_wrong_is_named(self, http, body, param, said):
@@ -237,4 +238,4 @@ class TestCompletions:
 def test_models(http):
     body = http.get("/v1/models").json()
     assert [card["id"] for card in body["data"]] == ["fake"]
-    assert body["data"][0]["max_model_len"] == 2048
+    assert body["data"][0]["max_model_len"] == 1024

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -14,7 +15,19 @@ import pytest
 from tests.engine.fake_core import CRASHING, TOO_LARGE
 from tests.server.conftest import RunningServer, ServerMaker, events_of
 
-LONG = {"text": "ab", "stream": True, "sampling_params": {"max_new_tokens": 2000}}
+LONG = {"text": "ab", "stream": True, "sampling_params": {"max_new_tokens": 1000}}
+
+
+@pytest.fixture(scope="module")
+def guarded(make_server: ServerMaker) -> Iterator[RunningServer]:
+    with make_server(server={"api_key": "sekrit"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def limited(make_server: ServerMaker) -> Iterator[RunningServer]:
+    with make_server(server={"max_request_bytes": 2000}) as server:
+        yield server
 
 
 class TestInfo:
@@ -28,7 +41,7 @@ class TestInfo:
         info = http.get("/get_model_info").json()
         assert info["model_path"] == "fake"
         assert info["is_generation"] is True
-        assert info["context_length"] == 2048
+        assert info["context_length"] == 1024
 
     def test_server_info_has_no_key(self, make_server: ServerMaker):
         with make_server(server={"api_key": "secret", "served_model_name": "mine"}) as server:
@@ -42,7 +55,8 @@ class TestInfo:
     def test_flush(self, server: RunningServer):
         assert server.http.post("/flush_cache").json()["success"] is True
         with server.http.stream("POST", "/generate", json=LONG) as response:
-            next(response.iter_raw())
+            events = response.iter_raw()
+            next(events)
             refused = server.http.post("/flush_cache")
             assert refused.status_code == 400
             assert "no request runs" in refused.json()["error"]["message"]
@@ -64,11 +78,6 @@ class TestInfo:
 
 
 class TestKey:
-    @pytest.fixture(scope="class")
-    def guarded(self, make_server: ServerMaker):
-        with make_server(server={"api_key": "sekrit"}) as server:
-            yield server
-
     @pytest.mark.parametrize("path", ["/health", "/ready"])
     def test_probes_need_none(self, guarded, path):
         assert guarded.http.get(path).status_code == 200
@@ -94,11 +103,6 @@ class TestKey:
 
 
 class TestBodies:
-    @pytest.fixture(scope="class")
-    def limited(self, make_server: ServerMaker):
-        with make_server(server={"max_request_bytes": 2000}) as server:
-            yield server
-
     def test_a_large_body_is_refused(self, limited):
         fits = limited.http.post("/generate", json={"text": "a" * 1000, "sampling_params": {"max_new_tokens": 1}})
         assert fits.status_code == 200
@@ -146,9 +150,9 @@ class TestBodies:
 
 
 class TestStart:
-    def test_it_listens_while_the_engine_loads(self, make_server: ServerMaker):
-        port = free_port()
-        with make_server(engine={"random_seed": 200}, server={"port": port}, wait=False) as server:
+    def test_it_listens_while_the_engine_loads(self, make_server: ServerMaker, tmp_path):
+        port, gate = free_port(), tmp_path / "gate"
+        with make_server(engine={"tokenizer_path": str(gate)}, server={"port": port}, wait=False) as server:
             server.http.base_url = f"http://127.0.0.1:{port}"
             wait_until_it_listens(port)
             assert server.http.get("/health").json() == {"status": "loading"}
@@ -156,12 +160,13 @@ class TestStart:
             early = server.http.post("/generate", json={"text": "a"})
             assert early.status_code == 503
             assert "loading" in early.json()["error"]["message"]
+            gate.touch()
             server.wait_until_ready()
             assert server.http.get("/ready").status_code == 200
 
-    def test_a_signal_while_loading_ends_it(self, make_server: ServerMaker):
-        port = free_port()
-        with make_server(engine={"random_seed": 3000}, server={"port": port}, wait=False) as server:
+    def test_a_signal_while_loading_ends_it(self, make_server: ServerMaker, tmp_path):
+        port, gate = free_port(), tmp_path / "never made"
+        with make_server(engine={"tokenizer_path": str(gate)}, server={"port": port}, wait=False) as server:
             wait_until_it_listens(port)
             server.process.terminate()
             assert server.end()[0] == 0
@@ -215,7 +220,8 @@ class TestEnd:
 
     def test_a_second_signal_ends_it_at_once(self, make_server: ServerMaker):
         with make_server(drain_s=60) as server, server.http.stream("POST", "/generate", json=LONG) as response:
-            next(response.iter_raw())
+            events = response.iter_raw()
+            next(events)
             server.process.send_signal(signal.SIGINT)
             time.sleep(0.3)
             assert server.process.poll() is None

@@ -1,0 +1,224 @@
+"""`jsg.Engine`: a model in this process, from text to text."""
+
+import asyncio
+import itertools
+import queue
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+from jsg.config import EngineConfig
+from jsg.engine.core import EngineCore
+from jsg.engine.driver import Driver
+from jsg.engine.protocol import ModelInfo, Progress
+from jsg.errors import ConfigError, JsgError, RequestError
+from jsg.processing.answer import Answer, Prompt
+from jsg.processing.tokenizer import Tokenizer, load_tokenizer
+from jsg.sources import resolve_model
+from jsg.types import FinishType, RequestOutput, SamplingParams
+
+Result = dict[str, Any]
+"""`text`, `output_ids` and `meta_info`, as SGLang's `/generate` returns them."""
+SamplingFields = dict[str, Any] | SamplingParams | None
+Texts = str | Sequence[str] | None
+TokenIds = Sequence[int] | Sequence[Sequence[int]] | None
+_Item = tuple[int, RequestOutput | JsgError]
+
+
+class Engine:
+    """A model that answers in this process; requests of all threads and tasks share its batches and its cache.
+
+    Use it as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self, model_path: str = "tiny", *, report: Callable[[Progress], None] | None = None, **knobs: Any
+    ) -> None:
+        """Loads the model and compiles its programs.
+
+        Args:
+            model_path: Directory, hub name, or "tiny", the model inside the package.
+            report: Told of the progress.
+            **knobs: Fields of `jsg.config.EngineConfig`.
+
+        Raises:
+            JsgError: A knob is unknown or wrong, or the model or the memory do not allow it.
+        """
+        config = _make_config(model_path, knobs)
+        self.tokenizer: Tokenizer = load_tokenizer(resolve_model(config.tokenizer_path or config.model_path))
+        core = EngineCore(config, report=report)
+        self.info: ModelInfo = core.info
+        self._driver = Driver(core)
+        self._seeds = random.Random(config.random_seed)
+        self._numbers = itertools.count()
+
+    def generate(
+        self,
+        prompt: Texts = None,
+        sampling_params: SamplingFields | Sequence[SamplingFields] = None,
+        *,
+        input_ids: TokenIds = None,
+        stream: bool = False,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        token_ids_logprob: Sequence[int] = (),
+        namespace: str = "",
+    ) -> Any:
+        """Continues one prompt or several.
+
+        Args:
+            prompt: A text or a list of texts; special tokens in them count as such.
+            sampling_params: `SamplingParams` or their fields; a list has one for each prompt.
+            input_ids: Token ids in place of texts: a list, or a list of lists.
+            stream: Return an iterator over the results so far instead.
+            return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace: As in `types.Request`.
+
+        Returns:
+            A result for one prompt; a list for a list of prompts or n > 1; with `stream` an iterator over results that
+            grow, in which each result of a list names its `index`.
+
+        Raises:
+            RequestError: A field breaks a rule.
+            JsgError: The engine failed.
+        """
+        answers, is_list = self._answers(
+            prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num, token_ids_logprob=tuple(token_ids_logprob), namespace=namespace,
+        )  # fmt: skip
+        if stream:
+            return self._stream(answers, is_list)
+        for _ in self._run(answers):
+            pass
+        results = [answer.result() for answer in answers]
+        return results if is_list else results[0]
+
+    async def async_generate(self, *args: Any, stream: bool = False, **kwargs: Any) -> Any:
+        """`generate` for asyncio; with `stream` the result is an asynchronous iterator. Cancelling it aborts."""
+        fields = dict(zip(("prompt", "sampling_params"), args, strict=False)) | kwargs
+        input_ids, prompt = fields.pop("input_ids", None), fields.pop("prompt", None)
+        answers, is_list = self._answers(prompt, fields.pop("sampling_params", None), input_ids, **fields)
+        if stream:
+            return self._stream_async(answers, is_list)
+        async for _ in self._run_async(answers):
+            pass
+        results = [answer.result() for answer in answers]
+        return results if is_list else results[0]
+
+    def get_server_info(self) -> dict[str, Any]:
+        """The model, the sizes and the counters of the engine."""
+        stats: dict[str, Any] = self._driver.call(EngineCore.stats)
+        return {field: getattr(self.info, field) for field in self.info.__dataclass_fields__} | stats
+
+    def flush_cache(self) -> bool:
+        """Forgets every cached prefix; False, and no change, while requests run."""
+        return self._driver.call(EngineCore.flush_cache)
+
+    def close(self) -> None:
+        """Ends the engine; requests that still run get an error."""
+        self._driver.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # Requests.
+
+    def _answers(
+        self,
+        prompt: Texts,
+        sampling_params: SamplingFields | Sequence[SamplingFields],
+        input_ids: TokenIds,
+        **fields: Any,
+    ) -> tuple[list[Answer], bool]:
+        id_lists, is_list = self._token_lists(prompt, input_ids)
+        samplings = _one_each(sampling_params, len(id_lists))
+        answers = []
+        for ids, sampling in zip(id_lists, samplings, strict=True):
+            made = Prompt(rid=f"offline-{next(self._numbers)}", input_ids=ids, sampling=sampling, **fields)
+            answers += [Answer(r, self.tokenizer) for r in made.requests(self._seeds.getrandbits(63))]
+        return answers, is_list or len(answers) > 1
+
+    def _token_lists(self, prompt: Texts, input_ids: TokenIds) -> tuple[list[tuple[int, ...]], bool]:
+        if (prompt is None) == (input_ids is None):
+            raise RequestError("exactly one of prompt and input_ids must be given", param="prompt")
+        if isinstance(prompt, str):
+            return [tuple(self.tokenizer.encode(prompt))], False
+        if prompt is not None:
+            return [tuple(self.tokenizer.encode(text)) for text in prompt], True
+        assert input_ids is not None
+        if input_ids and isinstance(input_ids[0], int):
+            return [tuple(input_ids)], False  # pyright: ignore[reportReturnType]
+        return [tuple(ids) for ids in input_ids], True  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+
+    def _run(self, answers: list[Answer]) -> Iterator[int]:
+        """Runs all answers to their ends; yields the index of each that has moved. Closing it early aborts."""
+        arrived: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        for index, answer in enumerate(answers):
+            self._driver.submit(answer.request, lambda item, index=index: arrived.put((index, item)))
+        try:
+            while not all(answer.finish for answer in answers):
+                yield self._take(answers, *arrived.get())
+        finally:
+            self._abort_unfinished(answers)
+
+    async def _run_async(self, answers: list[Answer]) -> AsyncIterator[int]:
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[_Item] = asyncio.Queue()
+
+        def sink_of(index: int) -> Callable[[RequestOutput | JsgError], None]:
+            return lambda item: loop.call_soon_threadsafe(arrived.put_nowait, (index, item)) and None
+
+        for index, answer in enumerate(answers):
+            self._driver.submit(answer.request, sink_of(index))
+        try:
+            while not all(answer.finish for answer in answers):
+                yield self._take(answers, *await arrived.get())
+        finally:
+            self._abort_unfinished(answers)
+
+    def _take(self, answers: list[Answer], index: int, item: RequestOutput | JsgError) -> int:
+        if isinstance(item, JsgError):
+            raise item
+        answer = answers[index]
+        if answer.finish is None:
+            delta = answer.push(item)
+            if delta.finish is not None and item.finish is None:
+                self._driver.abort(answer.request.rid)
+            if delta.finish is not None and delta.finish.type is FinishType.ERROR:
+                raise JsgError(delta.finish.message or "the engine failed this request")
+        return index
+
+    def _abort_unfinished(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            if answer.finish is None and not self._driver.is_closed:
+                self._driver.abort(answer.request.rid)
+
+    def _stream(self, answers: list[Answer], is_list: bool) -> Iterator[Result]:
+        for index in self._run(answers):
+            yield answers[index].result() | ({"index": index} if is_list else {})
+
+    async def _stream_async(self, answers: list[Answer], is_list: bool) -> AsyncIterator[Result]:
+        async for index in self._run_async(answers):
+            yield answers[index].result() | ({"index": index} if is_list else {})
+
+
+def _make_config(model_path: str, knobs: dict[str, Any]) -> EngineConfig:
+    known = EngineConfig.__dataclass_fields__
+    if unknown := sorted(set(knobs) - set(known)):
+        raise ConfigError(f"unknown engine option {unknown[0]!r}; known are {', '.join(known)}")
+    return EngineConfig(model_path=model_path, **knobs)
+
+
+def _one_each(given: SamplingFields | Sequence[SamplingFields], count: int) -> list[SamplingParams]:
+    if given is None or isinstance(given, dict | SamplingParams):
+        return [_sampling(given)] * count
+    if len(given) != count:
+        raise RequestError(f"sampling_params must have one item for each of {count} prompts, but has {len(given)}")
+    return [_sampling(each) for each in given]
+
+
+def _sampling(given: SamplingFields) -> SamplingParams:
+    return given if isinstance(given, SamplingParams) else SamplingParams.from_dict(given or {})

@@ -1,0 +1,166 @@
+"""From prompts to requests, and from a request's outputs to the answer its client sees.
+
+Shared by everything that serves a client: `jsg.Engine` in process, and every HTTP endpoint.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any, final
+
+from jsg.processing.output import OutputStream
+from jsg.processing.tokenizer import Tokenizer
+from jsg.types import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprob, expand_answers
+
+PROMPT_TAIL_LEN = 8  # tokens that can begin a character which the answer completes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What to continue, and what to report of it.
+
+    Attributes:
+        rid: Name of its request; answers of n > 1 get a number behind it.
+        input_ids: The tokens.
+        is_continued: The answer goes on in the prompt's text, so that a leading space is kept; false after a chat
+            template, where the answer is a text of its own.
+        return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace: As in `Request`.
+    """
+
+    rid: str
+    input_ids: tuple[int, ...]
+    sampling: SamplingParams
+    is_continued: bool = True
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    top_logprobs_num: int = 0
+    token_ids_logprob: tuple[int, ...] = ()
+    namespace: str = ""
+
+    def requests(self, fresh_seed: int) -> list[Request]:
+        """One request for each of the `n` answers.
+
+        Args:
+            fresh_seed: Used where the prompt names no seed.
+
+        Raises:
+            RequestError: A field breaks a rule.
+        """
+        samplings = expand_answers(self.sampling, fresh_seed)
+        return [
+            Request(
+                rid=self.rid if len(samplings) == 1 else f"{self.rid}_{index}",
+                input_ids=self.input_ids,
+                sampling=sampling,
+                return_logprob=self.return_logprob,
+                logprob_start_len=self.logprob_start_len,
+                top_logprobs_num=self.top_logprobs_num,
+                token_ids_logprob=self.token_ids_logprob,
+                namespace=self.namespace,
+            )
+            for index, sampling in enumerate(samplings)
+        ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerDelta:
+    """What one output added to one answer.
+
+    Attributes:
+        text: New text.
+        token_ids: New tokens, up to the one that completed a stop string.
+        logprobs: One per new token when asked for.
+        finish: Set in the last delta. If the output had none, the text ended at a stop string, and the caller aborts
+            the request in the engine.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish: FinishReason | None
+
+
+@final
+class Answer:
+    """One answer as far as it has come. Times are in seconds since the request was made."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, *, is_continued: bool = True) -> None:
+        tail = request.input_ids[-PROMPT_TAIL_LEN:] if is_continued else ()
+        self.request = request
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        self.finish: FinishReason | None = None
+        self.cached_tokens = 0
+        self.queue_s = 0.0
+        self.first_token_s: float | None = None
+        self.elapsed_s = 0.0
+        self._stream = OutputStream(tokenizer, request.sampling, prompt_tail_ids=tail)
+        self._started = time.monotonic()
+
+    def push(self, output: RequestOutput) -> AnswerDelta:
+        """Takes what the engine gave next."""
+        part = self._stream.push(output.token_ids, output.finish)
+        delta = AnswerDelta(
+            text=part.text,
+            token_ids=part.token_ids,
+            logprobs=output.logprobs[: len(part.token_ids)],
+            finish=part.finish,
+        )
+        self.elapsed_s = time.monotonic() - self._started
+        if self.first_token_s is None and delta.token_ids:
+            self.first_token_s = self.elapsed_s
+        self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+        self.queue_s = max(self.queue_s, output.queue_s)
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        self.finish = delta.finish
+        return delta
+
+    def result(self, texts: Tokenizer | None = None) -> dict[str, Any]:
+        """The answer as SGLang's `/generate` shows it; with `texts` logprobs carry the text of their tokens."""
+        return {"text": self.text, "output_ids": list(self.token_ids), "meta_info": self._meta_info(texts)}
+
+    def _meta_info(self, texts: Tokenizer | None) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "id": self.request.rid,
+            "finish_reason": _finish_reason(self.finish, len(self.token_ids)),
+            "prompt_tokens": len(self.request.input_ids),
+            "completion_tokens": len(self.token_ids),
+            "cached_tokens": self.cached_tokens,
+            "e2e_latency": self.elapsed_s,
+            "time_to_first_token": self.first_token_s,
+            "queue_time": self.queue_s,
+        }
+        if self.request.return_logprob:
+            meta |= self._shown_logprobs("input", self.prompt_logprobs, texts)
+            meta |= self._shown_logprobs("output", self.logprobs, texts)
+        return meta
+
+    def _shown_logprobs(self, side: str, scored: Sequence[TokenLogprob], texts: Tokenizer | None) -> dict[str, Any]:
+        def entry(token_id: int, logprob: float | None) -> list[Any]:
+            text = None if texts is None else texts.decode([token_id], skip_special_tokens=False)
+            return [logprob, token_id, text]
+
+        shown: dict[str, Any] = {f"{side}_token_logprobs": [entry(token.token_id, token.logprob) for token in scored]}
+        if self.request.top_logprobs_num:
+            shown[f"{side}_top_logprobs"] = [[entry(*pair) for pair in token.top] or None for token in scored]
+        if self.request.token_ids_logprob:
+            shown[f"{side}_token_ids_logprobs"] = [[entry(*pair) for pair in token.chosen] or None for token in scored]
+        return shown
+
+
+def _finish_reason(finish: FinishReason | None, num_tokens: int) -> dict[str, Any] | None:
+    if finish is None:
+        return None
+    reason: dict[str, Any] = {"type": finish.type.value}
+    if finish.matched is not None:
+        reason["matched"] = finish.matched
+    if finish.type == "length":
+        reason["length"] = num_tokens
+    if finish.message is not None:
+        reason["message"] = finish.message
+    return reason
