@@ -1,4 +1,4 @@
-# Every target makes .venv first, when pyproject.toml or constraints.txt changed since it was made; `make help` lists them.
+# `make help` lists the targets. Each makes .venv first, when pyproject.toml or constraints.txt changed since it was made.
 
 EXTRAS := bench,dev,docs,test
 # What `make constraints` holds back, each for its reason:
@@ -49,7 +49,7 @@ define find_python
 	done; \
 	if [ $$python = none ]; then \
 		echo "jsg needs Python 3.12 or newer, and none of python3.12, python3.13, python3 and python is one." \
-			"Install one (python.org, your system's package python3.12 with python3.12-venv, or pyenv install 3.12)." >&2; \
+			"Install one: from python.org, your system's python3.12 and python3.12-venv, or pyenv install 3.12." >&2; \
 		exit 1; \
 	fi
 endef

@@ -43,15 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="jsg: %(levelname)s: %(message)s")
     try:
+        config = _engine_config(options)
         match options.command:
             case "serve":
-                return _serve(options, started_at)
+                return _serve(config, ServerConfig(**_given(options, ServerConfig)), started_at)
             case "generate":
-                return _generate(options)
+                return _generate(config, options)
             case "chat":
-                return _chat(options)
+                return _chat(config)
             case _:
-                return _check(options)
+                return _check(config)
     except JsgError as error:
         red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
         print(f"{red}jsg: error: {error}{plain}", file=sys.stderr)
@@ -123,12 +124,10 @@ def _given(options: argparse.Namespace, config: type[EngineConfig | ServerConfig
     return {name: value for name, value in vars(options).items() if name in names}
 
 
-def _serve(options: argparse.Namespace, started_at: float) -> int:
+def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int:
     from jsg.engine.child import EngineChild
     from jsg.sources import resolve_model
 
-    engine = _engine_config(options)
-    server = ServerConfig(**_given(options, ServerConfig))
     model_dir = resolve_model(engine.model_path)
     tokenizer_dir = model_dir if engine.tokenizer_path is None else resolve_model(engine.tokenizer_path)
     child = EngineChild.spawn(dataclasses.replace(engine, model_path=str(model_dir)))
@@ -142,9 +141,8 @@ def _serve(options: argparse.Namespace, started_at: float) -> int:
 
 
 @contextlib.contextmanager
-def _running_engine(options: argparse.Namespace) -> Iterator["Engine"]:
+def _running_engine(config: EngineConfig) -> Iterator["Engine"]:
     """The engine in this process, with the progress of its start on stderr."""
-    config = _engine_config(options)
     from jsg.engine.offline import Engine
     from jsg.server.progress import StartDisplay
 
@@ -156,23 +154,23 @@ def _running_engine(options: argparse.Namespace) -> Iterator["Engine"]:
         engine.close()
 
 
-def _generate(options: argparse.Namespace) -> int:
+def _generate(config: EngineConfig, options: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     sampling = {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
-    with _running_engine(options) as engine:
+    with _running_engine(config) as engine:
         answer = engine.generate(prompt=prompt, sampling_params=sampling)
     print(json.dumps(answer, ensure_ascii=False) if options.json else answer["text"])
     return 0
 
 
-def _chat(options: argparse.Namespace) -> int:
+def _chat(config: EngineConfig) -> int:
     """Ctrl-C ends an answer, Ctrl-D the chat. What was answered until then stays in the conversation."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # line editing and history for `input`
     from jsg.server.chat_prompt import ChatPrompt
 
     messages: list[dict[str, str]] = []
-    with _running_engine(options) as engine:
+    with _running_engine(config) as engine:
         chat_prompt = ChatPrompt(engine.tokenizer)
         print("Ctrl-C ends an answer, Ctrl-D the chat.", file=sys.stderr)
         while (said := _read_message()) is not None:
@@ -215,13 +213,13 @@ def _read_message() -> str | None:
             return "\n".join(lines)
 
 
-def _check(options: argparse.Namespace) -> int:
+def _check(config: EngineConfig) -> int:
     """Answers one prompt with an empty cache and again with a full one, and compares."""
     packages = ("jax", "jaxlib", "flax", "numpy", "tokenizers")
     print(
         "versions:", ", ".join([f"jsg {jsg.__version__}"] + [f"{p} {importlib.metadata.version(p)}" for p in packages])
     )
-    with _running_engine(options) as engine:
+    with _running_engine(config) as engine:
         print(f"device:   {engine.info.device}, {engine.info.dtype}")
         print(f"model:    {engine.info.model_path}, context of {engine.info.context_length} tokens")
         print(f"KV pool:  {engine.info.max_total_tokens} tokens; {engine.info.max_running_requests} requests at once")
@@ -229,7 +227,7 @@ def _check(options: argparse.Namespace) -> int:
         cold, warm = (_greedy_answer(engine) for _ in range(2))
     problem = find_difference(cold, warm)
     cached_tokens = warm["meta_info"]["cached_tokens"]
-    if problem is None and cached_tokens == 0 and not _engine_config(options).disable_radix_cache:
+    if problem is None and cached_tokens == 0 and not config.disable_radix_cache:
         problem = "the second answer took nothing from the cache"
     print(f"cached:   {cached_tokens} of {warm['meta_info']['prompt_tokens']} prompt tokens the second time")
     print(f"cold = warm: {'yes' if problem is None else f'NO: {problem}'}")

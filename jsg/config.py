@@ -44,7 +44,9 @@ class EngineConfig:
     random_seed: int = _knob(0, "seed of dummy weights and of requests that name none")
     deterministic: bool = _knob(False, "bitwise equal answers whatever the batch, the chunks and the cache")
     forbid_compile: bool = _knob(False, "after warm-up an unplanned compile is an error")
-    compilation_cache_dir: str | None = _knob(None, "owner-only directory of compiled programs; default in ~/.cache/jsg")
+    compilation_cache_dir: str | None = _knob(
+        None, "owner-only directory of compiled programs; default ~/.cache/jsg/xla"
+    )
     disable_compilation_cache: bool = _knob(False, "keep no compiled programs on disk")
 
     def __post_init__(self) -> None:

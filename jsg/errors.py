@@ -12,7 +12,8 @@
     ├── ForbiddenCompileError    a compile after warm-up under --forbid-compile
     └── EngineDeadError          the engine process ended; HTTP 503
 
-A message gives the rule, what was received, and what to do. It never carries a path of the server, an address or a trace.
+A message gives the rule, what was received, and what to do. It never carries a path of the server, an address or a
+trace.
 """
 
 

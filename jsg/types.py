@@ -163,13 +163,9 @@ class SamplingParams:
 
 
 def _parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
-    if isinstance(value, dict):
-        pairs = value.items()
-    else:
-        _require(isinstance(value, list | tuple), "logit_bias", "an object from token id to value", value)
-        pairs = value  # pyright: ignore[reportAssignmentType]
+    pairs: Any = value.items() if isinstance(value, dict) else value
     try:
-        return tuple((int(token), bias) for token, bias in pairs)  # pyright: ignore[reportAssignmentType]
+        return tuple((int(token), float(bias)) for token, bias in pairs)
     except (TypeError, ValueError):
         raise RequestError(f"logit_bias must map token ids to numbers, but got {value!r}", param="logit_bias") from None
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.test_layout import ROOT, dotted, imports_of, name_of, tree_of
 
-FILES = sorted(path for folder in ("jsg", "bench", "examples") for path in (ROOT / folder).rglob("*.py"))
+FILES = sorted(path for folder in ("jsg", "examples") for path in (ROOT / folder).rglob("*.py"))
 
 IMMUTABLE = "templates run in jinja2.sandbox.ImmutableSandboxedEnvironment only"
 

@@ -679,17 +679,17 @@ def few_shot(rng: random.Random, held_out_query: bool, shots: int) -> Shots:
 
 
 CHAT_TASKS: dict[str, tuple[Callable[[random.Random, Values], Turn], float]] = {
-    "greeting": (greeting, 0.8),
-    "capitals": (capitals, 1.2),
-    "counting": (counting, 0.7),
-    "sums": (sums, 1.8),
-    "key_value": (key_value, 1.2),
-    "json_extraction": (json_extraction, 1.3),
-    "yes_no": (yes_no, 1.8),
-    "multiple_choice": (multiple_choice, 1.6),
-    "copying": (copying, 1.0),
+    "greeting": (greeting, 1.1),
+    "capitals": (capitals, 1.4),
+    "counting": (counting, 1.1),
+    "sums": (sums, 1.2),
+    "key_value": (key_value, 1.0),
+    "json_extraction": (json_extraction, 2.0),
+    "yes_no": (yes_no, 1.0),
+    "multiple_choice": (multiple_choice, 1.0),
+    "copying": (copying, 1.5),
     "small_talk": (small_talk, 0.7),
-    "unknown": (unknown, 0.7),
+    "unknown": (unknown, 0.6),
 }
 """Every single-turn chat task with its share of the training turns."""
 SYSTEM_PROMPTS = [

@@ -24,24 +24,26 @@ from tokenizers import Tokenizer
 from words import Values
 
 PROMPT_WEIGHT = 0.03
-DECAY_FROM = 0.5
+DECAY_FROM = 0.15
 """The share of training after which the learning rate falls."""
 
 
 class Phase(NamedTuple):
-    """A stretch of training: up to which share of all steps, and the shape of its batches with their odds."""
+    """A stretch of training: up to which share of it, the shapes of its batches with their odds, and its echo rows."""
 
     until: float
     shapes: list[tuple[int, int]]
     odds: list[float]
+    echo: float
 
 
 PHASES = [
-    Phase(0.20, [(18, 112)], [1.0]),
-    Phase(0.55, [(14, 144), (5, 384)], [0.85, 0.15]),
-    Phase(1.00, [(14, 144), (5, 384), (2, 1344)], [0.7, 0.2, 0.1]),
+    Phase(0.30, [(18, 112)], [1.0], 0.3),
+    Phase(0.65, [(14, 144), (5, 384)], [0.9, 0.1], 0.1),
+    Phase(1.00, [(14, 144), (5, 384), (2, 1344)], [0.8, 0.12, 0.08], 0.04),
 ]
 """About 2000 tokens a step. The last phase has dependencies over more than 1000 tokens."""
+RAW_SHARE = 0.18
 
 
 class RowWriter:
@@ -91,6 +93,19 @@ class RowWriter:
             else:
                 self._shots()
 
+    def _echo(self, length: int) -> None:
+        """Write random tokens in chunks and then the chunks again in another order, which teaches copying itself."""
+        rng, first = self.rng, len(self.special) + 1
+        while len(self.ids) < length:
+            sizes = [rng.randint(2, 6) for _ in range(rng.randint(2, 8))]
+            chunks = [[rng.randrange(first, self.tokenizer.get_vocab_size()) for _ in range(size)] for size in sizes]
+            for weight in (0.0, 1.0):
+                for chunk in chunks:
+                    self.ids += chunk
+                    self.weights += [0.0, *[weight] * (len(chunk) - 1)]
+                rng.shuffle(chunks)
+            self._special(END)
+
     def _dialogue(self, length: int) -> None:
         rng, values = self.rng, Values(self.rng, unseen=False)
         if rng.random() < 0.25:
@@ -137,20 +152,23 @@ class RowWriter:
         if turn is not None:
             self._turn(turn)
 
-    def row(self, length: int) -> tuple[list[int], list[float]]:
-        """Return the ids and weights of one row of `length` tokens."""
+    def row(self, length: int, echo: float = 0.0) -> tuple[list[int], list[float]]:
+        """Return the ids and weights of one row of `length` tokens, an echo row with the given odds."""
         self.ids, self.weights = [], []
+        if self.rng.random() < echo:
+            self._echo(length)
+            return self.ids[:length], self.weights[:length]
         if self.rng.random() < 0.3:
             self._special(BEGIN)
-        if self.rng.random() < 0.25:
+        if self.rng.random() < RAW_SHARE:
             self._raw(length)
         else:
             self._dialogue(length)
         return self.ids[:length], self.weights[:length]
 
-    def batch(self, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    def batch(self, rows: int, length: int, echo: float) -> tuple[np.ndarray, np.ndarray]:
         """Return ids [B, T] and weights [B, T]."""
-        drawn = [self.row(length) for _ in range(rows)]
+        drawn = [self.row(length, echo) for _ in range(rows)]
         return np.array([ids for ids, _ in drawn], np.int32), np.array([weights for _, weights in drawn], np.float32)
 
 
@@ -167,10 +185,10 @@ def loss_fn(params: Params, config: TinyConfig, tokens: jax.Array, weights: jax.
 
 def make_optimizer(name: str, scale: float) -> optax.GradientTransformation:
     """Return Muon (matrices) with AdamW (the rest), or AdamW alone, at their peak learning rates."""
-    adam = optax.adamw(3e-3 * scale, b1=0.9, b2=0.98, weight_decay=0.02)
+    adam = optax.adamw(2e-3 * scale, b1=0.9, b2=0.98, weight_decay=0.02)
     if name == "adamw":
         return optax.chain(optax.clip_by_global_norm(1.0), adam)
-    muon = optax.contrib.muon(0.015 * scale, beta=0.95, weight_decay=0.02)
+    muon = optax.contrib.muon(0.010 * scale, beta=0.95, weight_decay=0.02)
     return optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.multi_transform({"muon": muon, "adam": adam}, _optimizer_labels),
@@ -229,7 +247,7 @@ def train(args: argparse.Namespace) -> None:
     while (progress := budget.progress(step)) < 1.0:
         phase = next(phase for phase in PHASES if progress <= phase.until)
         rows, length = rng.choices(phase.shapes, phase.odds)[0]
-        tokens, weights = writer.batch(rows, length)
+        tokens, weights = writer.batch(rows, length, phase.echo)
         factor = jnp.float32(learning_rate_factor(step, progress))
         params, opt_state, loss, right = train_step(params, opt_state, tokens, weights, factor, config, optimizer)
         step, seen = step + 1, seen + rows * length

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ STDERR = 2
 class EngineChild:
     """A running engine process and the owner-only directory of its socket."""
 
-    def __init__(self, process: subprocess.Popen[bytes], directory: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], directory: tempfile.TemporaryDirectory[str]) -> None:
         self._process = process
         self._directory = directory
 
@@ -30,8 +29,8 @@ class EngineChild:
         The child imports what its parent would import, gets no stdin, writes to stderr only, and sits in a process
         group of its own so that Ctrl-C in a terminal reaches the front alone.
         """
-        directory = tempfile.mkdtemp(prefix="jsg-")  # mode 0700
-        start = EngineStart(config=config, address=_address(directory), parent_pid=os.getpid(), core=core)
+        directory = tempfile.TemporaryDirectory(prefix="jsg-", ignore_cleanup_errors=True)  # mode 0700
+        start = EngineStart(config=config, address=_address(directory.name), parent_pid=os.getpid(), core=core)
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "jsg.engine.process", json.dumps(dataclasses.asdict(start))],
             stdin=subprocess.DEVNULL,
@@ -44,17 +43,12 @@ class EngineChild:
     @property
     def address(self) -> str:
         """Where the front listens for the engine."""
-        return _address(self._directory)
+        return _address(self._directory.name)
 
     @property
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
-
-    @property
-    def exit_status(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs."""
-        return self._process.poll()
 
     def wait(self) -> int:
         """Blocks until the process ends; gives its exit status."""
@@ -75,7 +69,7 @@ class EngineChild:
 
     def remove_directory(self) -> None:
         """Removes the socket's directory; a connection that stands needs it no longer."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.cleanup()
 
 
 def _address(directory: str) -> str:

@@ -21,7 +21,7 @@ import zmq.asyncio
 
 from jsg.config import EngineConfig
 from jsg.engine.child import EngineChild
-from jsg.engine.protocol import Call, FromEngine, ModelInfo, Progress, ToEngine
+from jsg.engine.protocol import ENGINE_CORE, Call, FromEngine, ModelInfo, Progress, ToEngine
 from jsg.errors import EngineDeadError, JsgError, QueueFullError, RequestError
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
 
@@ -90,9 +90,11 @@ class EngineClient:
         self._running = loop.create_task(self._run())
 
     @classmethod
-    async def start(cls, config: EngineConfig, on_progress: Callable[[Progress], None] | None = None) -> "EngineClient":
+    async def start(
+        cls, config: EngineConfig, on_progress: Callable[[Progress], None] | None = None, *, core: str = ENGINE_CORE
+    ) -> "EngineClient":
         """Starts an engine process and waits until it is ready. Raises what its start raised, or EngineDeadError."""
-        client = cls(EngineChild.spawn(config), config, on_progress)
+        client = cls(EngineChild.spawn(config, core=core), config, on_progress)
         try:
             await client.ready()
         except BaseException:
@@ -163,11 +165,12 @@ class EngineClient:
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
         """Stops the engine process, by force after `grace_s`, and ends every stream with EngineDeadError."""
-        if not self._running.done() and self._ready.done():
+        if self.is_alive:
             self._post().stop = True
             self._flush()
         else:
             grace_s = 0.0
+            self._fail_start(EngineDeadError("the engine was closed while it started"))
         await asyncio.to_thread(self._child.end, grace_s)
         with contextlib.suppress(asyncio.CancelledError):
             await self._running
@@ -284,20 +287,21 @@ class EngineClient:
     def _take_start(self, message: FromEngine) -> None:
         if message.progress is not None and self._on_progress is not None:
             self._on_progress(message.progress)
-        if message.ready is not None:
+        if message.ready is not None and not self._ready.done():
             self._child.remove_directory()
             self._ready.set_result(message.ready)
         if message.failure is not None:
             self._fail_start(message.failure.to_error())
 
     def _fail_start(self, error: JsgError) -> None:
-        self._ready.set_exception(error)
-        self._ready.exception()  # read here, so that asyncio does not complain when nobody waits for it
+        """Ends the wait for the start, unless it has ended."""
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # read here, so that asyncio does not complain when nobody waits for it
 
     def _die(self, reason: str) -> None:
         self._death.set_result(reason)
-        if not self._ready.done():
-            self._fail_start(EngineDeadError(reason))
+        self._fail_start(EngineDeadError(reason))
         for wire_name in list(self._streams):
             if stream := self._forget(wire_name):
                 stream.arrived.put_nowait(EngineDeadError(reason))

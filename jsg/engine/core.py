@@ -44,7 +44,7 @@ class EngineCore:
         self.scheduler.add(request, time.monotonic())
 
     def abort(self, rid: str) -> None:
-        """Ends a request and frees what it holds; an unknown rid is ignored. Its last output comes with the next step."""
+        """Ends a request and frees what it holds; its last output comes with the next step. Ignores an unknown rid."""
         self.scheduler.abort(rid)
 
     def step(self) -> list[RequestOutput]:

@@ -17,6 +17,8 @@ import jax
 
 from jsg.errors import ConfigError, ForbiddenCompileError
 
+CACHE_BYTES = 4 * 2**30
+"""Size of the persistent cache. Only a bounded one is locked, so that two engines may share it."""
 COMPILE_THREADS = 2
 """XLA compiles without the GIL; more threads gain little, because the largest program decides."""
 
@@ -147,5 +149,6 @@ def use_compilation_cache(directory: str | None) -> None:
             "run as code; change its owner and mode (chmod 700) or choose another"
         )
     jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

@@ -36,27 +36,28 @@ class MemoryPlan:
     bytes_per_token: int
 
     def __str__(self) -> str:
-        mib = 2**20
-        pool_bytes = self.pool_tokens * self.bytes_per_token
-        return (
-            f"memory plan: weights {self.weights_bytes / mib:.0f} MiB + largest step {self.temporary_bytes / mib:.0f} MiB "
-            f"+ tables {self.table_bytes / mib:.0f} MiB + KV pool {pool_bytes / mib:.0f} MiB ({self.pool_tokens} tokens "
-            f"of {self.bytes_per_token} bytes) of {self.limit_bytes / mib:.0f} MiB"
-        )
+        parts = {
+            "weights": self.weights_bytes,
+            "largest step": self.temporary_bytes,
+            "tables": self.table_bytes,
+            "KV pool": self.pool_tokens * self.bytes_per_token,
+        }
+        shown = " + ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in parts.items())
+        pool = f"{self.pool_tokens} tokens of {self.bytes_per_token} bytes"
+        return f"memory plan: {shown} ({pool}) of {self.limit_bytes / 2**20:.0f} MiB"
 
 
-def device_memory_bytes(device: jax.Device) -> int:
-    """Memory of the device, or what is available on the host for a CPU."""
-    if device.platform == "cpu":
-        return _available_host_bytes()
-    return int((device.memory_stats() or {})["bytes_limit"])
+def device_memory_bytes() -> int:
+    """Memory of the first device, or what is available on the host for a CPU."""
+    device = jax.devices()[0]
+    return _available_host_bytes() if device.platform == "cpu" else int(device.memory_stats()["bytes_limit"])
 
 
 def plan_memory(
     config: EngineConfig,
     model: ModelConfig,
     *,
-    device: jax.Device,
+    platform: str,
     kv_itemsize: int,
     weights_bytes: int,
     temporary_bytes: int,
@@ -68,7 +69,7 @@ def plan_memory(
     Raises:
         MemoryPlanError: What is left does not hold one request of the context length, or not the tokens asked for.
     """
-    limit = int(device_memory_bytes(device) * config.mem_fraction_static)
+    limit = int(device_memory_bytes() * config.mem_fraction_static)
     columns = -(-context_length // config.page_size)
     tables = (max_running + 1) * (4 * columns + PENALTY_BYTES * model.vocab_size)
     per_token = model.kv_bytes_per_token(kv_itemsize)
@@ -76,7 +77,7 @@ def plan_memory(
     fits = max(left, 0) // per_token // config.page_size * config.page_size - config.page_size
     wanted = config.max_total_tokens
     if wanted is None:
-        roof = CPU_POOL_BYTES // per_token if device.platform == "cpu" else fits
+        roof = CPU_POOL_BYTES // per_token if platform == "cpu" else fits
         wanted = max(min(fits, roof, max_running * columns * config.page_size), context_length)
     pool_tokens = -(-wanted // config.page_size) * config.page_size
     plan = MemoryPlan(
@@ -89,8 +90,9 @@ def plan_memory(
     )
     if pool_tokens > fits:
         raise MemoryPlanError(
-            f"the KV pool must hold {pool_tokens} tokens, but memory is left for {max(fits, 0)}; lower --context-length "
-            f"or --max-total-tokens, raise --mem-fraction-static, or choose a smaller model ({plan})"
+            f"the KV pool must hold {pool_tokens} tokens, but memory is left for {max(fits, 0)}; lower "
+            "--context-length or --max-total-tokens, raise --mem-fraction-static, or choose a smaller model "
+            f"({plan})"
         )
     return plan
 

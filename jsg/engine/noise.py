@@ -11,10 +11,11 @@ ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 ROUNDS = 13
 PARITY = 0x1BD11BDA
 
+Words = tuple[UInt[Array, "..."], UInt[Array, "..."]]
+"""Two arrays of 32-bit words; all that meet broadcast to one shape."""
 
-def threefry(
-    key: tuple[UInt[Array, "*k"], UInt[Array, "*k"]], counter: tuple[UInt[Array, "*c"], UInt[Array, "*c"]]
-) -> tuple[UInt[Array, "*out"], UInt[Array, "*out"]]:
+
+def threefry(key: Words, counter: Words) -> Words:
     """Threefry-2x32-13: two random words from a two-word key and a two-word counter, elementwise."""
     keys = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(PARITY))
     x, y = counter[0] + keys[0], counter[1] + keys[1]

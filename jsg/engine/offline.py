@@ -151,7 +151,7 @@ class Engine:
         assert input_ids is not None
         if input_ids and isinstance(input_ids[0], int):
             return [tuple(input_ids)], False  # pyright: ignore[reportReturnType]
-        return [tuple(ids) for ids in input_ids], True  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+        return [tuple(ids) for ids in input_ids], True  # pyright: ignore[reportArgumentType]
 
     def _run(self, answers: list[Answer]) -> Iterator[int]:
         """Runs all answers to their ends; yields the index of each that has moved. Closing it early aborts."""

@@ -7,7 +7,7 @@ the call has returned.
 import numpy as np
 
 from jsg.engine.step import SAMPLING_COLUMNS, packed_sizes
-from jsg.kernels_pallas.inputs import QUERY_TILE
+from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.sched.buckets import BucketKey
 from jsg.sched.records import Batch, RunningRequest
 from jsg.types import SamplingParams

@@ -33,7 +33,8 @@ from jsg.errors import JsgError
 from jsg.types import Request, RequestOutput
 
 IDLE_POLL_MS = 1000  # how often an idle engine looks whether its parent lives, where the kernel does not tell
-FLUSH_MS = 30_000  # how long a last message may wait for a front that is still importing
+START_FLUSH_MS = 30_000  # how long the reason of a failed start waits for a front that is still importing
+END_FLUSH_MS = 1000
 PR_SET_PDEATHSIG = 1
 
 
@@ -101,9 +102,9 @@ class FrontLink:
             timeout_ms = 0
         return messages
 
-    def close(self) -> None:
-        """Sends what is queued and closes."""
-        self._socket.close(linger=FLUSH_MS)
+    def close(self, flush_ms: int) -> None:
+        """Closes; takes up to `flush_ms` to send what is queued."""
+        self._socket.close(linger=flush_ms)
         self._context.term()
 
 
@@ -153,7 +154,7 @@ def run(start: EngineStart) -> int:
         core = _load_core(start.core, start.config, report)
     except JsgError as error:
         link.send(FromEngine(failure=Failure.of(error)))
-        link.close()
+        link.close(START_FLUSH_MS)
         return 2
     gc.collect()
     gc.freeze()  # what was loaded stays: later collections need not walk it
@@ -162,7 +163,7 @@ def run(start: EngineStart) -> int:
         serve(core, link, start.parent_pid)
     finally:
         core.close()
-        link.close()
+        link.close(END_FLUSH_MS)
     return 0
 
 

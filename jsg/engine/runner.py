@@ -5,7 +5,7 @@ Nothing here waits for the device but `InFlight.read`; the engine calls it one s
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jsg.cache.pool import KVPool
 from jsg.engine import packing, step
 from jsg.engine.executables import Executables
 from jsg.engine.sampling import Logprobs, PenaltyTables
+from jsg.models.model import Model
 from jsg.sched.buckets import BucketKey, Buckets, Phase
 from jsg.sched.records import Batch, BatchEntry, RunningRequest
 from jsg.sched.scheduler import StepResult
@@ -98,7 +99,7 @@ class ModelRunner:
         graph, leaves = nnx.split(model)
         flat, structure = jax.tree.flatten(leaves)
         self._leaves = tuple(flat)
-        self._merge: step.Merge = lambda leaves: nnx.merge(graph, jax.tree.unflatten(structure, leaves))
+        self._merge: step.Merge = lambda leaves: cast(Model, nnx.merge(graph, jax.tree.unflatten(structure, leaves)))
         self._config = config
         self._state = state
         self._buckets = buckets
@@ -127,8 +128,10 @@ class ModelRunner:
         return self._executables.names()
 
     def essential(self) -> list[Hashable]:
-        """Programs that must be compiled before the first request: what nothing larger can stand in for, and the shapes
-        that a first request meets."""
+        """Programs that must be compiled before the first request.
+
+        They are those that nothing larger can stand in for, and the shapes that a first request meets.
+        """
         buckets = self._buckets
         keys = {buckets.extend[-1], buckets.extend[0], *buckets.decode[-1:], *buckets.decode[:1]}
         names: list[Hashable] = [("forward", key) for key in sorted(keys, reverse=True)]
@@ -345,12 +348,12 @@ class InFlight:
         tokens = np.asarray(self.output.tokens).tolist()
         result = StepResult(tokens)
         if self.output.logprobs is not None:
-            logprobs = Logprobs(*(np.asarray(x) for x in self.output.logprobs))
+            logprobs = jax.device_get(self.output.logprobs)
             for index, entry in enumerate(self.batch.entries):
                 if entry.samples and entry.running.request.return_logprob and tokens[index] >= 0:
                     result.logprobs[index] = _token_logprob(entry, tokens[index], logprobs, index)
         if self.prompt_scores is not None:
-            self._read_prompt(result, Logprobs(*(np.asarray(x) for x in self.prompt_scores)))
+            self._read_prompt(result, jax.device_get(self.prompt_scores))
         return result
 
     def _read_prompt(self, result: StepResult, scores: Logprobs) -> None:

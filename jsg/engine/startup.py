@@ -19,7 +19,7 @@ from jsg.engine.runner import DeviceState, ModelRunner, RunnerConfig, make_state
 from jsg.errors import ConfigError
 from jsg.models.config import ModelConfig
 from jsg.models.loading import abstract_model, load_model, resolve_dtype
-from jsg.sched.buckets import Buckets, make_buckets
+from jsg.sched.buckets import Buckets, make_buckets, make_deterministic_buckets
 from jsg.sched.scheduler import Scheduler, SchedulerConfig
 from jsg.sources import resolve_model
 
@@ -50,7 +50,8 @@ class _Settings:
     context_length: int
     max_running: int
     buckets: Buckets
-    device: jax.Device
+    platform: str
+    device_name: str
 
     def runner_config(self) -> RunnerConfig:
         return RunnerConfig(
@@ -109,7 +110,6 @@ def _settle(config: EngineConfig) -> _Settings:
             f"--context-length must be at most the model's {model.max_position_embeddings}, but got {context_length}"
         )
     max_running = config.max_running_requests or (32 if on_cpu else 256)
-    chunk = config.chunked_prefill_size or max(512 if on_cpu else 8192, max_running)
     return _Settings(
         config=config,
         directory=directory,
@@ -117,9 +117,17 @@ def _settle(config: EngineConfig) -> _Settings:
         dtype=resolve_dtype(config.dtype, device.platform),
         context_length=context_length,
         max_running=max_running,
-        buckets=make_buckets(max_running, chunk, deterministic=config.deterministic),
-        device=device,
+        buckets=_buckets(config, max_running, on_cpu=on_cpu),
+        platform=device.platform,
+        device_name=f"{device.platform}: {device.device_kind}",
     )
+
+
+def _buckets(config: EngineConfig, max_running: int, *, on_cpu: bool) -> Buckets:
+    if config.deterministic:
+        num_tokens = 64 if on_cpu else 512
+        return make_deterministic_buckets(max_running, config.chunked_prefill_size or num_tokens, num_tokens)
+    return make_buckets(max_running, config.chunked_prefill_size or max(512 if on_cpu else 8192, max_running))
 
 
 def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
@@ -134,7 +142,7 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
         return plan_memory(
             settings.config,
             settings.model,
-            device=settings.device,
+            platform=settings.platform,
             kv_itemsize=settings.dtype.itemsize,
             weights_bytes=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(nnx.state(model))),
             temporary_bytes=temporary_bytes,
@@ -157,6 +165,7 @@ def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.M
     name = runner.lower_largest()
     executables.compile([name])
     analysis = executables.compiled(name).memory_analysis()
+    assert analysis is not None, "every backend we run on analyses its memory"
     donated = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((state.pool, state.page_table)))
     return analysis.temp_size_in_bytes + max(analysis.output_size_in_bytes - donated, 0)
 
@@ -201,7 +210,7 @@ def _info(settings: _Settings, plan: MemoryPlan) -> ModelInfo:
         vocab_size=settings.model.vocab_size,
         eos_token_ids=settings.model.eos_token_ids,
         dtype=settings.dtype.name,
-        device=f"{settings.device.platform}: {settings.device.device_kind}",
+        device=settings.device_name,
         max_running_requests=settings.max_running,
         max_total_tokens=plan.pool_tokens,
         page_size=settings.config.page_size,

@@ -180,7 +180,7 @@ def write_counts(
     ids: Int[Array, " k"],
     is_output: Int[Array, " k"],
 ) -> PenaltyTables:
-    """Counts `ids` as prompt or output tokens of a request, after forgetting its row where `reset`. Id -1 is padding."""
+    """Counts `ids` as prompt or output tokens of a request; with `reset` forgets its row first. Id -1 is padding."""
     vocab = tables.bias.shape[1]
     counts = jnp.where(reset > 0, 0, tables.output_counts[row])
     in_prompt = jnp.where(reset > 0, False, tables.in_prompt[row])

@@ -4,9 +4,6 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Int
 
-QUERY_TILE = 64
-"""Packed tokens of one request in a query tile, at most."""
-
 
 class AttentionInputs(NamedTuple):
     """Where each packed query token stands in its own request.

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jsg.kernels_pallas.inputs import QUERY_TILE, AttentionInputs
+from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.tile import QUERY_TILE
 
 HEAD_CLUSTER = 4
 SINGLE_KEY_BLOCK = 128

@@ -11,7 +11,6 @@ from typing import Any
 
 import ml_dtypes  # noqa: F401 # teaches numpy bfloat16, which safetensors asks it for
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from jsg.errors import ModelError
 from jsg.models.fields import read_json
@@ -105,11 +104,15 @@ def _open_shards(directory: Path, stack: contextlib.ExitStack) -> dict[str, Any]
 
 
 def _open_file(path: Path, stack: contextlib.ExitStack) -> Any:
+    from safetensors import SafetensorError, safe_open  # here: dummy weights run without the library
+
     try:
         return stack.enter_context(safe_open(path, framework="numpy"))
     except FileNotFoundError:
         raise ModelError(
             f"the checkpoint must have the file {path.name}, but it is missing; download it again"
         ) from None
-    except (SafetensorError, OSError) as error:
+    except OSError as error:  # its text would carry the path
+        raise ModelError(f"{path.name} must be readable ({type(error).__name__}); check its permissions") from None
+    except SafetensorError as error:
         raise ModelError(f"{path.name} must be a whole safetensors file ({error}); download it again") from None

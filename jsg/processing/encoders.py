@@ -137,7 +137,7 @@ class SentencePieceEncoder:
         for index, segment in enumerate(self._verbatim_pattern.split(text)):
             if index % 2:  # `split` by a pattern with one group puts the separators at the odd places
                 ids.append(self._ids[segment])
-            elif segment:
+            else:
                 ids += self._processor.encode(segment)
         return ids
 

@@ -24,7 +24,7 @@ class AdmissionEstimate:
 
     def step(self) -> None:
         """One step went by without a retract."""
-        self.fraction = max(self._floor, self.fraction - (self._start - self._floor) / DECAY_STEPS)
+        self.fraction = max(self._floor, self.fraction - (START - FLOOR) / DECAY_STEPS)
 
     def on_retract(self, running: Iterable[RunningRequest]) -> None:
         """Memory ran out: expect what the remaining requests have used so far and the next steps."""

@@ -5,10 +5,9 @@ import dataclasses
 import enum
 
 from jsg.errors import ConfigError
-from jsg.kernels_pallas.inputs import QUERY_TILE
+from jsg.kernels_pallas.tile import QUERY_TILE
 
-DETERMINISTIC_MULTIPLE = 64
-"""Rows of a matmul are a multiple of this in deterministic mode: within it XLA computes a row the same way."""
+SMALLEST_EXTEND = 64
 
 
 class Phase(enum.StrEnum):
@@ -48,12 +47,14 @@ class Buckets:
     """All shapes of one engine.
 
     Attributes:
-        decode: Keys of decode steps, smallest first; empty in deterministic mode, where every step is an extend.
-        extend: Keys of extend steps, smallest first.
+        decode: Keys of decode steps, smallest first; empty in deterministic mode.
+        extend: Keys of extend steps, smallest first; exactly one in deterministic mode.
+        chunk: New tokens in one step at most.
     """
 
     decode: tuple[BucketKey, ...]
     extend: tuple[BucketKey, ...]
+    chunk: int
 
     @property
     def all(self) -> tuple[BucketKey, ...]:
@@ -76,7 +77,7 @@ class Buckets:
         return keys[bisect.bisect_left(keys, num_tokens, key=lambda key: key.num_tokens)]
 
 
-def make_buckets(max_running: int, chunk: int, *, deterministic: bool) -> Buckets:
+def make_buckets(max_running: int, chunk: int) -> Buckets:
     """Shapes for at most `max_running` requests and `chunk` new tokens a step.
 
     Decode has 1, the powers of two from 4 to 64 rows, then steps of 32 (finer where padding would cost most); extend
@@ -85,24 +86,40 @@ def make_buckets(max_running: int, chunk: int, *, deterministic: bool) -> Bucket
     Raises:
         ConfigError: A chunk cannot hold one token of every running request.
     """
+    _check_chunk(max_running, chunk)
+    top = -(-chunk // SMALLEST_EXTEND) * SMALLEST_EXTEND
+    extend = [size for size in (2**i * SMALLEST_EXTEND for i in range(32)) if size < top] + [top]
+    return Buckets(
+        decode=tuple(BucketKey(Phase.DECODE, size, size) for size in _decode_sizes(max_running)),
+        extend=tuple(BucketKey(Phase.EXTEND, size, max_running) for size in extend),
+        chunk=chunk,
+    )
+
+
+def make_deterministic_buckets(max_running: int, chunk: int, num_tokens: int) -> Buckets:
+    """The one shape of deterministic mode: `num_tokens` new tokens and as many rows of logits, in every step.
+
+    XLA compiles each shape for itself, and what it makes of two shapes may differ in the last bits; a row of one shape
+    is the same to the last bit whatever stands in the other rows.
+
+    Raises:
+        ConfigError: A chunk cannot hold one token of every running request, or the shape cannot hold a chunk.
+    """
+    _check_chunk(max_running, chunk)
+    if chunk > num_tokens:
+        raise ConfigError(
+            f"with --deterministic, --chunked-prefill-size must be at most {num_tokens} on this device, but got {chunk}"
+        )
+    return Buckets(decode=(), extend=(BucketKey(Phase.EXTEND, num_tokens, num_tokens),), chunk=chunk)
+
+
+def _check_chunk(max_running: int, chunk: int) -> None:
     if chunk < max_running:
         raise ConfigError(
             f"--chunked-prefill-size must be at least --max-running-requests, but got {chunk} < {max_running}"
         )
-    rows = _round_up(max_running, DETERMINISTIC_MULTIPLE) if deterministic else max_running
-    top = _round_up(chunk, DETERMINISTIC_MULTIPLE)
-    extend = [size for size in (2**i * DETERMINISTIC_MULTIPLE for i in range(32)) if size < top] + [top]
-    decode = [] if deterministic else _decode_sizes(max_running)
-    return Buckets(
-        decode=tuple(BucketKey(Phase.DECODE, size, size) for size in decode),
-        extend=tuple(BucketKey(Phase.EXTEND, size, rows) for size in extend),
-    )
 
 
 def _decode_sizes(max_running: int) -> list[int]:
     sizes = [1, 4, 8, 16, 32, 64, *range(96, max_running, 32)]
     return [size for size in sizes if size < max_running] + [max_running]
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

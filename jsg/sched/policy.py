@@ -1,10 +1,11 @@
 """In what order waiting requests are admitted. A policy gives each a key; the smallest goes first."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from jsg.cache.node import Node
+from jsg.cache.watch import Watch
 from jsg.errors import ConfigError
 from jsg.sched.records import RunningRequest
 
@@ -29,7 +30,7 @@ class LongestPrefixMatch:
 
     def keys(self, waiting: Iterable[RunningRequest]) -> dict[RunningRequest, Key]:
         """See `Policy`."""
-        return {r: (-_node_and_length(r)[1], r.arrival) for r in waiting}
+        return {r: (-_watch(r).matched, r.arrival) for r in waiting}
 
 
 class FirstComeFirstServed:
@@ -58,20 +59,28 @@ class Random:
 class DfsWeight:
     """Depth first through the radix tree, the child with most waiting requests below it first.
 
-    A request's key is its path of (minus weight, serial number) from the root, so sorting keys walks the tree. A node's
-    own requests come after its children's.
+    A request's key is its place in that walk. A node's own requests come after its children's.
     """
 
     depends_on_others = True
 
     def keys(self, waiting: Iterable[RunningRequest]) -> dict[RunningRequest, Key]:
         """See `Policy`."""
-        paths = {r: _path_from_root(_node_and_length(r)[0]) for r in waiting}
-        weights: Counter[Node] = Counter(node for path in paths.values() for node in path)
-        return {
-            r: (*(part for node in path for part in (-weights[node], node.serial)), 1, r.arrival)
-            for r, path in paths.items()
-        }
+        requests_at: dict[Node, list[RunningRequest]] = {}
+        for running in waiting:
+            requests_at.setdefault(_watch(running).node, []).append(running)
+        weights: Counter[Node] = Counter()
+        children: dict[Node | None, list[Node]] = {}
+        for end, requests in requests_at.items():
+            for node in _path_up(end):
+                if node not in weights:
+                    children.setdefault(node.parent, []).append(node)
+                weights[node] += len(requests)
+        for siblings in children.values():
+            siblings.sort(key=lambda node: (-weights[node], node.serial))
+        walk = _depth_first(children)
+        ordered = (r for node in walk for r in sorted(requests_at.get(node, ()), key=lambda r: r.arrival))
+        return {running: (place, running.arrival) for place, running in enumerate(ordered)}
 
 
 def make_policy(name: str, seed: int) -> Policy:
@@ -84,16 +93,32 @@ def make_policy(name: str, seed: int) -> Policy:
     return policies[name]()
 
 
-def _node_and_length(running: RunningRequest) -> tuple[Node, int]:
+def _watch(running: RunningRequest) -> Watch:
     assert running.watch is not None, "only a waiting request has a watch"
-    return running.watch.node, running.watch.matched
+    return running.watch
 
 
-def _path_from_root(node: Node) -> list[Node]:
-    path = [node]
-    while path[-1].parent is not None:
-        path.append(path[-1].parent)
-    return path[::-1]
+def _path_up(node: Node) -> Iterator[Node]:
+    """`node` and all above it, the root too."""
+    above: Node | None = node
+    while above is not None:
+        yield above
+        above = above.parent
+
+
+def _depth_first(children: dict[Node | None, list[Node]]) -> Iterator[Node]:
+    """Every node after its children, from the roots, which are the children of None."""
+    stack = [iter(children.get(None, ()))]
+    path: list[Node] = []
+    while stack:
+        node = next(stack[-1], None)
+        if node is not None:
+            path.append(node)
+            stack.append(iter(children.get(node, ())))
+        else:
+            stack.pop()
+            if path:
+                yield path.pop()
 
 
 def _hash(seed: int, value: int) -> int:

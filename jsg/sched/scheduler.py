@@ -131,7 +131,7 @@ class Scheduler:
             return None
         self._promised_pages = None
         decoding = self._plan_decode()
-        budget = self._config.buckets.max_tokens - len(decoding)
+        budget = self._config.buckets.chunk - len(decoding)
         chunks = self._plan_prefill(budget, now_s)
         while not decoding and not chunks and self.running:
             if self._num_in_flight:
@@ -187,6 +187,7 @@ class Scheduler:
             budget -= self._plan_chunk(overdue, budget, chunks)
         for running in begun:
             budget -= self._plan_chunk(running, budget, chunks)
+        self.waiting.reorder()
         to_admit = self._config.max_prefill_tokens
         while budget > 0 and to_admit > 0 and (first := self.waiting.first()) is not None:
             if not self._admit(first, now_s):

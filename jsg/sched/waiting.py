@@ -6,14 +6,22 @@ from jsg.cache.radix import RadixCache
 from jsg.sched.policy import Key, Policy
 from jsg.sched.records import RunningRequest
 
+CHANGES_PER_REORDER = 1 / 32
+"""Where keys depend on each other, all are made anew once so many requests in one have changed."""
+
+SPARE_KEYS = 1024
+"""The heap may hold so many stale keys, and as many as there are requests, before it is made anew."""
+
 
 class WaitingQueue:
     """Requests that wait, in policy order.
 
-    Each holds a watch on the radix tree, so a change of the tree re-orders exactly the requests that it concerns.
+    Each holds a watch on the radix tree, so a change of the tree re-orders exactly the requests that it concerns. Where
+    the policy makes keys depend on each other, they are made together, in `reorder`, and stay until enough has changed;
+    a new request has no key until then.
 
-    Invariant: the heap holds the current key of every waiting request; other keys in it are stale. A key ends with the
-    request's arrival number, which names the request.
+    Invariant: `_keys` has a key of every waiting request, but of those that came since the last `reorder`; the heap
+    holds all of them, and stale ones besides. A key ends with the request's arrival number, which names the request.
     """
 
     def __init__(self, policy: Policy, cache: RadixCache):
@@ -24,7 +32,7 @@ class WaitingQueue:
         self._keys: dict[int, Key] = {}
         self._heap: list[Key] = []
         self._arrivals: list[int] = []
-        self._is_stale = False
+        self._num_changes = 0
 
     def __len__(self) -> int:
         return len(self._by_arrival)
@@ -36,7 +44,9 @@ class WaitingQueue:
         self._by_watch[running.watch.serial] = running
         self._by_arrival[running.arrival] = running
         heapq.heappush(self._arrivals, running.arrival)
-        self._rekey([running])
+        self._num_changes += 1
+        if not self._policy.depends_on_others:
+            self._rekey([running])
 
     def remove(self, running: RunningRequest) -> None:
         """Takes a waiting request out."""
@@ -46,11 +56,25 @@ class WaitingQueue:
         del self._by_arrival[running.arrival]
         self._keys.pop(running.arrival, None)
         running.watch = None
-        self._is_stale |= self._policy.depends_on_others
+        self._num_changes += 1
+
+    def reorder(self) -> None:
+        """To be called before each round of admissions: the only moment at which keys that depend on each other change.
+
+        Else admitting one request would move the others, and the round would not go depth first.
+        """
+        if not self._policy.depends_on_others:
+            return
+        self._num_changes += len(self._cache.drain_changed())
+        if self._num_changes > CHANGES_PER_REORDER * len(self):
+            self._keys = {r.arrival: key for r, key in self._policy.keys(self._by_arrival.values()).items()}
+            self._rebuild_heap()
+            self._num_changes = 0
 
     def first(self) -> RunningRequest | None:
         """The request to admit next."""
-        self._refresh()
+        if not self._policy.depends_on_others:
+            self._rekey([self._by_watch[watch.serial] for watch in self._cache.drain_changed()])
         while self._heap and self._keys.get(self._heap[0][-1]) != self._heap[0]:
             heapq.heappop(self._heap)
         return self._by_arrival[self._heap[0][-1]] if self._heap else None
@@ -63,26 +87,25 @@ class WaitingQueue:
 
     def check_integrity(self) -> None:
         """Asserts the invariant; for tests."""
-        self._refresh()
-        expected = {r.arrival: key for r, key in self._policy.keys(self._by_arrival.values()).items()}
-        assert self._keys == expected, "a key is out of date"
-        assert expected.items() <= {key[-1]: key for key in self._heap if self._keys.get(key[-1]) == key}.items()
         assert len(self._by_watch) == len(self._by_arrival)
-
-    def _refresh(self) -> None:
-        changed = [self._by_watch[w.serial] for w in self._cache.drain_changed() if w.serial in self._by_watch]
-        self._rekey(changed)
-        if self._is_stale:
-            self._keys = {r.arrival: key for r, key in self._policy.keys(self._by_arrival.values()).items()}
-            self._heap = list(self._keys.values())
-            heapq.heapify(self._heap)
-            self._is_stale = False
+        assert set(self._keys.items()) <= {(key[-1], key) for key in self._heap}, "the heap has lost a key"
+        if self._policy.depends_on_others:
+            assert self._keys.keys() <= self._by_arrival.keys(), "the key of a request that has left is kept"
+            assert len(self) - len(self._keys) <= self._num_changes, "a request without a key was not counted"
+        else:
+            self.first()
+            expected = {r.arrival: key for r, key in self._policy.keys(self._by_arrival.values()).items()}
+            assert self._keys == expected, "a key is out of date"
 
     def _rekey(self, changed: list[RunningRequest]) -> None:
-        if self._policy.depends_on_others:
-            self._is_stale |= bool(changed)
-            return
         for running, key in self._policy.keys(changed).items():
             if self._keys.get(running.arrival) != key:
                 self._keys[running.arrival] = key
                 heapq.heappush(self._heap, key)
+        if len(self._heap) > 2 * len(self._keys) + SPARE_KEYS:
+            self._rebuild_heap()
+
+    def _rebuild_heap(self) -> None:
+        """Drops the stale keys."""
+        self._heap = list(self._keys.values())
+        heapq.heapify(self._heap)

@@ -8,13 +8,14 @@ from pydantic import Field
 from starlette.responses import Response
 
 from jsg.errors import RequestError
+from jsg.processing.answer import Answer, Prompt
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.body import Body, Checked, Rid, TokenIds, is_prompt_list
 from jsg.server.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.failures import json_response
 from jsg.server.front import ReadyFront
-from jsg.server.generation import Answer, Generator, Prompt, new_rid
-from jsg.types import MAX_TOP_LOGPROBS, FinishReason, SamplingParams, TokenLogprob
+from jsg.server.generation import Generator, new_rid
+from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 Object = dict[str, Any]
 
@@ -47,7 +48,7 @@ async def generate(body: GenerateBody, request: Request, front: ReadyFront) -> R
     if body.stream:
         return await respond_with_events(request, _events(generator, answers, is_list, texts))
     await until_disconnect(request, generator.complete(answers))
-    results = [result(answer, texts) for answer in answers]
+    results = [answer.result(texts) for answer in answers]
     return json_response(results if is_list else results[0])
 
 
@@ -57,7 +58,7 @@ async def _events(
     """Each event holds all of its answer so far."""
     async for index, _ in generator.run(answers):
         place = {"index": index} if is_list else {}
-        yield result(answers[index], texts) | place
+        yield answers[index].result(texts) | place
 
 
 async def _prompts(body: GenerateBody, generator: Generator) -> tuple[list[Prompt], bool]:
@@ -95,52 +96,3 @@ def _one_each(name: str, value: Any, count: int, default: Any) -> list[Any]:
     if len(value) != count:
         raise RequestError(f"{name} must have one item for each of the {count} prompts, but has {len(value)}", name)
     return value
-
-
-def result(answer: Answer, texts: Tokenizer | None) -> Object:
-    """An answer as `/generate` shows it; with `texts` logprobs carry the text of their tokens."""
-    return {"text": answer.text, "output_ids": answer.token_ids, "meta_info": meta_info(answer, texts)}
-
-
-def meta_info(answer: Answer, texts: Tokenizer | None) -> Object:
-    """What is known of an answer beside its text."""
-    meta: Object = {
-        "id": answer.request.rid,
-        "finish_reason": _finish_reason(answer.finish, len(answer.token_ids)),
-        "prompt_tokens": len(answer.request.input_ids),
-        "completion_tokens": len(answer.token_ids),
-        "cached_tokens": answer.cached_tokens,
-        "e2e_latency": answer.elapsed_s,
-        "time_to_first_token": answer.first_token_s,
-        "queue_time": answer.queue_s,
-    }
-    if answer.request.return_logprob:
-        meta |= _logprobs("input", answer.prompt_logprobs, answer, texts)
-        meta |= _logprobs("output", answer.logprobs, answer, texts)
-    return meta
-
-
-def _finish_reason(finish: FinishReason | None, num_tokens: int) -> Object | None:
-    if finish is None:
-        return None
-    reason: Object = {"type": finish.type.value}
-    if finish.matched is not None:
-        reason["matched"] = finish.matched
-    if finish.type == "length":
-        reason["length"] = num_tokens
-    if finish.message is not None:
-        reason["message"] = finish.message
-    return reason
-
-
-def _logprobs(side: str, scored: Sequence[TokenLogprob], answer: Answer, texts: Tokenizer | None) -> Object:
-    def entry(token_id: int, logprob: float | None) -> list[Any]:
-        text = None if texts is None else texts.decode([token_id], skip_special_tokens=False)
-        return [logprob, token_id, text]
-
-    shown: Object = {f"{side}_token_logprobs": [entry(token.token_id, token.logprob) for token in scored]}
-    if answer.request.top_logprobs_num:
-        shown[f"{side}_top_logprobs"] = [[entry(*pair) for pair in token.top] or None for token in scored]
-    if answer.request.token_ids_logprob:
-        shown[f"{side}_token_ids_logprobs"] = [[entry(*pair) for pair in token.chosen] or None for token in scored]
-    return shown

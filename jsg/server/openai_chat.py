@@ -2,19 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from jsg.errors import RequestError
+from jsg.processing.answer import Answer, Prompt
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.body import Body, Checked
 from jsg.server.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.failures import json_response
 from jsg.server.front import Front, ReadyFront
-from jsg.server.generation import Answer, Prompt, new_rid
+from jsg.server.generation import new_rid
 from jsg.server.openai_common import NOT_YET_ANYWHERE, OpenAIBody, finish_reason, now, token_text, usage
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
@@ -59,27 +60,32 @@ class ChatBody(OpenAIBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true; set it, or leave this out", "top_logprobs")
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise RequestError("max_tokens is the old name of max_completion_tokens; give only one", "max_tokens")
+        return self
+
 
 @router.post("/v1/chat/completions")
 async def chat_completions(body: ChatBody, request: Request, front: ReadyFront) -> Response:
     """Answers a conversation; `n` times with `n`, as events with `stream`."""
     front.check_model(body.model)
-    wants_usage_event = body.wants_usage_event
     prompt = await _prompt(body, front)
     answers = front.generator.answers([prompt])
     head = {"id": prompt.rid, "created": now(), "model": front.model_name}
     if body.stream:
-        return await respond_with_events(request, _events(front, answers, head, wants_usage_event))
+        return await respond_with_events(request, _events(body, front, answers, head))
     await until_disconnect(request, front.generator.complete(answers))
     choices = [_choice(index, answer, front.generator.tokenizer) for index, answer in enumerate(answers)]
-    return json_response({**head, "object": "chat.completion", "choices": choices, "usage": usage(answers)})
+    return json_response(
+        {**head, "object": "chat.completion", "choices": choices, "usage": usage(answers, body.num_answers)}
+    )
 
 
 async def _prompt(body: ChatBody, front: Front) -> Prompt:
-    if body.top_logprobs is not None and not body.logprobs:
-        raise RequestError("top_logprobs needs logprobs to be true; set it or leave top_logprobs out", "top_logprobs")
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise RequestError("max_tokens is the old name of max_completion_tokens; give only one of them", "max_tokens")
     messages = [message.to_template() for message in body.messages]
     input_ids = await asyncio.to_thread(front.chat.encode, messages)
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
@@ -105,9 +111,9 @@ def _choice(index: int, answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 async def _events(
-    front: Front, answers: Sequence[Answer], head: dict[str, Any], wants_usage: bool
+    body: ChatBody, front: Front, answers: Sequence[Answer], head: dict[str, Any]
 ) -> AsyncGenerator[Event]:
-    head = {**head, "object": "chat.completion.chunk"} | ({"usage": None} if wants_usage else {})
+    head = {**head, "object": "chat.completion.chunk"} | ({"usage": None} if body.wants_usage_event else {})
     has_begun: set[int] = set()
 
     def event(index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None) -> Event:
@@ -123,8 +129,8 @@ async def _events(
             yield event(index, {"content": delta.text}, logprobs)
         if delta.finish is not None:
             yield event(index, {}, finish=finish_reason(answer))
-    if wants_usage:
-        yield {**head, "choices": [], "usage": usage(answers)}
+    if body.wants_usage_event:
+        yield {**head, "choices": [], "usage": usage(answers, body.num_answers)}
 
 
 def _logprobs(answer: Answer, scored: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[str, Any] | None:

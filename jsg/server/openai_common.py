@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from jsg.errors import RequestError
+from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.body import Body, Checked
-from jsg.server.generation import Answer
 from jsg.types import MAX_N, SamplingParams
 
 NOT_YET_ANYWHERE = frozenset({"regex", "json_schema", "ebnf", "structural_tag", "response_format", "user", "metadata"})
@@ -68,25 +68,31 @@ class OpenAIBody(_ExtraSampling):
         return SamplingParams.from_dict(same | renamed)
 
     @property
+    def num_answers(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
     def wants_usage_event(self) -> bool:
-        """Whether the stream ends with the usage. Raises RequestError for options of a stream that is none."""
-        if self.stream_options is None:
-            return False
-        if not self.stream:
+        """Whether the stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream to be true; leave it out or stream", "stream_options")
-        return self.stream_options.include_usage
+        return self
 
 
-def usage(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Tokens of all answers; a prompt counts once however many answers it has."""
-    first_of_prompt = {id(answer.prompt): answer for answer in reversed(answers)}.values()
-    prompt_tokens = sum(len(answer.request.input_ids) for answer in first_of_prompt)
+def usage(answers: Sequence[Answer], n: int) -> dict[str, Any]:
+    """Tokens of all answers, `n` for each prompt in turn; a prompt counts once."""
+    prompt_tokens = sum(len(answer.request.input_ids) for answer in answers[::n])
     completion_tokens = sum(len(answer.token_ids) for answer in answers)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in first_of_prompt)},
+        "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in answers[::n])},
     }
 
 

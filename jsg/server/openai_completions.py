@@ -8,13 +8,14 @@ from pydantic import Field
 from starlette.responses import Response
 
 from jsg.errors import RequestError
+from jsg.processing.answer import PROMPT_TAIL_LEN, Answer, Prompt
 from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.body import Prompts, is_prompt_list
 from jsg.server.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.failures import json_response
 from jsg.server.front import Front, ReadyFront
-from jsg.server.generation import PROMPT_TAIL_LEN, Answer, Prompt, new_rid
+from jsg.server.generation import new_rid
 from jsg.server.openai_common import NOT_YET_ANYWHERE, OpenAIBody, finish_reason, now, token_text, usage
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
@@ -83,20 +84,19 @@ class _Choice:
 async def completions(body: CompletionBody, request: Request, front: ReadyFront) -> Response:
     """Continues one prompt or several; each `n` times with `n`, as events with `stream`."""
     front.check_model(body.model)
-    wants_usage_event = body.wants_usage_event
     rid = f"cmpl-{new_rid()}"
     prompts = await _prompts(body, front, rid)
     answers = front.generator.answers(prompts)
     choices = _choices(body, answers, front.generator.tokenizer)
     head = {"id": rid, "object": "text_completion", "created": now(), "model": front.model_name}
     if body.stream:
-        return await respond_with_events(request, _events(front, answers, choices, head, wants_usage_event))
+        return await respond_with_events(request, _events(body, front, answers, choices, head))
     await until_disconnect(request, front.generator.complete(answers))
     shown = [
         choice.show(answer.text, answer.logprobs, finish_reason(answer))
         for choice, answer in zip(choices, answers, strict=True)
     ]
-    return json_response({**head, "choices": shown, "usage": usage(answers)})
+    return json_response({**head, "choices": shown, "usage": usage(answers, body.num_answers)})
 
 
 async def _prompts(body: CompletionBody, front: Front, rid: str) -> list[Prompt]:
@@ -125,16 +125,16 @@ def _choices(body: CompletionBody, answers: Sequence[Answer], tokenizer: Tokeniz
 
 
 async def _events(
+    body: CompletionBody,
     front: Front,
     answers: Sequence[Answer],
     choices: Sequence[_Choice],
     head: dict[str, Any],
-    wants_usage: bool,
 ) -> AsyncGenerator[Event]:
-    head = head | ({"usage": None} if wants_usage else {})
+    head = head | ({"usage": None} if body.wants_usage_event else {})
     async for index, delta in front.generator.run(answers):
         choice = choices[index].show(delta.text, delta.logprobs, finish_reason(answers[index]))
         if choice["text"] or choice["logprobs"] or choice["finish_reason"]:
             yield {**head, "choices": [choice]}
-    if wants_usage:
-        yield {**head, "choices": [], "usage": usage(answers)}
+    if body.wants_usage_event:
+        yield {**head, "choices": [], "usage": usage(answers, body.num_answers)}

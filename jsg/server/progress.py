@@ -36,9 +36,9 @@ class StartDisplay:
         self._bars.stop()
 
     def show(self, progress: protocol.Progress) -> None:
-        """Moves the stage's bar; a stage without a total is a text to print."""
-        if progress.total == 0:
-            self._console.print(progress.text, markup=False)
+        """Moves the stage's bar; the plan is a text to print."""
+        if progress.stage == "plan":
+            self._console.print(progress.text, markup=False, soft_wrap=True)
             return
         if progress.stage not in self._tasks:
             self._tasks[progress.stage] = self._bars.add_task(progress.stage, total=progress.total, text="")

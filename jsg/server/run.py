@@ -160,7 +160,7 @@ def _greeting(front: Front, listener: socket.socket, seconds: float) -> str:
         path, body = "/generate", {"text": "Once upon a time", "sampling_params": {"max_new_tokens": 32}}
     else:
         question = {"role": "user", "content": "What is the capital of France?"}
-        path, body = "/v1/chat/completions", {"model": front.model_name, "messages": [question]}
+        path, body = "/v1/chat/completions", {"model": front.model_name, "messages": [question], "max_tokens": 64}
     headers = ["Content-Type: application/json"]
     if front.server_config.api_key is not None:
         headers.append("Authorization: Bearer YOUR_KEY")

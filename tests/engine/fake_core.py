@@ -32,7 +32,7 @@ class FakeCore:
             raise MemoryPlanError("weights must fit in 1 GB, but need 2 GB; raise --mem-fraction-static")
         if config.model_path == CRASHING:
             sys.exit(7)
-        report(Progress("plan", 0, 0, "weights 1 MB, KV pool 2 MB"))
+        report(Progress("plan", 1, 1, "weights 1 MB, KV pool 2 MB"))
         report(Progress("load", 1, 1))
         while config.tokenizer_path and not os.path.exists(config.tokenizer_path):
             time.sleep(0.02)  # a start that lasts until the test makes this file

@@ -5,7 +5,8 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from jsg.kernels_pallas.inputs import QUERY_TILE, AttentionInputs
+from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.tile import QUERY_TILE
 
 
 @dataclasses.dataclass(frozen=True)

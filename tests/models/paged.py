@@ -12,7 +12,8 @@ import numpy as np
 from flax import nnx
 
 from jsg.cache.pool import make_pool
-from jsg.kernels_pallas.inputs import QUERY_TILE, AttentionInputs
+from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.models.config import ModelConfig
 from jsg.models.inputs import ForwardInputs
 from jsg.models.loading import load_model

@@ -125,6 +125,16 @@ def test_a_truncated_file_is_refused(tmp_path, keep):
     assert str(tmp_path) not in str(error.value)
 
 
+def test_an_unreadable_file_is_refused_without_its_path(tmp_path):
+    files = shard(tmp_path, checkpoint(tmp_path))
+    unreadable = tmp_path / files["lm_head.weight"]
+    unreadable.unlink()
+    unreadable.mkdir()
+    with pytest.raises(ModelError, match=unreadable.name) as error:
+        load(tmp_path)
+    assert str(tmp_path) not in str(error.value)
+
+
 def test_no_checkpoint_is_refused(tmp_path):
     checkpoint(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")

@@ -26,7 +26,8 @@ CHATML = """\
     {{- '<|im_start|>' ~ message.role ~ '\\n' }}
     {% if message.role == 'assistant' %}
         {% generation %}
-            {{- message.content ~ '<|im_end|>' }}
+            {%- set end = '<|im_end|>' %}
+            {{- message.content ~ end }}
         {% endgeneration %}
     {% else %}
         {{- message.content + '<|im_end|>' }}

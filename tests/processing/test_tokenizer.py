@@ -247,7 +247,7 @@ def test_an_absurd_token_id_is_refused(directories: dict[str, Path], tmp_path: P
 def test_older_formats_go_through_transformers(tmp_path: Path) -> None:
     from jsg.processing.pieces import _byte_level_alphabet
 
-    vocabulary = {char: byte for char, byte in _byte_level_alphabet().items()} | {"hi": 256, "<|endoftext|>": 257}
+    vocabulary = dict(_byte_level_alphabet()) | {"hi": 256, "<|endoftext|>": 257}
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
     (tmp_path / "merges.txt").write_text("#version: 0.2\nh i\n")
     fields = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}

@@ -1,0 +1,161 @@
+"""The two programs of a step, forward and sample, called as the engine calls them but with nothing around them."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jsg.cache.pool import KVPool, make_pool
+from jsg.engine import step
+from jsg.engine.executables import Executables
+from jsg.engine.runner import GREEDY
+from jsg.kernels_pallas.tile import QUERY_TILE
+from jsg.models.config import ModelConfig
+from jsg.models.loading import load_model
+from jsg.sched.buckets import BucketKey, Phase
+
+
+class Work(NamedTuple):
+    """One step, packed: its shape and the two arrays that the engine would send."""
+
+    key: BucketKey
+    packed: np.ndarray
+    sampling: np.ndarray
+
+
+class BareStep:
+    """A model with random weights over a pool of random keys and values, whose every row is full.
+
+    Each row owns its pages, dealt out in a shuffled order. Running a step changes neither contexts nor positions, so
+    the same work can be repeated.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: jax.typing.DTypeLike,
+        *,
+        max_rows: int,
+        context_len: int,
+        page_size: int = 1,
+        executables: Executables | None = None,
+    ):
+        """Allocates everything.
+
+        Args:
+            config: The shape.
+            dtype: Of weights, activations and pool.
+            max_rows: Requests in one step at most.
+            context_len: Tokens of one row at most.
+            page_size: KV slots in one page.
+            executables: To share programs with another; new ones by default.
+        """
+        self.config = config
+        self.page_size = page_size
+        graph, leaves = nnx.split(load_model(None, config, load_format="dummy", dtype=dtype))
+        flat, structure = jax.tree.flatten(leaves)
+        self._merge: step.Merge = lambda leaves: nnx.merge(graph, jax.tree.unflatten(structure, leaves))
+        self._leaves = tuple(flat)
+        columns = -(-context_len // page_size)
+        pages = 1 + np.random.default_rng(0).permutation(max_rows * columns).astype(np.int32)
+        self._pages = np.concatenate([np.zeros((1, columns), np.int32), pages.reshape(max_rows, columns)])
+        self._pool = _random_pool(config, len(pages) + 1, page_size, dtype)
+        self._page_table = jnp.asarray(self._pages)
+        self._last_token = jnp.ones(max_rows + 1, jnp.int32)
+        self._executables = executables or Executables(forbid_compile=False)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in self._leaves)
+
+    def prepare(self, key: BucketKey, chunks: Sequence[tuple[int, int]]) -> Work:
+        """Packs a step and compiles its programs.
+
+        Args:
+            key: The shape; in a decode step every row is a single, in an extend step every row is cut into tiles.
+            chunks: Per row its cached and its new tokens.
+        """
+        self._compile(key)
+        sampling = np.zeros((key.num_rows, step.SAMPLING_COLUMNS), np.int32)
+        sampling[: len(chunks), 0] = np.arange(1, len(chunks) + 1)
+        return Work(key, self._pack(key, chunks), sampling)
+
+    def dispatch(self, work: Work) -> jax.Array:
+        """Starts the step; returns its tokens, which may not be there yet."""
+        logits, _, self._pool, self._page_table = self._executables(
+            ("forward", work.key), self._leaves, self._pool, self._page_table, self._last_token, work.packed
+        )
+        output, self._last_token, _ = self._executables(
+            ("sample", work.key.num_rows, GREEDY), logits, work.sampling, self._last_token, None, None
+        )
+        return output.tokens
+
+    def run(self, work: Work) -> np.ndarray:
+        """Runs the step and reads its tokens."""
+        return np.asarray(self.dispatch(work))
+
+    def runner(self, key: BucketKey, chunks: Sequence[tuple[int, int]]) -> Callable[[], np.ndarray]:
+        """`prepare` now, `run` at each call."""
+        work = self.prepare(key, chunks)
+        return lambda: self.run(work)
+
+    def memory_analysis(self, work: Work) -> dict[str, int]:
+        """Bytes that the compiler plans for the forward pass."""
+        analysis = self._executables.compiled(("forward", work.key)).memory_analysis()
+        names = ("temp_size_in_bytes", "alias_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
+        return {name: int(getattr(analysis, name)) for name in names}
+
+    def _compile(self, key: BucketKey) -> None:
+        forward_name, sample_name = ("forward", key), ("sample", key.num_rows, GREEDY)
+
+        def forward(leaves, pool, page_table, last_token, packed):
+            return step.forward(self._merge, key, leaves, pool, page_table, last_token, packed)
+
+        def sample(logits, packed, last_token, tables, chosen):
+            return step.sample(logits, packed, last_token, tables, chosen, is_sampled=False, num_top=1)
+
+        packed = jax.ShapeDtypeStruct((sum(step.packed_sizes(key)),), jnp.int32)
+        state = (self._leaves, self._pool, self._page_table, self._last_token)
+        self._executables.lower(forward_name, forward, *state, packed, donate=(1, 2))
+        logits = jax.ShapeDtypeStruct((key.num_rows, self.config.vocab_size), jnp.float32)
+        columns = jax.ShapeDtypeStruct((key.num_rows, step.SAMPLING_COLUMNS), jnp.int32)
+        self._executables.lower(sample_name, sample, logits, columns, self._last_token, None, None, donate=(2,))
+        self._executables.compile([forward_name, sample_name])
+
+    def _pack(self, key: BucketKey, chunks: Sequence[tuple[int, int]]) -> np.ndarray:
+        sizes = step.packed_sizes(key)
+        packed = np.zeros(sum(sizes), np.int32)
+        parts = step.PackedInputs(*np.split(packed, np.cumsum(sizes)[:-1]))  # views  # pyright: ignore
+        done, tiles = 0, []
+        for row, (cached, num_new) in enumerate(chunks, start=1):
+            new = slice(done, done + num_new)
+            positions = np.arange(cached, cached + num_new)
+            parts.token_ids[new] = np.random.default_rng(row).integers(0, self.config.vocab_size, num_new)
+            parts.positions[new] = positions
+            pages = self._pages[row, positions // self.page_size]
+            parts.slots[new] = pages * self.page_size + positions % self.page_size
+            parts.rows[new] = row
+            parts.logit_index[row - 1] = new.stop - 1
+            for start in range(0, num_new, QUERY_TILE):
+                tiles.append((row, done + start, min(QUERY_TILE, num_new - start), cached + start))
+            done = new.stop
+        if key.phase is Phase.DECODE:
+            parts.num_singles[0] = len(chunks)
+        else:
+            parts.num_tiles[0] = len(tiles)
+            for part, column in zip(parts[-4:], np.array(tiles, np.int32).T, strict=True):
+                part[: len(tiles)] = column
+        return packed
+
+
+def _random_pool(config: ModelConfig, num_pages: int, page_size: int, dtype: jax.typing.DTypeLike) -> KVPool:
+    """A pool as full of keys and values as any that was used: zeros could be special to a processor."""
+    pool = make_pool(1, num_pages, page_size, config.num_kv_heads, config.head_dim, dtype)
+    fill = jax.jit(lambda seed: jax.random.normal(jax.random.key(seed), pool.keys[0].shape, dtype))
+    seeds = range(2 * config.num_layers)
+    arrays = tuple(fill(seed) for seed in seeds)
+    return KVPool(arrays[: config.num_layers], arrays[config.num_layers :])

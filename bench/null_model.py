@@ -1,0 +1,53 @@
+"""A model that computes nothing, so that what a step costs beside the model can be seen."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from bench.shapes import LLAMA_100M
+from jsg.cache.pool import KVPool
+from jsg.models import registry
+from jsg.models.config import ModelConfig
+from jsg.models.inputs import ForwardInputs
+
+ARCHITECTURE = "NullForBench"
+SHAPE: dict[str, Any] = LLAMA_100M | {
+    "architectures": [ARCHITECTURE],
+    "vocab_size": 64,
+    "hidden_size": 2,
+    "intermediate_size": 2,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 2,
+}
+
+
+class NullModel(nnx.Module):
+    """Implements `jsg.models.model.Model` with zeros."""
+
+    def __init__(self, config: ModelConfig):
+        self.config = config
+
+    def __call__(self, inputs: ForwardInputs, pool: KVPool) -> tuple[Float[Array, "T D"], KVPool]:
+        return jnp.zeros((len(inputs.token_ids), self.config.hidden_size)), pool
+
+    def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
+        return jnp.zeros((len(hidden), self.config.vocab_size))
+
+
+def _build(config: ModelConfig, dtype: jax.typing.DTypeLike) -> NullModel:
+    return NullModel(config)
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """Makes `ARCHITECTURE` a known family inside the `with`."""
+    with mock.patch.dict(registry.BUILDERS, {ARCHITECTURE: _build}):
+        yield

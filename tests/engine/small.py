@@ -1,0 +1,138 @@
+"""A small random model, engines of it, and random traffic for them."""
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+
+from jsg.config import EngineConfig
+from jsg.engine.core import EngineCore
+from jsg.types import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprob
+
+VOCAB = 96
+EOS = 1
+CONTEXT = 256
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "eos_token_id": EOS,
+}
+
+
+def write_model(directory: pathlib.Path, **changes: object) -> pathlib.Path:
+    """A model directory that holds a config only; `load_format="dummy"` makes its weights."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(MODEL | changes))
+    return directory
+
+
+def make_core(directory: pathlib.Path, cache_dir: str, **knobs: object) -> EngineCore:
+    """An engine of the small model; every program is compiled before it is ready."""
+    defaults: dict[str, object] = {"max_running_requests": 4, "max_total_tokens": 1024}
+    fixed = {"load_format": "dummy", "forbid_compile": True, "compilation_cache_dir": cache_dir}
+    return EngineCore(EngineConfig(model_path=str(directory), **(defaults | fixed | knobs)))  # pyright: ignore[reportArgumentType]
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Everything the engine said of one request."""
+
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    finish: FinishReason | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def add(self, output: RequestOutput) -> None:
+        assert self.finish is None, "nothing may come after the end"
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        self.finish = output.finish
+        self.prompt_tokens, self.cached_tokens = output.prompt_tokens, output.cached_tokens
+
+
+def run(
+    core: EngineCore,
+    arrivals: list[tuple[int, Request]],
+    aborts: dict[str, int] | None = None,
+    *,
+    check: bool = True,
+) -> dict[str, Outcome]:
+    """Adds each request before its step, aborts those of `aborts` before theirs, and steps until all have ended."""
+    outcomes = {request.rid: Outcome() for _, request in arrivals}
+    waiting = sorted(arrivals, key=lambda arrival: arrival[0])
+    step = 0
+    while waiting or core.has_work:
+        while waiting and waiting[0][0] <= step:
+            core.add(waiting.pop(0)[1])
+        for rid, when in (aborts or {}).items():
+            if when == step:
+                core.abort(rid)
+        for output in core.step():
+            outcomes[output.rid].add(output)
+        if check:
+            core.check_integrity()
+        step += 1
+        assert step < 5000, "the engine does not come to an end"
+    assert core.scheduler.table.num_uncached_pages == 0, "a finished request still holds pages"
+    return outcomes
+
+
+def alone(core: EngineCore, request: Request) -> Outcome:
+    """The request on an empty engine with an empty cache."""
+    assert core.flush_cache()
+    return run(core, [(0, request)], check=False)[request.rid]
+
+
+def traffic(seed: int, count: int = 10, *, logprobs: int = 2) -> list[tuple[int, Request]]:
+    """Random requests, many with common prefixes, arriving over a few dozen steps."""
+    rng = np.random.default_rng(seed)
+    prefixes = [rng.integers(2, VOCAB, size=size) for size in (3, 40, 90)]
+    arrivals = []
+    for i in range(count):
+        prefix = prefixes[rng.integers(len(prefixes))] if rng.random() < 0.7 else prefixes[0][:0]
+        own = rng.integers(2, VOCAB, size=rng.integers(1, 40))
+        prompt = tuple(int(token) for token in np.concatenate([prefix, own]))
+        max_new = int(rng.integers(0, 60))
+        sampling = SamplingParams(
+            max_new_tokens=max_new,
+            min_new_tokens=int(rng.integers(0, max_new + 1)) if rng.random() < 0.3 else 0,
+            temperature=float(rng.choice([0.0, 0.0, 0.7, 1.3])),
+            top_p=float(rng.choice([1.0, 0.9])),
+            top_k=int(rng.choice([-1, 20])),
+            frequency_penalty=float(rng.choice([0.0, 0.0, 0.5])),
+            repetition_penalty=float(rng.choice([1.0, 1.0, 1.2])),
+            sampling_seed=int(rng.integers(0, 2**32)),
+            ignore_eos=bool(rng.random() < 0.5),
+            stop_token_ids=(int(rng.integers(2, VOCAB)),) if rng.random() < 0.2 else (),
+        )
+        start = int(rng.integers(0, len(prompt))) if rng.random() < 0.3 else -1
+        arrivals.append(
+            (
+                int(rng.integers(0, 12)),
+                Request(
+                    rid=f"{seed}-{i}",
+                    input_ids=prompt,
+                    sampling=sampling,
+                    return_logprob=True,
+                    logprob_start_len=start,
+                    top_logprobs_num=logprobs,
+                ),
+            )
+        )
+    return arrivals

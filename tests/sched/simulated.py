@@ -1,0 +1,373 @@
+"""A device without JAX, and an engine around it, so that the scheduler is tested with what it would do to real memory.
+
+The keys and values of a position are stood in for by a hash of every token up to it. The device writes them where a
+batch says, then reads every position of every row back: a page that was shared too early, freed too early, handed out
+twice or not told to the device holds a wrong hash. The next token is a function of the hash, so that outputs do not
+depend on scheduling at all: `TokenModel.expected` says what they must be.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from jsg.cache.allocator import PageAllocator
+from jsg.cache.radix import RadixCache
+from jsg.engine import packing
+from jsg.engine.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
+from jsg.kernels_pallas.tile import QUERY_TILE
+from jsg.sched.buckets import BucketKey, Buckets, Phase
+from jsg.sched.records import Batch, BatchEntry
+from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
+from jsg.sched.table import RequestTable
+from jsg.types import FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+
+VOCAB = 8
+EOS = frozenset({VOCAB - 1})
+
+
+def make_test_buckets(max_running: int, chunk: int, *, has_decode: bool = True) -> Buckets:
+    """Shapes far smaller than those of `make_buckets`, so that short prompts are cut into chunks."""
+    sizes = sorted({-(-chunk // 2), chunk})
+    return Buckets(
+        decode=tuple(BucketKey(Phase.DECODE, n, n) for n in sorted({1, max_running})) if has_decode else (),
+        extend=tuple(BucketKey(Phase.EXTEND, n, max_running) for n in sizes),
+        chunk=chunk,
+    )
+
+
+def mix(state: int, value: int) -> int:
+    """The hash of a prefix and one more token: 63 bits, never 0."""
+    state = (state ^ (value + 1)) * 0xBF58476D1CE4E5B9 & (2**63 - 1)
+    return (state ^ state >> 29) | 1
+
+
+def prefix_hashes(tokens: np.ndarray, namespace: str) -> list[int]:
+    """The hash of each prefix. No two namespaces share any, so a page that crossed between them would be noticed."""
+    state = mix(12345, int.from_bytes(namespace.encode()))
+    hashes = []
+    for token in tokens.tolist():
+        state = mix(state, token)
+        hashes.append(state)
+    return hashes
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """All that a client must see of one request, whatever the scheduling."""
+
+    tokens: list[int]
+    finish: FinishReason
+    prompt_logprobs: tuple[TokenLogprob, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenModel:
+    """A language model: which token follows a prefix. One prefix in `broken_every` gives logits that are not finite."""
+
+    broken_every: int = 200
+
+    def next_token(self, prefix_hash: int, output_index: int) -> int:
+        """-1 where the logits are not finite. The index counts, as it does for the noise of sampling."""
+        value = mix(prefix_hash, output_index) >> 7
+        return -1 if value % self.broken_every == 0 else value % VOCAB
+
+    def logprob(self, prefix_hash: int, token: int) -> TokenLogprob:
+        return TokenLogprob(token, -float(mix(prefix_hash, token) % 1000))
+
+    def prompt_scores(self, request: Request, hashes: list[int], start: int, stop: int) -> list[TokenLogprob]:
+        """What positions `start` to `stop` say of the tokens behind them, and the first token, of which none does."""
+        first = request.logprob_start_len
+        scores = [TokenLogprob(request.input_ids[0], None)] if start == 0 and first == 0 else []
+        for position in range(max(start + 1, first), min(stop + 1, len(request.input_ids))):
+            scores.append(self.logprob(hashes[position - 1], request.input_ids[position]))
+        return scores
+
+    def expected(self, request: Request) -> Expected:
+        """The answer, computed alone."""
+        sampling, prompt = request.sampling, np.array(request.input_ids)
+        hashes = prefix_hashes(prompt, request.namespace)
+        scores = None
+        if request.return_logprob and 0 <= request.logprob_start_len < len(prompt):
+            scores = tuple(self.prompt_scores(request, hashes, 0, len(prompt)))
+        tokens: list[int] = []
+        state = hashes[-1]
+        while len(tokens) < sampling.max_new_tokens:
+            token = self.next_token(state, len(tokens))
+            if token < 0:
+                return Expected(tokens, FinishReason(FinishType.ERROR), scores)
+            tokens.append(token)
+            ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else EOS)}
+            if token in ends and len(tokens) >= sampling.min_new_tokens:
+                return Expected(tokens, FinishReason(FinishType.STOP, matched=token), scores)
+            state = mix(state, token)
+        return Expected(tokens, FinishReason(FinishType.LENGTH), scores)
+
+
+class SimulatedDevice:
+    """Does with packed arrays what `step.forward` and `step.sample` do, at once, and checks all that it reads."""
+
+    def __init__(self, model: TokenModel, buckets: Buckets, num_pages: int, page_size: int, rows: int, columns: int):
+        self._model = model
+        self._buckets = buckets
+        self._page_size = page_size
+        self._kv = np.zeros(num_pages * page_size, np.int64)
+        self._page_table = np.zeros((rows, columns), np.int32)
+        self._last_token = np.zeros(rows, np.int32)
+        self._hashes: list[list[int]] = [[] for _ in range(rows)]
+        self._num_steps = 0
+
+    def run(self, batch: Batch, table: RequestTable) -> StepResult:
+        """One step, in the order of `ModelRunner.dispatch`."""
+        for row in batch.dirty_rows:
+            self._page_table[row] = table.pages[row]
+        key = self._program(batch.key)
+        packed = packing.pack_forward(batch, key, table.pages, self._page_size)
+        assert packed.dtype == np.int32 and len(packed) == sum(packed_sizes(key))
+        parts = PackedInputs(*np.split(packed, np.cumsum(packed_sizes(key))[:-1]))  # pyright: ignore
+        check_packing(batch, key, parts)
+        self._write(batch, parts)
+        for entry in batch.entries:
+            self._check_row(entry)
+        return self._sample(batch, key)
+
+    def forget_free_pages(self, allocator: PageAllocator) -> None:
+        """Overwrites every free page: nothing may be read from it, not even by luck what was there before."""
+        free = np.flatnonzero(allocator.is_free(np.arange(len(self._kv) // self._page_size)))
+        self._kv.reshape(-1, self._page_size)[free] = 0
+
+    def _program(self, key: BucketKey) -> BucketKey:
+        """Every other step runs in the largest shape, as if the right one were not compiled yet."""
+        self._num_steps += 1
+        keys = self._buckets.decode if key.phase is Phase.DECODE else self._buckets.extend
+        return keys[-1] if self._num_steps % 2 else key
+
+    def _write(self, batch: Batch, parts: PackedInputs) -> None:
+        """Tells the page table of the new tokens and writes their hashes, of all entries before anything is read."""
+        slots, rows, positions = np.asarray(parts.slots), np.asarray(parts.rows), np.asarray(parts.positions)
+        written = slots[slots > 0]
+        assert len(np.unique(written)) == len(written), "two tokens of a step are written to one slot"
+        self._page_table[np.where(slots > 0, rows, 0), positions // self._page_size] = slots // self._page_size
+        offset = 0
+        for entry in batch.entries:
+            row, end = entry.place.row, entry.start + entry.num_new
+            if entry.from_device:
+                assert parts.token_ids[offset] == packing.FROM_DEVICE
+                hashes = self._hashes[row]
+                assert len(hashes) == entry.start, "a token is decoded before the one ahead of it"
+                hashes.append(mix(hashes[-1], int(self._last_token[row])))
+            else:
+                expected = entry.running.tokens[entry.start : end]
+                assert (parts.token_ids[offset : offset + entry.num_new] == expected).all()
+                hashes = prefix_hashes(entry.running.tokens[:end], entry.running.request.namespace)
+                self._hashes[row] = hashes
+            for index, slot in enumerate(slots[offset : offset + entry.num_new].tolist()):
+                assert (slot > 0) == (entry.start + index >= entry.write_start)
+                if slot:
+                    self._kv[slot] = hashes[entry.start + index]
+            offset += entry.num_new
+
+    def _check_row(self, entry: BatchEntry) -> None:
+        """Every position that the entry attends to holds its own hash."""
+        positions = np.arange(entry.start + entry.num_new)
+        pages = self._page_table[entry.place.row, positions // self._page_size]
+        found = self._kv[pages * self._page_size + positions % self._page_size]
+        wrong = np.flatnonzero(found != self._hashes[entry.place.row])
+        assert not len(wrong), f"{entry.running.request.rid} reads something else's keys at positions {wrong}"
+
+    def _sample(self, batch: Batch, key: BucketKey) -> StepResult:
+        constants = np.zeros((len(self._last_token), SAMPLING_COLUMNS - 2), np.int32)
+        packed = packing.pack_sampling(batch, key, constants)
+        assert packed.shape == (key.num_rows, SAMPLING_COLUMNS) and not packed[len(batch.entries) :].any()
+        result = StepResult([0] * key.num_rows)
+        for index, entry in enumerate(batch.entries):
+            request, hashes = entry.running.request, self._hashes[entry.place.row]
+            token = self._model.next_token(hashes[-1], int(packed[index, 1]))
+            result.token_ids[index] = token
+            assert packed[index, 0] == (entry.place.row if entry.samples else 0)
+            self._last_token[packed[index, 0]] = max(token, 0)
+            if entry.samples and token >= 0 and request.return_logprob:
+                result.logprobs[index] = self._model.logprob(hashes[-1], token)
+            if entry.scores_prompt:
+                scores = self._model.prompt_scores(request, hashes, entry.start, entry.start + entry.num_new)
+                result.prompt_logprobs[index] = scores
+        return result
+
+
+def check_packing(batch: Batch, key: BucketKey, parts: PackedInputs) -> None:
+    """Asserts that every new token is in exactly one place, that padding is harmless, and that shapes suffice."""
+    lens = [entry.num_new for entry in batch.entries]
+    num_tokens, num_singles, num_tiles = sum(lens), int(parts.num_singles[0]), int(parts.num_tiles[0])
+    assert num_tokens <= key.num_tokens and len(lens) <= key.num_rows
+    assert num_singles == batch.num_singles <= key.num_singles and num_tiles <= key.num_tiles
+    assert lens[:num_singles] == [1] * num_singles
+    for part in (parts.token_ids, parts.positions, parts.slots, parts.rows):
+        assert not np.asarray(part)[num_tokens:].any(), "padding is not all zero"
+    rows = np.repeat([entry.place.row for entry in batch.entries], lens)
+    positions = np.concatenate([np.arange(e.start, e.start + e.num_new) for e in batch.entries])
+    assert (parts.rows[:num_tokens] == rows).all() and (parts.positions[:num_tokens] == positions).all()
+    assert np.asarray(parts.logit_index)[: len(lens)].tolist() == (np.cumsum(lens) - 1).tolist()
+    times_covered = np.zeros(key.num_tokens, int)
+    times_covered[:num_singles] += 1
+    for tile in range(num_tiles):
+        start, length = int(parts.tile_starts[tile]), int(parts.tile_lens[tile])
+        assert 0 < length <= QUERY_TILE
+        times_covered[start : start + length] += 1
+        assert (rows[start : start + length] == parts.tile_rows[tile]).all()
+        assert (positions[start : start + length] == parts.tile_positions[tile] + np.arange(length)).all()
+    assert (times_covered == (np.arange(key.num_tokens) < num_tokens)).all(), "tiles miss or repeat a token"
+
+
+@dataclasses.dataclass
+class Answer:
+    """What a client has seen of one request."""
+
+    request: Request
+    arrival: int
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    num_bypassed: int = 0
+    is_aborted: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineShape:
+    """The knobs of a simulated engine. Units are tokens, of the pool pages."""
+
+    num_pages: int = 32
+    page_size: int = 1
+    max_running: int = 4
+    chunk: int = 8
+    context_length: int = 64
+    policy: str = "lpm"
+    overlaps: bool = True
+    has_decode: bool = True
+    has_cache: bool = True
+    max_bypass_tokens: int = 64
+    max_prefill_tokens: int = 1000
+    conservativeness: float = 1.0
+
+
+class SimulatedEngine:
+    """`EngineCore` with a simulated device; checks everything after every step."""
+
+    def __init__(self, shape: EngineShape, model: TokenModel | None = None):
+        self.shape = shape
+        self.model = model or TokenModel()
+        self.allocator = PageAllocator(shape.num_pages + 1)
+        self.cache = RadixCache(shape.page_size, self.allocator, enabled=shape.has_cache)
+        buckets = make_test_buckets(shape.max_running, shape.chunk, has_decode=shape.has_decode)
+        config = SchedulerConfig(
+            context_length=shape.context_length,
+            vocab_size=VOCAB,
+            eos_token_ids=EOS,
+            buckets=buckets,
+            max_running=shape.max_running,
+            policy=shape.policy,
+            conservativeness=shape.conservativeness,
+            max_prefill_tokens=shape.max_prefill_tokens,
+            max_bypass_tokens=shape.max_bypass_tokens,
+        )
+        self.scheduler = Scheduler(config, self.allocator, self.cache)
+        rows, columns = self.scheduler.table.pages.shape
+        self.device = SimulatedDevice(self.model, buckets, shape.num_pages + 1, shape.page_size, rows, columns)
+        self.answers: dict[str, Answer] = {}
+        self.batches: list[Batch] = []
+        self._in_flight: tuple[Batch, StepResult] | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return self._in_flight is not None or not self.scheduler.is_idle
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request)
+        self.answers[request.rid] = Answer(request, arrival=len(self.answers))
+
+    def abort(self, rid: str) -> None:
+        self.answers[rid].is_aborted |= self.answers[rid].finish is None
+        self.scheduler.abort(rid)
+
+    def step(self) -> None:
+        """As `EngineCore.step`."""
+        waiting = self._waiting()
+        batch = self.scheduler.plan()
+        before, self._in_flight = self._in_flight, None
+        if batch is not None:
+            self._in_flight = batch, self.device.run(batch, self.scheduler.table)
+            self.batches.append(batch)
+            self._count_bypassed(batch, waiting)
+        outputs = self.scheduler.commit(*before) if before else []
+        if not self.shape.overlaps and self._in_flight:
+            now, self._in_flight = self._in_flight, None
+            outputs += self.scheduler.commit(*now)
+        for output in outputs + self.scheduler.take_finished():
+            self._take(output)
+        self.check_integrity()
+        self.device.forget_free_pages(self.allocator)
+
+    def run_until_idle(self, max_steps: int = 2000) -> None:
+        for _ in range(max_steps):
+            if not self.has_work:
+                return
+            self.step()
+        raise AssertionError(f"still at work after {max_steps} steps")
+
+    def check_integrity(self) -> None:
+        self.scheduler.check_integrity()
+        self.cache.check_integrity()
+        self.allocator.check_integrity()
+
+    def check_answers(self) -> None:
+        """Asserts that everybody got what the model says, and that nothing is left behind."""
+        for answer in self.answers.values():
+            self._check_answer(answer)
+        assert self.scheduler.table.num_uncached_pages == 0 and self.cache.num_protected == 0
+        assert self.scheduler.table.num_free_rows == self.shape.max_running
+        assert self.cache.reset() and self.allocator.num_free == self.shape.num_pages
+        assert self.cache.stats().num_namespaces == 0, "a watch was left behind"
+
+    def _check_answer(self, answer: Answer) -> None:
+        request, expected = answer.request, self.model.expected(answer.request)
+        assert answer.finish is not None
+        if answer.is_aborted:
+            assert answer.finish.type is FinishType.ABORT
+            assert answer.tokens == expected.tokens[: len(answer.tokens)]
+        else:
+            assert answer.tokens == expected.tokens
+            assert (answer.finish.type, answer.finish.matched) == (expected.finish.type, expected.finish.matched)
+            assert answer.prompt_logprobs == expected.prompt_logprobs
+        assert len(answer.logprobs) == (len(answer.tokens) if request.return_logprob else 0)
+        assert answer.cached_tokens <= self._most_cached(request)
+        assert answer.num_bypassed <= self.shape.max_bypass_tokens + self.shape.chunk
+
+    def _most_cached(self, request: Request) -> int:
+        """Tokens that may come from the cache: whole pages, never those whose results are wanted."""
+        limit = len(request.input_ids) - (request.sampling.max_new_tokens > 0)
+        if request.return_logprob and 0 <= request.logprob_start_len < len(request.input_ids):
+            limit = max(request.logprob_start_len - 1, 0)
+        return limit // self.shape.page_size * self.shape.page_size if self.shape.has_cache else 0
+
+    def _waiting(self) -> list[Answer]:
+        return [self.answers[rid] for rid, r in self.scheduler._live.items() if r.place is None]
+
+    def _count_bypassed(self, batch: Batch, waited: list[Answer]) -> None:
+        """Charges the chunks of a step to the earlier arrivals that waited before and after it."""
+        still_waiting = {answer.request.rid for answer in self._waiting()}
+        for answer in waited:
+            if answer.request.rid in still_waiting:
+                later = [e for e in batch.entries if not e.from_device and e.running.arrival > answer.arrival]
+                answer.num_bypassed += sum(entry.num_new for entry in later)
+
+    def _take(self, output: RequestOutput) -> None:
+        answer = self.answers[output.rid]
+        assert answer.finish is None, "a request has an output after its last"
+        assert output.prompt_tokens == len(answer.request.input_ids)
+        if output.prompt_logprobs is not None:
+            assert answer.prompt_logprobs is None and not answer.tokens, "prompt logprobs come once, and first"
+            answer.prompt_logprobs = output.prompt_logprobs
+        answer.tokens.extend(output.token_ids)
+        answer.logprobs.extend(output.logprobs)
+        answer.finish = output.finish
+        answer.cached_tokens = output.cached_tokens

@@ -1,0 +1,146 @@
+"""Random traffic on the scheduler with a simulated device: whatever is scheduled, everybody gets the same answer."""
+
+import dataclasses
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jsg.config import POLICIES
+from jsg.sched import admission
+from jsg.types import Request, SamplingParams
+from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine
+
+NAMESPACES = ("", "", "", "tenant")
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What clients do: `num_requests` arrive, up to `burst` before a step; some of them are aborted at some step."""
+
+    seed: int
+    num_requests: int
+    burst: int
+    abort_rate: float
+
+
+def random_prompt(rng: random.Random, longest: int) -> tuple[int, ...]:
+    """A prompt that shares prefixes of all lengths with the others: a few branches, then its own end."""
+    shared = random.Random(rng.randrange(2)).choices(range(VOCAB), k=longest)
+    tokens = shared[: rng.randrange(longest)]
+    while len(tokens) < longest and rng.random() < 0.6:
+        tokens += [rng.randrange(2)] * rng.randrange(1, 5)
+    return tuple(tokens[:longest]) or (0,)
+
+
+def random_request(rng: random.Random, rid: str, shape: EngineShape) -> Request:
+    """Any request that the engine does not refuse."""
+    limit = min(shape.context_length, shape.num_pages * shape.page_size)
+    prompt = random_prompt(rng, limit * 2 // 3)
+    most_new = rng.choice([0, 1, limit, limit])
+    max_new = min(most_new, limit - len(prompt))
+    sampling = SamplingParams(
+        max_new_tokens=max_new,
+        min_new_tokens=rng.randint(0, max_new) if rng.random() < 0.2 else 0,
+        ignore_eos=rng.random() < 0.8,
+        stop_token_ids=tuple(rng.sample(range(VOCAB), k=rng.choice([0, 0, 0, 0, 1]))),
+    )
+    return Request(
+        rid=rid,
+        input_ids=prompt,
+        sampling=sampling,
+        return_logprob=(scored := rng.random() < 0.3),
+        logprob_start_len=rng.randint(-1, len(prompt)) if scored else -1,
+        namespace=rng.choice(NAMESPACES),
+    )
+
+
+def run_traffic(shape: EngineShape, traffic: Traffic) -> SimulatedEngine:
+    """Plays the traffic to its end and checks every answer."""
+    rng = random.Random(traffic.seed)
+    engine = SimulatedEngine(shape)
+    num_sent = 0
+    while num_sent < traffic.num_requests:
+        for _ in range(min(rng.randint(0, traffic.burst), traffic.num_requests - num_sent)):
+            engine.add(random_request(rng, f"r{num_sent}", shape))
+            num_sent += 1
+        abort_somebody(engine, rng, traffic.abort_rate)
+        engine.step()
+    for _ in range(20):
+        abort_somebody(engine, rng, traffic.abort_rate)
+        engine.step()
+    engine.run_until_idle()
+    engine.check_answers()
+    return engine
+
+
+def abort_somebody(engine: SimulatedEngine, rng: random.Random, rate: float) -> None:
+    """Live requests in any phase; sometimes one that has ended, which must be ignored."""
+    if engine.answers and rng.random() < rate:
+        rids = [rid for rid, answer in engine.answers.items() if answer.finish is None or rng.random() < 0.1]
+        if rids:
+            engine.abort(rng.choice(rids))
+
+
+shapes = st.builds(
+    EngineShape,
+    page_size=st.sampled_from([1, 1, 2, 2, 4]),
+    num_pages=st.integers(10, 30),
+    context_length=st.sampled_from([16, 24, 40]),
+    max_running=st.sampled_from([2, 4, 6, 8]),
+    chunk=st.integers(8, 20),
+    has_decode=st.sampled_from([True, True, False]),
+    has_cache=st.sampled_from([True, True, True, False]),
+    max_bypass_tokens=st.sampled_from([0, 10, 50, 1000]),
+    max_prefill_tokens=st.sampled_from([1, 10, 1000]),
+    conservativeness=st.sampled_from([0.02, 0.1, 1.0]),
+)
+traffics = st.builds(
+    Traffic,
+    seed=st.integers(0, 2**32),
+    num_requests=st.integers(1, 50),
+    burst=st.integers(1, 20),
+    abort_rate=st.sampled_from([0.0, 0.0, 0.1, 0.5]),
+)
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_scheduling_changes_no_answer(policy: str, overlaps: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(admission, "DECAY_STEPS", 5)  # else one retract makes the engine careful for the whole run
+    happened: Counter[str] = Counter()
+
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+    @given(shape=shapes, traffic=traffics)
+    def play(shape: EngineShape, traffic: Traffic) -> None:
+        engine = run_traffic(dataclasses.replace(shape, policy=policy, overlaps=overlaps), traffic)
+        happened["retracts"] += engine.scheduler.num_retracts
+        happened["evictions"] += engine.cache.stats().evicted_tokens
+        happened["hits"] += sum(answer.cached_tokens > 0 for answer in engine.answers.values())
+        happened["aborts"] += sum(answer.is_aborted for answer in engine.answers.values())
+        for answer in engine.answers.values():
+            happened[answer.finish.type if answer.finish else "never"] += 1
+
+    play()
+    print(happened)
+    rare = [name for name in ("retracts", "evictions", "hits", "aborts") if happened[name] < 20]
+    assert not rare, f"the traffic is too tame to prove anything: {happened}"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_recorded_trace_replays_exactly(policy: str):
+    shape = EngineShape(num_pages=24, page_size=2, max_running=6, policy=policy, conservativeness=0.1)
+
+    def record(seed: int) -> list[object]:
+        engine = run_traffic(shape, Traffic(seed, num_requests=80, burst=10, abort_rate=0.1))
+        assert engine.scheduler.num_retracts > 0 and engine.cache.stats().evicted_tokens > 0
+        return [
+            (b.key, b.dirty_rows, [(e.running.request.rid, e.place.row, e.start, e.num_new) for e in b.entries])
+            for b in engine.batches
+        ]
+
+    first = record(1)
+    assert first == record(1)
+    assert first != record(2)
