@@ -27,10 +27,9 @@ class Work(NamedTuple):
 
 
 class BareStep:
-    """A model with random weights over a pool of random keys and values, whose every row is full.
+    """A model with random weights over a pool of random keys and values, whose pages are dealt out in shuffled order.
 
-    Each row owns its pages, dealt out in a shuffled order. Running a step changes neither contexts nor positions, so
-    the same work can be repeated.
+    Running a step changes neither contexts nor positions, so the same work can be repeated.
     """
 
     def __init__(
@@ -40,8 +39,8 @@ class BareStep:
         *,
         max_rows: int,
         context_len: int,
+        pool_tokens: int | None = None,
         page_size: int = 1,
-        executables: Executables | None = None,
     ):
         """Allocates everything.
 
@@ -50,8 +49,9 @@ class BareStep:
             dtype: Of weights, activations and pool.
             max_rows: Requests in one step at most.
             context_len: Tokens of one row at most.
+            pool_tokens: KV slots; by default every row has its own for the whole context. With fewer, a row that is
+                longer than its share runs on into the pages of the next.
             page_size: KV slots in one page.
-            executables: To share programs with another; new ones by default.
         """
         self.config = config
         self.page_size = page_size
@@ -60,12 +60,12 @@ class BareStep:
         self._merge: step.Merge = lambda leaves: nnx.merge(graph, jax.tree.unflatten(structure, leaves))
         self._leaves = tuple(flat)
         columns = -(-context_len // page_size)
-        pages = 1 + np.random.default_rng(0).permutation(max_rows * columns).astype(np.int32)
-        self._pages = np.concatenate([np.zeros((1, columns), np.int32), pages.reshape(max_rows, columns)])
-        self._pool = _random_pool(config, len(pages) + 1, page_size, dtype)
+        num_pages = max_rows * columns if pool_tokens is None else pool_tokens // page_size
+        self._pages = _deal_pages(num_pages, max_rows, columns)
+        self._pool = _random_pool(config, num_pages + 1, page_size, dtype)
         self._page_table = jnp.asarray(self._pages)
         self._last_token = jnp.ones(max_rows + 1, jnp.int32)
-        self._executables = executables or Executables(forbid_compile=False)
+        self._executables = Executables(forbid_compile=False)
 
     @property
     def weight_bytes(self) -> int:
@@ -150,6 +150,14 @@ class BareStep:
             for part, column in zip(parts[-4:], np.array(tiles, np.int32).T, strict=True):
                 part[: len(tiles)] = column
         return packed
+
+
+def _deal_pages(num_pages: int, max_rows: int, columns: int) -> np.ndarray:
+    """The page table: row 0 is the dump, the others take shuffled pages, each from where its share begins."""
+    shuffled = 1 + np.random.default_rng(0).permutation(num_pages).astype(np.int32)
+    starts = np.arange(max_rows)[:, None] * (num_pages // max_rows)
+    rows = shuffled[(starts + np.arange(columns)) % num_pages]
+    return np.concatenate([np.zeros((1, columns), np.int32), rows])
 
 
 def _random_pool(config: ModelConfig, num_pages: int, page_size: int, dtype: jax.typing.DTypeLike) -> KVPool:

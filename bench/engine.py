@@ -78,7 +78,7 @@ def prefill(bench: Bench) -> None:
 
 def loop(bench: Bench) -> None:
     for batch in (8, 32):
-        measure_loop(bench.report, bench.directory, batch, prompt_len=128, rounds=bench.rounds(6), steps=10)
+        measure_loop(bench.report, bench.directory, batch, prompt_len=128, rounds=bench.rounds(10), steps=6)
     measure_null(bench.report, bench.directory / "null", 256, prompt_len=16, steps=bench.rounds(200))
 
 

@@ -149,7 +149,7 @@ class Engine:
         if prompt is not None:
             return [tuple(self.tokenizer.encode(text)) for text in prompt], True
         assert input_ids is not None
-        if input_ids and isinstance(input_ids[0], int):
+        if not input_ids or isinstance(input_ids[0], int):
             return [tuple(input_ids)], False  # pyright: ignore[reportReturnType]
         return [tuple(ids) for ids in input_ids], True  # pyright: ignore[reportArgumentType]
 

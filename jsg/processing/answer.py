@@ -100,7 +100,7 @@ class Answer:
         self._started = time.monotonic()
 
     def push(self, output: RequestOutput) -> AnswerDelta:
-        """Takes what the engine gave next."""
+        """Takes what the engine gave next; after the finish nothing changes any more."""
         part = self._stream.push(output.token_ids, output.finish)
         delta = AnswerDelta(
             text=part.text,
@@ -117,7 +117,7 @@ class Answer:
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
-        self.finish = delta.finish
+        self.finish = self.finish or delta.finish
         return delta
 
     def result(self, texts: Tokenizer | None = None) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Answer:
 
     def _shown_logprobs(self, side: str, scored: Sequence[TokenLogprob], texts: Tokenizer | None) -> dict[str, Any]:
         def entry(token_id: int, logprob: float | None) -> list[Any]:
-            text = None if texts is None else texts.decode([token_id], skip_special_tokens=False)
+            text = None if texts is None else texts.token_bytes(token_id).decode(errors="replace")
             return [logprob, token_id, text]
 
         shown: dict[str, Any] = {f"{side}_token_logprobs": [entry(token.token_id, token.logprob) for token in scored]}

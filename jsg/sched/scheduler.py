@@ -101,8 +101,13 @@ class Scheduler:
                 f"{request.sampling.max_new_tokens}; shorten the prompt or lower max_new_tokens",
                 param="max_new_tokens",
             )
-        if not all(0 <= token < self._config.vocab_size for token in (*request.input_ids, *request.token_ids_logprob)):
-            raise RequestError(f"token ids must be in [0, {self._config.vocab_size})", param="input_ids")
+        for name in ("input_ids", "token_ids_logprob"):
+            ids = getattr(request, name)
+            if ids and not 0 <= min(ids) <= max(ids) < self._config.vocab_size:
+                raise RequestError(
+                    f"{name}: token ids must be in [0, {self._config.vocab_size}), but got {min(ids)} to {max(ids)}",
+                    param=name,
+                )
         running = new_running_request(request, self._num_arrived, now_s)
         self._num_arrived += 1
         self._live[request.rid] = running
@@ -129,7 +134,6 @@ class Scheduler:
         self._estimate.step()
         if not self._make_room_to_decode():
             return None
-        self._promised_pages = None
         decoding = self._plan_decode()
         budget = self._config.buckets.chunk - len(decoding)
         chunks = self._plan_prefill(budget, now_s)
@@ -177,6 +181,7 @@ class Scheduler:
         A waiting request that was passed by more than the bound comes before everything that arrived after it, and
         while it cannot be admitted nothing that arrived after it gets a chunk: memory is left for it.
         """
+        self._promised_pages = None
         chunks: list[BatchEntry] = []
         begun = sorted((r for r in self.running if _place(r).is_prefilling), key=lambda r: r.arrival)
         while (overdue := self._overdue()) is not None:

@@ -130,6 +130,7 @@ def _end_on_signal(http: uvicorn.Server, client: EngineClient, child: EngineChil
     def end() -> None:
         if http.should_exit:
             child.kill()
+            child.remove_directory()
             os._exit(INTERRUPTED)
         http.should_exit = True
         loop.call_later(DRAIN_S, client.abort_all)

@@ -47,6 +47,17 @@ def test_garbage_in_unused_pages_is_never_read_into_a_result():
     np.testing.assert_array_equal(attend(case, arrays)[: len(arrays.expected)], clean[: len(arrays.expected)])
 
 
+def test_what_is_not_finite_reaches_later_tokens_only():
+    case = cases.Case("whole", ((0, 90),), padding=0)
+    arrays = cases.make(case)
+    clean = attend(case, arrays)
+    page = np.asarray(arrays.inputs.page_table)[1, 70]
+    arrays.values[page] = np.nan
+    out = attend(case, arrays)
+    np.testing.assert_array_equal(out[:70], clean[:70])
+    assert np.isnan(out[70:]).all()
+
+
 @pytest.mark.parametrize("chunks", [(200,), (1, 199), (7, 64, 129), (64, 64, 64, 8), (1,) * 3 + (197,)])
 def test_a_tile_result_is_bitwise_the_same_however_the_prompt_is_cut(chunks: tuple[int, ...]):
     whole = cases.Case("whole", ((0, 200),), padding=0)

@@ -247,6 +247,7 @@ class EngineShape:
     has_cache: bool = True
     max_bypass_tokens: int = 64
     max_prefill_tokens: int = 1000
+    max_queued: int = 1000
     conservativeness: float = 1.0
 
 
@@ -269,6 +270,7 @@ class SimulatedEngine:
             conservativeness=shape.conservativeness,
             max_prefill_tokens=shape.max_prefill_tokens,
             max_bypass_tokens=shape.max_bypass_tokens,
+            max_queued=shape.max_queued,
         )
         self.scheduler = Scheduler(config, self.allocator, self.cache)
         rows, columns = self.scheduler.table.pages.shape

@@ -124,8 +124,7 @@ def test_scheduling_changes_no_answer(policy: str, overlaps: bool, monkeypatch: 
             happened[answer.finish.type if answer.finish else "never"] += 1
 
     play()
-    print(happened)
-    rare = [name for name in ("retracts", "evictions", "hits", "aborts") if happened[name] < 20]
+    rare = [name for name in ("retracts", "evictions", "hits", "aborts") if happened[name] < 50]
     assert not rare, f"the traffic is too tame to prove anything: {happened}"
 
 

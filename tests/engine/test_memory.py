@@ -1,0 +1,70 @@
+"""The memory plan: what fits, what is refused, what it says."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from jsg.config import EngineConfig
+from jsg.engine import memory
+from jsg.engine.memory import MemoryPlan, plan_memory
+from jsg.errors import ConfigError, MemoryPlanError
+from jsg.models.config import ModelConfig
+from tests.engine import small
+
+GIB = 2**30
+
+
+@pytest.fixture
+def model(small_model: pathlib.Path) -> ModelConfig:
+    return dataclasses.replace(ModelConfig.from_directory(small_model), num_layers=32, num_kv_heads=8, head_dim=128)
+
+
+def plan(model: ModelConfig, platform: str = "gpu", *, weights: int = 16 * GIB, **knobs: object) -> MemoryPlan:
+    return plan_memory(
+        EngineConfig(**knobs),  # pyright: ignore[reportArgumentType]
+        model,
+        platform=platform,
+        kv_itemsize=2,
+        weights_bytes=weights,
+        temporary_bytes=GIB,
+        max_running=256,
+        context_length=8192,
+    )
+
+
+@pytest.fixture(autouse=True)
+def memory_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "device_memory_bytes", lambda: 140 * GIB)
+
+
+def test_the_pool_takes_what_is_left(model: ModelConfig):
+    made = plan(model, mem_fraction_static=0.9)
+    used = made.weights_bytes + made.temporary_bytes + made.table_bytes + made.pool_tokens * made.bytes_per_token
+    assert made.bytes_per_token == 128 * 1024
+    assert made.limit_bytes - 2 * made.bytes_per_token <= used <= made.limit_bytes
+    assert f"{made.pool_tokens} tokens" in str(made)
+
+
+def test_the_pool_is_no_larger_than_its_requests_could_use(model: ModelConfig):
+    assert plan(dataclasses.replace(model, num_layers=1)).pool_tokens == 256 * 8192
+
+
+def test_the_pool_is_modest_on_a_cpu(model: ModelConfig):
+    made = plan(model, "cpu")
+    assert made.pool_tokens * made.bytes_per_token <= memory.CPU_POOL_BYTES
+
+
+def test_the_pool_is_whole_pages(model: ModelConfig):
+    assert plan(model, page_size=64, max_total_tokens=10_000).pool_tokens == 10_048
+
+
+@pytest.mark.parametrize("knobs", [{"weights": 130 * GIB}, {"max_total_tokens": 2**24}, {"mem_fraction_static": 0.1}])
+def test_what_does_not_fit_is_refused_with_the_plan(model: ModelConfig, knobs: dict):
+    with pytest.raises(MemoryPlanError, match=r"memory is left for .*--mem-fraction-static.*memory plan"):
+        plan(model, **knobs)
+
+
+def test_a_context_longer_than_the_model_is_refused(small_model: pathlib.Path, compile_cache_dir: str):
+    with pytest.raises(ConfigError, match="256"):
+        small.make_core(small_model, compile_cache_dir, context_length=10_000)

@@ -1,0 +1,91 @@
+"""The bound on waiting: who is passed too often goes to the head, whatever is in its way."""
+
+import dataclasses
+
+import pytest
+
+from jsg.types import Request, SamplingParams
+from tests.sched.simulated import VOCAB, Answer, EngineShape, SimulatedEngine, TokenModel
+
+HOT = tuple([1, 2, 3, 4] * 4)
+COLD = tuple([5, 6] * 8)
+NEVER = 10**9
+
+
+def hot(number: int, max_new: int = 3) -> Request:
+    """A request whose prefix is cached; four tokens of its own."""
+    own = tuple(number // VOCAB**digit % VOCAB for digit in range(4))
+    return Request(rid=f"hot{number}", input_ids=HOT + own, sampling=sampling(max_new))
+
+
+def sampling(max_new: int) -> SamplingParams:
+    return SamplingParams(max_new_tokens=max_new, ignore_eos=True)
+
+
+def offer(shape: EngineShape, *, num_steps: int, cold: tuple[int, ...] = COLD, hot_new: int = 3) -> Answer:
+    """One cold request, and before every step two more hot ones; what the cold one saw by then."""
+    engine = SimulatedEngine(shape, TokenModel(broken_every=NEVER))
+    for number in range(4):
+        engine.add(hot(number))
+    engine.step()
+    engine.add(Request(rid="cold", input_ids=cold, sampling=sampling(2)))
+    for number in range(4, 4 + 2 * num_steps, 2):
+        engine.add(hot(number, hot_new))
+        engine.add(hot(number + 1, hot_new))
+        engine.step()
+    return engine.answers["cold"]
+
+
+shape = EngineShape(num_pages=100, max_running=6, chunk=10, max_bypass_tokens=100)
+
+
+def test_longest_prefix_first_alone_starves_the_cold():
+    answer = offer(dataclasses.replace(shape, max_bypass_tokens=NEVER), num_steps=250)
+    assert answer.finish is None and answer.num_bypassed > 1000
+
+
+def test_the_bound_ends_the_wait():
+    answer = offer(shape, num_steps=60)
+    assert answer.finish is not None
+    assert 100 < answer.num_bypassed <= 100 + shape.chunk, "it was passed, as often as is allowed and no more"
+
+
+def test_a_bound_of_zero_lets_one_chunk_pass():
+    answer = offer(dataclasses.replace(shape, max_bypass_tokens=0), num_steps=20)
+    assert answer.finish is not None and answer.num_bypassed <= shape.chunk
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "fcfs", "random"])
+def test_the_bound_holds_when_memory_blocks(policy: str):
+    """The cold prompt needs most of the pool, which the hot ones keep full."""
+    tight = dataclasses.replace(shape, policy=policy, num_pages=50, max_running=8, max_bypass_tokens=20)
+    answer = offer(tight, num_steps=100, cold=COLD * 2, hot_new=8)
+    assert answer.finish is not None
+    assert answer.num_bypassed <= 20 + shape.chunk
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "fcfs", "random"])
+def test_the_bound_holds_when_rows_block(policy: str):
+    """There are two rows, and two requests that hold them for long."""
+    narrow = dataclasses.replace(shape, policy=policy, max_running=2, max_bypass_tokens=20)
+    answer = offer(narrow, num_steps=150, hot_new=20)
+    assert answer.finish is not None
+    assert answer.num_bypassed <= 20 + shape.chunk
+
+
+def test_unfinished_prompts_of_later_arrivals_give_way():
+    """A later arrival in the middle of its prompt keeps neither its only row nor its memory."""
+    engine = SimulatedEngine(dataclasses.replace(shape, max_running=1, chunk=8, max_bypass_tokens=0))
+    engine.add(Request(rid="warm", input_ids=HOT, sampling=sampling(0)))
+    engine.run_until_idle()
+    engine.batches.clear()
+    engine.add(Request(rid="cold", input_ids=COLD, sampling=sampling(1)))
+    engine.add(Request(rid="long", input_ids=(*HOT, *[7, 0] * 12), sampling=sampling(1)))
+    engine.step()
+    assert engine.batches[0].entries[0].running.request.rid == "long"
+    engine.step()
+    engine.step()
+    assert [e.running.request.rid for e in engine.batches[1].entries] == ["cold"]
+    assert engine.scheduler.num_retracts == 1
+    engine.run_until_idle()
+    engine.check_answers()

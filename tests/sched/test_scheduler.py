@@ -1,0 +1,269 @@
+"""What the scheduler decides in cases small enough to say it beforehand."""
+
+import pytest
+
+from jsg.errors import ContextLengthError, QueueFullError, RequestError
+from jsg.sched.buckets import Phase
+from jsg.sched.records import Batch
+from jsg.types import FinishType, Request, SamplingParams
+from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine, TokenModel
+
+PREFIX = (1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4)
+
+
+def make_engine(**shape) -> SimulatedEngine:
+    return SimulatedEngine(EngineShape(**{"num_pages": 200, "max_running": 8, "chunk": 64} | shape), TokenModel(10**9))
+
+
+def make_request(rid: str, tokens: tuple[int, ...] = PREFIX, max_new: int = 3, **fields) -> Request:
+    sampling = SamplingParams(max_new_tokens=max_new, ignore_eos=True)
+    return Request(rid=rid, input_ids=tokens, sampling=sampling, **fields)
+
+
+def prefill_only(engine: SimulatedEngine, tokens: tuple[int, ...], namespace: str = "") -> None:
+    """Fills the cache, and forgets that it did."""
+    rid = f"filled {len(engine.answers)}"
+    engine.add(make_request(rid, tokens, max_new=0, namespace=namespace))
+    engine.run_until_idle()
+    del engine.answers[rid]
+    engine.batches.clear()
+
+
+def planned(batch: Batch) -> dict[str, int]:
+    return {entry.running.request.rid: entry.num_new for entry in batch.entries}
+
+
+# Sharing.
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_eight_requests_with_one_uncached_prefix_compute_it_once(page_size: int):
+    engine = make_engine(page_size=page_size)
+    for number in range(8):
+        engine.add(make_request(f"r{number}", (*PREFIX, number % VOCAB, 7)))
+    engine.step()
+    assert planned(engine.batches[0]) == {"r0": 18} | {f"r{n}": 2 for n in range(1, 8)}
+    engine.run_until_idle()
+    engine.check_answers()
+    assert [answer.cached_tokens for answer in engine.answers.values()] == [0] + [16] * 7
+
+
+def test_eight_equal_requests_compute_the_last_token_each():
+    engine = make_engine()
+    for number in range(8):
+        engine.add(make_request(f"r{number}"))
+    engine.step()
+    assert sum(entry.num_new for entry in engine.batches[0].entries) == len(PREFIX) + 7
+    assert [entry.num_new for entry in engine.batches[0].entries] == [1] * 7 + [16], "one-token entries come first"
+    assert engine.batches[0].num_singles == 7
+    assert all(entry.write_start == 16 for entry in engine.batches[0].entries[:7]), "the leader writes it"
+    engine.run_until_idle()
+    engine.check_answers()
+
+
+def test_followers_of_a_prompt_longer_than_a_chunk_wait_for_it():
+    engine = make_engine(chunk=8)
+    for number in range(3):
+        engine.add(make_request(f"r{number}", (*PREFIX, number)))
+    for _ in range(3):
+        engine.step()
+    assert [planned(batch) for batch in engine.batches] == [{"r0": 8}, {"r0": 8}, {"r0": 1, "r1": 1, "r2": 1}]
+
+
+def test_namespaces_share_nothing():
+    engine = make_engine()
+    prefill_only(engine, PREFIX, namespace="a")
+    engine.add(make_request("a", namespace="a"))
+    engine.add(make_request("b", namespace="b"))
+    engine.step()
+    assert planned(engine.batches[0]) == {"a": 1, "b": 16}
+
+
+def test_outputs_are_cached_but_for_the_last_token():
+    """The last token was never an input, so no keys exist of it."""
+    engine = make_engine()
+    engine.add(make_request("first", max_new=5))
+    engine.run_until_idle()
+    output = tuple(engine.answers["first"].tokens)
+    engine.add(make_request("second", (*PREFIX, *output, 0)))
+    engine.run_until_idle()
+    assert engine.answers["second"].cached_tokens == 16 + 4
+    engine.check_answers()
+
+
+def test_a_prefill_only_request_that_is_cached_needs_no_step():
+    engine = make_engine()
+    prefill_only(engine, PREFIX)
+    engine.add(make_request("again", max_new=0))
+    engine.step()
+    assert not engine.batches and engine.answers["again"].cached_tokens == 16
+    assert not engine.has_work
+    engine.check_answers()
+
+
+# Order.
+
+
+def test_lpm_admits_the_longest_cached_prefix_first():
+    engine = make_engine(max_running=2, chunk=4)
+    prefill_only(engine, PREFIX)
+    for rid, tokens in (("none", (7,) * 6), ("short", (*PREFIX[:4], 7, 7)), ("long", (*PREFIX, 7, 7))):
+        engine.add(make_request(rid, tokens))
+    engine.step()
+    assert planned(engine.batches[0]) == {"long": 2, "short": 2}
+
+
+def test_fcfs_does_not():
+    engine = make_engine(policy="fcfs", max_running=2, chunk=8)
+    prefill_only(engine, PREFIX)
+    engine.add(make_request("none", (7,) * 6))
+    engine.add(make_request("long", (*PREFIX, 7, 7)))
+    engine.step()
+    assert planned(engine.batches[0]) == {"none": 6, "long": 2}
+
+
+def test_decode_goes_before_prefill_and_both_share_a_step():
+    engine = make_engine(chunk=8, overlaps=False)
+    engine.add(make_request("decodes", (0,), max_new=5))
+    engine.step()
+    engine.add(make_request("prefills"))
+    engine.step()
+    assert planned(engine.batches[1]) == {"decodes": 1, "prefills": 7}
+    assert engine.batches[1].key.phase is Phase.EXTEND
+    engine.run_until_idle()
+    assert engine.batches[-1].key.phase is Phase.DECODE
+
+
+def test_max_prefill_tokens_limits_what_is_admitted_in_a_step():
+    engine = make_engine(max_prefill_tokens=4)
+    for number in range(4):
+        engine.add(make_request(f"r{number}", (number,) * 3))
+    engine.step()
+    assert planned(engine.batches[0]) == {"r0": 3, "r1": 3}
+
+
+def test_without_decode_shapes_every_token_is_in_a_tile():
+    engine = make_engine(has_decode=False)
+    engine.add(make_request("r"))
+    engine.run_until_idle()
+    assert all(batch.num_singles == 0 and batch.key.phase is Phase.EXTEND for batch in engine.batches)
+
+
+def test_a_prompt_of_many_query_tiles():
+    engine = make_engine(num_pages=1000, context_length=500, chunk=300)
+    engine.add(make_request("a", PREFIX * 12))
+    engine.add(make_request("b", (7, *PREFIX * 8)))
+    engine.run_until_idle()
+    engine.check_answers()
+    assert planned(engine.batches[0]) == {"a": 192, "b": 108}
+
+
+# Memory.
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_the_latest_arrival_is_retracted_and_loses_nothing(overlaps: bool):
+    engine = make_engine(num_pages=30, overlaps=overlaps, conservativeness=0.01, context_length=30)
+    for number in range(3):
+        engine.add(make_request(f"r{number}", (number,) * 3, max_new=20))
+    while not engine.scheduler.num_retracts:
+        engine.step()
+    assert {r.request.rid for r in engine.scheduler.running} == {"r0", "r1"}
+    engine.run_until_idle()
+    engine.check_answers()
+
+
+def test_a_request_of_exactly_the_pool_runs_alone():
+    engine = make_engine(num_pages=19, context_length=19)
+    engine.add(make_request("all", max_new=3))
+    engine.add(make_request("also all", PREFIX[::-1], max_new=3))
+    engine.run_until_idle()
+    engine.check_answers()
+
+
+def test_nothing_is_evicted_while_there_is_room():
+    engine = make_engine(num_pages=40, context_length=20)
+    for number in range(2):
+        prefill_only(engine, (number,) * 19)
+    assert engine.cache.stats().evicted_tokens == 0
+    prefill_only(engine, (2,) * 19)
+    assert engine.cache.stats().evicted_tokens == 19, "whole leaves are evicted"
+
+
+# Ends.
+
+
+def test_logits_that_are_not_finite_end_their_request_only():
+    engine = make_engine()
+    engine.model = engine.device._model = TokenModel(broken_every=3)
+    for number in range(20):
+        engine.add(make_request(f"r{number}", (number % VOCAB, number // VOCAB), max_new=8))
+    engine.run_until_idle()
+    engine.check_answers()
+    ends = [answer.finish.type for answer in engine.answers.values() if answer.finish]
+    assert FinishType.ERROR in ends and FinishType.LENGTH in ends
+
+
+@pytest.mark.parametrize("num_steps", range(6))
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_an_abort_frees_everything_in_any_phase(num_steps: int, overlaps: bool):
+    engine = make_engine(chunk=8, overlaps=overlaps)
+    engine.add(make_request("gone", max_new=10))
+    for _ in range(num_steps):
+        engine.step()
+    engine.abort("gone")
+    engine.abort("gone")
+    engine.scheduler.abort("never heard of")
+    engine.step()
+    assert not engine.has_work and engine.answers["gone"].finish
+    engine.check_answers()
+
+
+def test_a_rid_may_be_used_again_once_its_request_has_ended():
+    engine = make_engine()
+    engine.add(make_request("r"))
+    engine.run_until_idle()
+    engine.add(make_request("r"))
+    engine.run_until_idle()
+    engine.check_answers()
+
+
+# Refusals.
+
+
+def test_refusals_name_the_rule_and_change_nothing():
+    engine = make_engine(num_pages=10, page_size=4, context_length=30)
+    engine.add(make_request("r"))
+    with pytest.raises(RequestError, match="'r' is in use") as refused:
+        engine.add(make_request("r"))
+    assert refused.value.param == "rid"
+    with pytest.raises(ContextLengthError, match=r"at most 30, but got 16 \+ 15"):
+        engine.add(make_request("long", max_new=15))
+    engine.add(make_request("just right", max_new=14))
+    with pytest.raises(RequestError, match=r"token ids must be in \[0, 8\)") as refused:
+        engine.add(make_request("odd", (1, VOCAB)))
+    assert refused.value.param == "input_ids"
+    with pytest.raises(RequestError, match="token ids must be"):
+        engine.add(make_request("negative", (-1,)))
+    with pytest.raises(RequestError) as refused:
+        engine.add(make_request("odd alternative", return_logprob=True, token_ids_logprob=(VOCAB,)))
+    assert refused.value.param == "token_ids_logprob"
+    assert len(engine.scheduler.waiting) == 2
+    engine.run_until_idle()
+    engine.check_answers()
+
+
+def test_a_pool_smaller_than_the_context_is_the_limit():
+    engine = make_engine(num_pages=10, page_size=2, context_length=64)
+    with pytest.raises(ContextLengthError, match=r"at most 20, but got 16 \+ 5"):
+        engine.add(make_request("r", max_new=5))
+
+
+def test_a_full_queue_refuses():
+    engine = make_engine(max_queued=2)
+    for number in range(2):
+        engine.add(make_request(f"r{number}"))
+    with pytest.raises(QueueFullError, match="2 requests wait already"):
+        engine.add(make_request("r2"))
+    engine.step()
+    engine.add(make_request("r2"))
