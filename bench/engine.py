@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from bench import report as reporting
 from bench.bare import BareStep
 from bench.clock import Timed, alternate, pin_to_one_core, timed
+from bench.deterministic import measure_deterministic
 from bench.hugging_face import HuggingFace
 from bench.loop import measure_loop, measure_null
 from bench.shapes import LLAMA_100M, write_model
@@ -87,20 +88,7 @@ def shared_prefix(bench: Bench) -> None:
 
 
 def deterministic(bench: Bench) -> None:
-    work = {f"decode B={b} ctx {CACHED}": (Phase.DECODE, [(CACHED, 1)] * b) for b in (1, MAX_ROWS)}
-    work["prefill T=256"] = (Phase.EXTEND, [(0, 256)])
-    for name, (phase, chunks) in work.items():
-        num_tokens = sum(num_new for _, num_new in chunks)
-        sides = {
-            mode: timed(bench.bare.runner(_key(phase, num_tokens, deterministic=mode == "deterministic"), chunks))
-            for mode in ("default", "deterministic")
-        }
-        samples = alternate(sides, rounds=bench.rounds(4), per_round=3)
-        best = {}
-        for mode in sides:
-            times = [sample.cpu_ms for sample in samples[mode]]
-            best[mode] = bench.report.add(f"{name}, {mode}", "ms cpu", times).smallest
-        bench.report.add(f"{name}, deterministic / default", "x", [best["deterministic"] / best["default"]])
+    measure_deterministic(bench.report, bench.directory, batches=(1, MAX_ROWS), rounds=bench.rounds(5), steps=4)
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {
@@ -112,9 +100,9 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 }
 
 
-def _key(phase: Phase, num_tokens: int, *, deterministic: bool = False) -> BucketKey:
+def _key(phase: Phase, num_tokens: int) -> BucketKey:
     """The shape that an engine for `MAX_ROWS` requests picks."""
-    return make_buckets(MAX_ROWS, 1024, deterministic=deterministic).pick(phase, num_tokens)
+    return make_buckets(MAX_ROWS, max(PREFILL_TARGETS)).pick(phase, num_tokens)
 
 
 def _against_hugging_face(

@@ -31,6 +31,17 @@ def make_engine(directory: Path, **knobs: Any) -> EngineCore:
     return core
 
 
+def make_decoding_engine(directory: Path, batch: int, **knobs: Any) -> EngineCore:
+    """An engine for so many requests, with few shapes to compile: only their decoding will be measured."""
+    return make_engine(
+        directory,
+        max_running_requests=batch,
+        context_length=CONTEXT_LEN,
+        max_total_tokens=batch * CONTEXT_LEN,
+        **({"chunked_prefill_size": max(128, batch)} | knobs),
+    )
+
+
 def random_prompt(seed: int, num_tokens: int, vocab_size: int) -> tuple[int, ...]:
     """Token ids that the seed decides."""
     return tuple(random.Random(seed).choices(range(vocab_size), k=num_tokens))
@@ -41,34 +52,37 @@ def greedy(max_new_tokens: int) -> SamplingParams:
     return SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
 
 
-class DecodingEngine:
+class Decoding:
     """An engine in which a number of requests do nothing but decode, for as long as their context lasts."""
 
-    def __init__(self, directory: Path, batch: int, prompt_len: int):
+    def __init__(self, core: EngineCore, batch: int, prompt_len: int):
         """Brings all requests to their first token."""
-        self.core = make_engine(
-            directory,
-            max_running_requests=batch,
-            context_length=CONTEXT_LEN,
-            max_total_tokens=batch * CONTEXT_LEN,
-            chunked_prefill_size=max(128, batch),  # few shapes to compile: only decoding is measured
-        )
+        self.core = core
         self.context_len = prompt_len
-        sampling = greedy(CONTEXT_LEN - prompt_len)
-        for seed in range(batch):
-            prompt = random_prompt(seed, prompt_len, self.core.info.vocab_size)
-            self.core.add(Request(rid=str(seed), input_ids=prompt, sampling=sampling))
-        waiting = {str(seed) for seed in range(batch)}
+        self._rids = [f"decoding-{seed}" for seed in range(batch)]
+        sampling = greedy(core.info.context_length - prompt_len)
+        for seed, rid in enumerate(self._rids):
+            core.add(
+                Request(rid=rid, input_ids=random_prompt(seed, prompt_len, core.info.vocab_size), sampling=sampling)
+            )
+        waiting = set(self._rids)
         while waiting:
-            waiting -= {output.rid for output in self.step()}
+            waiting -= {output.rid for output in self._step()}
 
     def run(self, count: int) -> None:
-        """Makes so many steps."""
+        """Makes so many steps and waits for what the last one left to the device."""
         for _ in range(count):
-            self.step()
+            self._step()
+        jax.block_until_ready(jax.live_arrays())
 
-    def step(self) -> list[RequestOutput]:
-        """Makes one step."""
+    def end(self) -> None:
+        """Aborts the requests."""
+        for rid in self._rids:
+            self.core.abort(rid)
+        while self.core.has_work:
+            self.core.step()
+
+    def _step(self) -> list[RequestOutput]:
         self.context_len += 1
         return self.core.step()
 
@@ -79,7 +93,8 @@ def measure_loop(report: Report, directory: Path, batch: int, *, prompt_len: int
     A sample is the mean of `steps` steps with the device idle before and after: the loop leaves work on the device
     when a step returns, so single steps cannot be told apart.
     """
-    engine = DecodingEngine(directory, batch, prompt_len)
+    core = make_decoding_engine(directory, batch)
+    engine = Decoding(core, batch, prompt_len)
     bare = BareStep(
         ModelConfig.from_directory(directory), jnp.float32, max_rows=batch, context_len=CONTEXT_LEN
     )  # its tables are as large as the engine's, so its programs are the same
@@ -88,13 +103,9 @@ def measure_loop(report: Report, directory: Path, batch: int, *, prompt_len: int
         run = bare.runner(BucketKey(Phase.DECODE, batch, batch), [(engine.context_len, 1)] * batch)
         return timed(lambda: [run() for _ in range(steps)])(count)
 
-    def loop_steps() -> None:
-        engine.run(steps)
-        jax.block_until_ready(jax.live_arrays())
-
-    sides = {"bare": bare_steps, "loop": timed(loop_steps)}
+    sides = {"bare": bare_steps, "loop": timed(lambda: engine.run(steps))}
     samples = alternate(sides, rounds=rounds, per_round=1, warm_up=1)
-    engine.core.close()
+    core.close()
     per_step = {name: [sample.cpu_ms / steps for sample in samples[name]] for name in sides}
     report.add(f"bare programs, decode B={batch}", "ms cpu", per_step["bare"])
     report.add(f"EngineCore.step, decode B={batch}", "ms cpu", per_step["loop"], context=engine.context_len)
@@ -109,7 +120,8 @@ def measure_null(report: Report, folder: Path, batch: int, *, prompt_len: int, s
     the time of the process.
     """
     with null_model.registered():
-        engine = DecodingEngine(write_model(folder, null_model.SHAPE), batch, prompt_len)
+        core = make_decoding_engine(write_model(folder, null_model.SHAPE), batch)
+        engine = Decoding(core, batch, prompt_len)
         engine.run(WARM_UP_STEPS)
         host_ms, process_ms = [], []
         for _ in range(steps):
@@ -117,6 +129,6 @@ def measure_null(report: Report, folder: Path, batch: int, *, prompt_len: int, s
             engine.run(1)
             host_ms.append((time.thread_time() - host) * 1e3)
             process_ms.append((time.process_time() - process) * 1e3)
-        engine.core.close()
+        core.close()
     report.add(f"step of a null model, host thread, B={batch}", "ms cpu", host_ms, target="<= 1.5 (median)")
     report.add(f"step of a null model, whole process, B={batch}", "ms cpu", process_ms)

@@ -62,7 +62,12 @@ def measure_shared_prefix(report: Report, directory: Path, *, rounds: int, workl
             runs[name].append(run_all(core, prompts, workload.output_len))
     for name, core in engines.items():
         core.close()
-        report.add(f"64 requests {name}", "s cpu", [run.cpu_s for run in runs[name]], steps=runs[name][-1].num_steps)
+        report.add(
+            f"{workload.num_requests} requests {name}",
+            "s cpu",
+            [run.cpu_s for run in runs[name]],
+            steps=runs[name][-1].num_steps,
+        )
     shared, unshared = runs.values()
     ratios = [slow.cpu_s / fast.cpu_s for slow, fast in zip(unshared, shared, strict=True)]
     report.add("throughput, shared / unshared", "x", ratios, target=TARGET_SPEED_UP, **workload._asdict())

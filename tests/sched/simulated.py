@@ -123,7 +123,7 @@ class SimulatedDevice:
         key = self._program(batch.key)
         packed = packing.pack_forward(batch, key, table.pages, self._page_size)
         assert packed.dtype == np.int32 and len(packed) == sum(packed_sizes(key))
-        parts = PackedInputs(*np.split(packed, np.cumsum(packed_sizes(key))[:-1]))  # pyright: ignore
+        parts = PackedInputs(*np.split(packed, np.cumsum(packed_sizes(key))[:-1]))  # pyright: ignore[reportArgumentType]
         check_packing(batch, key, parts)
         self._write(batch, parts)
         for entry in batch.entries:

@@ -283,7 +283,7 @@ def test_a_long_queue_of_dfs_weight_is_not_sorted_for_every_change():
     queue = Queue("dfs-weight", 1, seed=0)
     calls = []
     original = queue.policy.keys
-    queue.policy.keys = lambda waiting: calls.append(1) or original(waiting)  # pyright: ignore
+    queue.policy.keys = lambda waiting: calls.append(1) or original(waiting)  # pyright: ignore[reportAttributeAccessIssue]
     for number in range(640):
         queue.queue.add(make_request((number,), number))
     for number in range(640, 1040):

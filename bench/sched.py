@@ -1,0 +1,239 @@
+"""What the host pays to schedule: `python -m bench.sched --output sched.json`.
+
+No device and no model: batches are planned, packed and answered with made-up tokens. Times are processor time of this
+thread, so a busy machine disturbs them less.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import statistics
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from bench.report import Report
+from jsg.cache.allocator import PageAllocator
+from jsg.cache.radix import RadixCache
+from jsg.config import POLICIES
+from jsg.engine import packing
+from jsg.engine.step import SAMPLING_COLUMNS
+from jsg.sched.buckets import make_buckets
+from jsg.sched.records import Batch
+from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
+from jsg.types import Request, SamplingParams
+
+VOCAB = 50_000
+NUM_WAITING = 10_000
+NUM_PAGES = 2_000_000
+
+
+@dataclasses.dataclass
+class Host:
+    """A scheduler and what it stands on, with a device that answers at once with any token."""
+
+    scheduler: Scheduler
+    allocator: PageAllocator
+    cache: RadixCache
+    plan_ms: list[float] = dataclasses.field(default_factory=list)
+    pack_ms: list[float] = dataclasses.field(default_factory=list)
+    commit_ms: list[float] = dataclasses.field(default_factory=list)
+
+    def step(self) -> Batch | None:
+        """Plan, pack, commit; notes the time of each."""
+        table = self.scheduler.table
+        constants = np.zeros((len(table.pages), SAMPLING_COLUMNS - 2), np.int32)
+        start = time.thread_time_ns()
+        batch = self.scheduler.plan()
+        planned = time.thread_time_ns()
+        if batch is None:
+            return None
+        packing.pack_forward(batch, batch.key, table.pages, table.page_size)
+        packing.pack_sampling(batch, batch.key, constants)
+        packed = time.thread_time_ns()
+        self.scheduler.commit(batch, StepResult([7] * batch.key.num_rows))
+        committed = time.thread_time_ns()
+        self.plan_ms.append((planned - start) / 1e6)
+        self.pack_ms.append((packed - planned) / 1e6)
+        self.commit_ms.append((committed - packed) / 1e6)
+        return batch
+
+
+def make_host(policy: str = "lpm", *, page_size: int = 1, max_running: int = 256, chunk: int = 8192) -> Host:
+    """An engine's host side with the sizes of a large server."""
+    allocator = PageAllocator(NUM_PAGES // page_size + 1)
+    cache = RadixCache(page_size, allocator)
+    config = SchedulerConfig(
+        context_length=8192,
+        vocab_size=VOCAB,
+        eos_token_ids=frozenset({VOCAB - 1}),
+        buckets=make_buckets(max_running, chunk),
+        max_running=max_running,
+        policy=policy,
+        max_queued=10 * NUM_WAITING,
+    )
+    return Host(Scheduler(config, allocator, cache), allocator, cache)
+
+
+def request(rid: str, tokens: np.ndarray, max_new: int) -> Request:
+    sampling = SamplingParams(max_new_tokens=max_new, ignore_eos=True)
+    return Request(rid=rid, input_ids=tuple(tokens.tolist()), sampling=sampling)
+
+
+def milliseconds(run: Callable[[], object]) -> float:
+    """Processor time of this thread in one call."""
+    start = time.thread_time_ns()
+    run()
+    return (time.thread_time_ns() - start) / 1e6
+
+
+def percentile_99(samples: list[float]) -> float:
+    return statistics.quantiles(samples, n=100)[98]
+
+
+# Waiting.
+
+
+def prompts(rng: np.random.Generator, count: int, num_shared: int, num_own: int) -> list[np.ndarray]:
+    """Prompts of twenty families; those of a family share a prefix."""
+    families = rng.integers(0, VOCAB, (20, num_shared)).astype(np.int32)
+    own = rng.integers(0, VOCAB, (count, num_own)).astype(np.int32)
+    return [np.concatenate([families[i % 20], tail]) for i, tail in enumerate(own)]
+
+
+def time_waiting(report: Report, policy: str, num_steps: int) -> None:
+    """Steps of a server that has as many running as it can, with many waiting and with few: the difference is the queue.
+
+    Each step one request ends, so one is admitted, one arrives, and the tree changes.
+    """
+    plans = {}
+    for num_waiting in (100, NUM_WAITING):
+        rng = np.random.default_rng(0)
+        host = make_host(policy)
+        supply = iter(prompts(rng, 2 * 256 + num_waiting + 2 * num_steps, 500, 200))
+        rids = (f"r{number}" for number in itertools.count())
+        lengths = itertools.cycle(range(200, 256 + 200))
+        for _ in range(256 + num_waiting):
+            host.scheduler.add(request(next(rids), next(supply), next(lengths)))
+        for _ in range(40):
+            host.step()
+        host.plan_ms.clear()
+        adds = []
+        for _ in range(num_steps):
+            new = request(next(rids), next(supply), next(lengths))
+            adds.append(milliseconds(lambda host=host, new=new: host.scheduler.add(new)))
+            host.step()
+        plans[num_waiting] = host.plan_ms
+        facts = {"p99": percentile_99(host.plan_ms), "mean": statistics.fmean(host.plan_ms)}
+        report.add(f"plan, {policy}, {num_waiting} waiting", "ms", host.plan_ms, **facts)
+        report.add(f"add, {policy}, {num_waiting} waiting", "ms", adds, p99=percentile_99(adds))
+    more = statistics.fmean(plans[NUM_WAITING]) - statistics.fmean(plans[100])
+    report.add(f"plan, {policy}, what 9 900 more waiting cost", "ms", [more], target=1.0)
+
+
+def time_reorder(report: Report, policy: str, num_samples: int) -> None:
+    """One insert that lengthens the cached prefix of everybody who waits, the order after it, and back."""
+    rng = np.random.default_rng(0)
+    host = make_host(policy)
+    shared = rng.integers(0, VOCAB, 1000).astype(np.int32)
+    for number, tail in enumerate(rng.integers(0, VOCAB, (NUM_WAITING, 100)).astype(np.int32)):
+        host.scheduler.add(request(f"r{number}", np.concatenate([shared, tail]), 10))
+    waiting = host.scheduler.waiting
+    inserts, orders, evictions = [], [], []
+    for _ in range(num_samples):
+        pages = host.allocator.allocate(len(shared))
+        assert pages is not None
+        inserts.append(milliseconds(lambda pages=pages: host.cache.insert(shared, pages)))
+        orders.append(milliseconds(lambda: (waiting.reorder(), waiting.first())))
+        evictions.append(milliseconds(host.cache.reset))
+    report.add(f"insert that {NUM_WAITING} watches see, {policy}", "ms", inserts)
+    report.add(f"full re-order of {NUM_WAITING}, {policy}", "ms", orders, target=50.0)
+    report.add(f"evict what {NUM_WAITING} watches see, {policy}", "ms", evictions)
+
+
+# The tree.
+
+
+def time_tree(report: Report, num_samples: int) -> None:
+    """Match and insert of a prompt of 10 000 tokens: nothing cached, and cached in edges of 32."""
+    rng = np.random.default_rng(0)
+    host = make_host()
+    cold = []
+    for _ in range(num_samples):
+        prompt = rng.integers(0, VOCAB, 10_000).astype(np.int32)
+        pages = host.allocator.allocate(len(prompt))
+        assert pages is not None
+        cold.append(milliseconds(lambda p=prompt, q=pages: (host.cache.match(p), host.cache.insert(p, q))))
+        host.cache.reset()
+    report.add("match + insert of 10 000 tokens, cold", "ms", cold, target=1.0, p99=percentile_99(cold))
+    prompt, pages = rng.integers(0, VOCAB, 10_000).astype(np.int32), host.allocator.allocate(10_000)
+    assert pages is not None
+    for end in range(32, 10_001, 32):
+        host.cache.insert(prompt[:end], pages[:end])
+    host.cache.insert(prompt, pages)
+    warm = [milliseconds(lambda: (host.cache.match(prompt), host.cache.insert(prompt, pages))) for _ in cold]
+    report.add("match + insert of 10 000 tokens, in edges of 32", "ms", warm, target=1.0, p99=percentile_99(warm))
+
+
+def measure_memory(report: Report) -> None:
+    """Host bytes for each cached token where an edge has 32 on average."""
+    rng = np.random.default_rng(0)
+    host = make_host()
+    halves = rng.integers(0, VOCAB, (2000, 3, 32)).astype(np.int32)
+    tracemalloc.start()
+    for upper, *lowers in halves:
+        for lower in lowers:
+            pages = host.allocator.allocate(64)
+            assert pages is not None
+            result = host.cache.insert(np.concatenate([upper, lower]), pages)
+            host.allocator.free(pages[: result.num_existing])
+    used, stats = tracemalloc.get_traced_memory()[0], host.cache.stats()
+    tracemalloc.stop()
+    edge = stats.num_cached_tokens / stats.num_nodes
+    report.add("host memory per cached token", "bytes", [used / stats.num_cached_tokens], target=32, mean_edge=edge)
+
+
+# The step.
+
+
+def time_decode(report: Report, page_size: int, num_steps: int) -> None:
+    """Decode steps of 256 requests and nothing else."""
+    rng = np.random.default_rng(0)
+    host = make_host(page_size=page_size)
+    for number in range(256):
+        host.scheduler.add(request(f"r{number}", rng.integers(0, VOCAB, 300), num_steps + 50))
+    while len(host.scheduler.waiting) or host.step().num_singles < 256:  # pyright: ignore[reportOptionalMemberAccess]
+        host.step()
+    for samples in (host.plan_ms, host.pack_ms, host.commit_ms):
+        samples.clear()
+    for _ in range(num_steps):
+        host.step()
+    parts = {"plan": host.plan_ms, "pack": host.pack_ms, "commit": host.commit_ms}
+    for name, samples in parts.items():
+        report.add(f"decode of 256, page size {page_size}: {name}", "ms", samples, p99=percentile_99(samples))
+    total = [sum(step) for step in zip(*parts.values(), strict=True)]
+    report.add(f"decode of 256, page size {page_size}: together", "ms", total, target=1.5, p99=percentile_99(total))
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.sched", description=__doc__)
+    parser.add_argument("--output", type=Path, help="JSON file with every sample")
+    parser.add_argument("--steps", type=int, default=300, help="steps or calls behind each figure")
+    options = parser.parse_args(arguments)
+    report = Report("bench.sched", arguments, options.output)
+    for page_size in (1, 16):
+        time_decode(report, page_size, options.steps)
+    time_tree(report, max(options.steps // 3, 2))
+    measure_memory(report)
+    for policy in POLICIES:
+        time_waiting(report, policy, options.steps)
+        time_reorder(report, policy, max(options.steps // 30, 2))
+    report.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
