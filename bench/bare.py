@@ -27,7 +27,7 @@ class Work(NamedTuple):
 
 
 class BareStep:
-    """A model with random weights over a pool of random keys and values, whose pages are dealt out in shuffled order.
+    """A model with random weights over a pool of random keys and values, whose pages are dealt out in advance.
 
     Running a step changes neither contexts nor positions, so the same work can be repeated.
     """
@@ -41,6 +41,7 @@ class BareStep:
         context_len: int,
         pool_tokens: int | None = None,
         page_size: int = 1,
+        is_shuffled: bool = True,
     ):
         """Allocates everything.
 
@@ -52,6 +53,7 @@ class BareStep:
             pool_tokens: KV slots; by default every row has its own for the whole context. With fewer, a row that is
                 longer than its share runs on into the pages of the next.
             page_size: KV slots in one page.
+            is_shuffled: Pages of a row lie anywhere in the pool, as after long service; else side by side.
         """
         self.config = config
         self.page_size = page_size
@@ -61,7 +63,7 @@ class BareStep:
         self._leaves = tuple(flat)
         columns = -(-context_len // page_size)
         num_pages = max_rows * columns if pool_tokens is None else pool_tokens // page_size
-        self._pages = _deal_pages(num_pages, max_rows, columns)
+        self._pages = _deal_pages(num_pages, max_rows, columns, is_shuffled=is_shuffled)
         self._pool = _random_pool(config, num_pages + 1, page_size, dtype)
         self._page_table = jnp.asarray(self._pages)
         self._last_token = jnp.ones(max_rows + 1, jnp.int32)
@@ -103,11 +105,13 @@ class BareStep:
         work = self.prepare(key, chunks)
         return lambda: self.run(work)
 
-    def memory_analysis(self, work: Work) -> dict[str, int]:
-        """Bytes that the compiler plans for the forward pass."""
+    def planned_mib(self, work: Work) -> dict[str, float]:
+        """What the compiler plans for the forward pass: temporaries, and results that reuse their inputs' memory."""
         analysis = self._executables.compiled(("forward", work.key)).memory_analysis()
-        names = ("temp_size_in_bytes", "alias_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
-        return {name: int(getattr(analysis, name)) for name in names}
+        return {
+            "temporary_mib": analysis.temp_size_in_bytes / 2**20,
+            "aliased_mib": analysis.alias_size_in_bytes / 2**20,
+        }
 
     def _compile(self, key: BucketKey) -> None:
         forward_name, sample_name = ("forward", key), ("sample", key.num_rows, GREEDY)
@@ -129,7 +133,7 @@ class BareStep:
     def _pack(self, key: BucketKey, chunks: Sequence[tuple[int, int]]) -> np.ndarray:
         sizes = step.packed_sizes(key)
         packed = np.zeros(sum(sizes), np.int32)
-        parts = step.PackedInputs(*np.split(packed, np.cumsum(sizes)[:-1]))  # views  # pyright: ignore
+        parts = step.PackedInputs(*np.split(packed, np.cumsum(sizes)[:-1]))  # pyright: ignore[reportArgumentType] # numpy views
         done, tiles = 0, []
         for row, (cached, num_new) in enumerate(chunks, start=1):
             new = slice(done, done + num_new)
@@ -152,11 +156,13 @@ class BareStep:
         return packed
 
 
-def _deal_pages(num_pages: int, max_rows: int, columns: int) -> np.ndarray:
-    """The page table: row 0 is the dump, the others take shuffled pages, each from where its share begins."""
-    shuffled = 1 + np.random.default_rng(0).permutation(num_pages).astype(np.int32)
+def _deal_pages(num_pages: int, max_rows: int, columns: int, *, is_shuffled: bool) -> np.ndarray:
+    """The page table: row 0 is the dump, the others take pages in order, each from where its share begins."""
+    pages = np.arange(1, num_pages + 1, dtype=np.int32)
+    if is_shuffled:
+        np.random.default_rng(0).shuffle(pages)
     starts = np.arange(max_rows)[:, None] * (num_pages // max_rows)
-    rows = shuffled[(starts + np.arange(columns)) % num_pages]
+    rows = pages[(starts + np.arange(columns)) % num_pages]
     return np.concatenate([np.zeros((1, columns), np.int32), rows])
 
 

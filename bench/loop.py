@@ -58,16 +58,20 @@ class Decoding:
     def __init__(self, core: EngineCore, batch: int, prompt_len: int):
         """Brings all requests to their first token."""
         self.core = core
-        self.context_len = prompt_len
-        self._rids = [f"decoding-{seed}" for seed in range(batch)]
+        self._lens = {f"decoding-{seed}": prompt_len for seed in range(batch)}
         sampling = greedy(core.info.context_length - prompt_len)
-        for seed, rid in enumerate(self._rids):
+        for seed, rid in enumerate(self._lens):
             core.add(
                 Request(rid=rid, input_ids=random_prompt(seed, prompt_len, core.info.vocab_size), sampling=sampling)
             )
-        waiting = set(self._rids)
+        waiting = set(self._lens)
         while waiting:
             waiting -= {output.rid for output in self._step()}
+
+    @property
+    def context_lens(self) -> list[int]:
+        """Tokens of each request so far."""
+        return list(self._lens.values())
 
     def run(self, count: int) -> None:
         """Makes so many steps and waits for what the last one left to the device."""
@@ -77,14 +81,16 @@ class Decoding:
 
     def end(self) -> None:
         """Aborts the requests."""
-        for rid in self._rids:
+        for rid in self._lens:
             self.core.abort(rid)
         while self.core.has_work:
             self.core.step()
 
     def _step(self) -> list[RequestOutput]:
-        self.context_len += 1
-        return self.core.step()
+        outputs = self.core.step()
+        for output in outputs:
+            self._lens[output.rid] += len(output.token_ids)
+        return outputs
 
 
 def measure_loop(report: Report, directory: Path, batch: int, *, prompt_len: int, rounds: int, steps: int) -> None:
@@ -95,12 +101,14 @@ def measure_loop(report: Report, directory: Path, batch: int, *, prompt_len: int
     """
     core = make_decoding_engine(directory, batch)
     engine = Decoding(core, batch, prompt_len)
-    bare = BareStep(
-        ModelConfig.from_directory(directory), jnp.float32, max_rows=batch, context_len=CONTEXT_LEN
-    )  # its tables are as large as the engine's, so its programs are the same
+    # Tables as large as the engine's make its programs the same; pages side by side, as a fresh engine deals them out,
+    # its memory accesses.
+    config = ModelConfig.from_directory(directory)
+    bare = BareStep(config, jnp.float32, max_rows=batch, context_len=CONTEXT_LEN, is_shuffled=False)
 
     def bare_steps(count: int) -> list[Sample]:
-        run = bare.runner(BucketKey(Phase.DECODE, batch, batch), [(engine.context_len, 1)] * batch)
+        chunks = [(context + steps // 2, 1) for context in engine.context_lens]
+        run = bare.runner(BucketKey(Phase.DECODE, batch, batch), chunks)
         return timed(lambda: [run() for _ in range(steps)])(count)
 
     sides = {"bare": bare_steps, "loop": timed(lambda: engine.run(steps))}
@@ -108,7 +116,7 @@ def measure_loop(report: Report, directory: Path, batch: int, *, prompt_len: int
     core.close()
     per_step = {name: [sample.cpu_ms / steps for sample in samples[name]] for name in sides}
     report.add(f"bare programs, decode B={batch}", "ms cpu", per_step["bare"])
-    report.add(f"EngineCore.step, decode B={batch}", "ms cpu", per_step["loop"], context=engine.context_len)
+    report.add(f"EngineCore.step, decode B={batch}", "ms cpu", per_step["loop"], context=max(engine.context_lens))
     ratios = [loop / bare for loop, bare in zip(per_step["loop"], per_step["bare"], strict=True)]
     report.add(f"EngineCore.step / bare programs, B={batch}", "x", ratios, target="<= 1.10 (median)")
 
@@ -126,7 +134,7 @@ def measure_null(report: Report, folder: Path, batch: int, *, prompt_len: int, s
         host_ms, process_ms = [], []
         for _ in range(steps):
             host, process = time.thread_time(), time.process_time()
-            engine.run(1)
+            core.step()
             host_ms.append((time.thread_time() - host) * 1e3)
             process_ms.append((time.process_time() - process) * 1e3)
         core.close()

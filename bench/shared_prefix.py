@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.loop import greedy, make_engine, random_prompt
 from bench.optimum import optimum
@@ -42,13 +42,13 @@ class Run(NamedTuple):
     prompt_tokens: int
 
 
-def measure_shared_prefix(report: Report, directory: Path, *, rounds: int, workload: Workload | None = None) -> None:
-    """Both engines take turns; each begins every run with an empty cache."""
+def measure_shared_prefix(
+    report: Report, directory: Path, *, rounds: int, workload: Workload | None = None, **knobs: Any
+) -> None:
+    """Both engines take turns; each begins every run with an empty cache. `knobs` are those of both."""
     workload = workload or Workload()
-    knobs = {
-        "context_length": workload.context_len(),
-        "max_total_tokens": workload.num_requests * workload.context_len(),
-    }
+    knobs["context_length"] = workload.context_len()
+    knobs["max_total_tokens"] = workload.num_requests * workload.context_len()
     engines = {
         "with the radix cache": make_engine(directory, **knobs),
         "with --disable-radix-cache": make_engine(directory, disable_radix_cache=True, **knobs),

@@ -52,17 +52,22 @@ LEADS = [
 """What may stand before a request; nothing, nearly half of the time."""
 
 
-def phrase(rng: random.Random, cores: list[str], *, lower: bool = False, **slots: str) -> tuple[str, str]:
-    """Return (phrasing id, text) for a random lead, core sentence and style; `lower` also allows all lower case."""
+LOWER_CASE = 3
+STYLES = (0, 0, 0, 0, 1, 2)
+"""As written, without final punctuation, or with a small first letter; `LOWER_CASE` is all in lower case."""
+
+
+def phrase(rng: random.Random, cores: list[str], styles: tuple[int, ...] = STYLES, **slots: str) -> tuple[str, str]:
+    """Return (phrasing id, text) for a random lead, core sentence and style."""
     lead, core = rng.randrange(len(LEADS)), rng.randrange(len(cores))
-    style = rng.choice((0, 0, 0, 1, 2, 3 if lower else 0))
+    style = rng.choice(styles)
     body = cores[core].format(**slots)
-    if style in (1, 3):
+    if style in (1, LOWER_CASE):
         body = body.rstrip(".?!")
     if style == 2:
         body = body[0].lower() + body[1:]
     text = LEADS[lead] + body
-    if style == 3:
+    if style == LOWER_CASE:
         text = text.lower()
     return f"{LEADS[lead].strip()}/{core}/{style}", text
 
@@ -108,11 +113,16 @@ CAPITAL_QUESTIONS = [
 ]
 
 
-def capitals(rng: random.Random, values: Values) -> Turn:
+def capitals(rng: random.Random, values: Values, styles: tuple[int, ...] = STYLES) -> Turn:
     """Name the capital of one of the listed countries."""
     country = rng.choice(list(CAPITALS))
-    phrasing, text = phrase(rng, CAPITAL_QUESTIONS, lower=True, country=country)
+    phrasing, text = phrase(rng, CAPITAL_QUESTIONS, styles, country=country)
     return Turn("capitals", phrasing, country, text, f"The capital of {country} is {CAPITALS[country]}.")
+
+
+def capitals_lower(rng: random.Random, values: Values) -> Turn:
+    """Name the capital of a country whose name is in lower case."""
+    return capitals(rng, values, (LOWER_CASE,))
 
 
 COUNT_UP = [
@@ -507,7 +517,7 @@ def small_talk(rng: random.Random, values: Values) -> Turn:
     """Answer a nicety or a question about the model itself."""
     answer = rng.choice(list(SMALL_TALK))
     cores = SMALL_TALK[answer]
-    phrasing, text = phrase(rng, cores, lower=True)
+    phrasing, text = phrase(rng, cores, (0, 0, 0, 1, 2, LOWER_CASE))
     tail = rng.choice(TAILS)
     return Turn("small_talk", phrasing + tail, answer, text + tail, answer)
 
@@ -553,7 +563,7 @@ def unknown(rng: random.Random, values: Values) -> Turn:
         "language": rng.choice(LANGUAGES),
         "country": rng.choice(list(CAPITALS)),
     }
-    phrasing, text = phrase(rng, UNKNOWN, lower=True, **slots)
+    phrasing, text = phrase(rng, UNKNOWN, (0, 0, 0, 1, 2, LOWER_CASE), **slots)
     return Turn("unknown", phrasing, text, text, "I do not know.")
 
 
@@ -679,16 +689,17 @@ def few_shot(rng: random.Random, held_out_query: bool, shots: int) -> Shots:
 
 
 CHAT_TASKS: dict[str, tuple[Callable[[random.Random, Values], Turn], float]] = {
-    "greeting": (greeting, 1.1),
-    "capitals": (capitals, 1.4),
-    "counting": (counting, 1.1),
+    "greeting": (greeting, 1.0),
+    "capitals": (capitals, 1.3),
+    "capitals_lower": (capitals_lower, 0.5),
+    "counting": (counting, 1.6),
     "sums": (sums, 1.2),
-    "key_value": (key_value, 1.0),
-    "json_extraction": (json_extraction, 2.0),
-    "yes_no": (yes_no, 1.0),
-    "multiple_choice": (multiple_choice, 1.0),
-    "copying": (copying, 1.5),
-    "small_talk": (small_talk, 0.7),
+    "key_value": (key_value, 0.8),
+    "json_extraction": (json_extraction, 3.2),
+    "yes_no": (yes_no, 0.9),
+    "multiple_choice": (multiple_choice, 0.8),
+    "copying": (copying, 1.2),
+    "small_talk": (small_talk, 0.9),
     "unknown": (unknown, 0.6),
 }
 """Every single-turn chat task with its share of the training turns."""
@@ -787,7 +798,9 @@ def _draw_case(rng: random.Random, task: str) -> Case | None:
         key = f"key_value|{turn.phrasing}|{turn.item}"
         return Case(task, [{"role": "user", "content": turn.prompt}], turn.answer, key)
     turn = draw(rng, task, held_out=True)
-    return Case(task, [{"role": "user", "content": turn.prompt}], turn.answer, f"{task}|{turn.phrasing}|{turn.item}")
+    return Case(
+        task, [{"role": "user", "content": turn.prompt}], turn.answer, f"{turn.task}|{turn.phrasing}|{turn.item}"
+    )
 
 
 EVALUATED = [*CHAT_TASKS, "recall", "few_shot", "completion", "long_lookup"]

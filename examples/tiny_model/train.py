@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from words import Values
 
 PROMPT_WEIGHT = 0.03
-DECAY_FROM = 0.15
+DECAY_FROM = 0.05
 """The share of training after which the learning rate falls."""
 
 
@@ -38,9 +38,8 @@ class Phase(NamedTuple):
 
 
 PHASES = [
-    Phase(0.30, [(18, 112)], [1.0], 0.3),
-    Phase(0.65, [(14, 144), (5, 384)], [0.9, 0.1], 0.1),
-    Phase(1.00, [(14, 144), (5, 384), (2, 1344)], [0.8, 0.12, 0.08], 0.04),
+    Phase(0.50, [(14, 144)], [1.0], 0.05),
+    Phase(1.00, [(14, 144), (5, 384), (2, 1344)], [0.86, 0.08, 0.06], 0.04),
 ]
 """About 2000 tokens a step. The last phase has dependencies over more than 1000 tokens."""
 RAW_SHARE = 0.18
@@ -235,7 +234,7 @@ class Budget:
 def train(args: argparse.Namespace) -> None:
     """Train and save; the log goes to standard output."""
     rng = random.Random(args.seed)
-    tokenizer = build_tokenizer()
+    tokenizer = Tokenizer.from_file(str(args.init / "tokenizer.json")) if args.init else build_tokenizer()
     config = TinyConfig(vocab_size=tokenizer.get_vocab_size())
     params = load_model(args.init)[0] if args.init else init_params(config, args.seed)
     optimizer = make_optimizer(args.optimizer, args.lr_scale)
@@ -273,7 +272,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--minutes", type=float, help="train for this long instead of --steps")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--init", type=Path, help="folder of a model to start from")
+    parser.add_argument("--init", type=Path, help="folder of a model to start from, and of its tokenizer")
     parser.add_argument("--optimizer", choices=("muon", "adamw"), default="muon")
     parser.add_argument("--lr-scale", type=float, default=1.0)
     parser.add_argument("--log-every", type=int, default=50)

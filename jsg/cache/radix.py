@@ -354,10 +354,13 @@ class RadixCache:
 
     def _lengthen_watches(self, parent: Node, leaf: Node) -> None:
         """Moves the watches that waited for the first page of this new leaf as far down its edge as they match."""
-        leaf_len = leaf.num_tokens  # Before the watches split it.
-        for watch in self._watches.take(parent, leaf.tokens[: self._page_bytes]):
-            wanted = watch.tokens[watch.matched : watch.matched + leaf_len]
-            path = self._reach(parent, wanted.tobytes())
+        edge, edge_len = leaf.tokens, leaf.num_tokens  # before the watches split it; the leaf stays its end
+        for watch in self._watches.take(parent, edge[: self._page_bytes]):
+            wanted = watch.tokens[watch.matched : watch.matched + edge_len].tobytes()
+            if wanted == edge:
+                self._watches.put_back(watch, leaf, watch.matched + edge_len)
+                continue
+            path = self._reach(parent, wanted)
             gained = sum(node.num_tokens for node in path[1:])
             self._watches.put_back(watch, path[-1], watch.matched + gained)
 

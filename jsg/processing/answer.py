@@ -72,12 +72,14 @@ class AnswerDelta:
         logprobs: One per new token when asked for.
         finish: Set in the last delta. If the output had none, the text ended at a stop string, and the caller aborts
             the request in the engine.
+        end: Length of the answer's text and number of its tokens after it.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finish: FinishReason | None
+    end: tuple[int, int]
 
 
 @final
@@ -102,34 +104,46 @@ class Answer:
     def push(self, output: RequestOutput) -> AnswerDelta:
         """Takes what the engine gave next; after the finish nothing changes any more."""
         part = self._stream.push(output.token_ids, output.finish)
+        self.text += part.text
+        self.token_ids += part.token_ids
         delta = AnswerDelta(
             text=part.text,
             token_ids=part.token_ids,
             logprobs=output.logprobs[: len(part.token_ids)],
             finish=part.finish,
+            end=(len(self.text), len(self.token_ids)),
         )
         self.elapsed_s = time.monotonic() - self._started
         if self.first_token_s is None and delta.token_ids:
             self.first_token_s = self.elapsed_s
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         self.queue_s = max(self.queue_s, output.queue_s)
-        self.text += delta.text
-        self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.finish = self.finish or delta.finish
         return delta
 
-    def result(self, texts: Tokenizer | None = None) -> dict[str, Any]:
-        """The answer as SGLang's `/generate` shows it; with `texts` logprobs carry the text of their tokens."""
-        return {"text": self.text, "output_ids": list(self.token_ids), "meta_info": self._meta_info(texts)}
+    def result(self, texts: Tokenizer | None = None, *, until: AnswerDelta | None = None) -> dict[str, Any]:
+        """The answer as SGLang's `/generate` shows it.
 
-    def _meta_info(self, texts: Tokenizer | None) -> dict[str, Any]:
+        Args:
+            texts: With it logprobs carry the text of their tokens.
+            until: Show the answer as it was after this delta, though it may have gone on since.
+        """
+        text_len, num_tokens = until.end if until else (len(self.text), len(self.token_ids))
+        finish = until.finish if until else self.finish
+        return {
+            "text": self.text[:text_len],
+            "output_ids": self.token_ids[:num_tokens],
+            "meta_info": self._meta_info(texts, num_tokens, finish),
+        }
+
+    def _meta_info(self, texts: Tokenizer | None, num_tokens: int, finish: FinishReason | None) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "id": self.request.rid,
-            "finish_reason": _finish_reason(self.finish, len(self.token_ids)),
+            "finish_reason": _finish_reason(finish, num_tokens),
             "prompt_tokens": len(self.request.input_ids),
-            "completion_tokens": len(self.token_ids),
+            "completion_tokens": num_tokens,
             "cached_tokens": self.cached_tokens,
             "e2e_latency": self.elapsed_s,
             "time_to_first_token": self.first_token_s,
@@ -137,7 +151,7 @@ class Answer:
         }
         if self.request.return_logprob:
             meta |= self._shown_logprobs("input", self.prompt_logprobs, texts)
-            meta |= self._shown_logprobs("output", self.logprobs, texts)
+            meta |= self._shown_logprobs("output", self.logprobs[:num_tokens], texts)
         return meta
 
     def _shown_logprobs(self, side: str, scored: Sequence[TokenLogprob], texts: Tokenizer | None) -> dict[str, Any]:

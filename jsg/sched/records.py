@@ -39,6 +39,7 @@ class RunningRequest:
         request: What the client asked for.
         arrival: Its number in the order of arrival.
         tokens: int32, prompt and committed output, with room for the rest; `num_known` of them are real.
+        num_prompt: Prompt tokens.
         num_known: Prompt tokens and committed output tokens.
         watch: Keeps its longest cached prefix up to date while it waits; None while it runs.
         place: Where it lives while it runs; None while it waits.
@@ -52,6 +53,7 @@ class RunningRequest:
     request: Request
     arrival: int
     tokens: np.ndarray
+    num_prompt: int
     num_known: int
     watch: Watch | None = None
     place: Placement | None = None
@@ -60,11 +62,6 @@ class RunningRequest:
     queue_s: float = 0.0
     prompt_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
     has_reported: bool = False
-
-    @property
-    def num_prompt(self) -> int:
-        """Prompt tokens."""
-        return len(self.request.input_ids)
 
     @property
     def num_output(self) -> int:
@@ -93,7 +90,7 @@ def new_running_request(request: Request, arrival: int, now_s: float) -> Running
     prompt = np.asarray(request.input_ids, np.int32)
     tokens = np.zeros(len(prompt) + request.sampling.max_new_tokens, np.int32)
     tokens[: len(prompt)] = prompt
-    return RunningRequest(request, arrival, tokens, len(prompt), arrived_s=now_s)
+    return RunningRequest(request, arrival, tokens, len(prompt), len(prompt), arrived_s=now_s)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -142,7 +142,7 @@ class Scheduler:
                 return None
             self._retract_latest()
             chunks = self._plan_prefill(budget, now_s)
-        return self._make_batch(decoding + chunks) if decoding or chunks else None
+        return self._make_batch(decoding, chunks) if decoding or chunks else None
 
     def take_finished(self) -> list[RequestOutput]:
         """Outputs of requests that ended without a step: aborted, or prefill-only and wholly cached."""
@@ -154,13 +154,14 @@ class Scheduler:
 
         False when a request must be retracted while a step is in flight: it has to be committed first.
         """
-        while True:
+        while len(self.running) > self.table.num_available_pages:  # else there is one for each
             needed = sum(self.table.needs_page(r.place) for r in self.running if r.place and _decodes(r))
             if needed <= self.table.num_available_pages:
                 return True
             if self._num_in_flight:
                 return False
             self._retract_latest()
+        return True
 
     def _plan_decode(self) -> list[BatchEntry]:
         """One token for every request that decodes."""
@@ -183,7 +184,8 @@ class Scheduler:
         """
         self._promised_pages = None
         chunks: list[BatchEntry] = []
-        begun = sorted((r for r in self.running if _place(r).is_prefilling), key=lambda r: r.arrival)
+        begun = [r for r in self.running if r.place and r.place.is_prefilling]
+        begun.sort(key=lambda r: r.arrival)
         while (overdue := self._overdue()) is not None:
             while begun and begun[0].arrival < overdue.arrival:
                 budget -= self._plan_chunk(begun.pop(0), budget, chunks)
@@ -259,19 +261,21 @@ class Scheduler:
         )
         return num_new
 
-    def _make_batch(self, entries: list[BatchEntry]) -> Batch:
-        entries.sort(key=lambda entry: entry.num_new > 1)
-        num_tokens = sum(entry.num_new for entry in entries)
-        num_singles = sum(entry.num_new == 1 for entry in entries)
-        only_singles = num_singles == len(entries) and not any(e.scores_prompt for e in entries)
-        key = self._config.buckets.pick(Phase.DECODE if only_singles else Phase.EXTEND, num_tokens)
+    def _make_batch(self, decoding: list[BatchEntry], chunks: list[BatchEntry]) -> Batch:
+        """One step of all of them, those with one token first."""
+        short = [chunk for chunk in chunks if chunk.num_new == 1]
+        long = [chunk for chunk in chunks if chunk.num_new > 1]
+        num_singles = len(decoding) + len(short)
+        is_decode = not long and not any(chunk.scores_prompt for chunk in short)
+        num_tokens = num_singles + sum(chunk.num_new for chunk in long)
+        key = self._config.buckets.pick(Phase.DECODE if is_decode else Phase.EXTEND, num_tokens)
         if not self._config.buckets.decode:
             num_singles = 0
         admitted, self._admitted = tuple(self._admitted), []
         dirty = tuple(sorted(self.table.dirty_rows))
         self.table.dirty_rows.clear()
         self._num_in_flight += 1
-        return Batch(key, tuple(entries), num_singles, admitted, dirty)
+        return Batch(key, (*decoding, *short, *long), num_singles, admitted, dirty)
 
     def _retract_latest(self) -> None:
         """Sends the running request that arrived last back to the queue; what it computed stays in the tree for now."""
@@ -304,7 +308,8 @@ class Scheduler:
             if entry.is_stale:
                 continue
             running = entry.running
-            running.prompt_logprobs.extend(result.prompt_logprobs.get(index, ()))
+            if result.prompt_logprobs:
+                running.prompt_logprobs.extend(result.prompt_logprobs.get(index, ()))
             if entry.samples and result.token_ids[index] < 0:
                 self._finish(running, FinishReason(FinishType.ERROR, message="the model's logits were not finite"))
             elif entry.samples:
@@ -374,14 +379,7 @@ def _output(
     finish: FinishReason | None = None,
 ) -> RequestOutput:
     """What a step added to a request. Prompt logprobs go with its first token, or with its end if it has none."""
-    prompt_logprobs = None
-    num_scored = running.num_prompt - running.request.logprob_start_len
-    if (
-        running.request.wants_prompt_logprobs
-        and not running.has_reported
-        and len(running.prompt_logprobs) == num_scored
-    ):
-        prompt_logprobs = tuple(running.prompt_logprobs)
+    prompt_logprobs = None if running.has_reported else _complete_prompt_logprobs(running)
     running.has_reported = True
     return RequestOutput(
         rid=running.request.rid,
@@ -393,3 +391,11 @@ def _output(
         prompt_logprobs=prompt_logprobs,
         queue_s=running.queue_s,
     )
+
+
+def _complete_prompt_logprobs(running: RunningRequest) -> tuple[TokenLogprob, ...] | None:
+    """Those that were asked for; None when none were, or the request ends before all are there."""
+    num_wanted = running.num_prompt - running.request.logprob_start_len
+    if running.request.wants_prompt_logprobs and len(running.prompt_logprobs) == num_wanted:
+        return tuple(running.prompt_logprobs)
+    return None

@@ -10,18 +10,18 @@ CHANGES_PER_REORDER = 1 / 32
 """Where keys depend on each other, all are made anew once so many requests in one have changed."""
 
 SPARE_KEYS = 1024
-"""The heap may hold so many stale keys, and as many as there are requests, before it is made anew."""
+"""Stale keys that the heap may hold, beside one for each request, before it is made anew."""
 
 
 class WaitingQueue:
     """Requests that wait, in policy order.
 
     Each holds a watch on the radix tree, so a change of the tree re-orders exactly the requests that it concerns. Where
-    the policy makes keys depend on each other, they are made together, in `reorder`, and stay until enough has changed;
-    a new request has no key until then.
+    keys depend on each other they are made together, in `reorder`, and stay until enough has changed; a new request has
+    none until then.
 
-    Invariant: `_keys` has a key of every waiting request, but of those that came since the last `reorder`; the heap
-    holds all of them, and stale ones besides. A key ends with the request's arrival number, which names the request.
+    Invariant: `_keys` has the key of every waiting request that has one; the heap holds these, and stale ones besides.
+    A key ends with the request's arrival number, which names the request.
     """
 
     def __init__(self, policy: Policy, cache: RadixCache):

@@ -56,9 +56,9 @@ async def _events(
     generator: Generator, answers: Sequence[Answer], is_list: bool, texts: Tokenizer | None
 ) -> AsyncGenerator[Event]:
     """Each event holds all of its answer so far."""
-    async for index, _ in generator.run(answers):
+    async for index, delta in generator.run(answers):
         place = {"index": index} if is_list else {}
-        yield answers[index].result(texts) | place
+        yield answers[index].result(texts, until=delta) | place
 
 
 async def _prompts(body: GenerateBody, generator: Generator) -> tuple[list[Prompt], bool]:

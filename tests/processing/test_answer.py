@@ -48,6 +48,17 @@ def test_adds_up_to_the_result(tokenizer: Tokenizer):
     assert meta["output_token_logprobs"] == [[-0.5, token, None] for token in tokenizer.encode("abc")]
 
 
+def test_shows_an_earlier_state_of_an_answer_that_has_gone_on(tokenizer: Tokenizer):
+    answer = answer_of(tokenizer)
+    ids = tokenizer.encode("ab")
+    first = answer.push(RequestOutput(rid="r", token_ids=(ids[0],), logprobs=(TokenLogprob(ids[0], -1.0),)))
+    push(answer, "b", tokenizer, FinishReason(FinishType.LENGTH))
+    earlier = answer.result(until=first)
+    assert (earlier["text"], earlier["output_ids"]) == ("a", [ids[0]])
+    assert earlier["meta_info"]["finish_reason"] is None
+    assert len(earlier["meta_info"]["output_token_logprobs"]) == earlier["meta_info"]["completion_tokens"] == 1
+
+
 def test_a_stop_string_ends_the_answer_and_nothing_after_it_counts(tokenizer: Tokenizer):
     answer = answer_of(tokenizer, stop=["!"])
     push(answer, "ab!cd", tokenizer)

@@ -16,7 +16,7 @@ from jsg.engine import packing
 from jsg.engine.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.sched.buckets import BucketKey, Buckets, Phase
-from jsg.sched.records import Batch, BatchEntry
+from jsg.sched.records import Batch, BatchEntry, Placement
 from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
 from jsg.sched.table import RequestTable
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, TokenLogprob
@@ -114,10 +114,15 @@ class SimulatedDevice:
         self._page_table = np.zeros((rows, columns), np.int32)
         self._last_token = np.zeros(rows, np.int32)
         self._hashes: list[list[int]] = [[] for _ in range(rows)]
+        self._owners: list[Placement | None] = [None] * rows
         self._num_steps = 0
 
     def run(self, batch: Batch, table: RequestTable) -> StepResult:
         """One step, in the order of `ModelRunner.dispatch`."""
+        for running in batch.admitted:
+            assert running.place is not None, "a request that does not run is to be admitted"
+            self._owners[running.place.row] = running.place
+        assert all(self._owners[entry.place.row] is entry.place for entry in batch.entries), "a row was not prepared"
         for row in batch.dirty_rows:
             self._page_table[row] = table.pages[row]
         key = self._program(batch.key)
@@ -293,8 +298,9 @@ class SimulatedEngine:
 
     def step(self) -> None:
         """As `EngineCore.step`."""
-        waiting = self._waiting()
+        waiting, num_retracts = self._waiting(), self.scheduler.num_retracts
         batch = self.scheduler.plan()
+        assert self._in_flight is None or self.scheduler.num_retracts == num_retracts, "retracted while in flight"
         before, self._in_flight = self._in_flight, None
         if batch is not None:
             self._in_flight = batch, self.device.run(batch, self.scheduler.table)

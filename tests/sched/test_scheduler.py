@@ -1,21 +1,28 @@
 """What the scheduler decides in cases small enough to say it beforehand."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from jsg.errors import ContextLengthError, QueueFullError, RequestError
 from jsg.sched.buckets import Phase
 from jsg.sched.records import Batch
+from jsg.sched.scheduler import StepResult
 from jsg.types import FinishType, Request, SamplingParams
 from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine, TokenModel
 
 PREFIX = (1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4)
 
 
-def make_engine(**shape) -> SimulatedEngine:
-    return SimulatedEngine(EngineShape(**{"num_pages": 200, "max_running": 8, "chunk": 64} | shape), TokenModel(10**9))
+ROOMY = EngineShape(num_pages=200, max_running=8, chunk=64)
 
 
-def make_request(rid: str, tokens: tuple[int, ...] = PREFIX, max_new: int = 3, **fields) -> Request:
+def make_engine(**changes: Any) -> SimulatedEngine:
+    return SimulatedEngine(dataclasses.replace(ROOMY, **changes), TokenModel(broken_every=10**9))
+
+
+def make_request(rid: str, tokens: tuple[int, ...] = PREFIX, max_new: int = 3, **fields: Any) -> Request:
     sampling = SamplingParams(max_new_tokens=max_new, ignore_eos=True)
     return Request(rid=rid, input_ids=tokens, sampling=sampling, **fields)
 
@@ -226,6 +233,19 @@ def test_a_rid_may_be_used_again_once_its_request_has_ended():
     engine.add(make_request("r"))
     engine.run_until_idle()
     engine.check_answers()
+
+
+def test_the_wait_is_measured_until_the_first_admission():
+    engine = make_engine(max_running=1, overlaps=False)
+    for rid, now_s in (("a", 1.0), ("b", 2.0)):
+        engine.scheduler.add(make_request(rid, max_new=1), now_s)
+    waits = {}
+    for now_s in (10.0, 20.0):
+        batch = engine.scheduler.plan(now_s)
+        assert batch is not None
+        for output in engine.scheduler.commit(batch, StepResult([0] * batch.key.num_rows)):
+            waits[output.rid] = output.queue_s
+    assert waits == {"a": 9.0, "b": 18.0}
 
 
 # Refusals.

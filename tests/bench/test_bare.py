@@ -1,0 +1,103 @@
+"""The bare step does the work that its name says: the packed arrays are those the engine would send."""
+
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bench import attention_check, roofline
+from bench.bare import BareStep
+from bench.shapes import LLAMA_8B, LLAMA_SMALL, write_model
+from jsg.cache.allocator import PageAllocator
+from jsg.cache.radix import RadixCache
+from jsg.engine import packing
+from jsg.models.config import ModelConfig
+from jsg.models.loading import num_parameters
+from jsg.sched.buckets import BucketKey, Phase, make_buckets
+from jsg.sched.records import Batch
+from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
+from jsg.types import Request, SamplingParams
+
+MAX_ROWS = 4
+CONTEXT_LEN = 80
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> BareStep:
+    config = ModelConfig.from_directory(write_model(tmp_path_factory.mktemp("model"), LLAMA_SMALL))
+    return BareStep(config, jnp.float32, max_rows=MAX_ROWS, context_len=CONTEXT_LEN, is_shuffled=False)
+
+
+def batches(prompt_len: int, count: int) -> list[tuple[Batch, np.ndarray]]:
+    """What a scheduler plans for `count` equal requests: their prefill, then a decode step; and its page table."""
+    allocator = PageAllocator(MAX_ROWS * CONTEXT_LEN)
+    config = SchedulerConfig(
+        context_length=CONTEXT_LEN,
+        vocab_size=LLAMA_SMALL["vocab_size"],
+        eos_token_ids=frozenset(),
+        buckets=make_buckets(MAX_ROWS, MAX_ROWS * prompt_len),
+        max_running=MAX_ROWS,
+    )
+    scheduler = Scheduler(config, allocator, RadixCache(1, allocator, enabled=False))
+    for index in range(count):
+        prompt = tuple(range(index + 1, index + 1 + prompt_len))
+        scheduler.add(Request(rid=str(index), input_ids=prompt, sampling=SamplingParams(max_new_tokens=4)))
+    planned = []
+    for _ in range(2):
+        batch = scheduler.plan()
+        assert batch is not None
+        planned.append((batch, scheduler.table.pages.copy()))
+        scheduler.commit(batch, StepResult([1] * count))
+    return planned
+
+
+@pytest.mark.parametrize(("step", "chunks"), [(0, [(0, 70)] * 3), (1, [(70, 1)] * 3)], ids=["prefill", "decode"])
+def test_packs_as_the_engine_does(bare: BareStep, step: int, chunks: list[tuple[int, int]]):
+    batch, pages = batches(70, 3)[step]
+    theirs = packing.pack_forward(batch, batch.key, pages, 1)
+    ours = bare.prepare(batch.key, chunks).packed.copy()
+    tokens = slice(2, 2 + batch.key.num_tokens)
+    slots = slice(2 + 2 * batch.key.num_tokens, 2 + 3 * batch.key.num_tokens)
+    for content in (tokens, slots):  # which tokens and which slots is each one's own choice; how many is not
+        assert np.count_nonzero(theirs[content]) == np.count_nonzero(ours[content])
+        theirs[content] = ours[content] = 0
+    rows = dict(zip(sorted({entry.place.row for entry in batch.entries}), (1, 2, 3), strict=True))
+    assert rows == {1: 1, 2: 2, 3: 3}
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_same_work_gives_the_same_tokens(bare: BareStep):
+    for key, chunks in (
+        (BucketKey(Phase.DECODE, 2, 2), [(30, 1), (7, 1)]),
+        (BucketKey(Phase.EXTEND, 64, 2), [(0, 40)]),
+    ):
+        work = bare.prepare(key, chunks)
+        first = bare.run(work)
+        assert first.shape == (2,)
+        np.testing.assert_array_equal(bare.run(work), first)
+
+
+def test_rows_do_not_share_pages_unless_they_must(tmp_path: pathlib.Path):
+    config = ModelConfig.from_directory(write_model(tmp_path, LLAMA_SMALL))
+    small = BareStep(config, jnp.float32, max_rows=4, context_len=60, pool_tokens=80)
+    assert sorted(small._pages[1:, :20].flat) == list(range(1, 81))
+    assert len(set(small._pages[1])) == 60
+
+
+def test_the_floor_counts_every_weight_but_the_embedding(tmp_path: pathlib.Path):
+    config = ModelConfig.from_directory(write_model(tmp_path, LLAMA_8B))
+    cost = roofline.step_cost(config, 2, rows=1, cached=0, new=1)
+    norms = (2 * config.num_layers + 1) * config.hidden_size
+    weights = num_parameters(config) - norms - config.vocab_size * config.hidden_size
+    assert cost.num_bytes == 2 * weights + config.kv_bytes_per_token(2)
+    assert cost.num_flops == 2 * weights + 4 * config.num_layers * config.num_heads * config.head_dim
+    rates = roofline.Rates(copy_bytes_per_s=4.8e12, matmul_flops_per_s=990e12)
+    at_256 = roofline.step_cost(config, 2, rows=256, cached=1023, new=1)
+    assert at_256.floor_ms(rates) == pytest.approx(10.29, rel=0.01)  # 15.0 GB of weights, 34.4 GB of keys and values
+
+
+@pytest.mark.parametrize(("dtype", "at_most"), [("float32", 2e-6), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize("batch", attention_check.BATCHES, ids=lambda batch: batch.name)
+def test_attention_on_this_device(batch: attention_check.Batch, dtype: str, at_most: float):
+    assert 0 < attention_check.largest_error(batch, dtype, heads=4, kv_heads=2, head_dim=32) < at_most
