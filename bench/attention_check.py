@@ -49,13 +49,16 @@ def _inputs(batch: Batch, table: np.ndarray) -> AttentionInputs:
     for row, (cached, new) in enumerate(batch.rows[num_singles:], start=num_singles + 1):
         tiles += [(row, done + i, min(QUERY_TILE, new - i), cached + i) for i in range(0, new, QUERY_TILE)]
         done += new
-    columns = np.array([*tiles, (0, 0, 0, 0)], np.int32).T
+    rows, starts, lens, positions = jnp.asarray(np.array([*tiles, (0, 0, 0, 0)], np.int32).T)
     return AttentionInputs(
-        jnp.asarray(table),
-        jnp.arange(1, num_singles + 1, dtype=jnp.int32),
-        jnp.asarray([cached + 1 for cached, _ in batch.rows[:num_singles]], jnp.int32),
-        *(jnp.asarray(column) for column in columns),
-        jnp.int32(len(tiles)),
+        page_table=jnp.asarray(table),
+        single_rows=jnp.arange(1, num_singles + 1, dtype=jnp.int32),
+        single_kv_lens=jnp.asarray([cached + 1 for cached, _ in batch.rows[:num_singles]], jnp.int32),
+        tile_rows=rows,
+        tile_starts=starts,
+        tile_lens=lens,
+        tile_positions=positions,
+        num_tiles=jnp.int32(len(tiles)),
     )
 
 

@@ -1,7 +1,7 @@
 """The two programs of a step, forward and sample, called as the engine calls them but with nothing around them."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jsg.engine.runner import GREEDY
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.models.config import ModelConfig
 from jsg.models.loading import load_model
+from jsg.models.model import Model
 from jsg.sched.buckets import BucketKey, Phase
 
 
@@ -59,7 +60,7 @@ class BareStep:
         self.page_size = page_size
         graph, leaves = nnx.split(load_model(None, config, load_format="dummy", dtype=dtype))
         flat, structure = jax.tree.flatten(leaves)
-        self._merge: step.Merge = lambda leaves: nnx.merge(graph, jax.tree.unflatten(structure, leaves))
+        self._merge: step.Merge = lambda leaves: cast(Model, nnx.merge(graph, jax.tree.unflatten(structure, leaves)))
         self._leaves = tuple(flat)
         columns = -(-context_len // page_size)
         num_pages = max_rows * columns if pool_tokens is None else pool_tokens // page_size
@@ -108,6 +109,8 @@ class BareStep:
     def planned_mib(self, work: Work) -> dict[str, float]:
         """What the compiler plans for the forward pass: temporaries, and results that reuse their inputs' memory."""
         analysis = self._executables.compiled(("forward", work.key)).memory_analysis()
+        if analysis is None:
+            return {}
         return {
             "temporary_mib": analysis.temp_size_in_bytes / 2**20,
             "aliased_mib": analysis.alias_size_in_bytes / 2**20,

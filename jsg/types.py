@@ -257,9 +257,9 @@ class TokenLogprob:
     chosen: tuple[tuple[int, float], ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """What one step added to one request.
+    """What one step added to one request. Never changed; not frozen because that makes it four times as slow to build.
 
     Attributes:
         rid: The request.

@@ -689,18 +689,18 @@ def few_shot(rng: random.Random, held_out_query: bool, shots: int) -> Shots:
 
 
 CHAT_TASKS: dict[str, tuple[Callable[[random.Random, Values], Turn], float]] = {
-    "greeting": (greeting, 1.0),
-    "capitals": (capitals, 1.3),
+    "greeting": (greeting, 0.5),
+    "capitals": (capitals, 0.7),
     "capitals_lower": (capitals_lower, 0.5),
-    "counting": (counting, 1.6),
-    "sums": (sums, 1.2),
-    "key_value": (key_value, 0.8),
+    "counting": (counting, 2.0),
+    "sums": (sums, 0.9),
+    "key_value": (key_value, 0.5),
     "json_extraction": (json_extraction, 3.2),
-    "yes_no": (yes_no, 0.9),
-    "multiple_choice": (multiple_choice, 0.8),
-    "copying": (copying, 1.2),
-    "small_talk": (small_talk, 0.9),
-    "unknown": (unknown, 0.6),
+    "yes_no": (yes_no, 0.7),
+    "multiple_choice": (multiple_choice, 0.5),
+    "copying": (copying, 0.9),
+    "small_talk": (small_talk, 0.7),
+    "unknown": (unknown, 0.3),
 }
 """Every single-turn chat task with its share of the training turns."""
 SYSTEM_PROMPTS = [

@@ -38,11 +38,11 @@ class Phase(NamedTuple):
 
 
 PHASES = [
-    Phase(0.50, [(14, 144)], [1.0], 0.05),
-    Phase(1.00, [(14, 144), (5, 384), (2, 1344)], [0.86, 0.08, 0.06], 0.04),
+    Phase(0.35, [(14, 144)], [1.0], 0.0),
+    Phase(1.00, [(14, 144), (5, 384), (2, 1344)], [0.84, 0.08, 0.08], 0.0),
 ]
 """About 2000 tokens a step. The last phase has dependencies over more than 1000 tokens."""
-RAW_SHARE = 0.18
+RAW_SHARE = 0.07
 
 
 class RowWriter:
@@ -119,11 +119,11 @@ class RowWriter:
             self._turn(first)
         while len(self.ids) < length:
             chance = rng.random()
-            if pending and chance < 0.5:
+            if pending and rng.random() < 0.5:
                 self._turn(pending.pop())
-            elif chance < 0.62:
+            elif chance < 0.10:
                 self._fact(facts, values)
-            elif chance < 0.70:
+            elif chance < 0.16:
                 first, *more = tasks.lookup(rng, values, rng.randint(2, 6), questions=rng.randint(1, 3))
                 self._turn(first)
                 for turn in more:

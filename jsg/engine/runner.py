@@ -105,6 +105,8 @@ class ModelRunner:
         self._buckets = buckets
         self._executables = executables
         self._constants = np.zeros((config.num_rows, step.SAMPLING_COLUMNS - 2), np.int32)
+        self._needs = np.zeros((config.num_rows, len(GREEDY)), bool)  # the variant that each request row needs
+        self._min_new_tokens = np.zeros(config.num_rows, np.int32)
 
     # Programs.
 
@@ -212,10 +214,11 @@ class ModelRunner:
         """Starts a step: device tables of what was admitted, forward pass, sampling. Does not wait."""
         for running in batch.admitted:
             self._admit(running)
-        self._end_minimum(batch)
+        rows = np.array([entry.place.row for entry in batch.entries])
+        self._end_minimum(batch, rows)
         self._write_rows(batch.dirty_rows, table.pages)
-        variant, scores_prompt = _needed(batch), any(entry.scores_prompt for entry in batch.entries)
-        key, variant = self._ready(batch.key, variant, scores_prompt)
+        scores_prompt = any(entry.scores_prompt for entry in batch.entries)
+        key, variant = self._ready(batch.key, Variant(*self._needs[rows].any(axis=0).tolist()), scores_prompt)
         packed = packing.pack_forward(batch, key, table.pages, self._config.page_size)
         state = self._state
         logits, hidden, pool, page_table = self._executables(
@@ -274,15 +277,22 @@ class ModelRunner:
         sampling = request.sampling
         seed = sampling.sampling_seed or 0
         self._constants[place.row] = packing.sampling_row(sampling, seed, self._config.vocab_size)
-        if packing.needs_tables(sampling):
+        self._min_new_tokens[place.row] = sampling.min_new_tokens
+        needs = Variant(
+            is_sampled=sampling.temperature > 0,
+            has_tables=packing.needs_tables(sampling),
+            has_logprobs=request.return_logprob,
+        )
+        self._needs[place.row] = needs
+        if needs.has_tables:
             self._write_counts(running, place.row)
             self._write_bias(place.row, packing.bias_of(running, self._config.eos_token_ids, running.num_output))
 
-    def _end_minimum(self, batch: Batch) -> None:
+    def _end_minimum(self, batch: Batch, rows: np.ndarray) -> None:
         """Lets requests end that have just reached their `min_new_tokens`."""
-        for entry in batch.entries:
-            minimum = entry.running.request.sampling.min_new_tokens
-            if minimum and entry.samples and entry.output_index == minimum:
+        for index in np.flatnonzero(self._min_new_tokens[rows]):
+            entry, minimum = batch.entries[index], int(self._min_new_tokens[rows[index]])
+            if entry.samples and entry.output_index == minimum:
                 bias = packing.bias_of(entry.running, self._config.eos_token_ids, minimum)
                 self._write_bias(entry.place.row, bias)
 
@@ -316,15 +326,6 @@ class ModelRunner:
             rows[: len(part)] = part
             table = self._executables(("write_rows", k), self._state.page_table, rows, pages[rows])
             self._state = self._state._replace(page_table=table)
-
-
-def _needed(batch: Batch) -> Variant:
-    requests = [entry.running.request for entry in batch.entries]
-    return Variant(
-        is_sampled=any(r.sampling.temperature > 0 for r in requests),
-        has_tables=any(packing.needs_tables(r.sampling) for r in requests),
-        has_logprobs=any(r.return_logprob for r in requests),
-    )
 
 
 def _chosen_ids(entries: Sequence[BatchEntry], num_rows: int) -> np.ndarray:

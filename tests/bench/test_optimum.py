@@ -27,12 +27,8 @@ def test_order_does_not_matter(prompts: list[list[int]]):
 
 
 def test_common_prefix():
-    assert [common_prefix_len(*pair) for pair in (("", "a"), ("ab", "ab"), ("abc", "abd"), ("ab", "abc"))] == [
-        0,
-        2,
-        2,
-        2,
-    ]
+    pairs = ((b"", b"a"), (b"ab", b"ab"), (b"abc", b"abd"), (b"ab", b"abc"))
+    assert [common_prefix_len(*pair) for pair in pairs] == [0, 2, 2, 2]
 
 
 def test_the_workload_of_the_issue():

@@ -188,6 +188,24 @@ def test_a_request_of_exactly_the_pool_runs_alone():
     engine.check_answers()
 
 
+def test_the_last_page_is_used_before_anybody_is_retracted():
+    engine = make_engine(num_pages=5, page_size=4, context_length=20, conservativeness=0.01)
+    engine.add(make_request("three pages", PREFIX[:8], max_new=5))
+    engine.add(make_request("two pages", (7,) * 5, max_new=4))
+    engine.run_until_idle()
+    assert engine.scheduler.num_retracts == 0
+    assert max(len(batch.entries) for batch in engine.batches) == 2
+    engine.check_answers()
+
+
+def test_a_chunk_fills_the_last_page_of_the_one_before():
+    engine = make_engine(num_pages=2, page_size=4, max_running=1, chunk=5)
+    engine.add(make_request("all", PREFIX[:7], max_new=1))
+    engine.run_until_idle()
+    assert [planned(batch) for batch in engine.batches] == [{"all": 5}, {"all": 2}]
+    assert engine.scheduler.num_retracts == 0
+
+
 def test_nothing_is_evicted_while_there_is_room():
     engine = make_engine(num_pages=40, context_length=20)
     for number in range(2):
