@@ -10,6 +10,8 @@ import jax.numpy as jnp
 
 from jsg.models.config import ModelConfig
 
+REPEATS = 10
+
 
 class Rates(NamedTuple):
     """Measured on the device in the same run.
@@ -34,17 +36,27 @@ class Cost(NamedTuple):
         return 1e3 * max(self.num_bytes / rates.copy_bytes_per_s, self.num_flops / rates.matmul_flops_per_s)
 
 
-def copy_rates(num_bytes: int, *, repeats: int = 5) -> list[float]:
-    """Gigabytes read and written per second, of each of several copies."""
-    source = jnp.ones(num_bytes // 4, jnp.float32)
-    return [2 * source.nbytes / 1e9 / s for s in _seconds(jax.jit(lambda x: x + 1), source, repeats=repeats)]
+def copy_rates(num_bytes: int) -> list[float]:
+    """Gigabytes read and written per second, of each of several passes over one large array.
+
+    The array is donated, as the engine's are: fresh memory would be measured by what it costs to get it.
+    """
+    add_one = jax.jit(lambda x: x + 1, donate_argnums=0)
+    array = jnp.ones(num_bytes // 4, jnp.float32)
+
+    def run() -> jax.Array:
+        nonlocal array
+        array = add_one(array)
+        return array
+
+    return [2 * num_bytes / 1e9 / s for s in _seconds(run)]
 
 
-def matmul_rates(size: int, dtype: jax.typing.DTypeLike, *, repeats: int = 5) -> list[float]:
+def matmul_rates(size: int, dtype: jax.typing.DTypeLike) -> list[float]:
     """Teraflops per second, of each of several `size` x `size` matmuls."""
     a, b = (jax.random.normal(jax.random.key(seed), (size, size), dtype) for seed in (0, 1))
     multiply = jax.jit(functools.partial(jnp.matmul, preferred_element_type=jnp.float32))
-    return [2 * size**3 / 1e12 / s for s in _seconds(multiply, a, b, repeats=repeats)]
+    return [2 * size**3 / 1e12 / s for s in _seconds(lambda: multiply(a, b))]
 
 
 def step_cost(config: ModelConfig, itemsize: int, *, rows: int, cached: int, new: int) -> Cost:
@@ -65,11 +77,11 @@ def step_cost(config: ModelConfig, itemsize: int, *, rows: int, cached: int, new
     )
 
 
-def _seconds(run: Callable[..., jax.Array], *arguments: jax.Array, repeats: int) -> list[float]:
-    """Of several calls, after two others."""
+def _seconds(run: Callable[[], jax.Array]) -> list[float]:
+    """Of `REPEATS` calls, after two others."""
     found = []
-    for _ in range(repeats + 2):
+    for _ in range(REPEATS + 2):
         start = time.perf_counter()
-        run(*arguments).block_until_ready()
+        run().block_until_ready()
         found.append(time.perf_counter() - start)
     return found[2:]

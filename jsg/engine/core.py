@@ -62,6 +62,7 @@ class EngineCore:
             now, self._in_flight = self._in_flight, None
             outputs += self._commit(now)
         outputs += self.scheduler.take_finished()
+        self.scheduler.table.check_integrity()  # better no answer than one from another request's pages
         self._count(outputs)
         return outputs
 
