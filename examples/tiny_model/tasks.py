@@ -689,17 +689,17 @@ def few_shot(rng: random.Random, held_out_query: bool, shots: int) -> Shots:
 
 
 CHAT_TASKS: dict[str, tuple[Callable[[random.Random, Values], Turn], float]] = {
-    "greeting": (greeting, 0.5),
-    "capitals": (capitals, 0.7),
+    "greeting": (greeting, 1.2),
+    "capitals": (capitals, 0.5),
     "capitals_lower": (capitals_lower, 0.5),
-    "counting": (counting, 2.0),
-    "sums": (sums, 0.9),
-    "key_value": (key_value, 0.5),
-    "json_extraction": (json_extraction, 3.2),
-    "yes_no": (yes_no, 0.7),
-    "multiple_choice": (multiple_choice, 0.5),
+    "counting": (counting, 1.5),
+    "sums": (sums, 0.6),
+    "key_value": (key_value, 0.7),
+    "json_extraction": (json_extraction, 5.0),
+    "yes_no": (yes_no, 0.4),
+    "multiple_choice": (multiple_choice, 0.3),
     "copying": (copying, 0.9),
-    "small_talk": (small_talk, 0.7),
+    "small_talk": (small_talk, 0.5),
     "unknown": (unknown, 0.3),
 }
 """Every single-turn chat task with its share of the training turns."""

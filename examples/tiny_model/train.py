@@ -37,10 +37,7 @@ class Phase(NamedTuple):
     echo: float
 
 
-PHASES = [
-    Phase(0.35, [(14, 144)], [1.0], 0.0),
-    Phase(1.00, [(14, 144), (5, 384), (2, 1344)], [0.84, 0.08, 0.08], 0.0),
-]
+PHASES = [Phase(1.00, [(14, 144), (5, 384), (2, 1344)], [0.93, 0.04, 0.03], 0.0)]
 """About 2000 tokens a step. The last phase has dependencies over more than 1000 tokens."""
 RAW_SHARE = 0.07
 

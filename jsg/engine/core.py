@@ -84,7 +84,7 @@ class EngineCore:
             "num_retracts": self.scheduler.num_retracts,
             "num_lowered": self._executables.num_lowered,
             "num_compiled": self._executables.num_compiled,
-            "num_programs_pending": self._executables.num_pending(),
+            "num_programs_pending": self._executables.num_pending,
             "num_cached_tokens": cache.num_cached_tokens,
             "num_evicted_tokens": cache.evicted_tokens,
             "cache_hit_rate": self._totals["cached_tokens"] / prompt if prompt else 0.0,

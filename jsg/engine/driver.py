@@ -14,7 +14,11 @@ Sink = Callable[[RequestOutput | JsgError], None]
 
 
 class Driver:
-    """The only thread that touches the core. Everything else reaches it through a list of things to do."""
+    """The only thread that touches the core. Everything else reaches it through a list of things to do.
+
+    Invariant: a request that was submitted has a sink until that sink has heard its end. A sink that raises is dropped
+    and its request aborted; an action that raises something unexpected ends the engine, and every sink hears of it.
+    """
 
     def __init__(self, core: EngineCore):
         self._core = core
@@ -26,27 +30,36 @@ class Driver:
         self._thread = threading.Thread(target=self._run, name="jsg-engine", daemon=True)
         self._thread.start()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed or failed."""
+        return self._is_closing or self._failure is not None
+
     def submit(self, request: Request, sink: Sink) -> None:
-        """Runs a request; a refusal goes to the sink."""
+        """Runs a request; a refusal goes to the sink. Raises EngineDeadError when the engine is closed."""
+        rid = request.rid
 
         def add() -> None:
+            if rid in self._sinks:
+                sink(JsgError(f"the engine already runs a request {rid!r}"))
+                return
+            self._sinks[rid] = sink
             try:
                 self._core.add(request)
             except JsgError as error:
-                sink(error)
-            else:
-                self._sinks[request.rid] = sink
+                self._deliver(rid, error)
 
         self._enqueue(add)
 
     def abort(self, rid: str) -> None:
-        """Ends a request; its sink hears nothing more."""
+        """Ends a request; its sink hears nothing more. Does nothing when the engine is closed: it ended there."""
 
         def abort() -> None:
             self._sinks.pop(rid, None)
             self._core.abort(rid)
 
-        self._enqueue(abort)
+        if not self.is_closed:
+            self._enqueue(abort)
 
     def call(self, question: Callable[[EngineCore], Any]) -> Any:
         """Asks the core something between two steps and waits for the answer."""
@@ -61,13 +74,8 @@ class Driver:
         self._enqueue(ask)
         return answer.result()
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed or failed."""
-        return self._is_closing or self._failure is not None
-
     def close(self) -> None:
-        """Ends the thread and frees the core. Requests that still run hear an error."""
+        """Ends the thread and frees the core. Requests that still run hear an error; questions are answered."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -75,47 +83,59 @@ class Driver:
 
     def _enqueue(self, action: Callable[[], None]) -> None:
         with self._wake:
-            if self._is_closing or self._failure is not None:
-                raise EngineDeadError("the engine is closed" if self._is_closing else "the engine failed") from (
-                    self._failure
-                )
+            if self.is_closed:
+                raise self._death()
             self._to_do.append(action)
             self._wake.notify()
 
     def _run(self) -> None:
         try:
-            while self._take_actions():
+            while not self._is_closing:
+                self._act()
                 for output in self._core.step() if self._core.has_work else ():
-                    sink = self._sinks.get(output.rid)
-                    if output.finish is not None:
-                        self._sinks.pop(output.rid, None)
-                    if sink is not None:
-                        sink(output)
+                    self._deliver(output.rid, output)
         except Exception as failure:
             self._failure = failure
         finally:
             self._end()
 
-    def _take_actions(self) -> bool:
-        """Does what has been asked for, waiting for it when there is nothing else to do; False to end."""
+    def _act(self) -> None:
+        """Does what has been asked for, waiting for it when there is nothing else to do."""
         with self._wake:
             while not (self._to_do or self._is_closing or self._core.has_work):
                 self._wake.wait()
-            actions, self._to_do = self._to_do, []
-            if self._is_closing:
-                return False
-        for action in actions:
-            action()
-        return True
+        while self._to_do:  # `append` and `pop` are atomic; only this thread pops
+            self._to_do.pop(0)()
+
+    def _deliver(self, rid: str, item: RequestOutput | JsgError) -> None:
+        sink = self._sinks.get(rid)
+        if sink is None:
+            return
+        if isinstance(item, JsgError) or item.finish is not None:
+            del self._sinks[rid]
+        try:
+            sink(item)
+        except Exception:  # its owner is gone, an event loop that was closed for one; nobody else may suffer for it
+            self._sinks.pop(rid, None)
+            self._core.abort(rid)
 
     def _end(self) -> None:
+        """Nobody is left waiting: questions are answered, and all requests hear the end."""
         with self._wake:
-            self._is_closing |= self._failure is None
-            actions, self._to_do = self._to_do, []
-        self._core.close()
-        for action in actions:
-            action()  # questions are still answered, requests are told below
-        error = EngineDeadError(f"the engine failed: {self._failure}" if self._failure else "the engine was closed")
+            self._is_closing = True  # from here on nothing is enqueued
+        try:
+            while self._to_do:
+                self._to_do.pop(0)()
+        except Exception as failure:
+            self._failure = self._failure or failure
+        finally:
+            for rid in list(self._sinks):
+                self._deliver(rid, self._death())
+            self._core.close()
+
+    def _death(self) -> EngineDeadError:
+        if self._failure is None:
+            return EngineDeadError("the engine was closed")
+        error = EngineDeadError(f"the engine failed: {self._failure}")
         error.__cause__ = self._failure
-        for sink in self._sinks.values():
-            sink(error)
+        return error

@@ -5,6 +5,7 @@ larger one to stand in for them, in a thread afterwards (compiling does not). Ca
 so a call can never trace or compile: after warm-up both counters stand still.
 """
 
+import logging
 import os
 import stat
 import threading
@@ -17,6 +18,8 @@ import jax
 
 from jsg.errors import ConfigError, ForbiddenCompileError
 
+logger = logging.getLogger(__name__)
+
 CACHE_BYTES = 4 * 2**30
 """Size of the persistent cache. Only a bounded one is locked, so that two engines may share it."""
 COMPILE_THREADS = 2
@@ -28,19 +31,16 @@ class Executables:
 
     Attributes:
         num_lowered: Traces so far.
-        num_compiled: Compilations so far, those found in the persistent cache included.
     """
 
     def __init__(self, *, forbid_compile: bool):
         self.num_lowered = 0
-        self.num_compiled = 0
         self._forbid_compile = forbid_compile
         self._is_sealed = False
         self._lowered: dict[Hashable, jax.stages.Lowered] = {}
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
         self._thread: threading.Thread | None = None
         self._is_closing = threading.Event()
-        self._failure: Exception | None = None
 
     def lower(self, name: Hashable, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> None:
         """Traces `fn` for arguments like `args` (arrays or their shapes); the donated ones are reused for its results.
@@ -88,14 +88,14 @@ class Executables:
         """Whether the program can be called."""
         return name in self._compiled
 
-    def num_pending(self) -> int:
-        """Programs that are lowered but not compiled yet.
+    @property
+    def num_compiled(self) -> int:
+        """Compilations so far, those found in the persistent cache included."""
+        return len(self._compiled)
 
-        Raises:
-            Exception: What the background thread failed with.
-        """
-        if self._failure is not None:
-            raise self._failure
+    @property
+    def num_pending(self) -> int:
+        """Programs that are lowered but not compiled: it falls to 0, and stays above it where a compile failed."""
         return len(self._lowered) - len(self._compiled)
 
     def output_shape(self, name: Hashable) -> Any:
@@ -118,17 +118,16 @@ class Executables:
 
     def _compile_one(self, name: Hashable) -> Hashable:
         self._compiled[name] = self._lowered[name].compile()
-        self.num_compiled += 1
         return name
 
     def _compile_rest(self, names: list[Hashable]) -> None:
-        try:
-            for name in names:
-                if self._is_closing.is_set():
-                    return
+        for name in names:
+            if self._is_closing.is_set():
+                return
+            try:
                 self._compile_one(name)
-        except Exception as failure:
-            self._failure = failure
+            except Exception:  # a larger program stands in for it, so it costs speed and not answers
+                logger.exception("compiling %s in the background failed", name)
 
 
 def use_compilation_cache(directory: str | None) -> None:
@@ -143,10 +142,10 @@ def use_compilation_cache(directory: str | None) -> None:
     path = Path(directory) if directory else Path.home() / ".cache" / "jsg" / "xla"
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = path.stat()
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError(
-            "--compilation-cache-dir must belong to you and be writable by nobody else, because what lies there is "
-            "run as code; change its owner and mode (chmod 700) or choose another"
+            "--compilation-cache-dir must be yours and closed to everybody else, because what lies there is run as "
+            "code; change its owner and mode (chmod 700) or choose another"
         )
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)

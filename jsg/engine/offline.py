@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import queue
 import random
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ SamplingFields = dict[str, Any] | SamplingParams | None
 Texts = str | Sequence[str] | None
 TokenIds = Sequence[int] | Sequence[Sequence[int]] | None
 _Item = tuple[int, RequestOutput | JsgError]
+REPORT_FIELDS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "namespace")
+"""Arguments of `generate` that go into the request as they are."""
 
 
 class Engine:
@@ -51,6 +54,8 @@ class Engine:
         self._driver = Driver(core)
         self._seeds = random.Random(config.random_seed)
         self._numbers = itertools.count()
+        # A program that ends with the engine open must not take its compile thread down with it.
+        self._at_exit = weakref.finalize(self, Driver.close, self._driver)
 
     def generate(
         self,
@@ -84,7 +89,7 @@ class Engine:
         """
         answers, is_list = self._answers(
             prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
-            top_logprobs_num=top_logprobs_num, token_ids_logprob=tuple(token_ids_logprob), namespace=namespace,
+            top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob, namespace=namespace,
         )  # fmt: skip
         if stream:
             return self._stream(answers, is_list)
@@ -93,11 +98,22 @@ class Engine:
         results = [answer.result() for answer in answers]
         return results if is_list else results[0]
 
-    async def async_generate(self, *args: Any, stream: bool = False, **kwargs: Any) -> Any:
-        """`generate` for asyncio; with `stream` the result is an asynchronous iterator. Cancelling it aborts."""
-        fields = dict(zip(("prompt", "sampling_params"), args, strict=False)) | kwargs
-        input_ids, prompt = fields.pop("input_ids", None), fields.pop("prompt", None)
-        answers, is_list = self._answers(prompt, fields.pop("sampling_params", None), input_ids, **fields)
+    async def async_generate(
+        self,
+        prompt: Texts = None,
+        sampling_params: SamplingFields | Sequence[SamplingFields] = None,
+        *,
+        input_ids: TokenIds = None,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """`generate` for asyncio, with the same `fields`; with `stream` gives an asynchronous iterator.
+
+        Cancelling it aborts its requests.
+        """
+        if unknown := sorted(set(fields) - set(REPORT_FIELDS)):
+            raise TypeError(f"async_generate() got an unexpected keyword argument {unknown[0]!r}")
+        answers, is_list = self._answers(prompt, sampling_params, input_ids, **fields)
         if stream:
             return self._stream_async(answers, is_list)
         async for _ in self._run_async(answers):
@@ -115,8 +131,8 @@ class Engine:
         return self._driver.call(EngineCore.flush_cache)
 
     def close(self) -> None:
-        """Ends the engine; requests that still run get an error."""
-        self._driver.close()
+        """Ends the engine; requests that still run get an error. A second time does nothing."""
+        self._at_exit()
 
     def __enter__(self) -> "Engine":
         return self
@@ -131,13 +147,21 @@ class Engine:
         prompt: Texts,
         sampling_params: SamplingFields | Sequence[SamplingFields],
         input_ids: TokenIds,
+        *,
+        token_ids_logprob: Sequence[int] = (),
         **fields: Any,
     ) -> tuple[list[Answer], bool]:
         id_lists, is_list = self._token_lists(prompt, input_ids)
         samplings = _one_each(sampling_params, len(id_lists))
         answers = []
         for ids, sampling in zip(id_lists, samplings, strict=True):
-            made = Prompt(rid=f"offline-{next(self._numbers)}", input_ids=ids, sampling=sampling, **fields)
+            made = Prompt(
+                rid=f"offline-{next(self._numbers)}",
+                input_ids=ids,
+                sampling=sampling,
+                token_ids_logprob=tuple(token_ids_logprob),
+                **fields,
+            )
             answers += [Answer(r, self.tokenizer) for r in made.requests(self._seeds.getrandbits(63))]
         return answers, is_list or len(answers) > 1
 
@@ -156,9 +180,9 @@ class Engine:
     def _run(self, answers: list[Answer]) -> Iterator[int]:
         """Runs all answers to their ends; yields the index of each that has moved. Closing it early aborts."""
         arrived: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        for index, answer in enumerate(answers):
-            self._driver.submit(answer.request, lambda item, index=index: arrived.put((index, item)))
         try:
+            for index, answer in enumerate(answers):
+                self._driver.submit(answer.request, lambda item, index=index: arrived.put((index, item)))
             while not all(answer.finish for answer in answers):
                 yield self._take(answers, *arrived.get())
         finally:
@@ -171,9 +195,9 @@ class Engine:
         def sink_of(index: int) -> Callable[[RequestOutput | JsgError], None]:
             return lambda item: loop.call_soon_threadsafe(arrived.put_nowait, (index, item)) and None
 
-        for index, answer in enumerate(answers):
-            self._driver.submit(answer.request, sink_of(index))
         try:
+            for index, answer in enumerate(answers):
+                self._driver.submit(answer.request, sink_of(index))
             while not all(answer.finish for answer in answers):
                 yield self._take(answers, *await arrived.get())
         finally:
@@ -193,7 +217,7 @@ class Engine:
 
     def _abort_unfinished(self, answers: list[Answer]) -> None:
         for answer in answers:
-            if answer.finish is None and not self._driver.is_closed:
+            if answer.finish is None:
                 self._driver.abort(answer.request.rid)
 
     def _stream(self, answers: list[Answer], is_list: bool) -> Iterator[Result]:

@@ -30,7 +30,7 @@ def test_the_file_is_whole_after_every_figure(tmp_path: pathlib.Path):
 
 
 def test_a_run_is_described():
-    run = describe_run("bench.engine", ["--torch-python", "/opt/some/bin/python", "--only", "decode"])
+    run = describe_run("bench.engine", ["--torch-python", "/absolute/bin/python", "--only", "decode"])
     assert run["command"] == "python -m bench.engine --torch-python python --only decode"
     assert {"date", "commit", "cpu", "cpu_count", "memory_gib", "python", "versions", "load_average"} <= run.keys()
     assert {"jax", "numpy"} <= run["versions"].keys()
