@@ -186,13 +186,16 @@ def _chat(config: EngineConfig) -> int:
 
 def _print_answer(engine: "Engine", input_ids: Sequence[int]) -> str:
     """Prints an answer as it comes and returns it; Ctrl-C ends it."""
-    sampling = {"max_new_tokens": max(1, engine.info.context_length - len(input_ids))}
+    sampling = {"max_new_tokens": max(1, engine.info.max_request_tokens - len(input_ids))}
     answers = engine.generate(input_ids=list(input_ids), sampling_params=sampling, stream=True)
     text = ""
     with contextlib.closing(answers), contextlib.suppress(KeyboardInterrupt):
         for answer in answers:
-            print(answer["text"][len(text) :], end="", flush=True)
-            text = answer["text"]
+            shown = answer["text"]
+            if engine.tokenizer.strips_leading_space:  # the engine continues a text; after a template a new one begins
+                shown = shown.removeprefix(" ")
+            print(shown[len(text) :], end="", flush=True)
+            text = shown
     print()
     return text
 

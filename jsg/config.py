@@ -5,6 +5,7 @@
 
 import dataclasses
 import math
+import typing
 from typing import Any
 
 from jsg.errors import ConfigError
@@ -50,6 +51,7 @@ class EngineConfig:
     disable_compilation_cache: bool = _knob(False, "keep no compiled programs on disk")
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _one_of("schedule_policy", self.schedule_policy, POLICIES)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
@@ -75,8 +77,19 @@ class ServerConfig:
     max_request_bytes: int = _knob(4 * 2**20, "largest request body")
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _between("port", self.port, 0, 65535)
         _between("max_request_bytes", self.max_request_bytes, 1024, 2**31)
+
+
+def _check_types(config: "EngineConfig | ServerConfig") -> None:
+    """Each value is of the type its field is annotated with; an integer is a float too, a bool is no integer."""
+    for name, hint in typing.get_type_hints(type(config)).items():
+        value, allowed = getattr(config, name), typing.get_args(hint) or (hint,)
+        ok = type(value) in allowed or (float in allowed and type(value) is int)
+        if not ok:
+            kinds = " or ".join(kind.__name__ for kind in allowed if kind is not type(None))
+            raise ConfigError(f"{option(name)} must be of type {kinds}, but got {value!r}")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -85,7 +98,7 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not math.isfinite(value) or not low <= value <= high:
+    if not math.isfinite(value) or not low <= value <= high:
         raise ConfigError(f"{option(name)} must be in [{low}, {high}], but got {value!r}")
 
 

@@ -49,6 +49,16 @@ class ContextLengthError(RequestError):
     """Prompt and new tokens exceed the context length."""
 
 
+def check_length(num_prompt_tokens: int, max_new_tokens: int, limit: int) -> None:
+    """Raises ContextLengthError when a request is longer than `limit` tokens, the most that can ever run."""
+    if num_prompt_tokens + max_new_tokens > limit:
+        raise ContextLengthError(
+            f"prompt and new tokens together must be at most {limit}, but got {num_prompt_tokens} + {max_new_tokens}; "
+            "shorten the prompt or lower max_new_tokens",
+            param="max_new_tokens",
+        )
+
+
 class GrammarError(RequestError):
     """A grammar that is wrong or uses something that is not supported."""
 

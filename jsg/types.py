@@ -30,7 +30,18 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
+
+
+def _excerpt(values: tuple[object, ...]) -> str:
+    return repr(values[:8])[:200] + (" …" if len(values) > 8 else "")
+
+
+def _are_token_ids(values: tuple[object, ...]) -> bool:
+    return set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) < 2**31))  # pyright: ignore[reportArgumentType]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +51,16 @@ class SamplingParams:
     Attributes:
         max_new_tokens: Tokens to generate at most; 0 only fills the cache.
         min_new_tokens: Until so many are generated, EOS, stop tokens and stop strings cannot end the request.
-        stop: Strings that end the output; they are cut off unless `no_stop_trim`.
+        stop: Strings that end the output, or one string; they are cut off unless `no_stop_trim`.
         stop_token_ids: Token ids that end the output.
-        temperature: 0 is greedy.
-        top_p: Keep the smallest set of most likely tokens with at least this mass, in (0, 1].
+        temperature: 0 is greedy; otherwise in [1e-5, 100].
+        top_p: Keep the smallest set of most likely tokens with at least this mass, in [1e-6, 1].
         top_k: Keep this many most likely tokens (ties stay in); -1 keeps all.
         min_p: Keep tokens at least this fraction as likely as the most likely one, in [0, 1].
         frequency_penalty: Subtracted from a logit per earlier occurrence in the output, in [-2, 2].
         presence_penalty: Subtracted once from the logit of every token that is in the output, in [-2, 2].
-        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or output, in (0, 2].
-        logit_bias: Pairs (token id, value in [-100, 100]) added to the logits.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or output, in [0.01, 2].
+        logit_bias: Pairs (token id, value in [-100, 100]) added to the logits; or a dict.
         sampling_seed: Same seed, same tokens; None draws one.
         ignore_eos: Do not stop at EOS.
         n: How many answers; answer i uses seed + i.
@@ -76,6 +87,7 @@ class SamplingParams:
     no_stop_trim: bool = False
 
     def __post_init__(self) -> None:
+        self._normalise()
         for name in ("max_new_tokens", "min_new_tokens"):
             _require(
                 _is_int(getattr(self, name)) and 0 <= getattr(self, name) < 2**31,
@@ -103,8 +115,7 @@ class SamplingParams:
             f"at most {MAX_STOP_TOKENS} ids",
             len(self.stop_token_ids),
         )
-        for token in self.stop_token_ids:
-            _require(_is_int(token) and 0 <= token < 2**31, "stop_token_ids", "token ids", token)
+        _require(_are_token_ids(self.stop_token_ids), "stop_token_ids", "token ids", self.stop_token_ids)
         self._check_numbers()
         _require(
             len(self.logit_bias) <= MAX_LOGIT_BIAS,
@@ -121,10 +132,21 @@ class SamplingParams:
         )
         _require(_is_int(self.n) and 1 <= self.n <= MAX_N, "n", f"an integer in [1, {MAX_N}]", self.n)
 
+    def _normalise(self) -> None:
+        """Lists, one string and a dict are what people write; tuples are what is kept."""
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        for name, value in (("stop", stop), ("stop_token_ids", self.stop_token_ids)):
+            _require(isinstance(value, list | tuple), name, "a list", value)
+            object.__setattr__(self, name, tuple(value))
+        object.__setattr__(self, "logit_bias", _parse_logit_bias(self.logit_bias))
+
     def _check_numbers(self) -> None:
         ranges: dict[str, tuple[str, bool]] = {
-            "temperature": ("in [0, 100]", _is_number(self.temperature) and 0 <= self.temperature <= 100),
-            "top_p": ("in (0, 1]", _is_number(self.top_p) and 0 < self.top_p <= 1),
+            "temperature": (
+                "0 or in [1e-5, 100]",
+                _is_number(self.temperature) and (self.temperature == 0 or 1e-5 <= self.temperature <= 100),
+            ),
+            "top_p": ("in [1e-6, 1]", _is_number(self.top_p) and 1e-6 <= self.top_p <= 1),
             "top_k": ("-1 or an integer from 1", _is_int(self.top_k) and (self.top_k == -1 or 1 <= self.top_k < 2**31)),
             "min_p": ("in [0, 1]", _is_number(self.min_p) and 0 <= self.min_p <= 1),
             "frequency_penalty": (
@@ -133,8 +155,8 @@ class SamplingParams:
             ),
             "presence_penalty": ("in [-2, 2]", _is_number(self.presence_penalty) and abs(self.presence_penalty) <= 2),
             "repetition_penalty": (
-                "in (0, 2]",
-                _is_number(self.repetition_penalty) and 0 < self.repetition_penalty <= 2,
+                "in [0.01, 2]",
+                _is_number(self.repetition_penalty) and 0.01 <= self.repetition_penalty <= 2,
             ),
         }
         for name, (rule, ok) in ranges.items():
@@ -151,22 +173,16 @@ class SamplingParams:
                 f"unknown sampling parameter {unknown[0]!r}; known are {', '.join(sorted(known))}", param=unknown[0]
             )
         values = {name: value for name, value in fields.items() if value is not None}
-        if isinstance(values.get("stop"), str):
-            values["stop"] = (values["stop"],)
-        for name in ("stop", "stop_token_ids"):
-            if name in values:
-                _require(isinstance(values[name], list | tuple), name, "a list", values[name])
-                values[name] = tuple(values[name])
-        if "logit_bias" in values:
-            values["logit_bias"] = _parse_logit_bias(values["logit_bias"])
         return cls(**values)
 
 
-def _parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
-    pairs: Any = value.items() if isinstance(value, dict) else value
+def _parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs from a JSON object, whose keys are strings, from a dict or from pairs."""
     try:
-        return tuple((int(token), float(bias)) for token, bias in pairs)
-    except (TypeError, ValueError):
+        pairs = [(token, float(bias)) for token, bias in (value.items() if isinstance(value, dict) else value)]
+        _require(all(isinstance(token, int | str) for token, _ in pairs), "logit_bias", "keyed by token ids", value)
+        return tuple((int(token), bias) for token, bias in pairs)
+    except (TypeError, ValueError, OverflowError):
         raise RequestError(f"logit_bias must map token ids to numbers, but got {value!r}", param="logit_bias") from None
 
 
@@ -196,6 +212,9 @@ class Request:
 
     def __post_init__(self) -> None:
         _require(len(self.input_ids) > 0, "input_ids", "at least one token", self.input_ids)
+        _require(_are_token_ids(self.input_ids), "input_ids", "integers in [0, 2^31)", _excerpt(self.input_ids))
+        _require(_are_token_ids(self.token_ids_logprob), "token_ids_logprob", "token ids", self.token_ids_logprob)
+        _require(isinstance(self.namespace, str), "namespace", "a string", self.namespace)
         _require(self.sampling.n == 1, "n", "1 in an engine request", self.sampling.n)
         _require(
             _is_int(self.top_logprobs_num) and 0 <= self.top_logprobs_num <= MAX_TOP_LOGPROBS,
@@ -215,6 +234,10 @@ class Request:
             f"at most {MAX_TOP_LOGPROBS} ids",
             len(self.token_ids_logprob),
         )
+
+        if not self.return_logprob:
+            for name, default in (("logprob_start_len", -1), ("top_logprobs_num", 0), ("token_ids_logprob", ())):
+                _require(getattr(self, name) == default, name, "left out without return_logprob", getattr(self, name))
 
     @property
     def wants_prompt_logprobs(self) -> bool:

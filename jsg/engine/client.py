@@ -160,7 +160,7 @@ class EngineClient:
         return await self._call("flush_cache")
 
     async def stats(self) -> dict[str, int | float]:
-        """The engine's counters and gauges. Raises EngineDeadError."""
+        """The engine's counters and gauges. Raises EngineDeadError, or JsgError when the engine failed to tell."""
         return await self._call("stats")
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
@@ -280,8 +280,12 @@ class EngineClient:
                 stream.arrived.put_nowait(refusal.failure.to_error())
         for reply in message.replies:
             waiting = self._calls.pop(reply.number)
-            if not waiting.done():
+            if waiting.done():
+                continue
+            if reply.failure is None:
                 waiting.set_result(reply.value)
+            else:
+                waiting.set_exception(reply.failure.to_error())
         self._take_start(message)
 
     def _take_start(self, message: FromEngine) -> None:

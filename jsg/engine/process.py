@@ -8,6 +8,7 @@ trace when the core raises something that is not a `JsgError`.
 import ctypes
 import gc
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -31,6 +32,8 @@ from jsg.engine.protocol import (
 )
 from jsg.errors import JsgError
 from jsg.types import Request, RequestOutput
+
+logger = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 1000  # how often an idle engine looks whether its parent lives, where the kernel does not tell
 START_FLUSH_MS = 30_000  # how long the reason of a failed start waits for a front that is still importing
@@ -140,7 +143,13 @@ def _answer(core: Core, call: Call) -> Reply:
         case "flush_cache":
             return Reply(call.number, core.flush_cache())
         case "stats":
-            return Reply(call.number, core.stats())
+            # A failed look changes nothing. A failed flush may have stopped halfway, so what it raises ends the engine.
+            try:
+                return Reply(call.number, core.stats())
+            except Exception:
+                logger.exception("the engine could not give its counters")
+                message = "the engine could not give its counters; the server's log has the cause"
+                return Reply(call.number, failure=Failure(JsgError.__name__, message))
 
 
 def run(start: EngineStart) -> int:

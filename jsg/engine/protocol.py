@@ -29,6 +29,7 @@ class ModelInfo:
         device: Platform and kind of the devices, for people.
         max_running_requests: Requests in one batch, at most.
         max_total_tokens: Size of the KV pool in tokens.
+        max_request_tokens: Tokens of prompt and output together that can run: no more than context and pool hold.
         page_size: KV slots in one page.
     """
 
@@ -40,6 +41,7 @@ class ModelInfo:
     device: str
     max_running_requests: int
     max_total_tokens: int
+    max_request_tokens: int
     page_size: int
 
 
@@ -101,10 +103,11 @@ class Call:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to the call of that number."""
+    """The answer to the call of that number: a value, or why there is none."""
 
     number: int
-    value: bool | dict[str, int | float]
+    value: bool | dict[str, int | float] | None = None
+    failure: Failure | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

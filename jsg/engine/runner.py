@@ -24,7 +24,7 @@ from jsg.sched.table import RequestTable
 from jsg.types import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS, TokenLogprob
 
 COUNT_CHUNK = 1024
-BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 64  # the last for the model's own EOS tokens
+BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 2048  # the last for the model's own EOS tokens: at most that many
 ROWS_AT_A_TIME = (1, 8)
 
 
@@ -119,11 +119,12 @@ class ModelRunner:
                 self._lower_sample(num_rows, variant)
         self._lower_tables()
 
-    def lower_largest(self) -> Hashable:
-        """Lowers the largest step only, for its memory analysis; returns its name."""
+    def lower_largest(self) -> list[Hashable]:
+        """Lowers the largest program of each kind only, for their memory analyses; returns their names."""
         key = self._buckets.extend[-1]
         self._lower_forward(key)
-        return ("forward", key)
+        self._lower_sample(key.num_rows, EVERYTHING)
+        return [("forward", key), ("sample", key.num_rows, EVERYTHING), ("prompt_logprobs", key.num_tokens)]
 
     def all_names(self) -> list[Hashable]:
         """Every program, once lowered."""
@@ -218,7 +219,8 @@ class ModelRunner:
         self._end_minimum(batch, rows)
         self._write_rows(batch.dirty_rows, table.pages)
         scores_prompt = any(entry.scores_prompt for entry in batch.entries)
-        key, variant = self._ready(batch.key, Variant(*self._needs[rows].any(axis=0).tolist()), scores_prompt)
+        needed = Variant(*np.any(self._needs[rows], axis=0).tolist())
+        key, variant = self._ready(batch.key, needed, scores_prompt)
         packed = packing.pack_forward(batch, key, table.pages, self._config.page_size)
         state = self._state
         logits, hidden, pool, page_table = self._executables(
@@ -311,9 +313,9 @@ class ModelRunner:
     def _write_bias(self, row: int, bias: dict[int, float]) -> None:
         ids = np.full(BIAS_CHUNK, -1, np.int32)
         values = np.zeros(BIAS_CHUNK, np.float32)
-        inside = [(token, value) for token, value in bias.items() if token < self._config.vocab_size]
-        ids[: len(inside)] = [token for token, _ in inside]
-        values[: len(inside)] = [value for _, value in inside]
+        inside = {token: value for token, value in bias.items() if token < self._config.vocab_size}  # all but odd EOS
+        ids[: len(inside)] = list(inside)
+        values[: len(inside)] = list(inside.values())
         penalties = self._executables(("write_bias",), self._state.penalties, np.int32(row), ids, values)
         self._state = self._state._replace(penalties=penalties)
 

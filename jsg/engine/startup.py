@@ -131,10 +131,10 @@ def _buckets(config: EngineConfig, max_running: int, *, on_cpu: bool) -> Buckets
 
 
 def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
-    """The memory plan, from the temporaries of the largest step.
+    """The memory plan, from the temporaries of the largest programs.
 
-    They are only known once it is compiled, which is done for abstract arrays: nothing is allocated. Where the pool has
-    to shrink for them, the step is compiled anew, for the smaller pool.
+    They are only known once those are compiled, which is done for abstract arrays: nothing is allocated. Where the pool
+    has to shrink for them, they are compiled anew, for the smaller pool.
     """
     model = abstract_model(settings.model, settings.dtype)
 
@@ -159,15 +159,16 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
 
 
 def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.Module, pool_tokens: int) -> int:
-    """Compiles the largest step; returns the bytes of its intermediate results and of outputs that are not donated."""
+    """Compiles the largest programs; returns the bytes that the hungriest needs beside what it is given.
+
+    They run one after another. Each needs its intermediate results, and its outputs that are not donated inputs.
+    """
     state = jax.eval_shape(lambda: settings.make_state(pool_tokens // settings.config.page_size + 1))
     runner = ModelRunner(model, settings.runner_config(), state, settings.buckets, executables)
-    name = runner.lower_largest()
-    executables.compile([name])
-    analysis = executables.compiled(name).memory_analysis()
-    assert analysis is not None, "every backend we run on analyses its memory"
-    donated = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((state.pool, state.page_table)))
-    return analysis.temp_size_in_bytes + max(analysis.output_size_in_bytes - donated, 0)
+    names = runner.lower_largest()
+    executables.compile(names)
+    analyses = [executables.compiled(name).memory_analysis() for name in names]
+    return max(a.temp_size_in_bytes + a.output_size_in_bytes - a.alias_size_in_bytes for a in analyses if a)
 
 
 def _warm_up(runner: ModelRunner, executables: Executables, config: EngineConfig, report: Report) -> None:
@@ -213,5 +214,6 @@ def _info(settings: _Settings, plan: MemoryPlan) -> ModelInfo:
         device=settings.device_name,
         max_running_requests=settings.max_running,
         max_total_tokens=plan.pool_tokens,
+        max_request_tokens=min(settings.context_length, plan.pool_tokens),
         page_size=settings.config.page_size,
     )

@@ -10,7 +10,11 @@ from jsg.kernels_pallas.inputs import AttentionInputs
 def write_kv(
     pool: Float[Array, "P page_size K H"], slots: Int[Array, " T"], new: Float[Array, "T K H"]
 ) -> Float[Array, "P page_size K H"]:
-    """The pool with `new[t]` at `slots[t]` (page * page_size + offset); in place when the pool is donated."""
+    """The pool with `new[t]` at `slots[t]` (page * page_size + offset); in place when the pool is donated.
+
+    Slot 0, the dump, always takes zeros: what is masked out is read from there, and 0 * NaN would be NaN.
+    """
+    new = jnp.where((slots > 0)[:, None, None], new, 0)
     page_size = pool.shape[1]
     if page_size == 1:
         return pool.at[slots, 0].set(new.astype(pool.dtype))

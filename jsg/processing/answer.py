@@ -4,8 +4,9 @@ Shared by everything that serves a client: `jsg.Engine` in process, and every HT
 """
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 from jsg.processing.output import OutputStream
@@ -37,6 +38,15 @@ class Prompt:
     token_ids_logprob: tuple[int, ...] = ()
     namespace: str = ""
 
+    @property
+    def num_scores(self) -> int:
+        """Log-probabilities that its answers report at most, all positions and alternatives counted."""
+        if not self.return_logprob:
+            return 0
+        scored_prompt_len = max(0, len(self.input_ids) - self.logprob_start_len) if self.logprob_start_len >= 0 else 0
+        per_position = 1 + self.top_logprobs_num + len(self.token_ids_logprob)
+        return (scored_prompt_len + self.sampling.max_new_tokens) * per_position * self.sampling.n
+
     def requests(self, fresh_seed: int) -> list[Request]:
         """One request for each of the `n` answers.
 
@@ -64,7 +74,7 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerDelta:
-    """What one output added to one answer.
+    """What one output, or several in a row, added to one answer.
 
     Attributes:
         text: New text.
@@ -72,14 +82,24 @@ class AnswerDelta:
         logprobs: One per new token when asked for.
         finish: Set in the last delta. If the output had none, the text ended at a stop string, and the caller aborts
             the request in the engine.
-        end: Length of the answer's text and number of its tokens after it.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finish: FinishReason | None
-    end: tuple[int, int]
+
+    @staticmethod
+    def join(deltas: Sequence["AnswerDelta"]) -> "AnswerDelta":
+        """One delta in place of several that follow one another."""
+        if len(deltas) == 1:
+            return deltas[0]
+        return AnswerDelta(
+            text="".join(delta.text for delta in deltas),
+            token_ids=tuple(itertools.chain.from_iterable(delta.token_ids for delta in deltas)),
+            logprobs=tuple(itertools.chain.from_iterable(delta.logprobs for delta in deltas)),
+            finish=deltas[-1].finish,
+        )
 
 
 @final
@@ -111,7 +131,6 @@ class Answer:
             token_ids=part.token_ids,
             logprobs=output.logprobs[: len(part.token_ids)],
             finish=part.finish,
-            end=(len(self.text), len(self.token_ids)),
         )
         self.elapsed_s = time.monotonic() - self._started
         if self.first_token_s is None and delta.token_ids:
@@ -123,47 +142,41 @@ class Answer:
         self.finish = self.finish or delta.finish
         return delta
 
-    def result(self, texts: Tokenizer | None = None, *, until: AnswerDelta | None = None) -> dict[str, Any]:
-        """The answer as SGLang's `/generate` shows it.
+    def result(self, texts: Tokenizer | None = None, *, with_prompt_logprobs: bool = True) -> dict[str, Any]:
+        """The answer so far as SGLang's `/generate` shows it.
 
         Args:
             texts: With it logprobs carry the text of their tokens.
-            until: Show the answer as it was after this delta, though it may have gone on since.
+            with_prompt_logprobs: Without it the `input_*` logprobs are left out.
         """
-        text_len, num_tokens = until.end if until else (len(self.text), len(self.token_ids))
-        finish = until.finish if until else self.finish
-        return {
-            "text": self.text[:text_len],
-            "output_ids": self.token_ids[:num_tokens],
-            "meta_info": self._meta_info(texts, num_tokens, finish),
-        }
-
-    def _meta_info(self, texts: Tokenizer | None, num_tokens: int, finish: FinishReason | None) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "id": self.request.rid,
-            "finish_reason": _finish_reason(finish, num_tokens),
+            "finish_reason": _finish_reason(self.finish, len(self.token_ids)),
             "prompt_tokens": len(self.request.input_ids),
-            "completion_tokens": num_tokens,
+            "completion_tokens": len(self.token_ids),
             "cached_tokens": self.cached_tokens,
             "e2e_latency": self.elapsed_s,
             "time_to_first_token": self.first_token_s,
             "queue_time": self.queue_s,
         }
         if self.request.return_logprob:
-            meta |= self._shown_logprobs("input", self.prompt_logprobs, texts)
-            meta |= self._shown_logprobs("output", self.logprobs[:num_tokens], texts)
-        return meta
+            if with_prompt_logprobs:
+                meta |= self._shown_logprobs("input", self.prompt_logprobs, texts)
+            meta |= self._shown_logprobs("output", self.logprobs, texts)
+        return {"text": self.text, "output_ids": list(self.token_ids), "meta_info": meta}
 
     def _shown_logprobs(self, side: str, scored: Sequence[TokenLogprob], texts: Tokenizer | None) -> dict[str, Any]:
-        def entry(token_id: int, logprob: float | None) -> list[Any]:
-            text = None if texts is None else texts.token_bytes(token_id).decode(errors="replace")
-            return [logprob, token_id, text]
+        def text_of(token_id: int) -> str | None:
+            return None if texts is None else texts.token_bytes(token_id).decode(errors="replace")
 
-        shown: dict[str, Any] = {f"{side}_token_logprobs": [entry(token.token_id, token.logprob) for token in scored]}
+        def entries(pairs: Iterable[tuple[int, float | None]]) -> list[list[Any]]:
+            return [[logprob, token_id, text_of(token_id)] for token_id, logprob in pairs]
+
+        shown: dict[str, Any] = {f"{side}_token_logprobs": entries((token.token_id, token.logprob) for token in scored)}
         if self.request.top_logprobs_num:
-            shown[f"{side}_top_logprobs"] = [[entry(*pair) for pair in token.top] or None for token in scored]
+            shown[f"{side}_top_logprobs"] = [entries(token.top) or None for token in scored]
         if self.request.token_ids_logprob:
-            shown[f"{side}_token_ids_logprobs"] = [[entry(*pair) for pair in token.chosen] or None for token in scored]
+            shown[f"{side}_token_ids_logprobs"] = [entries(token.chosen) or None for token in scored]
         return shown
 
 

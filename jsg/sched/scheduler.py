@@ -101,8 +101,13 @@ class Scheduler:
                 f"{request.sampling.max_new_tokens}; shorten the prompt or lower max_new_tokens",
                 param="max_new_tokens",
             )
-        for name in ("input_ids", "token_ids_logprob"):
-            ids = getattr(request, name)
+        named_ids = {
+            "input_ids": request.input_ids,
+            "token_ids_logprob": request.token_ids_logprob,
+            "stop_token_ids": request.sampling.stop_token_ids,
+            "logit_bias": [token for token, _ in request.sampling.logit_bias],
+        }
+        for name, ids in named_ids.items():
             if ids and not 0 <= min(ids) <= max(ids) < self._config.vocab_size:
                 raise RequestError(
                     f"{name}: token ids must be in [0, {self._config.vocab_size}), but got {min(ids)} to {max(ids)}",

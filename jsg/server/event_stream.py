@@ -78,6 +78,9 @@ class _EventStream(Response):
         try:
             async for event in self._events:
                 await send_body(_encode(event))
+                # Neither the next event nor a send to a client that has left need wait for anything: without this,
+                # nobody else would have a turn, and that the client has left would not be noticed.
+                await asyncio.sleep(0)
         except JsgError as error:
             await send_body(_encode(error_body(self._path, error)))
         await send_body(b"data: [DONE]\n\n", more_body=False)

@@ -14,6 +14,13 @@ from jsg.errors import EngineDeadError, JsgError, NotFoundError, QueueFullError,
 MAX_MESSAGE_CHARS = 1000  # a message quotes what it received
 MAX_QUOTE_CHARS = 100
 CLIENT_LEFT = 499  # nobody reads it
+OPENAI_NAMES = {  # of our fields that go by another name under /v1/
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "input_ids": "prompt",
+    "return_logprob": "logprobs",
+}
 
 
 def add_failure_handlers(app: FastAPI) -> None:
@@ -56,8 +63,12 @@ def failure_body(path: str, status: int, message: str, param: str | None = None)
 
 
 def error_body(path: str, error: JsgError) -> dict[str, Any]:
-    """The JSON body of an error at that path."""
-    return failure_body(path, status_of(error), str(error), getattr(error, "param", None))
+    """The JSON body of an error at that path, with the names of fields that clients know there."""
+    message, param = str(error), getattr(error, "param", None)
+    if path.startswith("/v1/") and param in OPENAI_NAMES:
+        message = message.replace(param, OPENAI_NAMES[param])
+        param = OPENAI_NAMES[param]
+    return failure_body(path, status_of(error), message, param)
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -29,7 +29,7 @@ class Front:
         self.chat = chat
         self.engine_config = engine
         self.server_config = server
-        self.model_name = server.served_model_name or _public_name(engine.model_path)
+        self.model_name = server.served_model_name or public_name(engine.model_path)
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFoundError when a client asks for another model."""
@@ -57,7 +57,7 @@ class FrontDoor:
         return "ok" if self.front.client.is_alive else "dead"
 
 
-def _public_name(model_path: str) -> str:
+def public_name(model_path: str) -> str:
     """A hub name as it is; of a directory only the last part, for clients need not know where models lie."""
     path = Path(model_path)
     return path.resolve().name if path.is_dir() else model_path

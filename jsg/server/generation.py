@@ -9,12 +9,13 @@ from typing import final
 
 from jsg.engine.client import EngineClient
 from jsg.engine.protocol import ModelInfo
-from jsg.errors import JsgError, RequestError
+from jsg.errors import JsgError, RequestError, check_length
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer
 from jsg.types import FinishType
 
 MAX_ANSWERS = 1024  # of one HTTP request: prompts times n
+MAX_SCORES = 2**20  # log-probabilities of one HTTP request; making JSON of so many takes the front about a second
 
 
 @final
@@ -40,11 +41,27 @@ class Generator:
         return await asyncio.to_thread(encode_all)
 
     def answers(self, prompts: Sequence[Prompt]) -> list[Answer]:
-        """The empty answers, `n` for each prompt in turn. Raises RequestError for more than `MAX_ANSWERS`."""
+        """The empty answers, `n` for each prompt in turn.
+
+        Everything that `n` multiplies is checked before it is multiplied.
+
+        Raises:
+            RequestError: More than `MAX_ANSWERS` or `MAX_SCORES`, or a prompt that is too long with its new tokens.
+        """
+        for prompt in prompts:
+            check_length(len(prompt.input_ids), prompt.sampling.max_new_tokens, self.info.max_request_tokens)
         num_answers = sum(prompt.sampling.n for prompt in prompts)
         if num_answers > MAX_ANSWERS:
             raise RequestError(
                 f"prompts times n must be at most {MAX_ANSWERS} answers, but got {num_answers}; send several requests"
+            )
+        num_scores = sum(prompt.num_scores for prompt in prompts)
+        if num_scores > MAX_SCORES:
+            raise RequestError(
+                f"return_logprob may report at most {MAX_SCORES} log-probabilities (scored positions times "
+                f"alternatives times answers), but this request asks for up to {num_scores}; ask for fewer alternatives "
+                "or new tokens, or send several requests",
+                param="return_logprob",
             )
         return [
             Answer(request, self.tokenizer, is_continued=prompt.is_continued)
@@ -53,9 +70,10 @@ class Generator:
         ]
 
     async def run(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerDelta]]:
-        """Generates all answers at once; yields (index of the answer, what was added to it).
+        """Generates all answers at once; yields (index of the answer, what was added to it since it was last yielded).
 
-        Closing it early, or the failure of one answer, aborts them all. Raises what `EngineClient.generate` raises,
+        A reader that is slower than the engine gets larger deltas, not more of them: when one is yielded, it brings
+        its answer up to date. Closing it early, or the failure of one answer, aborts them all. Raises what `EngineClient.generate` raises,
         and JsgError when the engine failed an answer.
         """
         async with contextlib.aclosing(_merge([self._deltas(answer) for answer in answers])) as deltas:
@@ -84,19 +102,23 @@ def new_rid() -> str:
     return uuid.uuid4().hex
 
 
-async def _merge[T](sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
-    """Runs all sources at once and yields (index, item) as items come. The first failure closes them all."""
-    arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
+async def _merge(sources: Sequence[AsyncGenerator[AnswerDelta]]) -> AsyncGenerator[tuple[int, AnswerDelta]]:
+    """Runs all sources, each up to its finish, at once; yields (index, all that waits of that source) as they come.
 
-    async def drain(index: int, source: AsyncGenerator[T]) -> None:
+    The first failure closes them all.
+    """
+    waiting: list[list[AnswerDelta]] = [[] for _ in sources]
+    arrived: asyncio.Queue[int | Exception] = asyncio.Queue()  # the sources of which something waits, each once
+
+    async def drain(index: int, source: AsyncGenerator[AnswerDelta]) -> None:
         try:
             async with contextlib.aclosing(source):
-                async for item in source:
-                    arrived.put_nowait((index, item))
-        except Exception as error:  # not swallowed: it is raised where the items are read
+                async for delta in source:
+                    if not waiting[index]:
+                        arrived.put_nowait(index)
+                    waiting[index].append(delta)
+        except Exception as error:  # not swallowed: it is raised where the deltas are read
             arrived.put_nowait(error)
-        else:
-            arrived.put_nowait(None)
 
     tasks = [asyncio.create_task(drain(index, source)) for index, source in enumerate(sources)]
     num_open = len(tasks)
@@ -105,10 +127,10 @@ async def _merge[T](sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tupl
             item = await arrived.get()
             if isinstance(item, Exception):
                 raise item
-            if item is None:
-                num_open -= 1
-            else:
-                yield item
+            deltas, waiting[item] = waiting[item], []
+            delta = AnswerDelta.join(deltas)
+            num_open -= delta.finish is not None
+            yield item, delta
     finally:
         for task in tasks:
             task.cancel()

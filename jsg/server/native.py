@@ -39,7 +39,11 @@ class GenerateBody(Body):
 
 @router.post("/generate")
 async def generate(body: GenerateBody, request: Request, front: ReadyFront) -> Response:
-    """Answers one prompt with an object, a list of prompts or `n` > 1 with a list; as events with `stream`."""
+    """Answers one prompt with an object, a list of prompts or `n` > 1 with a list; as events with `stream`.
+
+    An event holds all of its answer so far; what comes faster than the client reads is put into one event. The
+    `input_*` logprobs, which never change, are in the first event of an answer that has them and in its last.
+    """
     generator = front.generator
     prompts, is_list = await _prompts(body, generator)
     answers = generator.answers(prompts)
@@ -55,10 +59,14 @@ async def generate(body: GenerateBody, request: Request, front: ReadyFront) -> R
 async def _events(
     generator: Generator, answers: Sequence[Answer], is_list: bool, texts: Tokenizer | None
 ) -> AsyncGenerator[Event]:
-    """Each event holds all of its answer so far."""
+    has_shown_prompt: set[int] = set()
     async for index, delta in generator.run(answers):
+        answer = answers[index]
+        is_due = delta.finish is not None or (index not in has_shown_prompt and bool(answer.prompt_logprobs))
+        if is_due:
+            has_shown_prompt.add(index)
         place = {"index": index} if is_list else {}
-        yield answers[index].result(texts, until=delta) | place
+        yield answer.result(texts, with_prompt_logprobs=is_due) | place
 
 
 async def _prompts(body: GenerateBody, generator: Generator) -> tuple[list[Prompt], bool]:

@@ -15,7 +15,7 @@ from jsg.server.body import Body, Checked
 from jsg.server.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.failures import json_response
 from jsg.server.front import Front, ReadyFront
-from jsg.server.generation import new_rid
+from jsg.server.generation import MAX_SCORES, new_rid
 from jsg.server.openai_common import NOT_YET_ANYWHERE, OpenAIBody, finish_reason, now, token_text, usage
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
@@ -90,7 +90,7 @@ async def _prompt(body: ChatBody, front: Front) -> Prompt:
     input_ids = await asyncio.to_thread(front.chat.encode, messages)
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     if limit is None:
-        limit = max(1, front.generator.info.context_length - len(input_ids))
+        limit = _default_limit(body, front.generator.info.max_request_tokens - len(input_ids))
     return Prompt(
         rid=f"chatcmpl-{new_rid()}",
         input_ids=input_ids,
@@ -99,6 +99,13 @@ async def _prompt(body: ChatBody, front: Front) -> Prompt:
         return_logprob=bool(body.logprobs),
         top_logprobs_num=body.top_logprobs or 0,
     )
+
+
+def _default_limit(body: ChatBody, room: int) -> int:
+    """Tokens to generate where the client names no number: all that there is room for, and can be scored if asked."""
+    if body.logprobs:
+        room = min(room, MAX_SCORES // (body.num_answers * (1 + (body.top_logprobs or 0))))
+    return max(1, room)
 
 
 def _choice(index: int, answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -9,16 +9,19 @@ from starlette.responses import Response
 import jsg
 from jsg.errors import RequestError
 from jsg.server.failures import json_response
-from jsg.server.front import FrontDoor, ReadyFront
+from jsg.server.front import Front, FrontDoor, ReadyFront, public_name
 from jsg.server.openai_common import now
 
+HIDDEN_KNOBS = frozenset({"api_key", "compilation_cache_dir"})  # a secret, and a path of this machine
 OPEN_PATHS = frozenset({"/health", "/ready"})  # probes carry no key
 
 router = APIRouter()
 
 
-@router.api_route("/health", methods=["GET", "HEAD"])
-@router.api_route("/ready", methods=["GET", "HEAD"])
+@router.get("/health")
+@router.get("/ready")
+@router.head("/health", include_in_schema=False)
+@router.head("/ready", include_in_schema=False)
 async def health(request: Request) -> Response:
     """200 while requests can be answered; 503 while the engine loads and after it has ended."""
     door: FrontDoor = request.app.state.door
@@ -29,26 +32,24 @@ async def health(request: Request) -> Response:
 async def models(front: ReadyFront) -> Response:
     """The one model."""
     card = {"id": front.model_name, "object": "model", "created": now(), "owned_by": "jsg"}
-    return json_response({"object": "list", "data": [card | {"max_model_len": front.generator.info.context_length}]})
+    return json_response(
+        {"object": "list", "data": [card | {"max_model_len": front.generator.info.max_request_tokens}]}
+    )
 
 
 @router.get("/get_model_info")
 async def model_info(front: ReadyFront) -> Response:
     """What is known of the loaded model."""
-    config = front.engine_config
-    info = dataclasses.asdict(front.generator.info)
-    names = {"model_path": config.model_path, "tokenizer_path": config.tokenizer_path or config.model_path}
-    return json_response(info | names | {"is_generation": True})
+    return json_response(_model_info(front) | {"is_generation": True})
 
 
 @router.get("/get_server_info")
 async def server_info(front: ReadyFront) -> Response:
-    """Every knob but the key, the model, and the engine's counters."""
+    """The knobs, the model, and the engine's counters; no key, and no path of this machine."""
     knobs: dict[str, Any] = dataclasses.asdict(front.server_config) | dataclasses.asdict(front.engine_config)
-    del knobs["api_key"]
-    stats = await front.client.stats()
-    info = dataclasses.asdict(front.generator.info)
-    return json_response(knobs | {"version": jsg.__version__, "model_info": info, "internal_states": [stats]})
+    shown = {name: value for name, value in knobs.items() if name not in HIDDEN_KNOBS} | _names(front)
+    state = {"version": jsg.__version__, "model_info": _model_info(front)}
+    return json_response(shown | state | {"internal_states": [await front.client.stats()]})
 
 
 @router.post("/flush_cache")
@@ -57,3 +58,16 @@ async def flush_cache(front: ReadyFront) -> Response:
     if not await front.client.flush_cache():
         raise RequestError("the cache can be flushed only while no request runs or waits; try again later")
     return json_response({"success": True, "message": "the prefix cache is empty"})
+
+
+def _model_info(front: Front) -> dict[str, Any]:
+    return dataclasses.asdict(front.generator.info) | _names(front)
+
+
+def _names(front: Front) -> dict[str, str]:
+    """What is served, under names that say nothing of where it lies."""
+    config = front.engine_config
+    return {
+        "model_path": public_name(config.model_path),
+        "tokenizer_path": public_name(config.tokenizer_path or config.model_path),
+    }

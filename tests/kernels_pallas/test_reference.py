@@ -78,8 +78,8 @@ def test_a_tile_result_is_bitwise_the_same_however_the_prompt_is_cut(chunks: tup
 def test_write_kv_writes_each_slot_and_nothing_else(page_size: int):
     pool = jnp.zeros((32 // page_size, page_size, 2, 4))
     slots = jnp.array([3, 17, 30, 0, 0])
-    new = jnp.arange(1.0, 6.0)[:, None, None] * jnp.ones((5, 2, 4))
+    new = jnp.array([1, 2, 3, jnp.nan, 5])[:, None, None] * jnp.ones((5, 2, 4))
     out = np.asarray(ops.write_kv(pool, slots, new)).reshape(32, 2, 4)
     assert [out[s, 0, 0] for s in (3, 17, 30)] == [1, 2, 3]
-    assert set(np.flatnonzero(out[:, 0, 0])) == {0, 3, 17, 30}
-    assert out[0, 0, 0] in (4, 5)
+    assert set(np.flatnonzero(out[:, 0, 0])) == {3, 17, 30}
+    assert not out[0].any(), "the dump slot takes zeros whatever a token has"
