@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from jsg.config import EngineConfig
 from jsg.engine.protocol import ModelInfo, Progress
-from jsg.engine.runner import InFlight
+from jsg.engine.results import InFlight
 from jsg.engine.startup import start
 from jsg.types import Request, RequestOutput
 

@@ -15,13 +15,13 @@ from flax import nnx
 from jsg.cache.pool import KVPool
 from jsg.engine import packing, step
 from jsg.engine.executables import Executables
+from jsg.engine.results import InFlight
 from jsg.engine.sampling import Logprobs, PenaltyTables
 from jsg.models.model import Model
 from jsg.sched.buckets import BucketKey, Buckets, Phase
 from jsg.sched.records import Batch, BatchEntry, RunningRequest
-from jsg.sched.scheduler import StepResult
 from jsg.sched.table import RequestTable
-from jsg.types import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS, TokenLogprob
+from jsg.types import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS
 
 COUNT_CHUNK = 1024
 BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 2048  # the last for the model's own EOS tokens: at most that many
@@ -211,7 +211,7 @@ class ModelRunner:
 
     # Steps.
 
-    def dispatch(self, batch: Batch, table: RequestTable) -> "InFlight":
+    def dispatch(self, batch: Batch, table: RequestTable) -> InFlight:
         """Starts a step: device tables of what was admitted, forward pass, sampling. Does not wait."""
         for running in batch.admitted:
             self._admit(running)
@@ -336,53 +336,3 @@ def _chosen_ids(entries: Sequence[BatchEntry], num_rows: int) -> np.ndarray:
         ids = entry.running.request.token_ids_logprob
         chosen[row, : len(ids)] = ids
     return chosen
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class InFlight:
-    """A step that was dispatched and not read yet."""
-
-    batch: Batch
-    output: step.StepOutput
-    prompt_scores: Logprobs | None
-
-    def read(self) -> StepResult:
-        """Waits for the step and takes its results to the host."""
-        tokens = np.asarray(self.output.tokens).tolist()
-        result = StepResult(tokens)
-        if self.output.logprobs is not None:
-            logprobs = jax.device_get(self.output.logprobs)
-            for index, entry in enumerate(self.batch.entries):
-                if entry.samples and entry.running.request.return_logprob and tokens[index] >= 0:
-                    result.logprobs[index] = _token_logprob(entry, tokens[index], logprobs, index)
-        if self.prompt_scores is not None:
-            self._read_prompt(result, jax.device_get(self.prompt_scores))
-        return result
-
-    def _read_prompt(self, result: StepResult, scores: Logprobs) -> None:
-        offset = 0
-        for index, entry in enumerate(self.batch.entries):
-            if entry.scores_prompt:
-                result.prompt_logprobs[index] = list(_prompt_part(entry, scores, offset))
-            offset += entry.num_new
-
-
-def _prompt_part(entry: BatchEntry, scores: Logprobs, offset: int) -> Sequence[TokenLogprob]:
-    """Scores of the prompt tokens that a chunk predicts, and of the first prompt token, which nothing does."""
-    running = entry.running
-    first_wanted = running.request.logprob_start_len
-    part = [TokenLogprob(int(running.tokens[0]), None)] if entry.start == 0 and first_wanted == 0 else []
-    for i in range(entry.num_new):
-        position = entry.start + i + 1
-        if max(first_wanted, 1) <= position < running.num_prompt:
-            part.append(_token_logprob(entry, int(running.tokens[position]), scores, offset + i))
-    return part
-
-
-def _token_logprob(entry: BatchEntry, token: int, scores: Logprobs, index: int) -> TokenLogprob:
-    request = entry.running.request
-    count = request.top_logprobs_num
-    top = zip(scores.top_ids[index, :count].tolist(), scores.top[index, :count].tolist(), strict=True)
-    ids = request.token_ids_logprob
-    chosen = zip(ids, scores.chosen[index, : len(ids)].tolist(), strict=True)
-    return TokenLogprob(token, float(scores.token[index]), tuple(top), tuple(chosen))

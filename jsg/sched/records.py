@@ -115,9 +115,9 @@ class BatchEntry:
     num_new: int
     write_start: int
     output_index: int
-    from_device: bool
-    samples: bool
-    ends_prefill: bool
+    from_device: bool = False
+    samples: bool = False
+    ends_prefill: bool = False
 
     @property
     def scores_prompt(self) -> bool:

@@ -177,7 +177,10 @@ class Scheduler:
                 continue
             start, index = place.num_dispatched, running.num_output + place.num_in_flight
             place.num_in_flight += 1
-            entries.append(BatchEntry(running, place, start, 1, start, index, True, True, False))
+            entry = BatchEntry(
+                running, place, start, num_new=1, write_start=start, output_index=index, from_device=True, samples=True
+            )
+            entries.append(entry)
         self.table.grow_by_one([entry.place for entry in entries])
         return entries
 
@@ -262,7 +265,16 @@ class Scheduler:
         self._ledger.record(running.arrival, num_new)
         ends_prefill = not place.is_prefilling
         chunks.append(
-            BatchEntry(running, place, start, num_new, write_start, running.num_output, False, samples, ends_prefill)
+            BatchEntry(
+                running,
+                place,
+                start,
+                num_new,
+                write_start,
+                output_index=running.num_output,
+                samples=samples,
+                ends_prefill=ends_prefill,
+            )
         )
         return num_new
 

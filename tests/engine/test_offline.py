@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -120,3 +122,15 @@ def test_a_closed_engine_says_so(compile_cache_dir: str):
             pass
     with pytest.raises(EngineDeadError):
         engine.generate("Hello", GREEDY)
+
+
+@pytest.mark.slow
+def test_a_program_that_forgets_to_close_its_engine_ends_well(compile_cache_dir: str):
+    program = (
+        "import jsg\n"
+        f"engine = jsg.Engine(compilation_cache_dir={compile_cache_dir!r})\n"
+        "print(engine.generate('Hello', {'max_new_tokens': 2})['meta_info']['completion_tokens'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() in {"1", "2"}

@@ -7,6 +7,7 @@ that they evict and retract all the time, with aborts in every phase.
 import math
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -36,10 +37,10 @@ def assert_is_prefix_of(outcome: small.Outcome, reference: small.Outcome) -> Non
     assert outcome.logprobs == reference.logprobs[:count]
 
 
-def check_bitwise(core_of: Callable[..., EngineCore], seed: int, policy: str) -> None:
+def check_bitwise(core_of: Callable[..., EngineCore], seed: int, policy: str, page_size: int = 1) -> None:
     """Runs one random traffic and compares every answer with the same request alone."""
     reference = core_of(**DETERMINISTIC, disable_radix_cache=True)
-    busy = core_of(**DETERMINISTIC, **SMALL_POOL, schedule_policy=policy, chunked_prefill_size=23)
+    busy = core_of(**DETERMINISTIC, **SMALL_POOL, schedule_policy=policy, chunked_prefill_size=23, page_size=page_size)
     arrivals = small.traffic(seed)
     aborts = random_aborts(seed, arrivals)
     outcomes = small.run(busy, arrivals, aborts)
@@ -68,6 +69,13 @@ def test_deterministic_mode_is_bitwise_the_same_under_any_traffic(core_of, seed:
 @settings(max_examples=40)
 def test_deterministic_mode_is_bitwise_the_same_under_much_traffic(core_of, seed: int, policy: str):
     check_bitwise(core_of, seed, policy)
+
+
+@pytest.mark.slow
+@given(seed=st.integers(0, 2**20))
+@settings(max_examples=20)
+def test_deterministic_mode_is_bitwise_the_same_with_pages_of_8(core_of, seed: int):
+    check_bitwise(core_of, seed, "lpm", page_size=8)
 
 
 def test_the_traffic_evicts_and_retracts(core_of):
@@ -154,9 +162,23 @@ def margin(request: Request, outcome: small.Outcome, index: int) -> float:
 
 
 def test_no_trace_and_no_compile_after_warm_up(core_of):
+    """Not even of an operation outside the engine's own programs: JAX itself is asked."""
     core: EngineCore = core_of(**SMALL_POOL)
-    before = core.stats()
-    small.run(core, small.traffic(11))
-    after = core.stats()
+    events: list[str] = []
+
+    def listen(name: str, duration_s: float, **_: object) -> None:
+        events.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        jax.jit(lambda x: x + 1)(1.0)
+        assert events, "the listener hears compilations"
+        events.clear()
+        before = core.stats()
+        small.run(core, small.traffic(11))
+        after = core.stats()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not events
     for counter in ("num_lowered", "num_compiled"):
         assert after[counter] == before[counter]
