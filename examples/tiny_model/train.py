@@ -37,8 +37,13 @@ class Phase(NamedTuple):
     echo: float
 
 
-PHASES = [Phase(1.00, [(14, 144), (5, 384), (2, 1344)], [0.93, 0.04, 0.03], 0.0)]
-"""About 2000 tokens a step. The last phase has dependencies over more than 1000 tokens."""
+PHASES = [
+    Phase(0.20, [(18, 112)], [1.0], 0.3),
+    Phase(0.70, [(14, 144), (5, 384)], [0.92, 0.08], 0.05),
+    Phase(1.00, [(14, 144), (5, 384), (2, 1344)], [0.93, 0.04, 0.03], 0.0),
+]
+"""About 2000 tokens a step. The last phase has dependencies over more than 1000 tokens; training that continues from a
+model (`--init`) has only that one."""
 RAW_SHARE = 0.07
 
 
@@ -239,9 +244,10 @@ def train(args: argparse.Namespace) -> None:
     save_tokenizer(tokenizer, args.out)
     writer = RowWriter(tokenizer, rng)
     budget = Budget(args.steps, args.minutes)
+    phases = PHASES[-1:] if args.init else PHASES
     step, seen, losses, rights = 0, 0, [], []
     while (progress := budget.progress(step)) < 1.0:
-        phase = next(phase for phase in PHASES if progress <= phase.until)
+        phase = next(phase for phase in phases if progress <= phase.until)
         rows, length = rng.choices(phase.shapes, phase.odds)[0]
         tokens, weights = writer.batch(rows, length, phase.echo)
         factor = jnp.float32(learning_rate_factor(step, progress))
@@ -266,7 +272,7 @@ def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model's files")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=3500)
     parser.add_argument("--minutes", type=float, help="train for this long instead of --steps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--init", type=Path, help="folder of a model to start from, and of its tokenizer")
