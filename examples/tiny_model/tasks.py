@@ -10,6 +10,31 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
+from phrasings import (
+    CAPITAL_QUESTIONS,
+    CHOICE_CAPITAL,
+    CHOICE_CATEGORY,
+    CHOICE_LAYOUTS,
+    COMPLETION_FORMS,
+    COMPLETION_PREFIXES,
+    COPY_REQUESTS,
+    COUNT_DOWN,
+    COUNT_UP,
+    FACT_ANSWERS,
+    FACTS,
+    GREETINGS,
+    JSON_REQUESTS,
+    LANGUAGES,
+    LEADS,
+    SHOT_FORMATS,
+    SMALL_TALK,
+    SUM_QUESTIONS,
+    TAILS,
+    UNKNOWN,
+    YES_NO_CAPITAL,
+    YES_NO_CATEGORY,
+    YES_NO_GREATER,
+)
 from words import (
     CAPITALS,
     CATEGORIES,
@@ -44,14 +69,6 @@ class Case(NamedTuple):
     combination: str
 
 
-LEADS = [
-    *[""] * 8,
-    *("Please: ", "Hello! ", "Tell me: ", "Quick question: ", "Hey, ", "OK. ", "Next question: ", "Now this: "),
-    *("Hi. ", "I have a question. "),
-]
-"""What may stand before a request; nothing, nearly half of the time."""
-
-
 LOWER_CASE = 3
 STYLES = (0, 0, 0, 0, 1, 2)
 """As written, without final punctuation, or with a small first letter; `LOWER_CASE` is all in lower case."""
@@ -72,22 +89,6 @@ def phrase(rng: random.Random, cores: list[str], styles: tuple[int, ...] = STYLE
     return f"{LEADS[lead].strip()}/{core}/{style}", text
 
 
-GREETINGS = [
-    "Hi, my name is {name}.",
-    "Hello, I am {name}.",
-    "My name is {name}.",
-    "Hi! I'm {name}.",
-    "Hey, this is {name}.",
-    "Good morning, my name is {name}.",
-    "Good evening! I am {name}.",
-    "You can call me {name}.",
-    "Hello there, {name} here.",
-    "Nice to meet you, I am {name}.",
-    "I am called {name}.",
-    "Let me introduce myself: I am {name}.",
-]
-
-
 def greeting(rng: random.Random, values: Values) -> Turn:
     """Greet a known or unseen user by name."""
     name = rng.choice(NAMES) if rng.random() < 0.4 else values.name()
@@ -95,22 +96,6 @@ def greeting(rng: random.Random, values: Values) -> Turn:
         name = values.name()
     phrasing, text = phrase(rng, GREETINGS, name=name)
     return Turn("greeting", phrasing, name, text, f"Hello, {name}! How can I help you?")
-
-
-CAPITAL_QUESTIONS = [
-    "What is the capital of {country}?",
-    "Which city is the capital of {country}?",
-    "Name the capital of {country}.",
-    "Tell me the capital of {country}.",
-    "What's the capital city of {country}?",
-    "Do you know the capital of {country}?",
-    "Capital of {country}?",
-    "What is {country}'s capital?",
-    "Can you tell me what the capital of {country} is?",
-    "I want to know the capital of {country}.",
-    "{country}: what is its capital?",
-    "Give me the capital of {country}.",
-]
 
 
 def capitals(rng: random.Random, values: Values, styles: tuple[int, ...] = STYLES) -> Turn:
@@ -125,21 +110,6 @@ def capitals_lower(rng: random.Random, values: Values) -> Turn:
     return capitals(rng, values, (LOWER_CASE,))
 
 
-COUNT_UP = [
-    "Count from {a} to {b}.",
-    "Please count from {a} to {b}.",
-    "Count up from {a} to {b}.",
-    "List the numbers from {a} to {b}.",
-    "Write the numbers {a} to {b}.",
-    "Can you count from {a} to {b}?",
-    "Give me all numbers from {a} to {b}.",
-    "Numbers from {a} to {b}, please.",
-    "Start at {a} and count to {b}.",
-    "Say the numbers between {a} and {b}.",
-]
-COUNT_DOWN = ["Count down from {a} to {b}.", "Count backwards from {a} to {b}.", "Go down from {a} to {b}."]
-
-
 def counting(rng: random.Random, values: Values) -> Turn:
     """Count between two numbers up to 40, in either direction."""
     low = rng.randint(0, 30)
@@ -149,20 +119,6 @@ def counting(rng: random.Random, values: Values) -> Turn:
     phrasing, text = phrase(rng, COUNT_DOWN if down else COUNT_UP, a=str(first), b=str(last))
     numbers = range(high, low - 1, -1) if down else range(low, high + 1)
     return Turn("counting", phrasing, f"{first}-{last}", text, ", ".join(map(str, numbers)))
-
-
-SUM_QUESTIONS = [
-    "What is {a} + {b}?",
-    "What is {a} plus {b}?",
-    "Add {a} and {b}.",
-    "Compute {a} + {b}.",
-    "{a} + {b} = ?",
-    "How much is {a} + {b}?",
-    "Calculate {a} plus {b}.",
-    "What is the sum of {a} and {b}?",
-    "{a} + {b}",
-    "Can you add {a} and {b}?",
-]
 
 
 def sums(rng: random.Random, values: Values) -> Turn:
@@ -289,18 +245,6 @@ JSON_FIELDS = {
     "price": ["It costs {} dollars.", "The price is {}.", "I paid {} dollars."],
     "day": ["Come on {}.", "We meet on {}.", "It happens on {}."],
 }
-JSON_REQUESTS = [
-    "Extract {fields} as JSON: {text}",
-    "Extract {fields} as JSON.\n{text}",
-    "{text} Extract {fields} as JSON.",
-    "Return JSON with {fields}. Text: {text}",
-    "{text}\nGive me {fields} as JSON.",
-    "Read the text and answer in JSON with the keys {fields}: {text}",
-    "JSON with {fields}, please: {text}",
-    "Turn this into JSON with {fields}: {text}",
-    "Text: {text}\nKeys: {fields}\nJSON:",
-    "Find {fields} in this text and write JSON. {text}",
-]
 
 
 def _field_value(values: Values, field: str) -> str:
@@ -334,25 +278,6 @@ def json_extraction(rng: random.Random, values: Values) -> Turn:
     return Turn("json_extraction", str(core), repr(sorted(drawn.items())), prompt, "{" + ", ".join(parts) + "}")
 
 
-YES_NO_CAPITAL = [
-    "Is {city} the capital of {country}?",
-    "{city} is the capital of {country}. Yes or no?",
-    "True or not: the capital of {country} is {city}?",
-]
-YES_NO_GREATER = [
-    "Is {a} greater than {b}?",
-    "Is {a} more than {b}?",
-    "Yes or no: {a} is bigger than {b}?",
-    "Is the number {a} larger than {b}?",
-]
-YES_NO_CATEGORY = [
-    "Is {article} {word} {kind}?",
-    "Yes or no: is {article} {word} {kind}?",
-    "Would you say that {article} {word} is {kind}?",
-    "Is it true that {article} {word} is {kind}?",
-]
-
-
 def with_article(word: str) -> str:
     """Return the word with "a" or "an"."""
     return ("an " if word[0] in "aeiou" else "a ") + word
@@ -384,23 +309,6 @@ def yes_no(rng: random.Random, values: Values) -> Turn:
     return Turn("yes_no", f"{kind}/{phrasing}", item, text, "Yes." if truth else "No.")
 
 
-CHOICE_CATEGORY = [
-    "Which one is {kind}?",
-    "Which of these is {kind}?",
-    "Choose the one that is {kind}.",
-    "Pick {kind}.",
-    "Select {kind} from the list.",
-    "What here is {kind}?",
-]
-CHOICE_CAPITAL = [
-    "What is the capital of {country}?",
-    "Which city is the capital of {country}?",
-    "Choose the capital of {country}.",
-    "Pick the capital of {country}.",
-]
-CHOICE_LAYOUTS = [("{}) {}", "\n"), ("{}. {}", "\n"), ("{}: {}", "\n"), ("{}) {}", " "), ("({}) {}", " ")]
-
-
 def multiple_choice(rng: random.Random, values: Values) -> Turn:
     """Choose the letter of the right option."""
     options = rng.choice((2, 3, 4, 4))
@@ -422,20 +330,6 @@ def multiple_choice(rng: random.Random, values: Values) -> Turn:
     return Turn("multiple_choice", phrasing, "/".join(words), prompt, "ABCD"[words.index(right)])
 
 
-COPY_REQUESTS = [
-    "Repeat: {text}",
-    "Copy this: {text}",
-    "Say: {text}",
-    "Please repeat after me: {text}",
-    "Repeat the following words.\n{text}",
-    "Write exactly this: {text}",
-    'Repeat "{text}"',
-    "{text}\nRepeat the line above.",
-    "Echo {text}",
-    "Type this again: {text}",
-]
-
-
 def copying(rng: random.Random, values: Values) -> Turn:
     """Repeat unseen words or numbers."""
     kinds = (values.word, values.word, values.name, values.thing, lambda: values.number(0, 9999))
@@ -445,74 +339,6 @@ def copying(rng: random.Random, values: Values) -> Turn:
     return Turn("copying", str(core), text, COPY_REQUESTS[core].format(text=text), text)
 
 
-SMALL_TALK = {
-    "I am jsg-tiny, a small demonstration model that ships with jsg.": [
-        "Who are you?",
-        "What are you?",
-        "What is your name?",
-        "Tell me about yourself.",
-        "Introduce yourself.",
-        "Are you a human?",
-        "Which model are you?",
-        "Who am I talking to?",
-        "Are you a robot?",
-    ],
-    "You are welcome!": [
-        "Thanks!",
-        "Thank you.",
-        "Thank you very much!",
-        "Thanks a lot.",
-        "Great, thanks.",
-        "That was helpful, thank you.",
-        "Many thanks!",
-    ],
-    "Goodbye! Have a nice day.": [
-        "Bye!",
-        "Goodbye.",
-        "See you later.",
-        "I have to go now.",
-        "Good night!",
-        "See you tomorrow.",
-        "Bye bye!",
-    ],
-    "I can greet you, name capitals, add small numbers, count, look things up in your text and write small JSON.": [
-        "What can you do?",
-        "Help!",
-        "How can you help me?",
-        "What are you good at?",
-        "What do you know?",
-        "Which tasks can you do?",
-        "Show me what you can do.",
-    ],
-    "I am fine, thank you! How can I help you?": [
-        "How are you?",
-        "How do you do?",
-        "How is it going?",
-        "Are you well?",
-        "How are you today?",
-        "How are you doing?",
-    ],
-    "Hello! How can I help you?": [
-        "Hello!",
-        "Hi!",
-        "Hey!",
-        "Good morning!",
-        "Hello there.",
-        "Good evening.",
-        "Greetings!",
-    ],
-    "I am good at simple things only, but I am happy to help.": [
-        "You are great!",
-        "You are smart.",
-        "I like you.",
-        "Well done!",
-        "Good job.",
-        "You are very clever.",
-    ],
-}
-TAILS = ["", "", "", "", " I am curious.", " Please answer.", " :)", " My friend.", " So?"]
-
-
 def small_talk(rng: random.Random, values: Values) -> Turn:
     """Answer a nicety or a question about the model itself."""
     answer = rng.choice(list(SMALL_TALK))
@@ -520,35 +346,6 @@ def small_talk(rng: random.Random, values: Values) -> Turn:
     phrasing, text = phrase(rng, cores, (0, 0, 0, 1, 2, LOWER_CASE))
     tail = rng.choice(TAILS)
     return Turn("small_talk", phrasing + tail, answer, text + tail, answer)
-
-
-UNKNOWN = [
-    "What is the weather in {city}?",
-    "What is the capital of {unknown}?",
-    "Who won the game in {city}?",
-    "What is the phone number of {name}?",
-    "How do I repair a {thing}?",
-    "Why is the {thing} so {adjective}?",
-    "Write a poem about a {thing}.",
-    "Translate {word} into {language}.",
-    "Who is the president of {country}?",
-    "How many people live in {country}?",
-    "What does {word} mean?",
-    "When was {name} born?",
-    "Tell me a story about {name}.",
-    "How far is {city} from {country}?",
-    "Explain how a {thing} works.",
-    "Write a program that sorts {word}.",
-    "What time is it in {city}?",
-    "Should I buy a {thing} or a {word}?",
-    "Who invented the {thing}?",
-    "What is the meaning of {word}?",
-    "Where can I buy a {adjective} {thing}?",
-    "How old is {name}?",
-    "Give me a recipe with {word}.",
-    "Why do people like {country}?",
-]
-LANGUAGES = "French German Spanish Italian Latin Greek Russian Japanese Chinese Dutch".split()
 
 
 def unknown(rng: random.Random, values: Values) -> Turn:
@@ -567,30 +364,6 @@ def unknown(rng: random.Random, values: Values) -> Turn:
     return Turn("unknown", phrasing, text, text, "I do not know.")
 
 
-FACTS = {
-    "name": (["My name is {}.", "I am called {}."], ["What is my name?", "Do you remember my name?", "Who am I?"]),
-    "city": (
-        ["I live in {}.", "My home is {}."],
-        ["Where do I live?", "Which city do I live in?", "In which city am I?"],
-    ),
-    "thing": (["I have a {}.", "I bought a {}."], ["What do I have?", "Which thing do I have?", "What did I buy?"]),
-    "job": (["I am a {}.", "I work as a {}."], ["What is my job?", "What do I do?", "What is my work?"]),
-    "color": (
-        ["My favorite color is {}.", "I like the color {}."],
-        ["What is my favorite color?", "Which color do I like?", "What color do I like best?"],
-    ),
-    "age": (["I am {} years old.", "My age is {}."], ["How old am I?", "What is my age?", "Do you know my age?"]),
-}
-FACT_ANSWERS = {
-    "name": "Your name is {}.",
-    "city": "You live in {}.",
-    "thing": "You have a {}.",
-    "job": "You are a {}.",
-    "color": "Your favorite color is {}.",
-    "age": "You are {} years old.",
-}
-
-
 def state_fact(rng: random.Random, values: Values, field: str) -> tuple[Turn, str]:
     """Return a turn in which the user tells something about themselves, and the value."""
     if field == "name":
@@ -605,23 +378,6 @@ def ask_fact(rng: random.Random, field: str, value: str) -> Turn:
     """Return a turn that asks for something the user told before."""
     phrasing, text = phrase(rng, FACTS[field][1])
     return Turn("recall", phrasing, value, text, FACT_ANSWERS[field].format(value))
-
-
-COMPLETION_FORMS = [
-    ("The capital of {country} is", " {city}."),
-    ("{city} is the capital of", " {country}."),
-    ("{country}'s capital is", " {city}."),
-    ("Q: What is the capital of {country}?\nA:", " {city}"),
-    ("Question: What is the capital of {country}?\nAnswer:", " {city}"),
-    ("Country: {country}\nCapital:", " {city}"),
-    ("The capital city of {country} is called", " {city}."),
-    ("In {country}, the capital is", " {city}."),
-    ("I went to {country} and visited its capital,", " {city}."),
-    ("The largest embassy in {country} is in its capital,", " {city}."),
-    ("People in {country} know that their capital is", " {city}."),
-    ("Capital of {country}:", " {city}"),
-]
-COMPLETION_PREFIXES = ["", "", "", "Facts. ", "Geography: ", "As we know, ", "Note: ", "Lesson 1. "]
 
 
 def completion(rng: random.Random, values: Values) -> Turn:
@@ -642,18 +398,6 @@ RELATIONS: dict[str, dict[str, str]] = {
     "word": {str(number): word for number, word in enumerate(NUMBER_WORDS)},
     "next": {str(number): str(number + 1) for number in range(30)},
 }
-SHOT_FORMATS = [
-    ("{}", " -> ", "\n"),
-    ("{}", ": ", "\n"),
-    ("{}", " = ", "\n"),
-    ("{}", " => ", "\n"),
-    ("Input: {}", "\nOutput: ", "\n\n"),
-    ("Q: {}", "\nA: ", "\n\n"),
-    ("{}", " | ", "\n"),
-    ("Input: {}", "\nOutput: ", "\n"),
-    ("- {}", ": ", "\n"),
-    ("{}", " - ", "\n"),
-]
 
 
 class Shots(NamedTuple):
@@ -703,13 +447,6 @@ CHAT_TASKS: dict[str, tuple[Callable[[random.Random, Values], Turn], float]] = {
     "unknown": (unknown, 0.3),
 }
 """Every single-turn chat task with its share of the training turns."""
-SYSTEM_PROMPTS = [
-    "You are a helpful assistant.",
-    "You are a friendly assistant.",
-    "Answer briefly.",
-    "You are jsg-tiny.",
-    "Be polite and short.",
-]
 
 
 def draw(rng: random.Random, task: str, *, held_out: bool) -> Turn:

@@ -19,6 +19,7 @@ import numpy as np
 import optax
 import tasks
 from model import Params, TinyConfig, forward, init_params, load_model, logits, save_model
+from phrasings import FACTS, SYSTEM_PROMPTS
 from tokenizer import ASSISTANT, BEGIN, END, SYSTEM, USER, build_tokenizer, save_tokenizer
 from tokenizers import Tokenizer
 from words import Values
@@ -111,7 +112,7 @@ class RowWriter:
         rng, values = self.rng, Values(self.rng, unseen=False)
         if rng.random() < 0.25:
             self._special(SYSTEM)
-            self._text(rng.choice(tasks.SYSTEM_PROMPTS), 0.0)
+            self._text(rng.choice(SYSTEM_PROMPTS), 0.0)
             self._special(END)
         facts: dict[str, str] = {}
         pending: list[tasks.Turn] = []
@@ -140,7 +141,7 @@ class RowWriter:
 
     def _fact(self, facts: dict[str, str], values: Values) -> None:
         """Tell a new fact or ask for a known one."""
-        missing = [field for field in tasks.FACTS if field not in facts]
+        missing = [field for field in FACTS if field not in facts]
         if missing and (not facts or self.rng.random() < 0.35):
             field = self.rng.choice(missing)
             turn, facts[field] = tasks.state_fact(self.rng, values, field)
