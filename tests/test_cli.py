@@ -112,11 +112,14 @@ class FakeEngine:
             dtype="float32",
             device="fake",
             max_running_requests=1,
-            max_total_tokens=1,
+            max_total_tokens=195,
+            max_request_tokens=195,
             page_size=1,
         )
         self.calls: list[dict] = []
+        self.knobs: dict = {}
         self.interrupted_calls: set[int] = set()
+        self.texts = ("an", "answer")
         self._cached_tokens = cached_tokens
         self._changes = changes
         self.is_closed = False
@@ -128,10 +131,10 @@ class FakeEngine:
         return self._stream(len(self.calls)) if stream else self._answer("whole answer")
 
     def _stream(self, number: int):
-        yield self._answer("an")
-        if number in self.interrupted_calls:
-            raise KeyboardInterrupt
-        yield self._answer("answer")
+        for text in self.texts:
+            yield self._answer(text)
+            if number in self.interrupted_calls:
+                raise KeyboardInterrupt
 
     def _answer(self, text: str) -> dict:
         logprob = -1.0 - self._changes * len(self.calls)
@@ -199,8 +202,17 @@ class TestChat:
             "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\nanswer<|im_end|>\n"
             "<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"
         )
-        assert engine.calls[0]["sampling"] == {"max_new_tokens": 200 - len(engine.calls[0]["input_ids"])}
+        assert engine.calls[0]["sampling"] == {"max_new_tokens": 195 - len(engine.calls[0]["input_ids"])}
         assert engine.is_closed
+
+    def test_an_answer_begins_without_the_space_of_a_continued_text(self, engine, capsys, monkeypatch):
+        engine.texts = (" ", " an", " an answer")
+        self.chat(monkeypatch, "one")
+        assert capsys.readouterr().out == " an answer\n"
+        engine.tokenizer.strips_leading_space = True
+        self.chat(monkeypatch, "one", "two")
+        assert capsys.readouterr().out == "an answer\nan answer\n"
+        assert "assistant\nan answer<|im_end|>" in self.asked(engine, 2)
 
     def test_ctrl_c_ends_the_answer_only(self, engine, capsys, monkeypatch):
         engine.interrupted_calls = {1}

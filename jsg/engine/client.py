@@ -266,6 +266,7 @@ class EngineClient:
         decoder = msgspec.msgpack.Decoder(FromEngine)
         while True:
             self._take(decoder.decode(await self._socket.recv()))
+            await asyncio.sleep(0)  # `recv` does not wait while messages are there; others get their turn in between
 
     def _take(self, message: FromEngine) -> None:
         for output in message.outputs:

@@ -13,7 +13,7 @@ import dataclasses
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
-from jsg.errors import ContextLengthError, QueueFullError, RequestError
+from jsg.errors import QueueFullError, RequestError, check_length
 from jsg.sched.admission import AdmissionEstimate
 from jsg.sched.buckets import Buckets, Phase
 from jsg.sched.bypass import BypassLedger
@@ -93,14 +93,8 @@ class Scheduler:
             raise RequestError(f"rid must be unique among live requests, but {request.rid!r} is in use", param="rid")
         if len(self.waiting) >= self._config.max_queued:
             raise QueueFullError(f"{len(self.waiting)} requests wait already, the most --max-queued-requests allows")
-        total = len(request.input_ids) + request.sampling.max_new_tokens
         limit = min(self._config.context_length, self._capacity)
-        if total > limit:
-            raise ContextLengthError(
-                f"prompt and new tokens together must be at most {limit}, but got {len(request.input_ids)} + "
-                f"{request.sampling.max_new_tokens}; shorten the prompt or lower max_new_tokens",
-                param="max_new_tokens",
-            )
+        check_length(len(request.input_ids), request.sampling.max_new_tokens, limit)
         named_ids = {
             "input_ids": request.input_ids,
             "token_ids_logprob": request.token_ids_logprob,

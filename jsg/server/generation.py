@@ -15,7 +15,7 @@ from jsg.processing.tokenizer import Tokenizer
 from jsg.types import FinishType
 
 MAX_ANSWERS = 1024  # of one HTTP request: prompts times n
-MAX_SCORES = 2**20  # log-probabilities of one HTTP request; making JSON of so many takes the front about a second
+MAX_SCORES = 2**19  # log-probabilities of one HTTP request; making JSON of so many takes the front about a second
 
 
 @final
@@ -59,8 +59,8 @@ class Generator:
         if num_scores > MAX_SCORES:
             raise RequestError(
                 f"return_logprob may report at most {MAX_SCORES} log-probabilities (scored positions times "
-                f"alternatives times answers), but this request asks for up to {num_scores}; ask for fewer alternatives "
-                "or new tokens, or send several requests",
+                f"alternatives times answers), but this request asks for up to {num_scores}; ask for fewer "
+                "alternatives or new tokens, or send several requests",
                 param="return_logprob",
             )
         return [
@@ -70,11 +70,11 @@ class Generator:
         ]
 
     async def run(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerDelta]]:
-        """Generates all answers at once; yields (index of the answer, what was added to it since it was last yielded).
+        """Generates all answers at once; yields (index of the answer, what came since it was last yielded).
 
-        A reader that is slower than the engine gets larger deltas, not more of them: when one is yielded, it brings
-        its answer up to date. Closing it early, or the failure of one answer, aborts them all. Raises what `EngineClient.generate` raises,
-        and JsgError when the engine failed an answer.
+        A reader that is slower than the engine gets larger deltas, not more of them: what is yielded brings its answer
+        up to date. Closing it early, or the failure of one answer, aborts them all. Raises what
+        `EngineClient.generate` raises, and JsgError when the engine failed an answer.
         """
         async with contextlib.aclosing(_merge([self._deltas(answer) for answer in answers])) as deltas:
             async for index, delta in deltas:

@@ -1,6 +1,7 @@
 """`/v1/chat/completions`."""
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -90,7 +91,7 @@ async def _prompt(body: ChatBody, front: Front) -> Prompt:
     input_ids = await asyncio.to_thread(front.chat.encode, messages)
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     if limit is None:
-        limit = _default_limit(body, front.generator.info.max_request_tokens - len(input_ids))
+        limit = default_limit(body, front.generator.info.max_request_tokens - len(input_ids))
     return Prompt(
         rid=f"chatcmpl-{new_rid()}",
         input_ids=input_ids,
@@ -101,7 +102,7 @@ async def _prompt(body: ChatBody, front: Front) -> Prompt:
     )
 
 
-def _default_limit(body: ChatBody, room: int) -> int:
+def default_limit(body: ChatBody, room: int) -> int:
     """Tokens to generate where the client names no number: all that there is room for, and can be scored if asked."""
     if body.logprobs:
         room = min(room, MAX_SCORES // (body.num_answers * (1 + (body.top_logprobs or 0))))
@@ -144,9 +145,12 @@ def _logprobs(answer: Answer, scored: Sequence[TokenLogprob], tokenizer: Tokeniz
     if not answer.request.return_logprob:
         return None
 
+    @functools.cache
+    def names(token_id: int) -> dict[str, Any]:
+        return {"token": token_text(tokenizer, token_id), "bytes": list(tokenizer.token_bytes(token_id))}
+
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
-        raw = tokenizer.token_bytes(token_id)
-        return {"token": token_text(tokenizer, token_id), "logprob": logprob, "bytes": list(raw)}
+        return {**names(token_id), "logprob": logprob}
 
     content = [
         entry(token.token_id, token.logprob) | {"top_logprobs": [entry(*pair) for pair in token.top]}

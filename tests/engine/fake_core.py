@@ -11,17 +11,19 @@ from collections.abc import Callable
 
 from jsg.config import EngineConfig
 from jsg.engine.protocol import ModelInfo, Progress
-from jsg.errors import ContextLengthError, MemoryPlanError, QueueFullError, RequestError
+from jsg.errors import MemoryPlanError, QueueFullError, RequestError, check_length
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, TokenLogprob
 
 VOCAB_SIZE = 512
 CONTEXT_LENGTH = 1024
+POOL_TOKENS = 10_000
 MAX_RUNNING = 128
 STEP_S = 0.002
 FAILING_TOKEN = 511  # a request that begins with it fails
 CRASHING_TOKEN = 510  # a request that begins with it ends the engine
 TOO_LARGE = "too-large"  # a model that does not fit
 CRASHING = "crashing"  # a model whose load ends the process
+UNCOUNTED = "uncounted"  # a model whose counters cannot be given
 
 
 class FakeCore:
@@ -36,6 +38,7 @@ class FakeCore:
         report(Progress("load", 1, 1))
         while config.tokenizer_path and not os.path.exists(config.tokenizer_path):
             time.sleep(0.02)  # a start that lasts until the test makes this file
+        pool_tokens = config.max_total_tokens or POOL_TOKENS
         self.info = ModelInfo(
             model_path=config.model_path,
             context_length=CONTEXT_LENGTH,
@@ -44,7 +47,8 @@ class FakeCore:
             dtype="float32",
             device="fake",
             max_running_requests=MAX_RUNNING,
-            max_total_tokens=10_000,
+            max_total_tokens=pool_tokens,
+            max_request_tokens=min(CONTEXT_LENGTH, pool_tokens),
             page_size=1,
         )
         self._max_queued = config.max_queued_requests
@@ -61,8 +65,7 @@ class FakeCore:
     def add(self, request: Request) -> None:
         if any(token >= VOCAB_SIZE for token in request.input_ids):
             raise RequestError(f"input_ids must be below {VOCAB_SIZE}", param="input_ids")
-        if len(request.input_ids) + request.sampling.max_new_tokens > CONTEXT_LENGTH:
-            raise ContextLengthError(f"prompt and new tokens must be at most {CONTEXT_LENGTH}", param="max_new_tokens")
+        check_length(len(request.input_ids), request.sampling.max_new_tokens, self.info.max_request_tokens)
         if len(self._running) >= self._max_queued:
             raise QueueFullError(f"at most {self._max_queued} requests may wait")
         self._running[request.rid] = request
@@ -122,6 +125,8 @@ class FakeCore:
         return True
 
     def stats(self) -> dict[str, int | float]:
+        if self.info.model_path == UNCOUNTED:
+            raise RuntimeError("the page equation does not hold")
         return {
             "pid": os.getpid(),
             "num_running": len(self._running),

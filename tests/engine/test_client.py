@@ -27,7 +27,7 @@ from jsg.errors import (
     RequestError,
 )
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
-from tests.engine.fake_core import CRASHING, CRASHING_TOKEN, FAILING_TOKEN, TOO_LARGE
+from tests.engine.fake_core import CRASHING, CRASHING_TOKEN, FAILING_TOKEN, TOO_LARGE, UNCOUNTED
 
 FAKE_CORE = "tests.engine.fake_core:FakeCore"
 DEADLINE_S = 20
@@ -205,6 +205,21 @@ def test_the_queue_is_bounded_in_the_engine_and_in_the_front():
             assert len(refusals) == len(results) - 3
 
     asyncio.run(main())
+
+
+def test_a_call_that_the_engine_cannot_answer_fails_alone(capfd):
+    async def main():
+        async with fake_engine(model_path=UNCOUNTED) as client:
+            good = asyncio.create_task(collect(client, request("good", max_new_tokens=30)))
+            for _ in range(2):
+                with pytest.raises(JsgError, match="counters") as caught:
+                    await client.stats()
+                assert type(caught.value) is JsgError
+            assert len(tokens_of(await good)) == 30
+            assert client.is_alive
+
+    asyncio.run(main())
+    assert "the page equation does not hold" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("way", ["kill", "crash"])

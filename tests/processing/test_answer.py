@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer as JsonTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from jsg.processing.answer import Answer, Prompt
+from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
 
@@ -48,15 +48,58 @@ def test_adds_up_to_the_result(tokenizer: Tokenizer):
     assert meta["output_token_logprobs"] == [[-0.5, token, None] for token in tokenizer.encode("abc")]
 
 
-def test_shows_an_earlier_state_of_an_answer_that_has_gone_on(tokenizer: Tokenizer):
+def test_deltas_join_to_what_they_add_together(tokenizer: Tokenizer):
+    whole, cut = answer_of(tokenizer), answer_of(tokenizer)
+    ids = tuple(tokenizer.encode("aé"))
+    scores = tuple(TokenLogprob(token, -1.0) for token in ids)
+    finish = FinishReason(FinishType.LENGTH)
+    at_once = whole.push(RequestOutput(rid="r", token_ids=ids, finish=finish, logprobs=scores))
+    pieces = [
+        cut.push(
+            RequestOutput(
+                rid="r", token_ids=(token,), finish=finish if score is scores[-1] else None, logprobs=(score,)
+            )
+        )
+        for token, score in zip(ids, scores, strict=True)
+    ]
+    assert len(pieces) == 3
+    assert AnswerDelta.join(pieces) == at_once == AnswerDelta(text="aé", token_ids=ids, logprobs=scores, finish=finish)
+    assert AnswerDelta.join(pieces[:1]) == pieces[0]
+
+
+def test_a_result_does_not_change_when_the_answer_goes_on(tokenizer: Tokenizer):
     answer = answer_of(tokenizer)
-    ids = tokenizer.encode("ab")
-    first = answer.push(RequestOutput(rid="r", token_ids=(ids[0],), logprobs=(TokenLogprob(ids[0], -1.0),)))
+    push(answer, "a", tokenizer)
+    earlier = answer.result()
     push(answer, "b", tokenizer, FinishReason(FinishType.LENGTH))
-    earlier = answer.result(until=first)
-    assert (earlier["text"], earlier["output_ids"]) == ("a", [ids[0]])
+    assert (earlier["text"], earlier["output_ids"]) == ("a", tokenizer.encode("a"))
     assert earlier["meta_info"]["finish_reason"] is None
     assert len(earlier["meta_info"]["output_token_logprobs"]) == earlier["meta_info"]["completion_tokens"] == 1
+
+
+def test_prompt_logprobs_may_be_left_out(tokenizer: Tokenizer):
+    answer = answer_of(tokenizer)
+    scores = (TokenLogprob(1, None), TokenLogprob(2, -0.25))
+    answer.push(RequestOutput(rid="r", token_ids=(3,), prompt_logprobs=scores, logprobs=(TokenLogprob(3, -0.5),)))
+    assert answer.result()["meta_info"]["input_token_logprobs"] == [[None, 1, None], [-0.25, 2, None]]
+    meta = answer.result(with_prompt_logprobs=False)["meta_info"]
+    assert not any(name.startswith("input_") for name in meta)
+    assert meta["output_token_logprobs"] == [[-0.5, 3, None]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_scores"),
+    [
+        ({"top_logprobs_num": 4}, 0),
+        ({"return_logprob": True}, 2 * 10),
+        ({"return_logprob": True, "logprob_start_len": 0}, 2 * (10 + 6)),
+        ({"return_logprob": True, "logprob_start_len": 4, "top_logprobs_num": 4}, 2 * (10 + 2) * 5),
+        ({"return_logprob": True, "logprob_start_len": 9, "token_ids_logprob": (1, 2)}, 2 * 10 * 3),
+    ],
+)
+def test_the_scores_of_a_prompt_are_counted(fields: dict, num_scores: int):
+    sampling = SamplingParams(n=2, max_new_tokens=10)
+    assert Prompt(rid="p", input_ids=(1,) * 6, sampling=sampling, **fields).num_scores == num_scores
 
 
 def test_a_stop_string_ends_the_answer_and_nothing_after_it_counts(tokenizer: Tokenizer):

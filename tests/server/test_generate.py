@@ -78,10 +78,12 @@ def test_a_stream_is_cumulative(http):
     ) as r:
         assert r.headers["content-type"].startswith("text/event-stream")
         events = events_of(r)
-    assert [event["text"] for event in events] == ["a", "ab", "abc", "abca"]
-    assert [len(event["output_ids"]) for event in events] == [1, 2, 3, 4]
-    assert [event["meta_info"]["finish_reason"] for event in events[:-1]] == [None] * 3
-    assert events[-1]["meta_info"]["finish_reason"]["type"] == "length"
+    assert all("abca".startswith(event["text"]) for event in events)
+    counts = [len(event["output_ids"]) for event in events]
+    assert counts == sorted(set(counts)), "every event has more than the one before"
+    assert counts == [event["meta_info"]["completion_tokens"] for event in events]
+    assert {event["meta_info"]["finish_reason"] for event in events[:-1]} <= {None}
+    assert events[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 4}
     whole = generate(http, text="abc", sampling_params={"max_new_tokens": 4}).json()
     assert whole["text"] == events[-1]["text"]
 
@@ -92,7 +94,7 @@ def test_a_stream_of_several_answers_says_whose_each_event_is(http):
         events = events_of(r)
     last = {event["index"]: event["text"] for event in events}
     assert last == {0: "ab", 1: "xy"}
-    assert len(events) == 4
+    assert len([event for event in events if event["meta_info"]["finish_reason"]]) == 2
 
 
 def test_a_stop_string_across_tokens_ends_the_request_in_the_engine(server: RunningServer):
@@ -111,7 +113,8 @@ def test_a_stream_never_shows_the_beginning_of_a_stop_string(http):
     body = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 100, "stop": "cab"}}
     with http.stream("POST", "/generate", json=body) as r:
         events = events_of(r)
-    assert {event["text"] for event in events} == {"a", "ab"}
+    assert {event["text"] for event in events} <= {"a", "ab"}
+    assert events[-1]["text"] == "ab"
     assert events[-1]["meta_info"]["finish_reason"]["matched"] == "cab"
 
 
@@ -119,7 +122,9 @@ def test_half_characters_are_held_back(http):
     body = {"text": "é€", "stream": True, "sampling_params": {"max_new_tokens": 5}}
     with http.stream("POST", "/generate", json=body) as r:
         texts = [event["text"] for event in events_of(r)]
-    assert texts == ["", "é", "é", "é", "é€"]
+    assert set(texts) <= {"", "é", "é€"}
+    assert texts == sorted(texts)
+    assert texts[-1] == "é€"
 
 
 def test_logprobs(http):
@@ -145,6 +150,18 @@ def test_logprobs(http):
     assert plain["meta_info"]["input_token_logprobs"] == []
 
 
+def test_a_stream_shows_the_logprobs_of_the_prompt_first_and_last(http):
+    scored = [[None, 10, None], [-0.011, 11, None]]
+    body = {"input_ids": [10, 11], "return_logprob": True, "logprob_start_len": 0, "stream": True}
+    with http.stream("POST", "/generate", json=body | {"sampling_params": {"max_new_tokens": 50, "n": 2}}) as r:
+        events = events_of(r)
+    for index in range(2):
+        metas = [event["meta_info"] for event in events if event["index"] == index]
+        assert metas[0]["input_token_logprobs"] == metas[-1]["input_token_logprobs"] == scored
+        assert not any("input_token_logprobs" in meta for meta in metas[1:-1])
+        assert [len(meta["output_token_logprobs"]) for meta in metas] == [meta["completion_tokens"] for meta in metas]
+
+
 def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):
     params = {"max_new_tokens": 100, "stop": "cab"}
     meta = generate(http, text="abc", sampling_params=params, return_logprob=True).json()["meta_info"]
@@ -168,7 +185,7 @@ def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):
         ({"input_ids": [4000]}, "below 512"),
         ({"text": "a", "temprature": 1}, "'temprature'"),
         ({"text": "a", "sampling_params": {"temprature": 1}}, "'temprature'"),
-        ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature must be in [0, 100]"),
+        ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature must be 0 or in ["),
         ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params must have one item for each"),
         ({"text": ["a", "b"], "rid": ["x"]}, "rid must have one item for each"),
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "unique"),
@@ -178,6 +195,17 @@ def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):
         ({"text": "\ud800"}, "surrogate"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 4000}}, "at most 1024"),
         ({"text": ["a"] * 100, "sampling_params": {"n": 100}}, "at most 1024 answers, but got 10000"),
+        ({"input_ids": [1] * 10**6, "sampling_params": {"n": 128}}, "at most 1024, but got 1000000 + 128"),
+        (
+            {
+                "input_ids": [[1] * 500] * 128,
+                "return_logprob": True,
+                "logprob_start_len": 0,
+                "top_logprobs_num": 20,
+                "sampling_params": {"max_new_tokens": 0},
+            },
+            "return_logprob may report at most 524288 log-probabilities",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(http, body, said):
@@ -233,7 +261,7 @@ def test_64_streams_at_once(server: RunningServer):
         async with http.stream("POST", "/generate", json=body) as response:
             events = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
         assert events[-1] == "[DONE]"
-        assert len(events) == 41
+        assert len(events) <= 41
         return json.loads(events[-2])["text"]
 
     async def main() -> list[str]:

@@ -3,6 +3,8 @@
 import httpx
 import pytest
 
+from jsg.server.generation import MAX_SCORES
+from jsg.server.openai_chat import ChatBody, default_limit
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.conftest import events_of
 
@@ -50,6 +52,20 @@ class TestChat:
         messages = [{"role": "user", "content": "x" * 900}]
         body = chat(http, messages).json()
         assert body["usage"]["total_tokens"] == 1024
+
+    def test_without_a_limit_a_small_pool_is_filled(self, make_server):
+        with make_server(engine={"max_total_tokens": 100}) as small:
+            body = chat(small.http).json()
+            assert body["usage"]["total_tokens"] == 100
+            assert small.http.get("/v1/models").json()["data"][0]["max_model_len"] == 100
+
+    def test_without_a_limit_there_are_no_more_tokens_than_can_be_scored(self):
+        asked = ChatBody.model_validate({"messages": HI, "n": 128, "logprobs": True, "top_logprobs": 20})
+        limit = default_limit(asked, room=1000)
+        assert limit * 21 * 128 <= MAX_SCORES < (limit + 1) * 21 * 128
+        assert default_limit(asked, room=3) == 3
+        assert default_limit(ChatBody.model_validate({"messages": HI, "n": 128}), room=10**6) == 10**6
+        assert default_limit(asked, room=-5) == 1, "the engine says that the prompt is too long"
 
     def test_contents_may_be_parts(self, http):
         parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
@@ -129,12 +145,14 @@ class TestChat:
             ({"tools": []}, "tools", "not supported yet"),
             ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
             ({"nonsense": 1}, "nonsense", "unknown field"),
-            ({"temperature": 200}, "temperature", "in [0, 100]"),
-            ({"top_p": 0}, "top_p", "(0, 1]"),
+            ({"temperature": 200}, "temperature", "must be 0 or in ["),
+            ({"top_p": 0}, "top_p", "must be in ["),
             ({"n": 0}, "n", "greater than"),
             ({"max_tokens": "5"}, "max_tokens", "valid integer"),
             ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "only one"),
             ({"max_tokens": 5, "min_tokens": 6}, "min_tokens", "at most 5"),
+            ({"max_completion_tokens": 5000}, "max_tokens", "lower max_tokens"),
+            ({"n": 128, "max_tokens": 900, "logprobs": True, "top_logprobs": 20}, "logprobs", "logprobs may report"),
             ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
             ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
             ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
@@ -209,7 +227,8 @@ class TestCompletions:
         assert "".join(choice["text"] for choice in choices) == whole["text"] == "abcabcab"
         for key, values in whole["logprobs"].items():
             assert [value for choice in choices for value in choice["logprobs"][key]] == values
-        assert [choice["finish_reason"] for choice in choices] == [None] * 4 + ["length"]
+        reasons = [choice["finish_reason"] for choice in choices]
+        assert reasons == [None] * (len(choices) - 1) + ["length"]
 
     @pytest.mark.parametrize(
         ("body", "param", "said"),
@@ -220,7 +239,8 @@ class TestCompletions:
             ({"prompt": ["a", 5]}, "prompt", "not valid"),
             ({"prompt": "a", "suffix": "b"}, "suffix", "not supported yet"),
             ({"prompt": "a", "best_of": 2}, "best_of", "not supported yet"),
-            ({"prompt": "a", "max_tokens": 5000}, "max_new_tokens", "at most 1024"),
+            ({"prompt": "a", "max_tokens": 5000}, "max_tokens", "lower max_tokens"),
+            ({"prompt": [4000]}, "prompt", "prompt must be below 512"),
         ],
     )
     def test_what_is_wrong_is_named(self, http, body, param, said):

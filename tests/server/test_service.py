@@ -12,6 +12,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from jsg.config import ServerConfig
+from jsg.server.app import create_app
+from jsg.server.front import FrontDoor
 from tests.engine.fake_core import TOO_LARGE
 from tests.server.conftest import RunningServer, ServerMaker, events_of
 
@@ -43,14 +46,27 @@ class TestInfo:
         assert info["is_generation"] is True
         assert info["context_length"] == 1024
 
-    def test_server_info_has_no_key(self, make_server: ServerMaker):
-        with make_server(server={"api_key": "secret", "served_model_name": "mine"}) as server:
+    def test_server_info_has_no_key_and_no_path(self, make_server: ServerMaker, tokenizer_dir):
+        directory = tokenizer_dir.parent
+        engine = {"model_path": str(directory), "tokenizer_path": str(tokenizer_dir)}
+        engine["compilation_cache_dir"] = str(directory / "xla")
+        with make_server(engine=engine, server={"api_key": "secret", "served_model_name": "mine"}) as server:
             server.http.headers["Authorization"] = "Bearer secret"
-            info = server.http.get("/get_server_info")
-            assert info.json()["page_size"] == 1
-            assert info.json()["internal_states"][0]["num_running"] == 0
-            assert "secret" not in info.text
-            assert server.http.get("/v1/models").json()["data"][0]["id"] == "mine"
+            told = {path: server.http.get(path) for path in ("/get_server_info", "/get_model_info", "/v1/models")}
+            for response in told.values():
+                assert "secret" not in response.text
+                assert str(directory) not in response.text
+            info = told["/get_server_info"].json()
+            assert info["page_size"] == 1
+            assert info["internal_states"][0]["num_running"] == 0
+            names = {"model_path": directory.name, "tokenizer_path": tokenizer_dir.name}
+            for shown in (info, info["model_info"], told["/get_model_info"].json()):
+                assert names.items() <= shown.items()
+            assert told["/v1/models"].json()["data"][0]["id"] == "mine"
+
+    def test_the_interface_is_described(self):
+        described = create_app(FrontDoor(), ServerConfig()).openapi()["paths"]  # warns of operations with one name
+        assert {"/generate", "/health", "/ready", "/v1/chat/completions"} <= set(described)
 
     def test_flush(self, server: RunningServer):
         assert server.http.post("/flush_cache").json()["success"] is True

@@ -1,0 +1,134 @@
+"""A client that reads slowly or leaves costs the event loop no more than one that reads."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+from starlette.requests import Request as HttpRequest
+
+from jsg.engine.client import EngineClient
+from jsg.errors import ContextLengthError, JsgError
+from jsg.processing.answer import AnswerDelta, Prompt
+from jsg.processing.tokenizer import Tokenizer, load_tokenizer
+from jsg.server.event_stream import Event, respond_with_events
+from jsg.server.generation import Generator
+from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
+
+NUM_TOKENS = 50
+TEXT = "ab" * (NUM_TOKENS // 2)
+
+
+class ScriptedClient:
+    """Gives "abab..." token by token; the event loop turns once before each. The last prompt token is how it ends."""
+
+    class info:
+        max_request_tokens = 100
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput]:
+        for index in range(NUM_TOKENS):
+            await asyncio.sleep(0)
+            is_last = index == NUM_TOKENS - 1
+            if is_last and request.input_ids[-1] == 1:
+                raise JsgError("the last token failed")
+            token_ids = ((64, 65)[index % 2],)
+            yield RequestOutput(
+                rid=request.rid, token_ids=token_ids, finish=FinishReason(FinishType.LENGTH) if is_last else None
+            )
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_dir) -> Tokenizer:
+    return load_tokenizer(tokenizer_dir)
+
+
+def make_generator(tokenizer: Tokenizer) -> Generator:
+    return Generator(cast(EngineClient, ScriptedClient()), tokenizer, random_seed=0)
+
+
+def prompt(last_token: int = 0, num_tokens: int = 1, **sampling: Any) -> Prompt:
+    input_ids = (0,) * (num_tokens - 1) + (last_token,)
+    return Prompt(rid="r", input_ids=input_ids, sampling=SamplingParams(max_new_tokens=NUM_TOKENS, **sampling))
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
+    async def main() -> list[tuple[int, AnswerDelta]]:
+        generator = make_generator(tokenizer)
+        answers = generator.answers([prompt(n=3)])
+        read = []
+        async for index, delta in generator.run(answers):
+            read.append((index, delta))
+            seen = "".join(each.text for i, each in read if i == index)
+            assert answers[index].text == seen, "a delta brings its answer up to date"
+            await turns(5 * NUM_TOKENS)
+        return read
+
+    read = asyncio.run(main())
+    assert len(read) <= 6
+    for index in range(3):
+        deltas = [delta for i, delta in read if i == index]
+        assert "".join(delta.text for delta in deltas) == TEXT
+        assert sum(len(delta.token_ids) for delta in deltas) == NUM_TOKENS
+        assert [delta.finish is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+
+
+def test_a_quick_reader_gets_every_token_by_itself(tokenizer):
+    async def main() -> list[str]:
+        generator = make_generator(tokenizer)
+        return [delta.text async for _, delta in generator.run(generator.answers([prompt()]))]
+
+    assert asyncio.run(main()) == list(TEXT)
+
+
+def test_a_failure_reaches_a_slow_reader(tokenizer):
+    async def main() -> None:
+        generator = make_generator(tokenizer)
+        async for _ in generator.run(generator.answers([prompt(), prompt(1)])):
+            await turns(5 * NUM_TOKENS)
+
+    with pytest.raises(JsgError, match="the last token failed"):
+        asyncio.run(main())
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_it_is_multiplied(tokenizer):
+    generator = make_generator(tokenizer)
+    assert len(generator.answers([prompt(num_tokens=50, n=128)])) == 128
+    with pytest.raises(ContextLengthError, match=r"at most 100, but got 51 \+ 50"):
+        generator.answers([prompt(num_tokens=51, n=128)])
+
+
+def test_a_client_that_leaves_is_noticed_between_events_that_wait_for_nothing():
+    closed = asyncio.Event()
+    sent: list[Any] = []
+
+    async def events() -> AsyncGenerator[Event]:
+        try:
+            for number in range(10_000):
+                yield {"number": number}
+        finally:
+            closed.set()
+
+    async def main() -> None:
+        left = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:  # as uvicorn's when the client has left: it waits for nothing
+            sent.append(message)
+            if len(sent) == 10:
+                left.set()
+
+        scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
+        response = await respond_with_events(HttpRequest(scope, receive), events())
+        await response(scope, receive, send)
+
+    asyncio.run(main())
+    assert 10 <= len(sent) < 30
+    assert closed.is_set()
