@@ -8,13 +8,28 @@ from jsg.kernels_pallas.inputs import AttentionInputs
 
 
 def write_kv(
+    keys: Float[Array, "P page_size K H"],
+    values: Float[Array, "P page_size K H"],
+    slots: Int[Array, " T"],
+    new_keys: Float[Array, "T K H"],
+    new_values: Float[Array, "T K H"],
+) -> tuple[Float[Array, "P page_size K H"], Float[Array, "P page_size K H"]]:
+    """The pools with the new tokens at `slots` (page * page_size + offset); in place when the pools are donated.
+
+    The pool of values stays finite, because attention multiplies masked values by zero and 0 * NaN is NaN. A value that
+    is not finite becomes zero and its key NaN: every token that sees it has NaN, and no other. Slot 0, the dump, which
+    masked positions are read from, always takes zeros.
+    """
+    is_kept = (slots > 0)[:, None, None]
+    is_finite = jnp.all(jnp.isfinite(new_values), axis=-1, keepdims=True)
+    new_keys = jnp.where(is_kept, jnp.where(is_finite, new_keys, jnp.nan), 0)
+    new_values = jnp.where(is_kept & is_finite, new_values, 0)
+    return _write(keys, slots, new_keys), _write(values, slots, new_values)
+
+
+def _write(
     pool: Float[Array, "P page_size K H"], slots: Int[Array, " T"], new: Float[Array, "T K H"]
 ) -> Float[Array, "P page_size K H"]:
-    """The pool with `new[t]` at `slots[t]` (page * page_size + offset); in place when the pool is donated.
-
-    Slot 0, the dump, always takes zeros: what is masked out is read from there, and 0 * NaN would be NaN.
-    """
-    new = jnp.where((slots > 0)[:, None, None], new, 0)
     page_size = pool.shape[1]
     if page_size == 1:
         return pool.at[slots, 0].set(new.astype(pool.dtype))

@@ -138,13 +138,8 @@ def _attend_tiles(
             positions = index_of_block * TILE_KEY_BLOCK + jnp.arange(TILE_KEY_BLOCK)
             slots = _slots(inputs.page_table, inputs.tile_rows[index], positions, last, keys.shape[1])
             seen = _seen(positions, query_positions[:, None], static.window)
-            value = _rows_of(values, slots)
-            # A later token's NaN must not reach an earlier one through a weight of zero: 0 * NaN is NaN.
-            is_bad = ~jnp.all(jnp.isfinite(value), axis=-1)
             scores = _scores("kgqh,skh->kgqs", query, _rows_of(keys, slots), static)
-            scores = jnp.where(seen, jnp.where(is_bad.T[:, None, None], jnp.nan, scores), MASKED)
-            value = jnp.where(is_bad[..., None], 0.0, value)
-            return _accumulate(state, scores, seen, "kgqs,skh->kgqh", value)
+            return _accumulate(state, jnp.where(seen, scores, MASKED), seen, "kgqs,skh->kgqh", _rows_of(values, slots))
 
         first = 0
         if static.window is not None:

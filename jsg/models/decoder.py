@@ -64,8 +64,7 @@ class Attention(nnx.Module):
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         query, key = rotate(query, turn), rotate(key, turn)
-        keys = ops.write_kv(keys, inputs.slots, key)
-        values = ops.write_kv(values, inputs.slots, value)
+        keys, values = ops.write_kv(keys, values, inputs.slots, key, value)
         gathered = ops.paged_attention(query, keys, values, inputs.attention, scale=head_dim**-0.5, window=self.window)
         return self.output(gathered.reshape(num_tokens, -1)), keys, values
 
