@@ -49,7 +49,7 @@ def shared_data(request: pytest.FixtureRequest) -> Callable[[str], pathlib.Path]
 
     def find(name: str) -> pathlib.Path:
         if folder is None:
-            pytest.skip(f"needs {name}: give its folder with --shared-data DIR")
+            pytest.skip(f"needs {name}: give its folder with --shared-data=DIR")
         path = folder.resolve() / name
         if not path.exists():
             pytest.fail(f"--shared-data has no {name}", pytrace=False)
