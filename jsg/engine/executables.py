@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 CACHE_BYTES = 4 * 2**30
 """Size of the persistent cache. Only a bounded one is locked, so that two engines may share it."""
 COMPILE_THREADS = 2
-"""XLA compiles without the GIL; more threads gain little, because the largest program decides."""
+"""XLA compiles without the GIL, so two programs at a time use the two cores of the smallest machine we care for."""
 
 
 class Executables:

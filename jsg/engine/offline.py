@@ -183,8 +183,12 @@ class Engine:
         try:
             for index, answer in enumerate(answers):
                 self._driver.submit(answer.request, lambda item, index=index: arrived.put((index, item)))
-            while not all(answer.finish for answer in answers):
-                yield self._take(answers, *arrived.get())
+            num_open = len(answers)
+            while num_open:
+                index, item = arrived.get()
+                if self._take(answers[index], item):
+                    num_open -= answers[index].finish is not None
+                    yield index
         finally:
             self._abort_unfinished(answers)
 
@@ -198,22 +202,27 @@ class Engine:
         try:
             for index, answer in enumerate(answers):
                 self._driver.submit(answer.request, sink_of(index))
-            while not all(answer.finish for answer in answers):
-                yield self._take(answers, *await arrived.get())
+            num_open = len(answers)
+            while num_open:
+                index, item = await arrived.get()
+                if self._take(answers[index], item):
+                    num_open -= answers[index].finish is not None
+                    yield index
         finally:
             self._abort_unfinished(answers)
 
-    def _take(self, answers: list[Answer], index: int, item: RequestOutput | JsgError) -> int:
+    def _take(self, answer: Answer, item: RequestOutput | JsgError) -> bool:
+        """Adds what the engine gave; False where the answer has ended, at a stop string that the engine cannot see."""
         if isinstance(item, JsgError):
             raise item
-        answer = answers[index]
-        if answer.finish is None:
-            delta = answer.push(item)
-            if delta.finish is not None and item.finish is None:
-                self._driver.abort(answer.request.rid)
-            if delta.finish is not None and delta.finish.type is FinishType.ERROR:
-                raise JsgError(delta.finish.message or "the engine failed this request")
-        return index
+        if answer.finish is not None:
+            return False
+        delta = answer.push(item)
+        if delta.finish is not None and item.finish is None:
+            self._driver.abort(answer.request.rid)
+        if delta.finish is not None and delta.finish.type is FinishType.ERROR:
+            raise JsgError(delta.finish.message or "the engine failed this request")
+        return True
 
     def _abort_unfinished(self, answers: list[Answer]) -> None:
         for answer in answers:

@@ -95,7 +95,7 @@ def new_running_request(request: Request, arrival: int, now_s: float) -> Running
 
 @dataclasses.dataclass(slots=True, eq=False)
 class BatchEntry:
-    """One request's part of a step. Never changed; not frozen because that makes it three times as slow to build.
+    """One request's part of a step. Never changed; not frozen because that makes it five times as slow to build.
 
     Attributes:
         running: The request.

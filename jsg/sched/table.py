@@ -117,7 +117,7 @@ class RequestTable:
         return result.num_existing * self.page_size
 
     def check_integrity(self) -> None:
-        """Asserts the slot equation, and that nothing is locked when nothing runs. Costs a microsecond."""
+        """Asserts the slot equation, and that nothing is locked when nothing runs. Costs less than a microsecond."""
         parts = (
             self._allocator.num_free,
             self._cache.num_evictable,

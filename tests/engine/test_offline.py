@@ -62,6 +62,14 @@ def test_a_stop_string_ends_the_request_in_the_engine(engine: jsg.Engine):
     assert engine.get_server_info()["num_running"] == 0
 
 
+def test_a_stream_of_several_shows_each_end_once(engine: jsg.Engine):
+    stop = engine.generate("Hello", GREEDY | {"max_new_tokens": 40})["text"][5:7]
+    sampling = GREEDY | {"max_new_tokens": 60, "stop": stop}
+    results = list(engine.generate(["Hello"] * 4, sampling, stream=True))
+    ends = [r["index"] for r in results if r["meta_info"]["finish_reason"]]
+    assert sorted(ends) == [0, 1, 2, 3]
+
+
 def test_the_asynchronous_twin_gives_the_same(engine: jsg.Engine):
     async def main() -> None:
         several = await asyncio.gather(*(engine.async_generate("Hello", GREEDY) for _ in range(8)))
