@@ -1,6 +1,6 @@
 # `make help` lists the targets. Each makes .venv first, when pyproject.toml or constraints.txt changed since it was made.
 
-EXTRAS := bench,dev,docs,test
+EXTRAS := bench,dev,docs,otel,test
 # What `make constraints` holds back, each for its reason:
 #   jax, jaxlib      the version whose compiled programs were inspected (docs/architecture.md)
 #   huggingface_hub  dspy, which the language tests will use, does not work with 2.x yet

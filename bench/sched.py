@@ -29,6 +29,7 @@ from jsg.types import Request, SamplingParams
 
 VOCAB = 50_000
 NUM_WAITING = 10_000
+NUM_LEAVES = 10_000
 NUM_PAGES = 2_000_000
 
 
@@ -183,6 +184,28 @@ def time_tree(report: Report, num_samples: int) -> None:
     report.add("match + insert of 10 000 tokens, in edges of 32", "ms", warm, target=1.0, p99=percentile_99(warm))
 
 
+def time_evictions(report: Report, num_samples: int) -> None:
+    """Eviction of many leaves at once, below one prefix, and of the edges of one prompt, one by one from its end."""
+    rng = np.random.default_rng(0)
+    shared = rng.integers(0, VOCAB, 1000).astype(np.int32)
+    at_once, one_by_one = [], []
+    for _ in range(num_samples):
+        host = make_host()
+        for tail in rng.integers(0, VOCAB, (NUM_LEAVES, 32)).astype(np.int32):
+            pages = host.take_pages(1032)
+            result = host.cache.insert(np.concatenate([shared, tail]), pages)
+            host.allocator.free(pages[: result.num_existing])
+        at_once.append(milliseconds(host.cache.reset))
+        prompt, pages = rng.integers(0, VOCAB, 10_000).astype(np.int32), host.take_pages(10_000)
+        for end in (*range(32, 10_001, 32), 10_000):
+            host.cache.insert(prompt[:end], pages[:end])
+        num_edges = host.cache.num_nodes
+        spent = milliseconds(lambda host=host, count=num_edges: [host.cache.evict(1) for _ in range(count)])
+        one_by_one.append(spent / num_edges)
+    report.add(f"eviction of {NUM_LEAVES} leaves below one prefix of 1000 tokens", "ms", at_once)
+    report.add("eviction of one edge of a prompt of 10 000 tokens, in edges of 32", "ms", one_by_one)
+
+
 def measure_memory(report: Report) -> None:
     """Host bytes for each cached token where an edge has 32 on average."""
     rng = np.random.default_rng(0)
@@ -231,6 +254,7 @@ def main(arguments: list[str]) -> None:
     for page_size in (1, 16):
         time_decode(report, page_size, options.steps)
     time_tree(report, max(options.steps // 3, 2))
+    time_evictions(report, max(options.steps // 30, 2))
     measure_memory(report)
     for policy in POLICIES:
         time_waiting(report, policy, options.steps)

@@ -88,6 +88,11 @@ def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | Se
     annotations = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         kind, text = _value_type(annotations[field.name]), field.metadata["help"]
+        if kind is tuple:
+            parser.add_argument(
+                option(field.name), action="append", default=argparse.SUPPRESS, metavar="STR", help=text
+            )
+            continue
         if kind is bool:
             parser.add_argument(option(field.name), action="store_true", default=argparse.SUPPRESS, help=text)
             continue
@@ -104,10 +109,10 @@ def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | Se
 
 
 def _value_type(annotation: Any) -> type:
-    """The type of an option's value: T of `T | None`."""
+    """The type of an option's value: T of `T | None`; `tuple` of one that may be given several times."""
     if isinstance(annotation, types.UnionType):
         return next(kind for kind in annotation.__args__ if kind is not types.NoneType)
-    return annotation
+    return typing.get_origin(annotation) or annotation
 
 
 def _engine_config(options: argparse.Namespace) -> EngineConfig:

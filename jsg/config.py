@@ -13,6 +13,7 @@ from jsg.errors import ConfigError
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+METRICS_ALIASES = ("sglang", "vllm")
 
 
 def _knob(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -32,6 +33,8 @@ class EngineConfig:
     max_running_requests: int | None = _knob(None, "requests in one batch at most; default 32 on CPU, 256 elsewhere")
     max_total_tokens: int | None = _knob(None, "KV pool size in tokens; default: what the memory fraction leaves")
     max_queued_requests: int = _knob(10_000, "requests that may wait; more are refused")
+    queue_timeout: float | None = _knob(None, "seconds a request may wait for its first step; default: no limit")
+    watchdog_timeout: float = _knob(300.0, "seconds without a turn of the step loop after which the engine is ended")
     chunked_prefill_size: int | None = _knob(None, "new tokens in one step at most; default 512 on CPU, 8192 elsewhere")
     max_prefill_tokens: int = _knob(16_384, "prompt tokens admitted per step at most")
     schedule_policy: str = _knob("lpm", "order of the waiting queue", POLICIES)
@@ -61,6 +64,9 @@ class EngineConfig:
         _between("max_queued_requests", self.max_queued_requests, 1, 10_000_000)
         _between("max_prefill_tokens", self.max_prefill_tokens, 1, 2**31 - 1)
         _between("max_bypass_tokens", self.max_bypass_tokens, 0, 2**31 - 1)
+        _between("watchdog_timeout", self.watchdog_timeout, 1, 1e6)
+        if self.queue_timeout is not None:
+            _between("queue_timeout", self.queue_timeout, 0.001, 1e6)
         for name in ("context_length", "max_running_requests", "max_total_tokens", "chunked_prefill_size"):
             if getattr(self, name) is not None:
                 _between(name, getattr(self, name), 1, 2**31 - 1)
@@ -72,21 +78,51 @@ class ServerConfig:
 
     host: str = _knob("127.0.0.1", "address to listen on")
     port: int = _knob(30000, "port to listen on")
-    api_key: str | None = _knob(None, "bearer token that every request must carry")
+    api_key: tuple[str, ...] = _knob(
+        (),
+        "bearer token that requests must carry; repeat it for several, which see nothing of each other. Others on this "
+        "machine can see it in the list of processes: --api-key-file hides it",
+    )
+    api_key_file: str | None = _knob(None, "file with one key on each line, in addition to --api-key")
+    admin_api_key: str | None = _knob(None, "key for what touches others: /flush_cache, /debug/radix, aborting all")
+    cors_allow_origin: tuple[str, ...] = _knob((), "origin whose web pages may call this server; repeat it for several")
     served_model_name: str | None = _knob(None, "name in /v1/models; default: the model path")
     max_request_bytes: int = _knob(4 * 2**20, "largest request body")
+    max_requests_per_key: int | None = _knob(
+        None, "answers that one key, or all clients where there are no keys, may have under way; default: no limit"
+    )
+    first_token_timeout: float | None = _knob(None, "seconds until the first token of an answer; default: no limit")
+    request_timeout: float | None = _knob(None, "seconds a request may take in all; default: no limit")
+    health_timeout: float = _knob(20.0, "seconds that /health_generate waits for its token")
+    shutdown_timeout: float = _knob(20.0, "seconds that running requests get to finish after a SIGTERM")
+    metrics_alias: str | None = _knob(None, "name the metrics also as this server does", METRICS_ALIASES)
+    log_requests: bool = _knob(False, "one line of JSON on stderr for each request; it holds no text")
+    otlp_traces_endpoint: str | None = _knob(None, "URL that OpenTelemetry spans are sent to (needs the extra 'otel')")
 
     def __post_init__(self) -> None:
+        for name in ("api_key", "cors_allow_origin"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         _check_types(self)
         _between("port", self.port, 0, 65535)
         _between("max_request_bytes", self.max_request_bytes, 1024, 2**31)
+        if self.metrics_alias is not None:
+            _one_of("metrics_alias", self.metrics_alias, METRICS_ALIASES)
+        for name in ("first_token_timeout", "request_timeout", "health_timeout", "shutdown_timeout"):
+            if getattr(self, name) is not None:
+                _between(name, getattr(self, name), 0.001, 1e6)
+        if self.max_requests_per_key is not None:
+            _between("max_requests_per_key", self.max_requests_per_key, 1, 10_000_000)
 
 
 def _check_types(config: "EngineConfig | ServerConfig") -> None:
     """Each value is of the type its field is annotated with; an integer is a float too, a bool is no integer."""
     for name, hint in typing.get_type_hints(type(config)).items():
         value, allowed = getattr(config, name), typing.get_args(hint) or (hint,)
-        ok = type(value) in allowed or (float in allowed and type(value) is int)
+        if typing.get_origin(hint) is tuple:  # an option that may be given several times
+            ok, allowed = all(type(item) is str for item in value), (str,)
+        else:
+            ok = type(value) in allowed or (float in allowed and type(value) is int)
         if not ok:
             kinds = " or ".join(kind.__name__ for kind in allowed if kind is not type(None))
             raise ConfigError(f"{option(name)} must be of type {kinds}, but got {value!r}")

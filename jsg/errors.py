@@ -6,9 +6,18 @@
     ├── MemoryPlanError          weights and KV pool do not fit in the memory asked for
     ├── RequestError             the client's fault; HTTP 400
     │   ├── ContextLengthError   prompt and new tokens exceed the context
-    │   └── GrammarError         a grammar that is wrong or not supported
+    │   ├── GrammarError         a grammar that is wrong or not supported
+    │   └── PreviousResponseError  the response to continue is not stored
     ├── NotFoundError            the client named something that is not here; HTTP 404
+    │   └── ModelNotFoundError   a model that is not served here
+    ├── AbortedError             somebody aborted the request; HTTP 499
+    ├── ForbiddenError           the caller's key does not allow it; HTTP 403
+    ├── RateLimitError           the caller has too many requests under way; HTTP 429
     ├── QueueFullError           too many requests wait; HTTP 503
+    │   └── QueueTimeoutError    one waited too long
+    ├── TimeLimitError           a request took longer than it may; HTTP 504
+    │   └── FirstTokenTimeoutError  its first token did
+    ├── ShuttingDownError        the server is ending; HTTP 503
     ├── ForbiddenCompileError    a compile after warm-up under --forbid-compile
     └── EngineDeadError          the engine process ended; HTTP 503
 
@@ -18,7 +27,14 @@ trace.
 
 
 class JsgError(Exception):
-    """The root: catching it catches everything jsg raises on purpose."""
+    """The root: catching it catches everything jsg raises on purpose.
+
+    Attributes:
+        retry_after_s: Whole seconds after which the same request may do better; None where waiting does not help or
+            nothing is known.
+    """
+
+    retry_after_s: int | None = None
 
 
 class ConfigError(JsgError):
@@ -63,12 +79,50 @@ class GrammarError(RequestError):
     """A grammar that is wrong or uses something that is not supported."""
 
 
+class PreviousResponseError(RequestError):
+    """A request that continues a response which is not stored, or not any more."""
+
+
 class NotFoundError(JsgError):
     """The client named something (a model, a request) that is not here."""
 
 
+class ModelNotFoundError(NotFoundError):
+    """The client named a model that is not served here."""
+
+    param = "model"
+
+
+class AbortedError(JsgError):
+    """A request that somebody aborted, where the API that was called has no word for such an end."""
+
+
+class ForbiddenError(JsgError):
+    """The caller's key does not allow what it asks for."""
+
+
+class RateLimitError(JsgError):
+    """The caller has as many requests under way as `--max-requests-per-key` allows."""
+
+
 class QueueFullError(JsgError):
     """More requests wait than `--max-queued-requests` allows."""
+
+
+class QueueTimeoutError(QueueFullError):
+    """A request waited longer than `--queue-timeout` for its first step."""
+
+
+class TimeLimitError(JsgError):
+    """A request took longer than `--request-timeout` allows."""
+
+
+class FirstTokenTimeoutError(TimeLimitError):
+    """The first token of an answer did not come within `--first-token-timeout`."""
+
+
+class ShuttingDownError(JsgError):
+    """The server is ending: it takes no new requests, and those that did not finish in time end with this."""
 
 
 class ForbiddenCompileError(JsgError):

@@ -6,6 +6,7 @@ made and unmade in `jsg.processing`.
 
 import dataclasses
 import enum
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -20,9 +21,9 @@ MAX_TOP_LOGPROBS = 128
 MAX_N = 128
 
 
-def _require(ok: bool, param: str, rule: str, value: object) -> None:
+def _require(ok: bool, param: str, rule: str, value: object, remedy: str = "leave it out for the default") -> None:
     if not ok:
-        raise RequestError(f"{param} must be {rule}, but got {value!r}", param=param)
+        raise RequestError(f"{param} must be {rule}, but got {_quote(value)}; {remedy}", param=param)
 
 
 def _is_int(value: object) -> bool:
@@ -36,8 +37,17 @@ def _is_number(value: object) -> bool:
         return False
 
 
-def _excerpt(values: tuple[object, ...]) -> str:
-    return repr(values[:8])[:200] + (" …" if len(values) > 8 else "")
+def _quote(value: object) -> str:
+    """A value as a message may hold it: short, whatever a client has sent."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    try:
+        if isinstance(value, list | tuple):
+            return f"[{repr(list(value[:8]))[1:-1][:200]}" + (", ...]" if len(value) > 8 else "]")
+        text = repr(value[:200] if isinstance(value, str) else value)
+    except ValueError:  # an integer of thousands of digits has no text
+        return f"a very large {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _are_token_ids(values: tuple[object, ...]) -> bool:
@@ -117,15 +127,6 @@ class SamplingParams:
         )
         _require(_are_token_ids(self.stop_token_ids), "stop_token_ids", "token ids", self.stop_token_ids)
         self._check_numbers()
-        _require(
-            len(self.logit_bias) <= MAX_LOGIT_BIAS,
-            "logit_bias",
-            f"at most {MAX_LOGIT_BIAS} entries",
-            len(self.logit_bias),
-        )
-        for token, value in self.logit_bias:
-            _require(_is_int(token) and 0 <= token < 2**31, "logit_bias", "keyed by token ids", token)
-            _require(_is_number(value) and abs(value) <= 100, "logit_bias", "in [-100, 100]", value)
         seed = self.sampling_seed
         _require(
             seed is None or (_is_int(seed) and -(2**63) <= seed < 2**64), "sampling_seed", "a 64-bit integer", seed
@@ -169,21 +170,31 @@ class SamplingParams:
         """Builds from a client's JSON object. An unknown name is refused by name; null means the default."""
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(fields) - known):
-            raise RequestError(
-                f"unknown sampling parameter {unknown[0]!r}; known are {', '.join(sorted(known))}", param=unknown[0]
-            )
+            name = unknown[0][:100]
+            raise RequestError(f"unknown sampling parameter {name!r}; known are {', '.join(sorted(known))}", param=name)
         values = {name: value for name, value in fields.items() if value is not None}
         return cls(**values)
 
 
 def _parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     """Pairs from a JSON object, whose keys are strings, from a dict or from pairs."""
+    rule = "token ids in [0, 2^31), each once, with a number in [-100, 100] for each"
     try:
-        pairs = [(token, float(bias)) for token, bias in (value.items() if isinstance(value, dict) else value)]
-        _require(all(isinstance(token, int | str) for token, _ in pairs), "logit_bias", "keyed by token ids", value)
-        return tuple((int(token), bias) for token, bias in pairs)
-    except (TypeError, ValueError, OverflowError):
-        raise RequestError(f"logit_bias must map token ids to numbers, but got {value!r}", param="logit_bias") from None
+        pairs = [(_token_id(token), bias) for token, bias in (value.items() if isinstance(value, dict) else value)]
+    except (TypeError, ValueError):
+        pairs = [(None, 0)]
+    _require(len(pairs) <= MAX_LOGIT_BIAS, "logit_bias", f"at most {MAX_LOGIT_BIAS} entries", len(pairs))
+    for token, bias in pairs:
+        _require(token is not None and _is_number(bias) and abs(bias) <= 100, "logit_bias", rule, value)
+    _require(len(dict(pairs)) == len(pairs), "logit_bias", rule, value)
+    return tuple((token, float(bias)) for token, bias in pairs if token is not None)
+
+
+def _token_id(value: object) -> int | None:
+    """A token id, which as a key of a JSON object is text; None for anything else."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +210,8 @@ class Request:
         top_logprobs_num: Report so many most likely alternatives per reported position.
         token_ids_logprob: Report these ids at every reported position.
         namespace: Only requests of one namespace share cached prefixes (tenant, salt, adapter).
+        priority: Larger goes first in the waiting queue, as far as the bound on passing allows.
+        return_cache_info: Report why the cached prefix ended where it did.
     """
 
     rid: str
@@ -209,13 +222,21 @@ class Request:
     top_logprobs_num: int = 0
     token_ids_logprob: tuple[int, ...] = ()
     namespace: str = ""
+    priority: int = 0
+    return_cache_info: bool = False
 
     def __post_init__(self) -> None:
-        _require(len(self.input_ids) > 0, "input_ids", "at least one token", self.input_ids)
-        _require(_are_token_ids(self.input_ids), "input_ids", "integers in [0, 2^31)", _excerpt(self.input_ids))
+        _require(len(self.input_ids) > 0, "input_ids", "at least one token", self.input_ids, "send a prompt")
+        _require(_are_token_ids(self.input_ids), "input_ids", "integers in [0, 2^31)", self.input_ids, "correct them")
         _require(_are_token_ids(self.token_ids_logprob), "token_ids_logprob", "token ids", self.token_ids_logprob)
         _require(isinstance(self.namespace, str), "namespace", "a string", self.namespace)
         _require(self.sampling.n == 1, "n", "1 in an engine request", self.sampling.n)
+        _require(
+            _is_int(self.priority) and -(2**31) <= self.priority < 2**31,
+            "priority",
+            "an integer in [-2^31, 2^31)",
+            self.priority,
+        )
         _require(
             _is_int(self.top_logprobs_num) and 0 <= self.top_logprobs_num <= MAX_TOP_LOGPROBS,
             "top_logprobs_num",
@@ -280,6 +301,29 @@ class TokenLogprob:
     chosen: tuple[tuple[int, float], ...] = ()
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CacheReport:
+    """Why the cached prefix of a request ended where it did, at its first admission.
+
+    Attributes:
+        matched_tokens: Prompt tokens found in the cache.
+        matchable_tokens: Prompt tokens that may come from the cache at most: whole pages only, and not the last token,
+            which must run to give logits, nor those whose log-probabilities are asked for.
+        first_difference: Index of the first prompt token that is not cached; None where all that may match does.
+        cached_continuations: Token ids that are cached at that index instead, at most 8 (of the same namespace).
+        evicted_at: When the prefix that goes on there was evicted, in seconds since the epoch; None where none was
+            that is still remembered.
+        evicted_tokens: Tokens of it that were evicted together.
+    """
+
+    matched_tokens: int
+    matchable_tokens: int
+    first_difference: int | None = None
+    cached_continuations: tuple[int, ...] = ()
+    evicted_at: float | None = None
+    evicted_tokens: int = 0
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class RequestOutput:
     """What one step added to one request. Never changed; not frozen because that makes it four times as slow to build.
@@ -293,6 +337,7 @@ class RequestOutput:
         logprobs: One per new token when asked for.
         prompt_logprobs: Set once, with the first output, when asked for.
         queue_s: Seconds from arrival at the engine to first admission.
+        cache_report: Set once, with the first output, when asked for.
     """
 
     rid: str
@@ -303,6 +348,12 @@ class RequestOutput:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     queue_s: float = 0.0
+    cache_report: CacheReport | None = None
+
+
+def namespace_digest(namespace: str) -> str:
+    """What may be shown of a namespace: enough to tell two apart, and nothing of a tenant or a salt."""
+    return hashlib.sha256(namespace.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

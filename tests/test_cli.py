@@ -52,6 +52,13 @@ class TestOptions:
         )
         assert cli._given(options, ServerConfig) == {"port": 0}
 
+    def test_what_may_be_several_is_repeated(self):
+        keys = ("--api-key", "one", "--api-key", "two", "--cors-allow-origin", "https://a.example.com")
+        given = cli._given(parse("serve", *keys), ServerConfig)
+        assert ServerConfig(**given) == ServerConfig(
+            api_key=("one", "two"), cors_allow_origin=("https://a.example.com",)
+        )
+
     def test_without_options_the_fields_have_their_defaults(self):
         assert cli._engine_config(parse("check")) == EngineConfig()
 
@@ -77,6 +84,7 @@ class TestOptions:
             (("check", "--page-size", "0"), "--page-size must be in [1, 1024], but got 0"),
             (("serve", "tiny", "--model-path", "tiny"), "MODEL and --model-path are the same"),
             (("serve", "no/such-model-here"), "no/such-model-here"),
+            (("serve", "--shutdown-timeout", "nan"), "--shutdown-timeout must be in"),
         ],
     )
     def test_an_error_is_one_line_without_a_trace(self, arguments, said):

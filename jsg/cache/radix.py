@@ -9,14 +9,21 @@ pages, only whole pages match, and what is left of a prompt behind its last whol
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
+from jsg.cache.dump import dump_namespaces
 from jsg.cache.eviction import EvictionQueue
+from jsg.cache.eviction_log import EvictionLog
 from jsg.cache.node import INT_BYTES, Node, Root, common_len
 from jsg.cache.watch import Watch, WatchIndex
+from jsg.types import CacheReport
+
+MAX_CONTINUATIONS = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +81,8 @@ class CacheStats:
 class RadixCache:
     """A compressed prefix tree per namespace, over pages that it owns.
 
-    Time is a count of matches and inserts, never a clock: equal calls give equal trees.
+    Time is a count of matches and inserts, never a clock: equal calls give equal trees. Only the log of evictions has a
+    clock, and nothing is decided by it.
 
     Invariants:
         - every page of the tree is in one node, and in use by the allocator's account;
@@ -84,8 +92,18 @@ class RadixCache:
         - a root is kept while it has children or watches.
     """
 
-    def __init__(self, page_size: int, allocator: PageAllocator, *, enabled: bool = True):
-        """A cache that frees what it evicts into `allocator`. Unless `enabled`, it stays empty and nothing matches."""
+    def __init__(
+        self,
+        page_size: int,
+        allocator: PageAllocator,
+        *,
+        enabled: bool = True,
+        clock: Callable[[], float] = time.time,
+    ):
+        """A cache that frees what it evicts into `allocator`. Unless `enabled`, it stays empty and nothing matches.
+
+        `clock` gives seconds since the epoch, for the log of evictions.
+        """
         assert page_size >= 1, f"a page must have at least 1 token, but got page_size={page_size}"
         self.page_size = page_size
         self.enabled = enabled
@@ -96,6 +114,7 @@ class RadixCache:
         self._page_bytes = page_size * INT_BYTES
         self._roots: dict[str, Root] = {}
         self._leaves = EvictionQueue()
+        self._evictions = EvictionLog(self._page_bytes, clock)
         self._watches = WatchIndex(page_size)
         self._time = 0
         self._serials = itertools.count(1)
@@ -149,6 +168,7 @@ class RadixCache:
         freed: list[Node] = []
         num_freed = 0
         while num_freed < num_pages and (leaf := self._leaves.pop()) is not None:
+            self._evictions.record(leaf)
             self._remove_leaf(leaf)
             freed.append(leaf)
             num_freed += leaf.num_pages
@@ -220,6 +240,58 @@ class RadixCache:
         return self._watches.drain_changed()
 
     # Accounts.
+
+    def explain(self, node: Node, tokens: np.ndarray, namespace: str = "") -> CacheReport:
+        """Why the longest cached prefix of `tokens` ends at `node`, where `match` has just found it. Changes nothing.
+
+        With pages of several tokens a miss may share the beginning of a page with what is cached. The first difference
+        is the token behind the longest such beginning, although nothing of that page is used.
+        """
+        key = self._key(tokens) if self.enabled else b""
+        end = sum(len(above.tokens) for above in _path_up(node))
+        matched, matchable = end // INT_BYTES, len(key) // INT_BYTES
+        if matched == matchable:
+            return CacheReport(matched_tokens=matched, matchable_tokens=matchable)
+        shared, continuations = self._nearest(node, key[end : end + self._page_bytes])
+        eviction = self._evictions.find(namespace, key[: end + self._page_bytes])
+        return CacheReport(
+            matched_tokens=matched,
+            matchable_tokens=matchable,
+            first_difference=matched + shared,
+            cached_continuations=continuations,
+            evicted_at=eviction.at_s if eviction else None,
+            evicted_tokens=eviction.num_tokens if eviction else 0,
+        )
+
+    def _nearest(self, node: Node, page: bytes) -> tuple[int, tuple[int, ...]]:
+        """How many tokens of `page`, which no child of `node` begins with, some do, and with what these go on."""
+        # With one token to a page all children differ in it, and any of them will do.
+        first_pages = list(itertools.islice(node.children, MAX_CONTINUATIONS if self.page_size == 1 else None))
+        if not first_pages:
+            return 0, ()
+        cached = np.frombuffer(b"".join(first_pages), np.int32).reshape(len(first_pages), self.page_size)
+        shared = np.argmin(cached == np.frombuffer(page, np.int32), axis=1)
+        longest = int(shared.max())
+        following = dict.fromkeys(cached[shared == longest, longest].tolist())
+        return longest, tuple(itertools.islice(following, MAX_CONTINUATIONS))
+
+    def dump(self, max_depth: int, max_nodes: int) -> dict[str, Any]:
+        """Sizes and counts of the tree, nested, without any token: see `dump.py`. Walks what it shows.
+
+        `last_used` is by the cache's count of matches and inserts, which is `time` now. A node whose `num_children`
+        is more than the children shown was cut off by a limit.
+
+        Raises:
+            RequestError: A limit is out of range.
+        """
+        return {
+            "page_size": self.page_size,
+            "num_nodes": self.num_nodes,
+            "num_cached_tokens": (self.num_evictable + self.num_protected) * self.page_size,
+            "num_namespaces": len(self._roots),
+            "time": self._time,
+            "namespaces": dump_namespaces(self._roots.values(), max_depth, max_nodes),
+        }
 
     def stats(self) -> CacheStats:
         """Sizes and totals, in tokens."""

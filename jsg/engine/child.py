@@ -16,9 +16,16 @@ STDERR = 2
 
 @final
 class EngineChild:
-    """A running engine process and the owner-only directory of its socket."""
+    """A running engine process and the owner-only directory of its socket.
 
-    def __init__(self, process: subprocess.Popen[bytes], directory: tempfile.TemporaryDirectory[str]) -> None:
+    Attributes:
+        heartbeat_fd: The reading end of its heartbeat, see `heartbeat.py`; whoever reads it closes it.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], directory: tempfile.TemporaryDirectory[str], heartbeat_fd: int
+    ) -> None:
+        self.heartbeat_fd = heartbeat_fd
         self._process = process
         self._directory = directory
 
@@ -30,15 +37,24 @@ class EngineChild:
         group of its own so that Ctrl-C in a terminal reaches the front alone.
         """
         directory = tempfile.TemporaryDirectory(prefix="jsg-", ignore_cleanup_errors=True)  # mode 0700
-        start = EngineStart(config=config, address=_address(directory.name), parent_pid=os.getpid(), core=core)
+        reading_fd, writing_fd = os.pipe()
+        start = EngineStart(
+            config=config,
+            address=_address(directory.name),
+            parent_pid=os.getpid(),
+            heartbeat_fd=writing_fd,
+            core=core,
+        )
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "jsg.engine.process", json.dumps(dataclasses.asdict(start))],
             stdin=subprocess.DEVNULL,
             stdout=STDERR,
             process_group=0,
+            pass_fds=(writing_fd,),
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
-        return cls(process, directory)
+        os.close(writing_fd)
+        return cls(process, directory, reading_fd)
 
     @property
     def address(self) -> str:

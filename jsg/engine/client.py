@@ -3,11 +3,13 @@
 No JAX here. Everything happens on one event loop; only waiting for the child's end has a thread.
 
 On the wire a request has a number in place of its name. A name may be used again the moment its stream is closed, and
-an output of the aborted request that is still on its way must not reach the new one.
+an output of the aborted request that is still on its way must not reach the new one. Owners exist on this side only:
+the engine sees numbers, and namespaces that keep the owners' prefixes apart.
 """
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import itertools
 import logging
@@ -21,7 +23,9 @@ import zmq.asyncio
 
 from jsg.config import EngineConfig
 from jsg.engine.child import EngineChild
+from jsg.engine.heartbeat import HeartbeatMonitor
 from jsg.engine.protocol import ENGINE_CORE, Call, FromEngine, ModelInfo, Progress, ToEngine
+from jsg.engine.streams import Stream, Streams
 from jsg.errors import EngineDeadError, JsgError, QueueFullError, RequestError
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
 
@@ -30,15 +34,7 @@ logger = logging.getLogger(__name__)
 STOP_GRACE_S = 3.0  # for the engine to close by itself
 LAST_WORDS_MS = 100  # for messages of an engine that has just ended
 START_LAST_WORDS_MS = 2000  # before it was ready, when there should be one that says why
-
-
-@final
-class _Stream:
-    """The outputs of one live request that nobody has read yet."""
-
-    def __init__(self, rid: str) -> None:
-        self.rid = rid
-        self.arrived: asyncio.Queue[RequestOutput | JsgError] = asyncio.Queue()
+WATCH_S = 1.0  # how often the heartbeat is looked at
 
 
 @final
@@ -64,8 +60,10 @@ class _Outbox:
 class EngineClient:
     """An engine process and the requests that are live in it.
 
-    Invariants: `_streams` (by wire name) and `_wire_names` (by the client's name) hold the same requests, each from
-    the start of `generate` until its last output, its abort or its close. After the engine's end both stay empty.
+    A request has an owner, the tenant whose key it came with. Owners share the engine, and see nothing of each other.
+
+    Invariant: a request has a stream from the start of `generate` until its last output, its abort or its close. After
+    the engine's end there are none.
     """
 
     def __init__(
@@ -80,13 +78,14 @@ class EngineClient:
         self._socket.set_hwm(0)  # `_open` bounds what can be under way
         self._socket.bind(child.address)
         self._numbers = itertools.count()
-        self._streams: dict[str, _Stream] = {}
-        self._wire_names: dict[str, str] = {}
+        self._streams = Streams()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._outbox: _Outbox | None = None
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[ModelInfo] = loop.create_future()
         self._death: asyncio.Future[str] = loop.create_future()
+        self._heartbeat = HeartbeatMonitor(child.heartbeat_fd)
+        loop.add_reader(self._heartbeat.fileno(), self._take_beats)
         self._running = loop.create_task(self._run())
 
     @classmethod
@@ -120,15 +119,21 @@ class EngineClient:
         """Whether the engine is ready and has not ended."""
         return not self._death.done() and self._ready.done() and self._ready.exception() is None
 
-    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput]:
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the engine process has given no sign of life for some seconds; it may yet go on."""
+        return not self._death.done() and self._heartbeat.is_stalled
+
+    async def generate(self, request: Request, owner: str = "") -> AsyncGenerator[RequestOutput]:
         """Yields the outputs of a request up to the one with `finish`. Closing it early aborts the request.
 
         Raises:
-            RequestError: The engine refused it, or its rid is that of a live request.
-            QueueFullError: Too many requests wait.
+            RequestError: The engine refused it, or its rid is that of a live request of this owner.
+            QueueFullError: Too many requests wait; or, as QueueTimeoutError, it waited longer than `--queue-timeout`.
             EngineDeadError: The engine ended.
+            JsgError: What `abort_all` was given.
         """
-        stream = self._open(request)
+        stream = self._open(request, owner)
         try:
             while True:
                 output = await stream.arrived.get()
@@ -140,28 +145,48 @@ class EngineClient:
         finally:
             self._abort(stream)
 
-    def abort(self, rid: str) -> bool:
-        """Ends a live request; its stream gets a last output. False when no live request has that rid."""
-        wire_name = self._wire_names.get(rid)
-        if wire_name is None:
-            return False
-        stream = self._streams[wire_name]
-        self._abort(stream)
-        stream.arrived.put_nowait(RequestOutput(rid=rid, finish=FinishReason(FinishType.ABORT, message="aborted")))
-        return True
+    def abort(self, rid: str, owner: str = "") -> bool:
+        """Ends a live request of the owner; its stream gets a last output. False when there is none of that rid."""
+        stream = self._streams.find(owner, rid)
+        if stream is not None:
+            self._end(stream, None)
+        return stream is not None
 
-    def abort_all(self) -> None:
-        """Ends every live request."""
-        for rid in list(self._wire_names):
-            self.abort(rid)
+    def abort_all(self, owner: str | None = None, error: JsgError | None = None) -> int:
+        """Ends every live request of the owner, of everybody for None, and says how many.
+
+        Their streams get a last output that says "aborted", or raise `error` where one is given.
+        """
+        streams = self._streams.all_of(owner)
+        for stream in streams:
+            self._end(stream, error)
+        return len(streams)
+
+    def num_live(self, owner: str | None = None) -> int:
+        """Requests of the owner, of everybody for None, that have begun and not ended. Takes no time."""
+        return self._streams.count(owner)
+
+    def live_rids(self, owner: str) -> list[str]:
+        """Names of the owner's live requests, oldest first."""
+        return [stream.rid for stream in self._streams.all_of(owner)]
 
     async def flush_cache(self) -> bool:
         """Empties the prefix cache; False when requests run or wait. Raises EngineDeadError."""
         return await self._call("flush_cache")
 
     async def stats(self) -> dict[str, int | float]:
-        """The engine's counters and gauges. Raises EngineDeadError, or JsgError when the engine failed to tell."""
+        """Counters and gauges, see `protocol.CORE_STATS` and `LOOP_STATS`.
+
+        Raises EngineDeadError, or JsgError when the engine failed to tell.
+        """
         return await self._call("stats")
+
+    async def dump_cache(self, max_depth: int, max_nodes: int) -> dict[str, Any]:
+        """The prefix cache as `RadixCache.dump` gives it, without any token.
+
+        Raises RequestError for limits out of range, EngineDeadError, or JsgError when the engine failed to tell.
+        """
+        return await self._call("dump_cache", max_depth, max_nodes)
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
         """Stops the engine process, by force after `grace_s`, and ends every stream with EngineDeadError."""
@@ -177,49 +202,45 @@ class EngineClient:
         self._socket.close(linger=0)
         self._context.term()
 
-    def _open(self, request: Request) -> _Stream:
+    def _open(self, request: Request, owner: str) -> Stream:
         if self._death.done():
             raise EngineDeadError(self._death.result())
-        if request.rid in self._wire_names:
-            raise RequestError(
-                f"rid must be unique among running requests, but {request.rid!r} is running; choose another",
-                param="rid",
-            )
+        _check_encodable(request.namespace, "namespace")
         limit = self._config.max_queued_requests + self.info.max_running_requests
-        if len(self._streams) >= limit:
+        if self._streams.count(None) >= limit:
             raise QueueFullError(f"at most {limit} requests may run and wait, and so many do; try again later")
-        wire_name = str(next(self._numbers))
-        stream = _Stream(request.rid)
-        self._wire_names[request.rid] = wire_name
-        self._streams[wire_name] = stream
+        stream = self._streams.open(owner, request.rid)
         # Stop strings are found where text is made, in the front: the engine has no use for them.
         sampling = dataclasses.replace(request.sampling, stop=())
-        self._post().requests[wire_name] = dataclasses.replace(request, rid=wire_name, sampling=sampling)
+        self._post().requests[stream.wire_name] = dataclasses.replace(request, rid=stream.wire_name, sampling=sampling)
         return stream
 
-    def _forget(self, wire_name: str) -> _Stream | None:
-        stream = self._streams.pop(wire_name, None)
-        if stream is not None:
-            del self._wire_names[stream.rid]
-        return stream
+    def _end(self, stream: Stream, error: JsgError | None) -> None:
+        """Aborts a live request and tells whoever reads its stream."""
+        self._abort(stream)
+        if error is None:
+            end = RequestOutput(rid=stream.rid, finish=FinishReason(FinishType.ABORT, message="aborted"))
+        else:
+            end = copy.copy(error)  # one for each: raising an error writes to it
+        stream.arrived.put_nowait(end)
 
-    def _abort(self, stream: _Stream) -> None:
+    def _abort(self, stream: Stream) -> None:
         """Forgets a stream and tells the engine; nothing to do for one that has ended."""
-        wire_name = self._wire_names.get(stream.rid)
-        if wire_name is None or self._streams[wire_name] is not stream:
+        if not self._streams.close(stream):
             return
-        self._forget(wire_name)
         outbox = self._post()
-        if outbox.requests.pop(wire_name, None) is None:
-            outbox.aborts.append(wire_name)
+        if outbox.requests.pop(stream.wire_name, None) is None:
+            outbox.aborts.append(stream.wire_name)
 
-    async def _call(self, name: Literal["flush_cache", "stats"]) -> Any:
+    async def _call(
+        self, name: Literal["flush_cache", "stats", "dump_cache"], max_depth: int = 0, max_nodes: int = 0
+    ) -> Any:
         if self._death.done():
             raise EngineDeadError(self._death.result())
         number = next(self._numbers)
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[number] = reply
-        self._post().calls.append(Call(number, name))
+        self._post().calls.append(Call(number, name, max_depth, max_nodes))
         return await reply
 
     def _post(self) -> _Outbox:
@@ -236,14 +257,15 @@ class EngineClient:
 
     async def _run(self) -> None:
         """Reads until the child ends, then its last words, then tells everybody who waits."""
-        reading = asyncio.create_task(self._read())
+        reading, watching = asyncio.create_task(self._read()), asyncio.create_task(self._watch())
         exited = self._exit_of_child()
         await asyncio.wait({reading, exited}, return_when=asyncio.FIRST_COMPLETED)
         if not exited.done():
             logger.error("a message of the engine could not be read", exc_info=reading.exception())
-            self._child.end(0.0)
-        reading.cancel()
+            self._child.kill()
         status = await exited
+        reading.cancel()
+        watching.cancel()
         decoder = msgspec.msgpack.Decoder(FromEngine)
         with contextlib.suppress(msgspec.MsgspecError):
             while await self._socket.poll(LAST_WORDS_MS if self._ready.done() else START_LAST_WORDS_MS):
@@ -262,6 +284,22 @@ class EngineClient:
         threading.Thread(target=wait, name="jsg-engine-exit", daemon=True).start()
         return exited
 
+    async def _watch(self) -> None:
+        """Ends an engine whose step loop has stood still for too long, so that everybody who waits hears of it."""
+        await asyncio.wait({self._ready})
+        if not self.is_alive:
+            return
+        limit_s = self._config.watchdog_timeout
+        self._heartbeat.start_watch()
+        while self._heartbeat.stuck_s <= limit_s:
+            await asyncio.sleep(min(WATCH_S, limit_s / 4))
+        logger.error("the engine's step loop has not turned for %g s (--watchdog-timeout); it is ended", limit_s)
+        self._child.kill()
+
+    def _take_beats(self) -> None:
+        if not self._heartbeat.read():
+            asyncio.get_running_loop().remove_reader(self._heartbeat.fileno())
+
     async def _read(self) -> None:
         decoder = msgspec.msgpack.Decoder(FromEngine)
         while True:
@@ -270,14 +308,15 @@ class EngineClient:
 
     def _take(self, message: FromEngine) -> None:
         for output in message.outputs:
-            stream = self._streams.get(output.rid)
+            stream = self._streams.on_wire(output.rid)
             if stream is None:
                 continue  # aborted while this was under way
             if output.finish is not None:
-                self._forget(output.rid)
+                self._streams.close(stream)
             stream.arrived.put_nowait(output)
         for refusal in message.refusals:
-            if stream := self._forget(refusal.rid):
+            if stream := self._streams.on_wire(refusal.rid):
+                self._streams.close(stream)
                 stream.arrived.put_nowait(refusal.failure.to_error())
         for reply in message.replies:
             waiting = self._calls.pop(reply.number)
@@ -306,11 +345,23 @@ class EngineClient:
 
     def _die(self, reason: str) -> None:
         self._death.set_result(reason)
+        asyncio.get_running_loop().remove_reader(self._heartbeat.fileno())
+        self._heartbeat.close()
         self._fail_start(EngineDeadError(reason))
-        for wire_name in list(self._streams):
-            if stream := self._forget(wire_name):
-                stream.arrived.put_nowait(EngineDeadError(reason))
+        for stream in self._streams.all_of(None):
+            self._streams.close(stream)
+            stream.arrived.put_nowait(EngineDeadError(reason))
         for waiting in self._calls.values():
             if not waiting.done():
                 waiting.set_exception(EngineDeadError(reason))
         self._calls.clear()
+
+
+def _check_encodable(text: str, param: str) -> None:
+    """Raises RequestError for a lone surrogate: UTF-8 has none, and one such text would lose a whole message."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(
+            f"{param} must be Unicode text, but has a lone surrogate; leave it out", param=param
+        ) from None

@@ -1,12 +1,15 @@
 """The engine: requests in, tokens out, one step at a time."""
 
+import dataclasses
 import time
 from collections.abc import Callable
+from typing import Any
 
 from jsg.config import EngineConfig
-from jsg.engine.protocol import ModelInfo, Progress
+from jsg.engine.protocol import Call, Failure, ModelInfo, Progress, Refusal
 from jsg.engine.results import InFlight
 from jsg.engine.startup import start
+from jsg.errors import QueueTimeoutError
 from jsg.types import Request, RequestOutput
 
 
@@ -27,7 +30,8 @@ class EngineCore:
         self._overlaps = not config.disable_overlap_schedule
         self._in_flight: InFlight | None = None
         self._num_steps = 0
-        self._totals = {"prompt_tokens": 0, "cached_tokens": 0, "generated_tokens": 0}
+        self._num_generated = 0
+        self._queue_timeout_s = config.queue_timeout
 
     @property
     def has_work(self) -> bool:
@@ -63,40 +67,67 @@ class EngineCore:
             outputs += self._commit(now)
         outputs += self.scheduler.take_finished()
         self.scheduler.table.check_integrity()  # better no answer than one from another request's pages
-        self._count(outputs)
+        self._num_generated += sum(len(output.token_ids) for output in outputs)
         return outputs
 
     def _commit(self, flight: InFlight | None) -> list[RequestOutput]:
         return [] if flight is None else self.scheduler.commit(flight.batch, flight.read())
+
+    def refuse_overdue(self) -> list[Refusal]:
+        """Takes out the requests that have waited longer than `--queue-timeout` for their first step."""
+        if self._queue_timeout_s is None:
+            return []
+        message = (
+            f"the request waited for more than {self._queue_timeout_s:g} s (--queue-timeout) and had no step yet; "
+            "the server is busy, try again later"
+        )
+        failure = Failure.of(QueueTimeoutError(message))
+        return [Refusal(rid, failure) for rid in self.scheduler.expire(time.monotonic() - self._queue_timeout_s)]
+
+    def answer(self, call: Call) -> bool | dict[str, Any]:
+        """Answers a question of the front. Raises RequestError for limits out of range."""
+        match call.name:
+            case "flush_cache":
+                return self.flush_cache()
+            case "stats":
+                return self.stats()
+            case "dump_cache":
+                return self._cache.dump(call.max_depth, call.max_nodes)
 
     def flush_cache(self) -> bool:
         """Forgets every cached prefix; False, and no change, while requests run or wait."""
         return not self.has_work and self._cache.reset()
 
     def stats(self) -> dict[str, int | float]:
-        """Gauges and totals, for `/get_server_info`."""
-        cache = self._cache.stats()
-        prompt = self._totals["prompt_tokens"]
+        """Gauges and totals: see `protocol.CORE_STATS`."""
+        cache, totals = self._cache.stats(), self.scheduler.totals
         return {
             "num_running": len(self.scheduler.running),
             "num_waiting": len(self.scheduler.waiting),
             "num_steps": self._num_steps,
-            "num_retracts": self.scheduler.num_retracts,
+            **dataclasses.asdict(totals),
+            "generated_tokens": self._num_generated,
+            "cache_hit_rate": totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else 0.0,
+            "num_cached_tokens": cache.num_cached_tokens,
+            "num_inserted_tokens": cache.inserted_tokens,
+            "num_evicted_tokens": cache.evicted_tokens,
+            **self._pool_stats(),
             "num_lowered": self._executables.num_lowered,
             "num_compiled": self._executables.num_compiled,
             "num_programs_pending": self._executables.num_pending,
-            "num_cached_tokens": cache.num_cached_tokens,
-            "num_evicted_tokens": cache.evicted_tokens,
-            "cache_hit_rate": self._totals["cached_tokens"] / prompt if prompt else 0.0,
-            **self._totals,
         }
 
-    def _count(self, outputs: list[RequestOutput]) -> None:
-        for output in outputs:
-            self._totals["generated_tokens"] += len(output.token_ids)
-            if output.finish is not None:
-                self._totals["prompt_tokens"] += output.prompt_tokens
-                self._totals["cached_tokens"] += output.cached_tokens
+    def _pool_stats(self) -> dict[str, int | float]:
+        """Who holds the KV pool, in tokens. What only the cache holds is free to whoever needs it."""
+        table, size = self.scheduler.table, self._cache.page_size
+        held = self._cache.num_protected + table.num_uncached_pages
+        return {
+            "num_free_tokens": (table.num_available_pages - self._cache.num_evictable) * size,
+            "num_evictable_tokens": self._cache.num_evictable * size,
+            "num_protected_tokens": self._cache.num_protected * size,
+            "num_uncached_tokens": table.num_uncached_pages * size,
+            "kv_usage": held / (held + table.num_available_pages),
+        }
 
     def check_integrity(self) -> None:
         """Asserts the invariants of scheduler, cache and allocator; for tests."""

@@ -17,7 +17,8 @@ class Driver:
     """The only thread that touches the core. Everything else reaches it through a list of things to do.
 
     Invariant: a request that was submitted has a sink until that sink has heard its end. A sink that raises is dropped
-    and its request aborted; an action that raises something unexpected ends the engine, and every sink hears of it.
+    and its request aborted. A request that cannot be added, whatever the core raises, fails alone; any other action or
+    a step that raises something unexpected ends the engine, and every sink hears of it.
     """
 
     def __init__(self, core: EngineCore):
@@ -47,6 +48,10 @@ class Driver:
             try:
                 self._core.add(request)
             except JsgError as error:
+                self._deliver(rid, error)
+            except Exception as bug:  # the core keeps nothing of a request that it could not add
+                error = JsgError(f"the engine could not take the request: {bug}")
+                error.__cause__ = bug
                 self._deliver(rid, error)
 
         self._enqueue(add)
@@ -92,6 +97,8 @@ class Driver:
         try:
             while not self._is_closing:
                 self._act()
+                for refusal in self._core.refuse_overdue():
+                    self._deliver(refusal.rid, refusal.failure.to_error())
                 for output in self._core.step() if self._core.has_work else ():
                     self._deliver(output.rid, output)
         except Exception as failure:

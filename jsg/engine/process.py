@@ -2,7 +2,8 @@
 
 One loop: take everything the front has sent, run one step, send what it gave. The inbox is emptied before each step,
 so an abort never waits behind requests. The process ends when it is told to, when its parent is gone, or with a
-trace when the core raises something that is not a `JsgError`.
+trace when a step raises. A request that cannot be added, whatever the core raises, and a question that cannot be
+answered fail alone.
 """
 
 import ctypes
@@ -12,13 +13,15 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import msgspec
 import zmq
 
 from jsg.config import EngineConfig
+from jsg.engine.heartbeat import HeartbeatSender, LoopClock
 from jsg.engine.protocol import (
     Call,
     EngineStart,
@@ -35,10 +38,12 @@ from jsg.types import Request, RequestOutput
 
 logger = logging.getLogger(__name__)
 
-IDLE_POLL_MS = 1000  # how often an idle engine looks whether its parent lives, where the kernel does not tell
+IDLE_POLL_MS = 250  # an idle loop turns too: it must not look stuck, nor outlive its parent
 START_FLUSH_MS = 30_000  # how long the reason of a failed start waits for a front that is still importing
 END_FLUSH_MS = 1000
 PR_SET_PDEATHSIG = 1
+NOT_ADDED = "the engine could not take this request; the server's log has the cause"
+LOOKS = {"stats": "counters", "dump_cache": "prefix cache"}  # questions that change nothing
 
 
 class Core(Protocol):
@@ -64,12 +69,12 @@ class Core(Protocol):
         """Runs one step."""
         ...
 
-    def flush_cache(self) -> bool:
-        """Empties the prefix cache; False when requests run or wait."""
+    def refuse_overdue(self) -> list[Refusal]:
+        """Takes out the requests that have waited longer than `--queue-timeout` for their first step."""
         ...
 
-    def stats(self) -> dict[str, int | float]:
-        """Counters and gauges."""
+    def answer(self, call: Call) -> bool | dict[str, Any]:
+        """Answers a question between two steps. Raises JsgError where it cannot be answered."""
         ...
 
     def close(self) -> None:
@@ -111,19 +116,25 @@ class FrontLink:
         self._context.term()
 
 
-def serve(core: Core, link: FrontLink, parent_pid: int) -> None:
+def serve(core: Core, link: FrontLink, parent_pid: int, clock: LoopClock) -> None:
     """Steps the core until the front says stop or is gone."""
+    end = time.monotonic()
     while os.getppid() == parent_pid:
-        refusals: list[Refusal] = []
+        start, is_idle = end, not core.has_work
+        messages = link.receive_all(wait=is_idle)
+        woken = time.monotonic() if is_idle else start
+        refusals = core.refuse_overdue()
         replies: list[Reply] = []
-        for message in link.receive_all(wait=not core.has_work):
+        for message in messages:
             if message.stop:
                 return
             refusals += _take_requests(core, message)
-            replies += [_answer(core, call) for call in message.calls]
+            replies += [_answer(core, call, clock) for call in message.calls]
         outputs = core.step() if core.has_work else []
         if outputs or refusals or replies:
             link.send(FromEngine(outputs=tuple(outputs), refusals=tuple(refusals), replies=tuple(replies)))
+        end = time.monotonic()
+        clock.add(idle_s=woken - start, busy_s=end - woken)
 
 
 def _take_requests(core: Core, message: ToEngine) -> list[Refusal]:
@@ -135,26 +146,33 @@ def _take_requests(core: Core, message: ToEngine) -> list[Refusal]:
             core.add(request)
         except JsgError as error:
             refusals.append(Refusal(request.rid, Failure.of(error)))
+        except Exception:  # a core keeps nothing of a request that it could not add
+            logger.exception("a request could not be added")
+            refusals.append(Refusal(request.rid, Failure(JsgError.__name__, NOT_ADDED)))
     return refusals
 
 
-def _answer(core: Core, call: Call) -> Reply:
-    match call.name:
-        case "flush_cache":
-            return Reply(call.number, core.flush_cache())
-        case "stats":
-            # A failed look changes nothing. A failed flush may have stopped halfway, so what it raises ends the engine.
-            try:
-                return Reply(call.number, core.stats())
-            except Exception:
-                logger.exception("the engine could not give its counters")
-                message = "the engine could not give its counters; the server's log has the cause"
-                return Reply(call.number, failure=Failure(JsgError.__name__, message))
+def _answer(core: Core, call: Call, clock: LoopClock) -> Reply:
+    try:
+        value = core.answer(call)
+    except JsgError as error:
+        return Reply(call.number, failure=Failure.of(error))
+    except Exception:
+        if call.name not in LOOKS:
+            raise  # it may have stopped halfway
+        message = f"the engine could not give its {LOOKS[call.name]}; the server's log has the cause"
+        logger.exception(message)
+        return Reply(call.number, failure=Failure(JsgError.__name__, message))
+    if call.name == "stats" and isinstance(value, dict):
+        value |= clock.stats()
+    return Reply(call.number, value)
 
 
 def run(start: EngineStart) -> int:
     """Loads the core, serves, and gives the exit status: 0 after a stop, 2 when the core could not start."""
     link = FrontLink(start.address)
+    clock = LoopClock()
+    heartbeat = HeartbeatSender(start.heartbeat_fd, clock)
 
     def report(progress: Progress) -> None:
         link.send(FromEngine(progress=progress))
@@ -169,9 +187,10 @@ def run(start: EngineStart) -> int:
     gc.freeze()  # what was loaded stays: later collections need not walk it
     link.send(FromEngine(ready=core.info))
     try:
-        serve(core, link, start.parent_pid)
+        serve(core, link, start.parent_pid, clock)
     finally:
         core.close()
+        heartbeat.stop()
         link.close(END_FLUSH_MS)
     return 0
 

@@ -6,7 +6,7 @@ is to say since the last one.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from jsg import errors
 from jsg.config import EngineConfig
@@ -14,6 +14,39 @@ from jsg.errors import JsgError, RequestError
 from jsg.types import Request, RequestOutput
 
 ENGINE_CORE = "jsg.engine.core:EngineCore"
+
+CORE_STATS = {
+    "num_running": "requests in the batch",
+    "num_waiting": "requests that wait for admission",
+    "num_steps": "steps dispatched",
+    "num_retracts": "times a running request was sent back to the queue for want of memory",
+    "num_aborted": "requests that were aborted while they were live",
+    "num_expired": "requests that waited longer than --queue-timeout",
+    "num_failed": "requests that failed alone, by an error of their own",
+    "prompt_tokens": "prompt tokens of admitted requests, each request counted once",
+    "cached_tokens": "those of them that came from the cache",
+    "generated_tokens": "output tokens handed to the front",
+    "cache_hit_rate": "cached_tokens over prompt_tokens",
+    "num_cached_tokens": "tokens in the prefix cache",
+    "num_inserted_tokens": "tokens put into the prefix cache",
+    "num_evicted_tokens": "tokens evicted from the prefix cache",
+    "num_free_tokens": "KV pool: in no use",
+    "num_evictable_tokens": "KV pool: cached, and used by no running request",
+    "num_protected_tokens": "KV pool: cached, and used by running requests",
+    "num_uncached_tokens": "KV pool: of running requests, not cached",
+    "kv_usage": "part of the KV pool that running requests hold, from 0 to 1",
+    "num_lowered": "programs traced",
+    "num_compiled": "programs compiled",
+    "num_programs_pending": "programs that the background thread has still to compile",
+}
+"""What every engine core's `stats` gives, and what it means. Totals never fall; gauges are those of the moment."""
+
+LOOP_STATS = {
+    "num_turns": "turns of the step loop, idle ones too",
+    "idle_s": "seconds that the step loop waited for requests",
+    "busy_s": "seconds that the step loop had work",
+}
+"""What the loop around the core adds to them in the engine process."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +96,14 @@ class EngineStart:
         config: The knobs.
         address: ZeroMQ address of the front.
         parent_pid: The engine ends when this is no longer its parent.
+        heartbeat_fd: Where the engine writes its heartbeat, see `heartbeat.py`.
         core: "module:name" of the engine core.
     """
 
     config: EngineConfig
     address: str
     parent_pid: int
+    heartbeat_fd: int
     core: str = ENGINE_CORE
 
 
@@ -95,10 +130,18 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """A question that the engine answers between two steps."""
+    """A question that the engine answers between two steps.
+
+    Attributes:
+        number: Names the reply.
+        name: What is asked.
+        max_depth, max_nodes: Limits of `dump_cache`.
+    """
 
     number: int
-    name: Literal["flush_cache", "stats"]
+    name: Literal["flush_cache", "stats", "dump_cache"]
+    max_depth: int = 0
+    max_nodes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,7 +149,7 @@ class Reply:
     """The answer to the call of that number: a value, or why there is none."""
 
     number: int
-    value: bool | dict[str, int | float] | None = None
+    value: bool | dict[str, Any] | None = None
     failure: Failure | None = None
 
 

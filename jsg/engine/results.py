@@ -1,6 +1,7 @@
 """From a step's arrays on the device to what the scheduler commits."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 
 import jax
@@ -8,38 +9,63 @@ import numpy as np
 
 from jsg.engine.sampling import Logprobs
 from jsg.engine.step import StepOutput
-from jsg.sched.records import Batch, BatchEntry
+from jsg.sched.records import Batch, BatchEntry, RunningRequest
 from jsg.sched.scheduler import StepResult
 from jsg.types import TokenLogprob
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InFlight:
-    """A step that was dispatched and not read yet."""
+    """A step that was dispatched and not read yet.
+
+    Attributes:
+        batch: The step.
+        output: Tokens, and their log-probabilities where any request wants them.
+        prompt_scores: Log-probabilities of prompt tokens where any request wants them.
+        failed: Requests that could not be set up for it; what the step gives for them means nothing.
+    """
 
     batch: Batch
     output: StepOutput
     prompt_scores: Logprobs | None
+    failed: tuple[RunningRequest, ...] = ()
 
     def read(self) -> StepResult:
-        """Waits for the step and takes its results to the host."""
-        tokens = np.asarray(self.output.tokens).tolist()
-        result = StepResult(tokens)
-        if self.output.logprobs is not None:
-            logprobs = jax.device_get(self.output.logprobs)
-            for index, entry in enumerate(self.batch.entries):
-                if entry.samples and entry.running.request.return_logprob and tokens[index] >= 0:
-                    result.logprobs[index] = _token_logprob(entry, tokens[index], logprobs, index)
-        if self.prompt_scores is not None:
-            self._read_prompt(result, jax.device_get(self.prompt_scores))
-        return result
+        """Waits for the step and takes its results to the host.
 
-    def _read_prompt(self, result: StepResult, scores: Logprobs) -> None:
+        What raises for one request's results fails that request only; what the device raises is raised.
+        """
+        result = StepResult(np.asarray(self.output.tokens).tolist(), failed=list(self.failed))
+        if self.output.logprobs is None and self.prompt_scores is None:
+            return result
+        logprobs, prompt_scores = jax.device_get((self.output.logprobs, self.prompt_scores))
         offset = 0
         for index, entry in enumerate(self.batch.entries):
-            if entry.scores_prompt:
-                result.prompt_logprobs[index] = list(_prompt_part(entry, scores, offset))
+            try:
+                _read_entry(result, index, entry, logprobs, prompt_scores, offset)
+            except Exception:
+                logger.exception("the log-probabilities of a request could not be read")
+                result.failed.append(entry.running)
             offset += entry.num_new
+        return result
+
+
+def _read_entry(
+    result: StepResult,
+    index: int,
+    entry: BatchEntry,
+    logprobs: Logprobs | None,
+    prompt_scores: Logprobs | None,
+    offset: int,
+) -> None:
+    """Takes what one entry wants of the log-probabilities; its tokens begin at `offset` of the packed ones."""
+    token = result.token_ids[index]
+    if logprobs is not None and entry.samples and entry.running.request.return_logprob and token >= 0:
+        result.logprobs[index] = _token_logprob(entry, token, logprobs, index)
+    if prompt_scores is not None and entry.scores_prompt:
+        result.prompt_logprobs[index] = list(_prompt_part(entry, prompt_scores, offset))
 
 
 def _prompt_part(entry: BatchEntry, scores: Logprobs, offset: int) -> Sequence[TokenLogprob]:

@@ -4,6 +4,7 @@ Nothing here waits for the device but `InFlight.read`; the engine calls it one s
 """
 
 import dataclasses
+import logging
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple, cast
 
@@ -22,6 +23,8 @@ from jsg.sched.buckets import BucketKey, Buckets, Phase
 from jsg.sched.records import Batch, BatchEntry, RunningRequest
 from jsg.sched.table import RequestTable
 from jsg.types import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS
+
+logger = logging.getLogger(__name__)
 
 COUNT_CHUNK = 1024
 BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 2048  # the last for the model's own EOS tokens: at most that many
@@ -212,11 +215,13 @@ class ModelRunner:
     # Steps.
 
     def dispatch(self, batch: Batch, table: RequestTable) -> InFlight:
-        """Starts a step: device tables of what was admitted, forward pass, sampling. Does not wait."""
-        for running in batch.admitted:
-            self._admit(running)
+        """Starts a step: device tables of what was admitted, forward pass, sampling. Does not wait.
+
+        A request whose settings raise runs with plain ones and is named in `InFlight.failed`.
+        """
+        failed = [running for running in batch.admitted if not self._admit(running)]
         rows = np.array([entry.place.row for entry in batch.entries])
-        self._end_minimum(batch, rows)
+        failed += self._end_minimum(batch, rows)
         self._write_rows(batch.dirty_rows, table.pages)
         scores_prompt = any(entry.scores_prompt for entry in batch.entries)
         needed = Variant(*np.any(self._needs[rows], axis=0).tolist())
@@ -228,7 +233,7 @@ class ModelRunner:
         )
         self._state = state._replace(pool=pool, page_table=page_table)
         scores = self._prompt_logprobs(batch, key, hidden) if scores_prompt else None
-        return InFlight(batch, self._sample(batch, key, variant, logits), scores)
+        return InFlight(batch, self._sample(batch, key, variant, logits), scores, tuple(failed))
 
     def _ready(self, key: BucketKey, needed: Variant, scores_prompt: bool) -> tuple[BucketKey, Variant]:
         """The smallest compiled shape and the cheapest compiled variant that can run the batch."""
@@ -273,30 +278,57 @@ class ModelRunner:
 
     # Device tables.
 
-    def _admit(self, running: RunningRequest) -> None:
-        place, request = running.place, running.request
+    def _admit(self, running: RunningRequest) -> bool:
+        """Sets up a request's row; False, and a plain row, when the work for it on the host raises."""
+        place, minimum = running.place, running.request.sampling.min_new_tokens
         assert place is not None, "only a running request is admitted"
-        sampling = request.sampling
-        seed = sampling.sampling_seed or 0
-        self._constants[place.row] = packing.sampling_row(sampling, seed, self._config.vocab_size)
-        self._min_new_tokens[place.row] = sampling.min_new_tokens
+        try:
+            constants, needs = self._settings(running)
+            bias = self._bias(running, running.num_output) if needs.has_tables else None
+        except Exception:
+            logger.exception("the sampling of a request could not be set up")
+            self._constants[place.row], self._needs[place.row], self._min_new_tokens[place.row] = 0, GREEDY, 0
+            return False
+        self._constants[place.row], self._needs[place.row], self._min_new_tokens[place.row] = constants, needs, minimum
+        if bias is not None:
+            self._write_counts(running, place.row)
+            self._write_bias(place.row, bias)
+        return True
+
+    def _settings(self, running: RunningRequest) -> tuple[np.ndarray, Variant]:
+        request, sampling = running.request, running.request.sampling
         needs = Variant(
             is_sampled=sampling.temperature > 0,
             has_tables=packing.needs_tables(sampling),
             has_logprobs=request.return_logprob,
         )
-        self._needs[place.row] = needs
-        if needs.has_tables:
-            self._write_counts(running, place.row)
-            self._write_bias(place.row, packing.bias_of(running, self._config.eos_token_ids, running.num_output))
+        return packing.sampling_row(sampling, sampling.sampling_seed or 0, self._config.vocab_size), needs
 
-    def _end_minimum(self, batch: Batch, rows: np.ndarray) -> None:
-        """Lets requests end that have just reached their `min_new_tokens`."""
+    def _end_minimum(self, batch: Batch, rows: np.ndarray) -> list[RunningRequest]:
+        """Lets requests end that have just reached their `min_new_tokens`; returns those for which that raises."""
+        failed = []
         for index in np.flatnonzero(self._min_new_tokens[rows]):
             entry, minimum = batch.entries[index], int(self._min_new_tokens[rows[index]])
-            if entry.samples and entry.output_index == minimum:
-                bias = packing.bias_of(entry.running, self._config.eos_token_ids, minimum)
-                self._write_bias(entry.place.row, bias)
+            if not entry.samples or entry.output_index != minimum:
+                continue
+            try:
+                bias = self._bias(entry.running, minimum)
+            except Exception:
+                logger.exception("the bias of a request could not be worked out")
+                failed.append(entry.running)
+                continue
+            self._write_bias(entry.place.row, bias)
+        return failed
+
+    def _bias(self, running: RunningRequest, output_index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and values of a request's bias, padded to the shape of `step.write_bias`."""
+        bias = packing.bias_of(running, self._config.eos_token_ids, output_index)
+        inside = {token: value for token, value in bias.items() if token < self._config.vocab_size}  # all but odd EOS
+        ids = np.full(BIAS_CHUNK, -1, np.int32)
+        values = np.zeros(BIAS_CHUNK, np.float32)
+        ids[: len(inside)] = list(inside)
+        values[: len(inside)] = list(inside.values())
+        return ids, values
 
     def _write_counts(self, running: RunningRequest, row: int) -> None:
         known = running.tokens[: running.num_known]
@@ -310,13 +342,8 @@ class ModelRunner:
             )
             self._state = self._state._replace(penalties=penalties)
 
-    def _write_bias(self, row: int, bias: dict[int, float]) -> None:
-        ids = np.full(BIAS_CHUNK, -1, np.int32)
-        values = np.zeros(BIAS_CHUNK, np.float32)
-        inside = {token: value for token, value in bias.items() if token < self._config.vocab_size}  # all but odd EOS
-        ids[: len(inside)] = list(inside)
-        values[: len(inside)] = list(inside.values())
-        penalties = self._executables(("write_bias",), self._state.penalties, np.int32(row), ids, values)
+    def _write_bias(self, row: int, bias: tuple[np.ndarray, np.ndarray]) -> None:
+        penalties = self._executables(("write_bias",), self._state.penalties, np.int32(row), *bias)
         self._state = self._state._replace(penalties=penalties)
 
     def _write_rows(self, dirty: Sequence[int], pages: np.ndarray) -> None:

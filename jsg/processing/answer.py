@@ -11,7 +11,16 @@ from typing import Any, final
 
 from jsg.processing.output import OutputStream
 from jsg.processing.tokenizer import Tokenizer
-from jsg.types import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprob, expand_answers
+from jsg.types import (
+    CacheReport,
+    FinishReason,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprob,
+    expand_answers,
+    namespace_digest,
+)
 
 PROMPT_TAIL_LEN = 8  # tokens that can begin a character which the answer completes
 
@@ -25,7 +34,8 @@ class Prompt:
         input_ids: The tokens.
         is_continued: The answer goes on in the prompt's text, so that a leading space is kept; false after a chat
             template, where the answer is a text of its own.
-        return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace: As in `Request`.
+        return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
+            return_cache_info: As in `Request`.
     """
 
     rid: str
@@ -37,6 +47,8 @@ class Prompt:
     top_logprobs_num: int = 0
     token_ids_logprob: tuple[int, ...] = ()
     namespace: str = ""
+    priority: int = 0
+    return_cache_info: bool = False
 
     @property
     def num_scores(self) -> int:
@@ -67,6 +79,8 @@ class Prompt:
                 top_logprobs_num=self.top_logprobs_num,
                 token_ids_logprob=self.token_ids_logprob,
                 namespace=self.namespace,
+                priority=self.priority,
+                return_cache_info=self.return_cache_info,
             )
             for index, sampling in enumerate(samplings)
         ]
@@ -115,6 +129,7 @@ class Answer:
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self.finish: FinishReason | None = None
         self.cached_tokens = 0
+        self.cache_report: CacheReport | None = None
         self.queue_s = 0.0
         self.first_token_s: float | None = None
         self.elapsed_s = 0.0
@@ -139,6 +154,7 @@ class Answer:
         self.queue_s = max(self.queue_s, output.queue_s)
         self.logprobs += delta.logprobs
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        self.cache_report = output.cache_report or self.cache_report
         self.finish = self.finish or delta.finish
         return delta
 
@@ -159,6 +175,8 @@ class Answer:
             "time_to_first_token": self.first_token_s,
             "queue_time": self.queue_s,
         }
+        if self.request.return_cache_info:
+            meta["cache"] = None if self.cache_report is None else _shown_cache(self.cache_report, self.request)
         if self.request.return_logprob:
             if with_prompt_logprobs:
                 meta |= self._shown_logprobs("input", self.prompt_logprobs, texts)
@@ -178,6 +196,25 @@ class Answer:
         if self.request.token_ids_logprob:
             shown[f"{side}_token_ids_logprobs"] = [entries(token.chosen) or None for token in scored]
         return shown
+
+
+def _shown_cache(report: CacheReport, request: Request) -> dict[str, Any]:
+    """Why the cached prefix ended where it did, in words of a client: its tokens, and no secret of its own."""
+    position = report.first_difference
+    return {
+        "matched_tokens": report.matched_tokens,
+        "matchable_tokens": report.matchable_tokens,
+        "first_difference": None
+        if position is None
+        else {
+            "position": position,
+            "token_id": request.input_ids[position],
+            "cached_token_ids": list(report.cached_continuations),
+        },
+        "evicted_at": report.evicted_at,
+        "evicted_tokens": report.evicted_tokens,
+        "namespace": namespace_digest(request.namespace),
+    }
 
 
 def _finish_reason(finish: FinishReason | None, num_tokens: int) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from typing import Any, final
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError
+from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
 
 from jsg.errors import ModelError, RequestError
 from jsg.processing.template_sandbox import TemplateSandbox
@@ -12,7 +12,13 @@ _MAX_ERROR_CHARS = 300
 
 @final
 class ChatTemplate:
-    """A model's chat template, compiled once. Immutable: any number of threads may render at a time."""
+    """A model's chat template, compiled once. Immutable: any number of threads may render at a time.
+
+    Attributes:
+        variables: Names that the template takes from outside, the sandbox's functions left out.
+        words: Attributes and strings in its source. A field of a message, or a role, that is not among them is one
+            that it does not know.
+    """
 
     def __init__(self, source: str | None, *, bos_token: str | None, eos_token: str | None):
         """Compiles the template.
@@ -28,7 +34,14 @@ class ChatTemplate:
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {name: token for name, token in tokens.items() if token is not None}
         self._sandbox = TemplateSandbox()
-        self._template = None if source is None else self._compile(source)
+        self._template: Template | None = None
+        self.variables: frozenset[str] = frozenset()
+        self.words: frozenset[str] = frozenset()
+        if source is not None:
+            self._template = self._compile(source)
+            tree = self._sandbox.parse(source)
+            self.variables = frozenset(meta.find_undeclared_variables(tree)).difference(self._sandbox.globals)
+            self.words = _words(tree)
 
     def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **extra: Any) -> str:
         """The prompt text of a conversation.
@@ -76,6 +89,12 @@ class ChatTemplate:
         except (TemplateError, RecursionError) as error:
             reason = str(error)
         raise ModelError(f"the chat template must be a Jinja template, but {reason}; correct the model's chat_template")
+
+
+def _words(tree: nodes.Template) -> frozenset[str]:
+    attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
+    strings = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return frozenset(attributes | strings)
 
 
 def _copy_json(value: Any) -> Any:

@@ -7,7 +7,8 @@ class BypassLedger:
     """Counts, per request, the prefill tokens of later arrivals that were scheduled while it was in the engine.
 
     Of two requests the earlier one has been passed by at least as much, so only the oldest waiting request need be
-    looked at: while it is within the bound, everybody is.
+    looked at: while it is within the bound, everybody is. That holds for any order of admission, and so for priorities
+    too: a request of a large priority passes others until the bound is used up, and not beyond.
 
     Invariant: `_tokens[i]` belongs to arrival `_base + i`; everything before `_base` has left the engine for good.
     """

@@ -1,10 +1,14 @@
-"""In what order waiting requests are admitted. A policy gives each a key; the smallest goes first."""
+"""In what order waiting requests are admitted. A policy gives each a key; the smallest goes first.
+
+Each key begins with the client's priority, the larger the smaller, so a policy orders those of equal priority. Nobody
+starves by it: the bound on being passed (`bypass.py`) is above every key.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from jsg.cache.node import Node
+from jsg.cache.node import Node, Root
 from jsg.cache.watch import Watch
 from jsg.errors import ConfigError
 from jsg.sched.records import RunningRequest
@@ -13,7 +17,7 @@ Key = tuple[int, ...]
 
 
 class Policy(Protocol):
-    """Orders the waiting queue. Changes nothing."""
+    """Orders the waiting queue: by priority, then in a way of its own. Changes nothing."""
 
     depends_on_others: bool
     """Whether one request's change may change another's key, so that all must be made anew."""
@@ -30,7 +34,7 @@ class LongestPrefixMatch:
 
     def keys(self, waiting: Iterable[RunningRequest]) -> dict[RunningRequest, Key]:
         """See `Policy`."""
-        return {r: (-_watch(r).matched, r.arrival) for r in waiting}
+        return {r: (-r.request.priority, -_watch(r).matched, r.arrival) for r in waiting}
 
 
 class FirstComeFirstServed:
@@ -40,7 +44,7 @@ class FirstComeFirstServed:
 
     def keys(self, waiting: Iterable[RunningRequest]) -> dict[RunningRequest, Key]:
         """See `Policy`."""
-        return {r: (r.arrival,) for r in waiting}
+        return {r: (-r.request.priority, r.arrival) for r in waiting}
 
 
 class Random:
@@ -53,13 +57,14 @@ class Random:
 
     def keys(self, waiting: Iterable[RunningRequest]) -> dict[RunningRequest, Key]:
         """See `Policy`."""
-        return {r: (_hash(self._seed, r.arrival), r.arrival) for r in waiting}
+        return {r: (-r.request.priority, _hash(self._seed, r.arrival), r.arrival) for r in waiting}
 
 
 class DfsWeight:
     """Depth first through the radix tree, the child with most waiting requests below it first.
 
-    A request's key is its place in that walk. A node's own requests come after its children's.
+    A request's key is its place in that walk. A node's own requests come after its children's. Requests of every
+    priority weigh the same.
     """
 
     depends_on_others = True
@@ -76,11 +81,12 @@ class DfsWeight:
                 if node not in weights:
                     children.setdefault(node.parent, []).append(node)
                 weights[node] += len(requests)
+        children.get(None, []).sort(key=_namespace)  # roots have no serials
         for siblings in children.values():
             siblings.sort(key=lambda node: (-weights[node], node.serial))
         walk = _depth_first(children)
         ordered = (r for node in walk for r in sorted(requests_at.get(node, ()), key=lambda r: r.arrival))
-        return {running: (place, running.arrival) for place, running in enumerate(ordered)}
+        return {running: (-running.request.priority, place, running.arrival) for place, running in enumerate(ordered)}
 
 
 def make_policy(name: str, seed: int) -> Policy:
@@ -96,6 +102,11 @@ def make_policy(name: str, seed: int) -> Policy:
 def _watch(running: RunningRequest) -> Watch:
     assert running.watch is not None, "only a waiting request has a watch"
     return running.watch
+
+
+def _namespace(root: Node) -> str:
+    assert isinstance(root, Root), "only a root has nothing above it"
+    return root.namespace
 
 
 def _path_up(node: Node) -> Iterator[Node]:

@@ -7,7 +7,19 @@ import numpy as np
 from jsg.cache.radix import PrefixLock
 from jsg.cache.watch import Watch
 from jsg.sched.buckets import BucketKey
-from jsg.types import Request, TokenLogprob
+from jsg.types import CacheReport, Request, TokenLogprob
+
+
+@dataclasses.dataclass(slots=True)
+class SchedulerTotals:
+    """What has happened since the start. Requests are counted when they end, prompt tokens at first admission."""
+
+    num_retracts: int = 0
+    num_aborted: int = 0
+    num_expired: int = 0
+    num_failed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -48,6 +60,7 @@ class RunningRequest:
         queue_s: Seconds from arrival to first admission.
         prompt_logprobs: Of the chunks committed so far.
         has_reported: An output was made of it.
+        cache_report: Why its cached prefix ended where it did, when that was asked for; made at first admission.
     """
 
     request: Request
@@ -62,6 +75,7 @@ class RunningRequest:
     queue_s: float = 0.0
     prompt_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
     has_reported: bool = False
+    cache_report: CacheReport | None = None
 
     @property
     def num_output(self) -> int:

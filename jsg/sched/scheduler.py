@@ -10,6 +10,7 @@ that share an uncached prefix therefore share one computation without waiting fo
 """
 
 import dataclasses
+import logging
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
@@ -18,10 +19,21 @@ from jsg.sched.admission import AdmissionEstimate
 from jsg.sched.buckets import Buckets, Phase
 from jsg.sched.bypass import BypassLedger
 from jsg.sched.policy import make_policy
-from jsg.sched.records import Batch, BatchEntry, Placement, RunningRequest, new_running_request
+from jsg.sched.records import (
+    Batch,
+    BatchEntry,
+    Placement,
+    RunningRequest,
+    SchedulerTotals,
+    new_running_request,
+)
 from jsg.sched.table import RequestTable
 from jsg.sched.waiting import WaitingQueue
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+
+logger = logging.getLogger(__name__)
+
+FAILED = "the engine failed this request; its log has the cause"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +62,13 @@ class StepResult:
             the entry does not sample.
         logprobs: Per entry that asked for them.
         prompt_logprobs: Per entry, by its index in the batch: one per prompt token that its chunk predicts.
+        failed: Requests for which the work of the host, before or after the step, raised: they end with an error.
     """
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprob]] = dataclasses.field(default_factory=dict)
+    failed: list[RunningRequest] = dataclasses.field(default_factory=list)
 
 
 class Scheduler:
@@ -68,7 +82,7 @@ class Scheduler:
         self.table = RequestTable(config.max_running, config.context_length, allocator, cache)
         self.waiting = WaitingQueue(make_policy(config.policy, config.seed), cache)
         self.running: list[RunningRequest] = []
-        self.num_retracts = 0
+        self.totals = SchedulerTotals()
         self._config = config
         self._capacity = allocator.num_total * cache.page_size
         self._live: dict[str, RunningRequest] = {}
@@ -108,15 +122,28 @@ class Scheduler:
                     param=name,
                 )
         running = new_running_request(request, self._num_arrived, now_s)
+        self.waiting.add(running)  # the last thing that can fail: nothing is kept of a request for which it does
         self._num_arrived += 1
         self._live[request.rid] = running
-        self.waiting.add(running)
 
     def abort(self, rid: str) -> None:
         """Ends a request wherever it is and frees what it holds. Unknown rids are ignored: it may just have ended."""
         running = self._live.get(rid)
         if running is not None:
+            self.totals.num_aborted += 1
             self._finish(running, FinishReason(FinishType.ABORT, message="aborted"))
+
+    def expire(self, arrived_before_s: float) -> list[str]:
+        """Takes out the requests that arrived before that time and were never admitted; returns their rids.
+
+        No output is made of them. Takes time for those only. Times are those of `add`, which must not go backwards.
+        """
+        expired = []
+        while (oldest := self.waiting.oldest_unadmitted()) is not None and oldest.arrived_s < arrived_before_s:
+            self._leave(oldest)
+            expired.append(oldest.request.rid)
+        self.totals.num_expired += len(expired)
+        return expired
 
     @property
     def is_idle(self) -> bool:
@@ -226,14 +253,21 @@ class Scheduler:
         self.waiting.remove(running)
         running.place = place
         if running.cached_tokens is None:
-            running.cached_tokens = place.num_dispatched
-            running.queue_s = now_s - running.arrived_s
+            self._note_first_admission(running, place, now_s)
         running.prompt_logprobs.clear()
         self.running.append(running)
         self._admitted.append(running)
         if place.num_dispatched == running.num_known:
             self._finish(running, FinishReason(FinishType.LENGTH))
         return True
+
+    def _note_first_admission(self, running: RunningRequest, place: Placement, now_s: float) -> None:
+        running.cached_tokens = place.num_dispatched
+        running.queue_s = now_s - running.arrived_s
+        self.totals.prompt_tokens += running.num_prompt
+        self.totals.cached_tokens += place.num_dispatched
+        if running.request.return_cache_info:
+            running.cache_report = self.table.explain(running, place)
 
     def _expected_pages(self, running: RunningRequest, place: Placement) -> int:
         """Pages a request is expected to need beyond those it holds."""
@@ -296,7 +330,7 @@ class Scheduler:
         self._admitted = [r for r in self._admitted if r is not victim]
         self.waiting.add(victim)
         self._estimate.on_retract(self.running)
-        self.num_retracts += 1
+        self.totals.num_retracts += 1
 
     def _release(self, running: RunningRequest) -> None:
         """Shares what a request has computed and takes its place away."""
@@ -310,10 +344,14 @@ class Scheduler:
     def commit(self, batch: Batch, result: StepResult) -> list[RequestOutput]:
         """Takes a step's tokens: advances its requests and ends those that are done.
 
+        What raises while one request's output is made ends that request only. A broken invariant ends the engine.
+
         Returns:
             One output per request that has something new.
         """
         self._num_in_flight -= 1
+        for running in result.failed:
+            self._fail(running, FAILED)
         outputs = []
         for index, entry in enumerate(batch.entries):
             if entry.is_stale:
@@ -322,22 +360,30 @@ class Scheduler:
             if result.prompt_logprobs:
                 running.prompt_logprobs.extend(result.prompt_logprobs.get(index, ()))
             if entry.samples and result.token_ids[index] < 0:
-                self._finish(running, FinishReason(FinishType.ERROR, message="the model's logits were not finite"))
+                self._fail(running, "the model's logits were not finite")
             elif entry.samples:
                 entry.place.num_in_flight -= 1
-                outputs.append(self._append(running, result.token_ids[index], result.logprobs.get(index)))
+                try:
+                    output = self._append(running, result.token_ids[index], result.logprobs.get(index))
+                except AssertionError:
+                    raise
+                except Exception:
+                    logger.exception("the output of a request could not be made")
+                    self._fail(running, FAILED)
+                    continue
+                outputs.append(output)
+                if output.finish is not None:
+                    self._leave(running)
             elif entry.ends_prefill:
                 self._finish(running, FinishReason(FinishType.LENGTH))
         return outputs + self.take_finished()
 
     def _append(self, running: RunningRequest, token: int, logprob: TokenLogprob | None) -> RequestOutput:
+        """Adds an output token to its request, and touches nothing else."""
         running.tokens[running.num_known] = token
         running.num_known += 1
         reason = self._stop_reason(running, token)
-        output = _output(running, token_ids=(token,), logprobs=(logprob,) if logprob else (), finish=reason)
-        if reason is not None:
-            self._leave(running)
-        return output
+        return _output(running, token_ids=(token,), logprobs=(logprob,) if logprob else (), finish=reason)
 
     def _stop_reason(self, running: RunningRequest, token: int) -> FinishReason | None:
         sampling = running.request.sampling
@@ -353,6 +399,12 @@ class Scheduler:
         """Ends a request outside `commit`'s own outputs."""
         self._finished.append(_output(running, finish=reason))
         self._leave(running)
+
+    def _fail(self, running: RunningRequest, message: str) -> None:
+        """Ends a live request with an error; nothing to do for one that has ended since."""
+        if self._live.get(running.request.rid) is running:
+            self.totals.num_failed += 1
+            self._finish(running, FinishReason(FinishType.ERROR, message=message))
 
     def _leave(self, running: RunningRequest) -> None:
         del self._live[running.request.rid]
@@ -390,8 +442,8 @@ def _output(
     finish: FinishReason | None = None,
 ) -> RequestOutput:
     """What a step added to a request. Prompt logprobs go with its first token, or with its end if it has none."""
-    prompt_logprobs = None if running.has_reported else _complete_prompt_logprobs(running)
-    running.has_reported = True
+    has_reported, running.has_reported = running.has_reported, True
+    prompt_logprobs = None if has_reported else _complete_prompt_logprobs(running)
     return RequestOutput(
         rid=running.request.rid,
         token_ids=token_ids,
@@ -401,6 +453,7 @@ def _output(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         queue_s=running.queue_s,
+        cache_report=None if has_reported else running.cache_report,
     )
 
 

@@ -5,6 +5,7 @@ import numpy as np
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.sched.records import Placement, RunningRequest
+from jsg.types import CacheReport
 
 
 class RequestTable:
@@ -57,6 +58,11 @@ class RequestTable:
         if len(match.pages):
             self.dirty_rows.add(row)
         return Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens)
+
+    def explain(self, running: RunningRequest, place: Placement) -> CacheReport:
+        """Why the cached prefix of a request that was admitted just now ended where it did."""
+        tokens = running.tokens[: running.match_limit]
+        return self._cache.explain(place.lock.node, tokens, running.request.namespace)
 
     def release(self, place: Placement) -> None:
         """Takes a request's row, lock and own pages back."""

@@ -1,6 +1,7 @@
 """The waiting queue, kept in policy order as the radix tree changes underneath it."""
 
 import heapq
+from collections import OrderedDict
 
 from jsg.cache.radix import RadixCache
 from jsg.sched.policy import Key, Policy
@@ -20,8 +21,9 @@ class WaitingQueue:
     keys depend on each other they are made together, in `reorder`, and stay until enough has changed; a new request has
     none until then.
 
-    Invariant: `_keys` has the key of every waiting request that has one; the heap holds these, and stale ones besides.
-    A key ends with the request's arrival number, which names the request.
+    Invariants: `_keys` has the key of every waiting request that has one; the heap holds these, and stale ones besides.
+    A key ends with the request's arrival number, which names the request. `_unadmitted` holds those that have never
+    run, in order of arrival.
     """
 
     def __init__(self, policy: Policy, cache: RadixCache):
@@ -32,6 +34,7 @@ class WaitingQueue:
         self._keys: dict[int, Key] = {}
         self._heap: list[Key] = []
         self._arrivals: list[int] = []
+        self._unadmitted: OrderedDict[int, RunningRequest] = OrderedDict()
         self._num_changes = 0
 
     def __len__(self) -> int:
@@ -43,6 +46,8 @@ class WaitingQueue:
         running.watch = self._cache.watch(tokens, running.request.namespace, limit=running.match_limit)
         self._by_watch[running.watch.serial] = running
         self._by_arrival[running.arrival] = running
+        if running.cached_tokens is None:
+            self._unadmitted[running.arrival] = running
         heapq.heappush(self._arrivals, running.arrival)
         self._num_changes += 1
         if not self._policy.depends_on_others:
@@ -55,6 +60,7 @@ class WaitingQueue:
         del self._by_watch[running.watch.serial]
         del self._by_arrival[running.arrival]
         self._keys.pop(running.arrival, None)
+        self._unadmitted.pop(running.arrival, None)
         running.watch = None
         self._num_changes += 1
 
@@ -85,8 +91,14 @@ class WaitingQueue:
             heapq.heappop(self._arrivals)
         return self._by_arrival[self._arrivals[0]] if self._arrivals else None
 
+    def oldest_unadmitted(self) -> RunningRequest | None:
+        """The waiting request that arrived first of those that were never admitted; retracted ones were."""
+        return next(iter(self._unadmitted.values()), None)
+
     def check_integrity(self) -> None:
-        """Asserts the invariant; for tests."""
+        """Asserts the invariants; for tests."""
+        never = {arrival for arrival, r in self._by_arrival.items() if r.cached_tokens is None}
+        assert set(self._unadmitted) == never, "a request that was never admitted is lost"
         assert len(self._by_watch) == len(self._by_arrival)
         assert set(self._keys.items()) <= {(key[-1], key) for key in self._heap}, "the heap has lost a key"
         if self._policy.depends_on_others:

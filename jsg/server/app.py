@@ -1,47 +1,51 @@
-"""The web application: routes, failures, the key and the size limit."""
-
-import hmac
-from typing import final
+"""The web application: routes, failures, access, names of requests."""
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jsg.config import ServerConfig
-from jsg.server import native, openai_chat, openai_completions, service_routes
-from jsg.server.failures import add_failure_handlers, failure_body, json_response
+from jsg.server import (
+    admin,
+    anthropic_messages,
+    health,
+    info,
+    metrics_routes,
+    native,
+    openai_chat,
+    openai_completions,
+    openai_models,
+    openai_responses,
+    refused,
+    score,
+    tokenization,
+)
+from jsg.server.access import KeyRing, RequireKey
+from jsg.server.failures import add_failure_handlers
 from jsg.server.front import FrontDoor
+from jsg.server.methods import HeadAsGet
+from jsg.server.origins import CheckOrigin, checked_origins
+from jsg.server.request_id import NameRequests
+from jsg.server.response_store import ResponseStore
+from jsg.server.telemetry import Telemetry
 
 
-def create_app(door: FrontDoor, config: ServerConfig) -> FastAPI:
-    """The application; it answers 503 until the door has a front."""
-    # Bodies are counted while they are read. The interactive pages would load scripts from elsewhere: none.
-    app = FastAPI(title="jsg", docs_url=None, redoc_url=None, max_body_size=config.max_request_bytes)
+def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | None = None) -> FastAPI:
+    """The application; it answers 503 until the door has a front. `telemetry` watches its requests."""
+    keys = KeyRing.of(config)
+    # The interactive pages would load scripts from elsewhere: none.
+    app = FastAPI(title="jsg", docs_url=None, redoc_url=None)
+    app.state.max_request_bytes = config.max_request_bytes
     app.state.door = door
-    for module in (service_routes, native, openai_chat, openai_completions):
+    app.state.probe = health.EngineProbe()
+    app.state.responses = ResponseStore(keys.num_callers)
+    own = (health, info, admin, metrics_routes, native, tokenization, score)
+    others = (openai_models, openai_chat, openai_completions, openai_responses, anthropic_messages, refused)
+    for module in own + others:
         app.include_router(module.router)
     add_failure_handlers(app)
-    if config.api_key is not None:
-        app.add_middleware(RequireKey, key=config.api_key)
+    app.add_middleware(HeadAsGet)
+    app.add_middleware(RequireKey, keys=keys)
+    app.add_middleware(CheckOrigin, origins=checked_origins(config.cors_allow_origin))
+    app.add_middleware(NameRequests)  # outside of all that answers: every answer carries the name
+    telemetry = telemetry or Telemetry(config)
+    telemetry.watch(app, [route for module in own + others for route in module.router.routes])
     return app
-
-
-@final
-class RequireKey:
-    """Lets a request through with `Authorization: Bearer KEY`; probes need none."""
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app = app
-        self._expected = f"Bearer {key}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI call."""
-        if scope["type"] != "http" or scope["path"] in service_routes.OPEN_PATHS or self._has_key(scope):
-            await self._app(scope, receive, send)
-            return
-        message = "this server needs a key; send it as 'Authorization: Bearer KEY'"
-        body = failure_body(scope["path"], 401, message)
-        await json_response(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
-
-    def _has_key(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        return len(given) == 1 and hmac.compare_digest(given[0], self._expected)

@@ -4,15 +4,32 @@ A template writes special tokens around contents that clients write. Encoding th
 "<|im_end|>" inside a content for the end of the turn. So a special token's text inside a content is put between two
 marks before rendering; afterwards what lies between marks is encoded as plain characters and everything else as a
 template. A content without such text has no marks, so its conversation is encoded exactly as rendered.
+
+Marks do two more things. One behind the last content says where a prompt that continues it ends. And an answer that
+this server gave may be put back as the very tokens that the model chose: its text could be encoded in several ways,
+and only the model's own is in the prefix cache.
 """
 
+import math
 import re
 import secrets
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from jsg.errors import RequestError
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.tokenizer import Tokenizer
+
+MAX_TEMPLATE_KWARGS = 32
+MAX_TEMPLATE_KWARG_CHARS = 4096
+RESERVED_KWARGS = frozenset(
+    [
+        *("self", "messages", "add_generation_prompt", "continue_final_message"),
+        *("tools", "documents", "bos_token", "eos_token"),
+    ]
+)
+
+Message = Mapping[str, Any]
 
 
 @final
@@ -29,12 +46,92 @@ class ChatPrompt:
         longest_first = sorted(written, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
-    def encode(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
-        """The prompt tokens up to the beginning of the assistant's answer. Raises RequestError."""
-        mark = f"\ue000{secrets.randbits(64)}\ue001"  # nobody can guess it; no letters, so no filter changes its case
-        marked = [self._mark_specials(message, mark) for message in messages]
-        pieces = self._template.render(marked).split(mark)
-        if len(pieces) % 2 == 0:
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's template."""
+        return self._template
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        answers: Mapping[int, Sequence[int]] | None = None,
+    ) -> tuple[int, ...]:
+        """The prompt tokens of a conversation.
+
+        Args:
+            messages: Role and content, and whatever else the template reads. Every text in them is the client's; they
+                are never changed.
+            add_generation_prompt: End with the beginning of the assistant's turn.
+            continue_final_message: End with the last content instead, which must be the assistant's, so that the
+                answer goes on in it.
+            template_kwargs: More variables of the template, such as `enable_thinking`, as a client gave them.
+            answers: By index of a message, the tokens that the model wrote and of which its content is the text. They
+                stand in the prompt as they are where the template leaves the content alone.
+
+        Raises:
+            RequestError: The template does not take the messages, or a variable of the template breaks a rule.
+        """
+        marks = _Marks()
+        marked = [self._mark_specials(dict(message), marks) for message in messages]
+        exact = self._mark_answers(marked, messages, answers or {}, marks)
+        if continue_final_message:
+            _mark_end(marked, marks)
+        rendered = self._template.render(
+            marked,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            **self._mark_specials(_checked_kwargs(template_kwargs or {}, self._template.variables), marks),
+        )
+        if continue_final_message:
+            rendered = _until_end(rendered, marks)
+        return self._encode_pieces(rendered, exact, marks)
+
+    def _mark_specials(self, value: Any, marks: "_Marks") -> Any:
+        """A copy of a JSON value with the text of special tokens between marks, however deep it is, keys included."""
+        if self._special is None:
+            return value
+        match value:
+            case str():
+                return self._special.sub(lambda match: marks.around(marks.PLAIN, match[0]), value)
+            case dict():
+                return {
+                    self._mark_specials(key, marks): self._mark_specials(item, marks) for key, item in value.items()
+                }
+            case list() | tuple():
+                return [self._mark_specials(item, marks) for item in value]
+        return value
+
+    def _mark_answers(
+        self,
+        marked: list[dict[str, Any]],
+        messages: Sequence[Message],
+        answers: Mapping[int, Sequence[int]],
+        marks: "_Marks",
+    ) -> dict[int, tuple[str, Sequence[int]]]:
+        """Puts marks around the contents that may stand as the tokens they came from; says which, by their marks."""
+        exact: dict[int, tuple[str, Sequence[int]]] = {}
+        if self._tokenizer.strips_leading_space:
+            return exact  # each piece that is encoded alone would get a space at its front
+        for index, token_ids in answers.items():
+            content = messages[index]["content"]
+            has_special = self._special is not None and self._special.search(content) is not None
+            if content and not has_special and self._tokenizer.decode(token_ids) == content:
+                number = marks.FIRST_ANSWER + index
+                exact[number] = content, token_ids
+                marked[index]["content"] = marks.around(number, content)
+        return exact
+
+    def _encode_pieces(
+        self, rendered: str, exact: Mapping[int, tuple[str, Sequence[int]]], marks: "_Marks"
+    ) -> tuple[int, ...]:
+        for number, (content, _) in exact.items():
+            if rendered.count(marks.mark(number)) != 2 or marks.around(number, content) not in rendered:
+                rendered = rendered.replace(marks.mark(number), "")  # the template cuts or repeats it: encode its text
+        pieces, numbers = marks.split(rendered)
+        if numbers[::2] != numbers[1::2]:
             raise RequestError(
                 "messages of this model's template must not hold the text of special tokens where it cuts contents "
                 "apart; take it out",
@@ -43,13 +140,86 @@ class ChatPrompt:
         ids: list[int] = []
         for index, piece in enumerate(pieces):
             is_template = index % 2 == 0
-            ids += self._tokenizer.encode(piece, add_special_tokens=False, parse_special=is_template)
+            if not is_template and numbers[index] in exact:
+                ids += exact[numbers[index]][1]
+            else:
+                ids += self._tokenizer.encode(piece, add_special_tokens=False, parse_special=is_template)
         return tuple(ids)
 
-    def _mark_specials(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
-        if self._special is None:
-            return message
-        return {
-            key: self._special.sub(lambda match: f"{mark}{match[0]}{mark}", value) if isinstance(value, str) else value
-            for key, value in message.items()
-        }
+
+@final
+class _Marks:
+    """Texts that no client can guess, to find places of the messages again in what was rendered."""
+
+    PLAIN = 0  # around the text of a special token, which is to be read as plain characters
+    END = 1  # behind the content that is continued
+    FIRST_ANSWER = 2  # around contents that are replaced by tokens
+
+    def __init__(self) -> None:
+        self._nonce = secrets.randbits(64)
+
+    def mark(self, number: int) -> str:
+        """The mark of that number. It has no letters, so no filter changes its case."""
+        return f"\ue000{self._nonce}-{number}\ue001"
+
+    def around(self, number: int, text: str) -> str:
+        """The text between two marks."""
+        return self.mark(number) + text + self.mark(number)
+
+    def split(self, text: str) -> tuple[list[str], list[int]]:
+        """What lies between marks, and the numbers of the marks: one fewer."""
+        parts = re.split(f"\ue000{self._nonce}-(\\d+)\ue001", text)
+        return parts[::2], [int(number) for number in parts[1::2]]
+
+
+def _mark_end(marked: list[dict[str, Any]], marks: _Marks) -> None:
+    final_message = marked[-1] if marked else {}
+    if final_message.get("role") != "assistant" or not isinstance(final_message.get("content"), str):
+        raise RequestError(
+            "messages must end with a text of the assistant where that is to be continued; add one, or ask for a new "
+            "message",
+            param="messages",
+        )
+    final_message["content"] += marks.mark(marks.END)
+
+
+def _until_end(rendered: str, marks: _Marks) -> str:
+    kept, found, _ = rendered.rpartition(marks.mark(marks.END))
+    if not found or marks.mark(marks.END) in kept:
+        raise RequestError(
+            "messages must not end with one to continue where the model's chat template does not write the last "
+            "content once and whole; end with a message of the user",
+            param="messages",
+        )
+    return kept
+
+
+def _checked_kwargs(kwargs: Mapping[str, Any], read: frozenset[str]) -> dict[str, Any]:
+    """The variables that a client chose, of those that the template reads. Raises RequestError."""
+    if len(kwargs) > MAX_TEMPLATE_KWARGS:
+        raise _kwargs_error(f"have at most {MAX_TEMPLATE_KWARGS} variables, but got {len(kwargs)}; leave some out")
+    for name, value in kwargs.items():
+        if not (name.isidentifier() and name.isascii() and len(name) <= 64) or name.startswith("_"):
+            raise _kwargs_error(f"have names of at most 64 letters, digits and _, but got {name[:100]!r}; rename it")
+        if name in RESERVED_KWARGS:
+            raise _kwargs_error(f"not set {name}, which comes from the request itself; leave it out")
+        match value:
+            case None | bool():
+                pass
+            case str():
+                if len(value) > MAX_TEMPLATE_KWARG_CHARS:
+                    rule = f"have texts of at most {MAX_TEMPLATE_KWARG_CHARS} characters"
+                    raise _kwargs_error(f"{rule}, but {name} has {len(value)}; shorten it")
+            case int() | float():
+                if not (math.isfinite(value) if isinstance(value, float) else abs(value) < 2**63):
+                    raise _kwargs_error(f"have finite numbers below 2^63, but {name} is not one; change it")
+            case _:
+                raise _kwargs_error(f"have texts, numbers, booleans or null, but {name} is something else; change it")
+        if name not in read:
+            rule = "be variables that the model's chat template reads"
+            raise _kwargs_error(f"{rule}, but it does not read {name!r}; leave it out")
+    return dict(kwargs)
+
+
+def _kwargs_error(rule: str) -> RequestError:
+    return RequestError(f"chat_template_kwargs must {rule}", param="chat_template_kwargs")

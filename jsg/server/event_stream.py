@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jsg.errors import JsgError
-from jsg.server.failures import error_body
+from jsg.server.failures import error_body, full_body
 
 Event = dict[str, Any]
 
@@ -39,30 +39,38 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def respond_with_events(request: Request, events: AsyncGenerator[Event]) -> Response:
-    """A response that streams the events, at least one, and ends with `[DONE]`.
+async def respond_with_events(request: Request, events: AsyncGenerator[Event], *, named: bool = False) -> Response:
+    """A response that streams the events, at least one.
 
     It waits for the first event, so that what fails before is an ordinary HTTP failure. A later failure becomes an
     event in the form of the endpoint. When the client leaves, `events` is closed at once.
+
+    Args:
+        request: The one that is answered.
+        events: What to send.
+        named: Each event goes by the name that is its `type`, and the last one ends the stream; else events have no
+            names, and `[DONE]` ends it.
     """
 
     async def first_event() -> Event:
         return await anext(events)
 
     first = await until_disconnect(request, first_event())
-    return _EventStream(request.url.path, first, events)
+    return _EventStream(request.scope, first, events, named=named)
 
 
 @final
 class _EventStream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, path: str, first: Event, events: AsyncGenerator[Event]) -> None:
+    def __init__(self, scope: Scope, first: Event, events: AsyncGenerator[Event], *, named: bool) -> None:
         super().__init__(headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
-        self._path = path
+        self._scope = scope
         self._first = first
         self._events = events
+        self._encode = _encode_named if named else _encode
+        self._ending = b"" if named else b"data: [DONE]\n\n"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._events):
@@ -74,17 +82,21 @@ class _EventStream(Response):
             await send({"type": "http.response.body", "body": body, "more_body": more_body})
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send_body(_encode(self._first))
+        await send_body(self._encode(self._first))
         try:
             async for event in self._events:
-                await send_body(_encode(event))
+                await send_body(self._encode(event))
                 # Neither the next event nor a send to a client that has left need wait for anything: without this,
                 # nobody else would have a turn, and that the client has left would not be noticed.
                 await asyncio.sleep(0)
         except JsgError as error:
-            await send_body(_encode(error_body(self._path, error)))
-        await send_body(b"data: [DONE]\n\n", more_body=False)
+            await send_body(self._encode(full_body(self._scope, error_body(self._scope["path"], error))))
+        await send_body(self._ending, more_body=False)
 
 
 def _encode(event: Event) -> bytes:
     return b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+
+def _encode_named(event: Event) -> bytes:
+    return b"event: " + event["type"].encode() + b"\n" + _encode(event)

@@ -1,5 +1,10 @@
-"""What goes wrong → an HTTP status and a body: OpenAI's form under /v1/, `{"error": {"message": ...}}` elsewhere."""
+"""What goes wrong → an HTTP status and a body, in the form of the API that was called.
 
+Anthropic's under /v1/messages, OpenAI's under the rest of /v1/, `{"error": {"message": ...}}` elsewhere.
+"""
+
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -8,18 +13,57 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
-from jsg.errors import EngineDeadError, JsgError, NotFoundError, QueueFullError, RequestError
+from jsg.errors import (
+    AbortedError,
+    ContextLengthError,
+    EngineDeadError,
+    ForbiddenError,
+    JsgError,
+    ModelNotFoundError,
+    NotFoundError,
+    PreviousResponseError,
+    QueueFullError,
+    RateLimitError,
+    RequestError,
+    ShuttingDownError,
+    TimeLimitError,
+)
+from jsg.server.request_id import request_id_headers
 
 MAX_MESSAGE_CHARS = 1000  # a message quotes what it received
 MAX_QUOTE_CHARS = 100
+MAX_QUOTED_ITEMS = 8
 CLIENT_LEFT = 499  # nobody reads it
-OPENAI_NAMES = {  # of our fields that go by another name under /v1/
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "sampling_seed": "seed",
-    "input_ids": "prompt",
-    "return_logprob": "logprobs",
+
+STATUSES: dict[type[JsgError], int] = {
+    AbortedError: CLIENT_LEFT,
+    RequestError: 400,
+    ForbiddenError: 403,
+    NotFoundError: 404,
+    RateLimitError: 429,
+    QueueFullError: 503,
+    ShuttingDownError: 503,
+    EngineDeadError: 503,
+    TimeLimitError: 504,
+}
+OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+OPENAI_CODES_OF: dict[type[JsgError], str] = {
+    AbortedError: "request_aborted",
+    ContextLengthError: "context_length_exceeded",
+    ModelNotFoundError: "model_not_found",
+    PreviousResponseError: "previous_response_not_found",
+}
+OPENAI_CODES = {401: "invalid_api_key", 404: "not_found", 413: "request_too_large", 429: "rate_limit_exceeded"}
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
 
 
@@ -27,48 +71,57 @@ def add_failure_handlers(app: FastAPI) -> None:
     """Makes every failure of the app answer in the form of its endpoint."""
     app.add_exception_handler(JsgError, _on_jsg_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(RequestValidationError, _on_invalid_body)
+    app.add_exception_handler(RequestValidationError, _on_invalid_query)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_bug)
 
 
 def status_of(error: JsgError) -> int:
     """The HTTP status of an error."""
-    match error:
-        case RequestError():
-            return 400
-        case NotFoundError():
-            return 404
-        case QueueFullError() | EngineDeadError():
-            return 503
-        case _:
-            return 500
+    for kind, status in STATUSES.items():
+        if isinstance(error, kind):
+            return status
+    return 500
 
 
-def failure_body(path: str, status: int, message: str, param: str | None = None) -> dict[str, Any]:
-    """The JSON body of a failure at that path."""
+def failure_body(
+    path: str, status: int, message: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """The JSON body of a failure at that path, in the form of the API it belongs to."""
     message = _clean(message)
+    if path.startswith("/v1/messages"):
+        fallback = "invalid_request_error" if status < 500 else "api_error"
+        return {"type": "error", "error": {"type": ANTHROPIC_TYPES.get(status, fallback), "message": message}}
     if not path.startswith("/v1/"):
         return {"error": {"message": message}}
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    codes = {401: "invalid_api_key", 404: "not_found", 413: "request_too_large"}
     return {
         "error": {
             "message": message,
-            "type": kind,
+            "type": OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
             "param": None if param is None else _clean(param),
-            "code": codes.get(status),
+            "code": code or OPENAI_CODES.get(status),
         }
     }
 
 
 def error_body(path: str, error: JsgError) -> dict[str, Any]:
-    """The JSON body of an error at that path, with the names of fields that clients know there."""
+    """The JSON body of an error at that path."""
     message, param = str(error), getattr(error, "param", None)
-    if path.startswith("/v1/") and param in OPENAI_NAMES:
-        message = message.replace(param, OPENAI_NAMES[param])
-        param = OPENAI_NAMES[param]
-    return failure_body(path, status_of(error), message, param)
+    return failure_body(path, status_of(error), message, param, OPENAI_CODES_OF.get(type(error)))
+
+
+def full_body(scope: Scope, body: dict[str, Any]) -> dict[str, Any]:
+    """The body of a failure as the client of that scope is sent it: Anthropic's form names the request in it."""
+    if body.get("type") != "error":
+        return body
+    return body | {"request_id": scope.get("state", {}).get("request_id")}
+
+
+def failure_response(
+    scope: Scope, body: dict[str, Any], status: int, headers: dict[str, str] | None = None
+) -> Response:
+    """A response with the body of a failure."""
+    return json_response(full_body(scope, body), status, headers)
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -76,20 +129,85 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
-def describe_invalid(errors: list[Any]) -> tuple[str, str | None]:
-    """Message and offending field of what pydantic found wrong with a body."""
-    first = errors[0]
-    location = [str(part) for part in first["loc"] if part != "body"]
-    if first["type"] == "json_invalid":
-        return f"the body must be JSON, but it is not: {first['ctx']['error']} at character {location[0]}", None
-    if not location:
-        return "the body must be a JSON object, sent with 'Content-Type: application/json'", None
-    if first["type"] == "missing":
-        return f"{'.'.join(location)} is required, but it is missing", location[0]
-    rules = dict.fromkeys(str(error["msg"]) for error in errors if error["loc"][:2] == first["loc"][:2])
-    quote = repr(first["input"])[: MAX_QUOTE_CHARS + 1]
-    quote = quote if len(quote) <= MAX_QUOTE_CHARS else quote[:MAX_QUOTE_CHARS] + "..."
-    return f"{location[0]} is not valid: {' or '.join(rules)}; got {quote}", location[0]
+RULES = {  # what pydantic found wrong → what the value must be; the braces take its context
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "extra_forbidden": "left out, for nothing reads it",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "int_from_float": "an integer",
+    "int_parsing": "an integer",
+    "int_type": "an integer",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "literal_error": "one of {expected}",
+    "model_attributes_type": "an object",
+    "model_type": "an object",
+    "none_required": "null",
+    "string_pattern_mismatch": "text that matches {pattern}",
+    "string_too_long": "text of at most {max_length} characters",
+    "string_too_short": "text of at least {min_length} characters",
+    "string_type": "a string",
+    "too_long": "a list of at most {max_length} items",
+    "too_short": "a list of at least {min_length} items",
+}
+
+
+def describe_invalid(errors: Sequence[Any], data: object) -> tuple[str, str]:
+    """Message and offending field of what pydantic found wrong with `data`.
+
+    A value that may be of several kinds fails once for each: what is told is where the kind that it came closest to
+    failed, and everything that would have been right there.
+    """
+    first = _place(errors[0], data)
+    alike = [(place, error) for error in errors if (place := _place(error, data))[:1] == first[:1]]
+    of_right_kind = [(place, error) for place, error in alike if not error["type"].endswith("_type")]
+    place = max(place for place, _ in of_right_kind or alike)
+    found = [error for other, error in of_right_kind or alike if other == place]
+    field, name = str(place[0]), _dotted(place)
+    if found[0]["type"] == "missing":
+        return f"{name} is required, but it is missing; add it", field
+    rule = " or ".join(dict.fromkeys(_rule(error) for error in found))
+    if len(place) == 1:
+        return f"{field} is not valid: it must be {rule}, but got {_quote(found[0]['input'])}; correct it", field
+    return f"{field} is not valid: {name} must be {rule}, but got {_quote(found[0]['input'])}; correct it", field
+
+
+def _place(error: Any, data: object) -> tuple[str | int, ...]:
+    """Where in the data; without the names of the kinds it was tried as, which pydantic puts between."""
+    place: list[str | int] = []
+    for part in error["loc"]:
+        if isinstance(data, dict) and (part in data or error["type"] == "missing"):
+            place.append(part)
+            data = data.get(part)
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            place.append(part)
+            data = data[part]
+    return tuple(place) or ("body",)
+
+
+def _dotted(place: Sequence[str | int]) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return "".join(parts).removeprefix(".")
+
+
+def _rule(error: Any) -> str:
+    rule = RULES.get(error["type"])
+    return str(error["msg"]) if rule is None else rule.format_map(error.get("ctx", {}))
+
+
+def _quote(value: object) -> str:
+    """A value as JSON-like text, cut short before it is made where it is large."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, list | dict) and len(value) > MAX_QUOTED_ITEMS:
+        kind = "a list" if isinstance(value, list) else "an object"
+        return f"{kind} of {len(value)} items"
+    quote = repr(value[:MAX_QUOTE_CHARS] if isinstance(value, str) else value)
+    return quote if len(quote) <= MAX_QUOTE_CHARS else quote[:MAX_QUOTE_CHARS] + "..."
 
 
 def _clean(text: str) -> str:
@@ -100,19 +218,24 @@ def _clean(text: str) -> str:
 
 async def _on_jsg_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, JsgError)
-    return json_response(error_body(request.url.path, error), status_of(error))
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    if isinstance(error, ShuttingDownError):
+        headers["Connection"] = "close"  # the next request of this client should reach another server
+    return failure_response(request.scope, error_body(request.url.path, error), status_of(error), headers)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     body = failure_body(request.url.path, error.status_code, error.detail)
-    return json_response(body, error.status_code, dict(error.headers or {}))
+    return failure_response(request.scope, body, error.status_code, dict(error.headers or {}))
 
 
-async def _on_invalid_body(request: Request, error: Exception) -> Response:
+async def _on_invalid_query(request: Request, error: Exception) -> Response:
+    """Of the path or the query; a body is checked by `json_body.py`."""
     assert isinstance(error, RequestValidationError)
-    message, param = describe_invalid(list(error.errors()))
-    return json_response(failure_body(request.url.path, 400, message, param), 400)
+    errors = [each | {"loc": each["loc"][1:]} for each in error.errors()]
+    message, param = describe_invalid(errors, {str(each["loc"][0]): each["input"] for each in errors})
+    return failure_response(request.scope, failure_body(request.url.path, 400, message, param), 400)
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:
@@ -120,5 +243,6 @@ async def _on_disconnect(_request: Request, _error: Exception) -> Response:
 
 
 async def _on_bug(request: Request, _error: Exception) -> Response:
-    """The trace goes to the log, not to the client."""
-    return json_response(failure_body(request.url.path, 500, "internal error; the server's log has the cause"), 500)
+    """The trace goes to the log, not to the client. What adds headers to other responses does not see this one."""
+    body = failure_body(request.url.path, 500, "internal error; the server's log has the cause")
+    return failure_response(request.scope, body, 500, request_id_headers(request.scope))

@@ -1,5 +1,6 @@
 """What the endpoints share: the engine's client and, once the engine is ready, what generates with it."""
 
+import time
 from pathlib import Path
 from typing import Annotated, final
 
@@ -8,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from jsg.config import EngineConfig, ServerConfig
 from jsg.engine.client import EngineClient
-from jsg.errors import NotFoundError
+from jsg.errors import ModelNotFoundError
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.generation import Generator
 
@@ -19,6 +20,7 @@ class Front:
 
     Attributes:
         model_name: The one model that is served here, as clients call it.
+        created: When it was ready, in seconds since the epoch.
     """
 
     def __init__(
@@ -29,12 +31,13 @@ class Front:
         self.chat = chat
         self.engine_config = engine
         self.server_config = server
+        self.created = int(time.time())
         self.model_name = server.served_model_name or public_name(engine.model_path)
 
     def check_model(self, name: str | None) -> None:
-        """Raises NotFoundError when a client asks for another model."""
+        """Raises ModelNotFoundError when a client asks for another model."""
         if name is not None and name != self.model_name:
-            raise NotFoundError(f"model must be {self.model_name!r}, which is served here, but got {name[:100]!r}")
+            raise ModelNotFoundError(f"model must be {self.model_name!r}, which is served here, but got {name[:100]!r}")
 
 
 @final
@@ -45,16 +48,25 @@ class FrontDoor:
         self.front: Front | None = None
 
     @property
-    def is_open(self) -> bool:
-        """Whether requests can be answered: the engine is warm and alive."""
-        return self.front is not None and self.front.client.is_alive
-
-    @property
     def status(self) -> str:
-        """The same in a word."""
+        """In a word: "loading", "ok", "shutting down", "stalled" (the engine gives no sign) or "dead" (it ended)."""
         if self.front is None:
             return "loading"
-        return "ok" if self.front.client.is_alive else "dead"
+        if not self.front.client.is_alive:
+            return "dead"
+        if self.front.client.is_stalled:
+            return "stalled"
+        return "shutting down" if self.front.generator.admission.is_closed else "ok"
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the engine is warm and works, for `/health`: who restarts a server asks this."""
+        return self.status in ("ok", "shutting down")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it also takes new requests, for `/ready`: who routes requests asks this."""
+        return self.status == "ok"
 
 
 def public_name(model_path: str) -> str:

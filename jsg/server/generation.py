@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import random
+import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import final
 
 from jsg.engine.client import EngineClient
@@ -12,20 +13,128 @@ from jsg.engine.protocol import ModelInfo
 from jsg.errors import JsgError, RequestError, check_length
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer
-from jsg.types import FinishType
+from jsg.server.caller import ApiCall
+from jsg.server.limits import Admission, Limits
+from jsg.server.observer import Observer
+from jsg.types import FinishType, RequestOutput
 
 MAX_ANSWERS = 1024  # of one HTTP request: prompts times n
 MAX_SCORES = 2**19  # log-probabilities of one HTTP request; making JSON of so many takes the front about a second
 
 
 @final
-class Generator:
-    """Prompts in, answers out, on one event loop."""
+class Generation:
+    """The answers to one HTTP request, while they are made.
 
-    def __init__(self, client: EngineClient, tokenizer: Tokenizer, *, random_seed: int) -> None:
+    Attributes:
+        call: Who asked, and where.
+        prompts: What is continued.
+        answers: `n` for each prompt in turn.
+        started_at: `time.monotonic()` when it was accepted.
+    """
+
+    def __init__(
+        self,
+        call: ApiCall,
+        prompts: Sequence[Prompt],
+        answers: Sequence[Answer],
+        client: EngineClient,
+        admission: Admission,
+        observers: Sequence[Observer],
+    ) -> None:
+        self.call = call
+        self.prompts = prompts
+        self.answers = answers
+        self.started_at = time.monotonic()
         self._client = client
+        self._admission = admission
+        self._observers = observers
+
+    async def run(self) -> AsyncGenerator[tuple[int, AnswerDelta]]:
+        """Generates all answers at once; yields (index of the answer, what came since it was last yielded). Once.
+
+        A reader that is slower than the engine gets larger deltas, not more of them: what is yielded brings its answer
+        up to date. Closing it early, or the failure of one answer, aborts them all.
+
+        Raises:
+            ShuttingDownError, RateLimitError, RequestError: It is not let in.
+            TimeLimitError: An answer was not there in time.
+            JsgError: What `EngineClient.generate` raises, or the engine failed an answer.
+        """
+        with self._admission.enter(self.call.caller.tenant, len(self.answers)) as leave:
+            ending: BaseException | None = None
+            for observer in self._observers:
+                observer.on_start(self)
+            try:
+                async with contextlib.aclosing(_merge([self._deltas(a, leave) for a in self.answers])) as deltas:
+                    async for index, delta in deltas:
+                        yield index, delta
+            except BaseException as error:
+                ending = error
+                raise
+            finally:
+                for observer in self._observers:
+                    observer.on_end(self, ending)
+
+    async def complete(self) -> None:
+        """Generates all answers to their ends. Raises as `run`."""
+        async with contextlib.aclosing(self.run()) as deltas:
+            async for _ in deltas:
+                pass
+
+    async def _deltas(self, answer: Answer, leave: Callable[[], None]) -> AsyncGenerator[AnswerDelta]:
+        limits, has_token = self._admission.limits, False
+        outputs = self._client.generate(answer.request, self.call.caller.tenant)
+        try:
+            # The reader of these deltas only puts them aside, so that what the timer interrupts is the engine's wait.
+            async with (
+                asyncio.timeout_at(limits.due(self.started_at, has_token=has_token)) as timer,
+                contextlib.aclosing(outputs),
+            ):
+                async for output in outputs:
+                    delta = self._push(answer, output)
+                    if answer.token_ids and not has_token:
+                        has_token = True
+                        timer.reschedule(limits.due(self.started_at, has_token=True))
+                    yield delta
+                    if delta.finish is not None:
+                        leave()
+                        return  # at a stop string the engine does not know yet: closing `outputs` aborts the request
+        except TimeoutError:
+            raise limits.exceeded(has_token=has_token) from None
+
+    def _push(self, answer: Answer, output: RequestOutput) -> AnswerDelta:
+        delta = answer.push(output)
+        for observer in self._observers:
+            observer.on_delta(self, answer, delta)
+        if delta.finish is not None and delta.finish.type is FinishType.ERROR:
+            raise JsgError(delta.finish.message or "the engine failed this request")
+        return delta
+
+
+@final
+class Generator:
+    """Makes a `Generation` of the prompts of a request, on one event loop.
+
+    Attributes:
+        tokenizer: The model's.
+        admission: Lets generations in, or refuses them.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        *,
+        random_seed: int,
+        limits: Limits | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
         self.tokenizer = tokenizer
+        self.admission = Admission(limits or Limits())
+        self._client = client
         self._seeds = random.Random(random_seed)
+        self._observers = observers
 
     @property
     def info(self) -> ModelInfo:
@@ -40,8 +149,8 @@ class Generator:
 
         return await asyncio.to_thread(encode_all)
 
-    def answers(self, prompts: Sequence[Prompt]) -> list[Answer]:
-        """The empty answers, `n` for each prompt in turn.
+    def begin(self, call: ApiCall, prompts: Sequence[Prompt]) -> Generation:
+        """The generation of `n` answers to each prompt. Nothing runs before it is asked to.
 
         Everything that `n` multiplies is checked before it is multiplied.
 
@@ -63,38 +172,12 @@ class Generator:
                 "alternatives or new tokens, or send several requests",
                 param="return_logprob",
             )
-        return [
+        answers = [
             Answer(request, self.tokenizer, is_continued=prompt.is_continued)
             for prompt in prompts
             for request in prompt.requests(self._seeds.getrandbits(63))
         ]
-
-    async def run(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerDelta]]:
-        """Generates all answers at once; yields (index of the answer, what came since it was last yielded).
-
-        A reader that is slower than the engine gets larger deltas, not more of them: what is yielded brings its answer
-        up to date. Closing it early, or the failure of one answer, aborts them all. Raises what
-        `EngineClient.generate` raises, and JsgError when the engine failed an answer.
-        """
-        async with contextlib.aclosing(_merge([self._deltas(answer) for answer in answers])) as deltas:
-            async for index, delta in deltas:
-                yield index, delta
-
-    async def complete(self, answers: Sequence[Answer]) -> None:
-        """Generates all answers to their ends. Raises as `run`."""
-        async with contextlib.aclosing(self.run(answers)) as deltas:
-            async for _ in deltas:
-                pass
-
-    async def _deltas(self, answer: Answer) -> AsyncGenerator[AnswerDelta]:
-        async with contextlib.aclosing(self._client.generate(answer.request)) as outputs:
-            async for output in outputs:
-                delta = answer.push(output)
-                if delta.finish is not None and delta.finish.type is FinishType.ERROR:
-                    raise JsgError(delta.finish.message or "the engine failed this request")
-                yield delta
-                if delta.finish is not None:
-                    return  # at a stop string the engine does not know yet: closing `outputs` aborts the request
+        return Generation(call, prompts, answers, self._client, self.admission, self._observers)
 
 
 def new_rid() -> str:

@@ -1,13 +1,16 @@
 """The front process from its first socket to its exit.
 
 The socket listens at once, so a probe sees 503 rather than a refused connection while the engine loads. One signal
-ends the server in order (no new requests, a few seconds for the running ones, then they are aborted), a second one
-at once. When the engine dies, streams end with an error and probes see 503 for a moment before the exit.
+ends the server in order: no new requests, `--shutdown-timeout` for those under way, then an error for the rest. A
+second one ends it at once. When the engine dies, streams end with an error and probes see 503 for a moment before the
+exit.
 """
 
 import asyncio
 import contextlib
+import ipaddress
 import json
+import logging
 import os
 import shlex
 import signal
@@ -26,14 +29,19 @@ from jsg.errors import ConfigError
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.server.app import create_app
 from jsg.server.chat_prompt import ChatPrompt
-from jsg.server.front import Front, FrontDoor
+from jsg.server.front import Front, FrontDoor, public_name
 from jsg.server.generation import Generator
+from jsg.server.http_protocol import http_protocol
+from jsg.server.limits import Limits
 from jsg.server.progress import StartDisplay
+from jsg.server.telemetry import Telemetry
 
-DRAIN_S = 5  # for running requests after a signal
-CLOSE_S = 2  # for their last events after the abort
+logger = logging.getLogger(__name__)
+
+DRAIN_POLL_S = 0.02
+CLOSE_S = 2  # for the last bytes of what was under way
 DEATH_NOTICE_S = 1.0  # how long probes see 503 after the engine's death
-INTERRUPTED = 130  # exit status after a second signal
+SIGNALLED = 128  # exit status after a second signal, with its number added
 
 
 async def serve(
@@ -56,7 +64,9 @@ async def serve(
     with StartDisplay() as display:
         client = EngineClient(child, engine, display.show)
         try:
-            await _serve(client, child, engine, server, tokenizer_dir, started_at)
+            telemetry = Telemetry(server, server.served_model_name or public_name(engine.model_path))
+            async with telemetry.running():
+                await _serve(client, child, engine, server, telemetry, tokenizer_dir, started_at)
         finally:
             await client.close()
 
@@ -66,37 +76,62 @@ async def _serve(
     child: EngineChild,
     engine: EngineConfig,
     server: ServerConfig,
+    telemetry: Telemetry,
     tokenizer_dir: Path,
     started_at: float,
 ) -> None:
     door = FrontDoor()
+    http = _HttpServer(_uvicorn_config(door, server, telemetry))
     listener = _listen(server)
-    http = _HttpServer(_uvicorn_config(door, server))
-    _end_on_signal(http, client, child)
+    _warn_if_open_to_all(listener, server)
+    told_to_end = _on_signals(child)
     serving = asyncio.create_task(http.serve([listener]))
-    opening = asyncio.create_task(_open(client, engine, server, tokenizer_dir))
+    opening = asyncio.create_task(_open(client, engine, server, telemetry, tokenizer_dir))
     dying = asyncio.create_task(client.death())
+    ending = asyncio.create_task(told_to_end.wait())
     try:
-        await asyncio.wait({serving, opening}, return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
+        await asyncio.wait({serving, opening, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
             return
         door.front = await opening
         print(_greeting(door.front, listener, time.monotonic() - started_at), flush=True)
-        await asyncio.wait({serving, dying}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, dying, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if not dying.done():
+            draining = asyncio.create_task(_drain(http, door.front))
+            await asyncio.wait({draining, dying}, return_when=asyncio.FIRST_COMPLETED)
+            draining.cancel()
         if dying.done():
             await asyncio.sleep(DEATH_NOTICE_S)
             raise await dying
     finally:
         http.should_exit = True
         await serving
-        opening.cancel()
-        dying.cancel()
+        for task in (opening, dying, ending):
+            task.cancel()
 
 
-async def _open(client: EngineClient, engine: EngineConfig, server: ServerConfig, tokenizer_dir: Path) -> Front:
+async def _drain(http: "_HttpServer", front: Front) -> None:
+    """Takes no new requests, waits until those under way have ended, and ends those that have not in time.
+
+    The listener stays open meanwhile: who asks for `/ready` shall read 503, not guess at a refused connection.
+    """
+    admission = front.generator.admission
+    admission.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(admission.limits.shutdown_s):
+            while http.server_state.tasks:
+                await asyncio.sleep(DRAIN_POLL_S)
+    front.client.abort_all(error=admission.shutting_down())
+
+
+async def _open(
+    client: EngineClient, engine: EngineConfig, server: ServerConfig, telemetry: Telemetry, tokenizer_dir: Path
+) -> Front:
     """Loads what the front needs while the engine loads what it needs."""
     tokenizer, _ = await asyncio.gather(asyncio.to_thread(load_tokenizer, tokenizer_dir), client.ready())
-    generator = Generator(client, tokenizer, random_seed=engine.random_seed)
+    generator = Generator(
+        client, tokenizer, random_seed=engine.random_seed, limits=Limits.of(server), observers=telemetry.observers
+    )
     return Front(client, generator, ChatPrompt(tokenizer), engine, server)
 
 
@@ -109,10 +144,10 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(door: FrontDoor, server: ServerConfig) -> uvicorn.Config:
+def _uvicorn_config(door: FrontDoor, server: ServerConfig, telemetry: Telemetry) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(door, server),
-        http="h11",
+        create_app(door, server, telemetry),
+        http=http_protocol(),
         ws="none",
         loop="asyncio",
         lifespan="off",
@@ -120,23 +155,25 @@ def _uvicorn_config(door: FrontDoor, server: ServerConfig) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=DRAIN_S + CLOSE_S,
+        timeout_graceful_shutdown=CLOSE_S,
     )
 
 
-def _end_on_signal(http: uvicorn.Server, client: EngineClient, child: EngineChild) -> None:
+def _on_signals(child: EngineChild) -> asyncio.Event:
+    """What the first SIGINT or SIGTERM sets; a second one ends both processes on the spot."""
     loop = asyncio.get_running_loop()
+    told_to_end = asyncio.Event()
 
-    def end() -> None:
-        if http.should_exit:
+    def end(number: int) -> None:
+        if told_to_end.is_set():
             child.kill()
             child.remove_directory()
-            os._exit(INTERRUPTED)
-        http.should_exit = True
-        loop.call_later(DRAIN_S, client.abort_all)
+            os._exit(SIGNALLED + number)
+        told_to_end.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, end)
+        loop.add_signal_handler(number, end, number)
+    return told_to_end
 
 
 def _listen(server: ServerConfig) -> socket.socket:
@@ -145,12 +182,29 @@ def _listen(server: ServerConfig) -> socket.socket:
         raise ConfigError("--host must be an address or a host name, but it is empty; name one, such as 127.0.0.1")
     try:
         family, _, _, _, address = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address, family=family, backlog=2048)
+        listener = socket.create_server(address, family=family, backlog=2048)
+        # Connections inherit it. asyncio would set it only on sockets that say they are TCP, which these do not, and
+        # an answer of two writes would wait 40 ms for the client to acknowledge the first.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         raise ConfigError(
             f"--host and --port must be a free address of this machine, but {server.host} with {server.port} gave: "
             f"{error.strerror}; choose another --port or end what uses it"
         ) from None
+
+
+def _warn_if_open_to_all(listener: socket.socket, server: ServerConfig) -> None:
+    address = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
+    if not address.is_loopback and not _has_keys(server):
+        logger.warning(
+            "the server listens beyond this machine and asks for no key: everybody who reaches it may use it; set "
+            "--api-key-file, or leave out --host"
+        )
+
+
+def _has_keys(server: ServerConfig) -> bool:
+    return bool(server.api_key) or server.api_key_file is not None
 
 
 def _greeting(front: Front, listener: socket.socket, seconds: float) -> str:
@@ -163,7 +217,7 @@ def _greeting(front: Front, listener: socket.socket, seconds: float) -> str:
         question = {"role": "user", "content": "What is the capital of France?"}
         path, body = "/v1/chat/completions", {"model": front.model_name, "messages": [question], "max_tokens": 64}
     headers = ["Content-Type: application/json"]
-    if front.server_config.api_key is not None:
+    if _has_keys(front.server_config):
         headers.append("Authorization: Bearer YOUR_KEY")
     command = ["curl", url + path, *(word for header in headers for word in ("-H", header)), "-d", json.dumps(body)]
     return f"{front.model_name} is ready at {url} after {seconds:.1f} s; try:\n\n{shlex.join(command)}\n"

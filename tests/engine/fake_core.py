@@ -1,29 +1,143 @@
 """An engine core that repeats the prompt: what the process and the server are tested against, without a model.
 
-Output token i is prompt token i modulo the prompt's length, one per step and request. What it does besides is chosen
-by the configuration and by special prompts, see the constants.
+Output token i is prompt token i modulo the prompt's length, one per step and request. Requests wait, are admitted by
+priority and then by arrival, and share cached prefixes within their namespace, as they do in the real core; the
+counters are true. What it does besides is chosen by the configuration and by special prompts, see the constants.
 """
 
+import hashlib
 import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from jsg.config import EngineConfig
-from jsg.engine.protocol import ModelInfo, Progress
-from jsg.errors import MemoryPlanError, QueueFullError, RequestError, check_length
-from jsg.types import FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+from jsg.engine.protocol import Call, Failure, ModelInfo, Progress, Refusal
+from jsg.errors import MemoryPlanError, QueueFullError, QueueTimeoutError, RequestError, check_length
+from jsg.types import CacheReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
 
 VOCAB_SIZE = 512
 CONTEXT_LENGTH = 1024
 POOL_TOKENS = 10_000
 MAX_RUNNING = 128
 STEP_S = 0.002
+QUEUE_S = 0.25  # the wait that is reported, whatever it was
 FAILING_TOKEN = 511  # a request that begins with it fails
 CRASHING_TOKEN = 510  # a request that begins with it ends the engine
+RAISING_TOKEN = 509  # a request that begins with it makes `add` raise something unexpected
+HANGING_TOKEN = 508  # a request that begins with it makes a step that does not end
 TOO_LARGE = "too-large"  # a model that does not fit
 CRASHING = "crashing"  # a model whose load ends the process
 UNCOUNTED = "uncounted"  # a model whose counters cannot be given
+
+Tree = dict[int, "Tree"]
+
+
+class FakeCache:
+    """The prompts that were served, by namespace, one node for each token; and those that were flushed last."""
+
+    def __init__(self) -> None:
+        self.num_tokens = self.num_inserted = self.num_evicted = 0
+        self._trees: dict[str, Tree] = {}
+        self._flushed: dict[str, Tree] = {}
+        self._flushed_at = 0.0
+
+    def insert(self, request: Request) -> None:
+        tree = self._trees.setdefault(request.namespace, {})
+        for token in request.input_ids:
+            if token not in tree:
+                tree[token] = {}
+                self.num_tokens += 1
+                self.num_inserted += 1
+            tree = tree[token]
+
+    def flush(self) -> None:
+        self._flushed, self._flushed_at = self._trees, time.time()
+        self._trees = {}
+        self.num_evicted += self.num_tokens
+        self.num_tokens = 0
+
+    def matched(self, request: Request) -> int:
+        """All but the last prompt token may match, and none whose log-probability is wanted."""
+        return min(len(_path(self._trees.get(request.namespace, {}), request.input_ids)) - 1, _matchable(request))
+
+    def report(self, request: Request) -> CacheReport:
+        matched, matchable = self.matched(request), _matchable(request)
+        if matched == matchable:
+            return CacheReport(matched_tokens=matched, matchable_tokens=matchable)
+        path = _path(self._trees.get(request.namespace, {}), request.input_ids)
+        num_evicted = len(_path(self._flushed.get(request.namespace, {}), request.input_ids)) - 1 - matched
+        return CacheReport(
+            matched_tokens=matched,
+            matchable_tokens=matchable,
+            first_difference=matched,
+            cached_continuations=tuple(path[matched])[:8],
+            evicted_at=self._flushed_at if num_evicted > 0 else None,
+            evicted_tokens=max(num_evicted, 0),
+        )
+
+    def dump(self, max_nodes: int) -> dict[str, Any]:
+        """The shape of `RadixCache.dump`; everything of a namespace is one node."""
+        namespaces = [
+            {
+                "namespace": hashlib.sha256(name.encode()).hexdigest()[:16],
+                "num_children": 1,
+                "children": [
+                    {"num_tokens": _size(tree), "num_locks": 0, "last_used": 0, "num_children": 0, "children": []}
+                ],
+            }
+            for name, tree in self._trees.items()
+        ]
+        return {
+            "page_size": 1,
+            "num_nodes": len(namespaces),
+            "num_cached_tokens": self.num_tokens,
+            "num_namespaces": len(namespaces),
+            "time": 0,
+            "namespaces": namespaces[:max_nodes],
+        }
+
+
+def _path(tree: Tree, tokens: tuple[int, ...]) -> list[Tree]:
+    """The nodes along the tokens, as far as there are any, the root first."""
+    path = [tree]
+    for token in tokens:
+        if token not in path[-1]:
+            break
+        path.append(path[-1][token])
+    return path
+
+
+def _size(tree: Tree) -> int:
+    stack, size = [tree], 0
+    while stack:
+        children = stack.pop().values()
+        size += len(children)
+        stack.extend(children)
+    return size
+
+
+def _matchable(request: Request) -> int:
+    if request.wants_prompt_logprobs:
+        return max(request.logprob_start_len - 1, 0)
+    return len(request.input_ids) - (request.sampling.max_new_tokens > 0)
+
+
+class Live:
+    """A request from arrival to its end."""
+
+    def __init__(self, request: Request, arrival: int) -> None:
+        self.request = request
+        self.arrival = arrival
+        self.arrived_s = time.monotonic()
+        self.num_output = 0
+        self.cached_tokens = 0
+        self.cache_report: CacheReport | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.input_ids) + self.num_output
 
 
 class FakeCore:
@@ -46,67 +160,101 @@ class FakeCore:
             eos_token_ids=(257,),
             dtype="float32",
             device="fake",
-            max_running_requests=MAX_RUNNING,
+            max_running_requests=config.max_running_requests or MAX_RUNNING,
             max_total_tokens=pool_tokens,
             max_request_tokens=min(CONTEXT_LENGTH, pool_tokens),
             page_size=1,
         )
-        self._max_queued = config.max_queued_requests
-        self._running: dict[str, Request] = {}
-        self._counts: dict[str, int] = {}
-        self._seen: set[tuple[int, ...]] = set()
-        self._num_aborted = 0
-        self._num_added = 0
+        self._config = config
+        self._waiting: dict[str, Live] = {}
+        self._running: dict[str, Live] = {}
+        self._cache = FakeCache()
+        self._totals = dict.fromkeys(
+            (
+                "num_added", "num_steps", "num_aborted", "num_expired", "num_failed",
+                "prompt_tokens", "cached_tokens", "generated_tokens",
+            ),
+            0,
+        )  # fmt: skip
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running)
+        return bool(self._running or self._waiting)
 
     def add(self, request: Request) -> None:
+        if request.input_ids[0] == RAISING_TOKEN:
+            raise RuntimeError("this request cannot be added")
         if any(token >= VOCAB_SIZE for token in request.input_ids):
             raise RequestError(f"input_ids must be below {VOCAB_SIZE}", param="input_ids")
         check_length(len(request.input_ids), request.sampling.max_new_tokens, self.info.max_request_tokens)
-        if len(self._running) >= self._max_queued:
-            raise QueueFullError(f"at most {self._max_queued} requests may wait")
-        self._running[request.rid] = request
-        self._counts[request.rid] = 0
-        self._num_added += 1
+        if len(self._waiting) >= self._config.max_queued_requests:
+            raise QueueFullError(f"at most {self._config.max_queued_requests} requests may wait")
+        self._waiting[request.rid] = Live(request, self._totals["num_added"])
+        self._totals["num_added"] += 1
 
     def abort(self, rid: str) -> None:
-        if self._running.pop(rid, None) is not None:
-            self._num_aborted += 1
+        live = self._waiting.pop(rid, None) or self._running.pop(rid, None)
+        self._totals["num_aborted"] += live is not None
+
+    def refuse_overdue(self) -> list[Refusal]:
+        limit_s = self._config.queue_timeout
+        if limit_s is None:
+            return []
+        now = time.monotonic()
+        overdue = [rid for rid, live in self._waiting.items() if now - live.arrived_s > limit_s]
+        for rid in overdue:
+            del self._waiting[rid]
+        self._totals["num_expired"] += len(overdue)
+        return [Refusal(rid, Failure.of(QueueTimeoutError("waited longer than --queue-timeout"))) for rid in overdue]
 
     def step(self) -> list[RequestOutput]:
         time.sleep(STEP_S)
-        outputs = [self._advance(request) for request in list(self._running.values())]
+        self._admit()
+        self._totals["num_steps"] += 1
+        outputs = [self._advance(live) for live in list(self._running.values())]
         for output in outputs:
+            self._totals["generated_tokens"] += len(output.token_ids)
             if output.finish is not None:
+                self._totals["num_failed"] += output.finish.type is FinishType.ERROR
                 del self._running[output.rid]
         return outputs
 
-    def _advance(self, request: Request) -> RequestOutput:
-        prompt, index = request.input_ids, self._counts[request.rid]
+    def _admit(self) -> None:
+        order = sorted(self._waiting.values(), key=lambda live: (-live.request.priority, live.arrival))
+        for live in order[: self.info.max_running_requests - len(self._running)]:
+            request = live.request
+            live.cached_tokens = self._cache.matched(request)
+            live.cache_report = self._cache.report(request) if request.return_cache_info else None
+            self._totals["prompt_tokens"] += len(request.input_ids)
+            self._totals["cached_tokens"] += live.cached_tokens
+            del self._waiting[request.rid]
+            self._running[request.rid] = live
+
+    def _advance(self, live: Live) -> RequestOutput:
+        request, index = live.request, live.num_output
+        prompt, limit = request.input_ids, request.sampling.max_new_tokens
         if prompt[0] == CRASHING_TOKEN:
             os._exit(9)
+        if prompt[0] == HANGING_TOKEN:
+            time.sleep(3600)
         if prompt[0] == FAILING_TOKEN:
             finish = FinishReason(FinishType.ERROR, message="this row failed")
             return RequestOutput(rid=request.rid, finish=finish, prompt_tokens=len(prompt))
-        cached = len(prompt) - 1 if prompt in self._seen else 0
-        limit = request.sampling.max_new_tokens
-        self._counts[request.rid] = index + 1
-        finish = FinishReason(FinishType.LENGTH) if index + 1 >= limit else None
-        if finish is not None:
-            self._seen.add(prompt)
         token_ids = (prompt[index % len(prompt)],) if limit else ()
+        live.num_output += len(token_ids)
+        finish = FinishReason(FinishType.LENGTH) if live.num_output >= limit else None
+        if finish is not None:
+            self._cache.insert(request)
         return RequestOutput(
             rid=request.rid,
             token_ids=token_ids,
             finish=finish,
             prompt_tokens=len(prompt),
-            cached_tokens=cached,
+            cached_tokens=live.cached_tokens,
             logprobs=tuple(self._score(request, t) for t in token_ids) if request.return_logprob else (),
             prompt_logprobs=self._score_prompt(request) if index == 0 and request.wants_prompt_logprobs else None,
-            queue_s=0.25,
+            queue_s=QUEUE_S,
+            cache_report=live.cache_report if index == 0 else None,
         )
 
     def _score(self, request: Request, token: int, *, is_first: bool = False) -> TokenLogprob:
@@ -118,21 +266,42 @@ class FakeCore:
         scored = range(request.logprob_start_len, len(request.input_ids))
         return tuple(self._score(request, request.input_ids[i], is_first=i == 0) for i in scored)
 
-    def flush_cache(self) -> bool:
-        if self._running:
-            return False
-        self._seen.clear()
-        return True
+    def answer(self, call: Call) -> bool | dict[str, Any]:
+        match call.name:
+            case "flush_cache":
+                if not self.has_work:
+                    self._cache.flush()
+                return not self.has_work
+            case "stats":
+                return self.stats()
+            case "dump_cache":
+                return self._cache.dump(call.max_nodes)
 
     def stats(self) -> dict[str, int | float]:
         if self.info.model_path == UNCOUNTED:
             raise RuntimeError("the page equation does not hold")
+        size, cached = self.info.max_total_tokens, self._cache.num_tokens
+        held = sum(live.num_tokens for live in self._running.values())
+        prompt_tokens = self._totals["prompt_tokens"]
         return {
             "pid": os.getpid(),
-            "num_running": len(self._running),
-            "num_aborted": self._num_aborted,
-            "num_added": self._num_added,
             "has_jax": int("jax" in sys.modules),
+            "num_running": len(self._running),
+            "num_waiting": len(self._waiting),
+            "num_retracts": 0,
+            "num_lowered": 0,
+            "num_compiled": 0,
+            "num_programs_pending": 0,
+            "cache_hit_rate": self._totals["cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,
+            "num_cached_tokens": cached,
+            "num_inserted_tokens": self._cache.num_inserted,
+            "num_evicted_tokens": self._cache.num_evicted,
+            "num_free_tokens": size - held - cached,
+            "num_evictable_tokens": cached,
+            "num_protected_tokens": 0,
+            "num_uncached_tokens": held,
+            "kv_usage": held / size,
+            **self._totals,
         }
 
     def close(self) -> None:

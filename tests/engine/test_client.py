@@ -24,10 +24,12 @@ from jsg.errors import (
     JsgError,
     MemoryPlanError,
     QueueFullError,
+    QueueTimeoutError,
     RequestError,
+    ShuttingDownError,
 )
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
-from tests.engine.fake_core import CRASHING, CRASHING_TOKEN, FAILING_TOKEN, TOO_LARGE, UNCOUNTED
+from tests.engine.fake_core import CRASHING, CRASHING_TOKEN, FAILING_TOKEN, RAISING_TOKEN, TOO_LARGE, UNCOUNTED
 
 FAKE_CORE = "tests.engine.fake_core:FakeCore"
 DEADLINE_S = 20
@@ -167,6 +169,81 @@ def test_abort_by_name_ends_the_stream_with_a_reason():
     asyncio.run(main())
 
 
+def test_owners_see_nothing_of_each_other():
+    async def main():
+        async with fake_engine() as client:
+            streams = [client.generate(request("same", ids=(i,), max_new_tokens=1000), f"owner {i}") for i in (1, 2)]
+            for stream in streams:
+                await anext(stream)
+            assert [client.num_live(owner) for owner in ("owner 1", "owner 2", "", None)] == [1, 1, 0, 2]
+            assert not client.abort("same")
+            assert not client.abort("same", "owner 3")
+            with pytest.raises(RequestError, match="unique"):
+                await anext(client.generate(request("same"), "owner 2"))
+            assert client.abort("same", "owner 1")
+            assert [output async for output in streams[0]][-1].finish is not None
+            assert (await anext(streams[1])).finish is None
+            assert [client.num_live(owner) for owner in ("owner 1", "owner 2", None)] == [0, 1, 1]
+            await streams[1].aclose()
+            assert client.num_live() == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("owner", "num_ended"), [("a", 2), (None, 3), ("nobody", 0)])
+def test_aborting_all_of_an_owner_leaves_the_others(owner: str | None, num_ended: int):
+    async def main():
+        async with fake_engine() as client:
+            streams = {
+                name: client.generate(request(name, max_new_tokens=1000), name[0]) for name in ("a1", "a2", "b1")
+            }
+            for stream in streams.values():
+                await anext(stream)
+            assert client.abort_all(owner) == num_ended
+            assert client.num_live() == 3 - num_ended
+            for name, stream in streams.items():
+                if owner in (None, name[0]):
+                    last = [output async for output in stream][-1]
+                    assert last.finish == FinishReason(FinishType.ABORT, message="aborted")
+                else:
+                    assert (await anext(stream)).finish is None
+                    await stream.aclose()
+            assert (await client.stats())["num_running"] == 0
+
+    asyncio.run(main())
+
+
+def test_aborting_with_an_error_ends_each_stream_with_one_of_its_own():
+    async def main():
+        async with fake_engine() as client:
+            streams = [asyncio.create_task(collect(client, request(f"r{i}", max_new_tokens=1000))) for i in range(3)]
+            await client.stats()
+            assert client.abort_all(error=ShuttingDownError("the server is ending")) == 3
+            errors = await asyncio.gather(*streams, return_exceptions=True)
+            assert [(type(error), str(error)) for error in errors] == [(ShuttingDownError, "the server is ending")] * 3
+            assert len(set(map(id, errors))) == 3
+            assert (await client.stats())["num_running"] == 0
+
+    asyncio.run(main())
+
+
+def test_text_that_cannot_be_sent_is_refused_and_loses_nobody_elses_message():
+    async def main():
+        async with fake_engine() as client:
+            odd = dataclasses.replace(request("odd"), namespace="\ud800")
+            good, bad = await asyncio.gather(
+                collect(client, request("good")), collect(client, odd), return_exceptions=True
+            )
+            assert isinstance(bad, RequestError)
+            assert bad.param == "namespace"
+            assert isinstance(good, list)
+            assert tokens_of(good) == [1, 2, 3, 1, 2]
+            surrogate_rid = await collect(client, request("\udfff"))
+            assert surrogate_rid[-1].rid == "\udfff"
+
+    asyncio.run(main())
+
+
 def test_flush_is_refused_while_requests_run():
     async def main():
         async with fake_engine() as client:
@@ -189,6 +266,45 @@ def test_a_failing_row_fails_alone():
             bad = await collect(client, request("bad", ids=(FAILING_TOKEN,)))
             assert bad[-1].finish == FinishReason(FinishType.ERROR, message="this row failed")
             assert len(tokens_of(await good)) == 30
+
+    asyncio.run(main())
+
+
+def test_a_request_that_raises_fails_alone(capfd):
+    async def main():
+        async with fake_engine() as client:
+            good = asyncio.create_task(collect(client, request("good", max_new_tokens=30)))
+            with pytest.raises(JsgError, match="could not take this request") as caught:
+                await collect(client, request("bad", ids=(RAISING_TOKEN,)))
+            assert type(caught.value) is JsgError
+            assert len(tokens_of(await good)) == 30
+
+    asyncio.run(main())
+    assert "this request cannot be added" in capfd.readouterr().err
+
+
+def test_a_request_that_waits_too_long_is_refused_while_others_run():
+    async def main():
+        async with fake_engine(queue_timeout=0.2, max_running_requests=1) as client:
+            running = asyncio.create_task(collect(client, request("runs", max_new_tokens=400)))
+            await client.stats()
+            with pytest.raises(QueueTimeoutError):
+                await collect(client, request("waits"))
+            assert not running.done()
+            assert len(tokens_of(await running)) == 400
+            stats = await client.stats()
+            assert (stats["num_expired"], stats["num_waiting"]) == (1, 0)
+
+    asyncio.run(main())
+
+
+def test_the_cache_can_be_looked_at():
+    async def main():
+        async with fake_engine() as client:
+            await collect(client, dataclasses.replace(request("r"), namespace="secret"))
+            dump = await client.dump_cache(max_depth=5, max_nodes=5)
+            assert dump["num_cached_tokens"] == 3
+            assert "secret" not in str(dump)
 
     asyncio.run(main())
 
@@ -228,12 +344,15 @@ def test_the_engines_death_ends_every_stream_and_call(way):
         async with fake_engine() as client:
             streams = [asyncio.create_task(collect(client, request(f"r{i}", max_new_tokens=1000))) for i in range(3)]
             pid = int((await client.stats())["pid"])
+            start = time.monotonic()
             if way == "kill":
                 os.kill(pid, signal.SIGKILL)
             else:
                 streams.append(asyncio.create_task(collect(client, request("x", ids=(CRASHING_TOKEN,)))))
             for result in await asyncio.gather(*streams, return_exceptions=True):
                 assert isinstance(result, EngineDeadError)
+            assert time.monotonic() - start < 2, "clients hear of it within two seconds"
+            assert client.num_live() == 0
             assert ("-9" if way == "kill" else "9") in str(await client.death())
             assert not client.is_alive
             with pytest.raises(EngineDeadError):

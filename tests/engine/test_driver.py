@@ -8,7 +8,8 @@ import pytest
 
 from jsg.engine.core import EngineCore
 from jsg.engine.driver import Driver
-from jsg.errors import EngineDeadError, JsgError, RequestError
+from jsg.engine.protocol import Failure, Refusal
+from jsg.errors import EngineDeadError, JsgError, QueueTimeoutError, RequestError
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
 
 WAIT_S = 10
@@ -23,6 +24,7 @@ class ScriptedCore(EngineCore):
         self.in_step = threading.Event()
         self.is_closed = False
         self.on_add: Callable[[Request], None] = lambda request: None
+        self.overdue: list[Refusal] = []
         self.gate.set()
 
     @property
@@ -40,6 +42,12 @@ class ScriptedCore(EngineCore):
         self.in_step.set()
         assert self.gate.wait(WAIT_S)
         return [RequestOutput(rid=rid, token_ids=(1,)) for rid in self.requests]
+
+    def refuse_overdue(self) -> list[Refusal]:
+        overdue, self.overdue = self.overdue, []
+        for refusal in overdue:
+            del self.requests[refusal.rid]
+        return overdue
 
     def close(self) -> None:
         self.is_closed = True
@@ -130,16 +138,45 @@ def test_what_is_asked_while_it_closes_is_answered(core: ScriptedCore, driver: D
     driver.abort("a")
 
 
-def test_a_failure_that_nobody_expected_is_heard_by_all(core: ScriptedCore, driver: Driver):
-    first, second = Ear(), Ear()
-    driver.submit(request("a"), first)
-    assert first.got_one.wait(WAIT_S)
-
+def test_a_request_that_raises_fails_alone(core: ScriptedCore, driver: Driver):
     def fail(request: Request) -> None:
         raise TypeError("a bug")
 
+    good, bad, next_one = Ear(), Ear(), Ear()
+    driver.submit(request("good"), good)
+    assert good.got_one.wait(WAIT_S)
     core.on_add = fail
+    driver.submit(request("bad"), bad)
+    assert bad.got_error.wait(WAIT_S)
+    assert "a bug" in str(bad.heard[-1])
+    assert type(bad.heard[-1]) is JsgError
+    core.on_add = lambda request: None
+    driver.submit(request("next"), next_one)
+    assert next_one.got_one.wait(WAIT_S)
+    assert not good.got_error.is_set()
+
+
+def test_a_request_that_waited_too_long_hears_so(core: ScriptedCore, driver: Driver):
+    ear, other = Ear(), Ear()
+    driver.submit(request("a"), ear)
+    driver.submit(request("b"), other)
+    assert other.got_one.wait(WAIT_S)
+    core.overdue = [Refusal("a", Failure.of(QueueTimeoutError("too long")))]
+    assert ear.got_error.wait(WAIT_S)
+    assert type(ear.heard[-1]) is QueueTimeoutError
+    assert not driver.is_closed
+
+
+def test_a_failure_that_nobody_expected_is_heard_by_all(core: ScriptedCore, driver: Driver):
+    first, second = Ear(), Ear()
+    driver.submit(request("a"), first)
     driver.submit(request("b"), second)
+    assert second.got_one.wait(WAIT_S)
+
+    def fail() -> list[RequestOutput]:
+        raise TypeError("a bug")
+
+    core.step = fail
     for ear in (first, second):
         assert ear.got_error.wait(WAIT_S)
         assert isinstance(ear.heard[-1], EngineDeadError)

@@ -8,7 +8,16 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
-from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
+from jsg.types import (
+    CacheReport,
+    FinishReason,
+    FinishType,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprob,
+    namespace_digest,
+)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +94,29 @@ def test_prompt_logprobs_may_be_left_out(tokenizer: Tokenizer):
     meta = answer.result(with_prompt_logprobs=False)["meta_info"]
     assert not any(name.startswith("input_") for name in meta)
     assert meta["output_token_logprobs"] == [[-0.5, 3, None]]
+
+
+def test_why_the_cached_prefix_ended_is_told_when_asked_for(tokenizer: Tokenizer):
+    request = Request(rid="r", input_ids=(7, 8, 9), namespace="salted", return_cache_info=True)
+    answer = Answer(request, tokenizer)
+    assert answer.result()["meta_info"]["cache"] is None, "nothing is known before it was admitted"
+    report = CacheReport(
+        matched_tokens=1, matchable_tokens=2, first_difference=1, cached_continuations=(5, 6), evicted_tokens=0
+    )
+    answer.push(RequestOutput(rid="r", token_ids=(1,), cache_report=report))
+    answer.push(RequestOutput(rid="r", token_ids=(1,), finish=FinishReason(FinishType.LENGTH)))
+    assert answer.result()["meta_info"]["cache"] == {
+        "matched_tokens": 1,
+        "matchable_tokens": 2,
+        "first_difference": {"position": 1, "token_id": 8, "cached_token_ids": [5, 6]},
+        "evicted_at": None,
+        "evicted_tokens": 0,
+        "namespace": namespace_digest("salted"),
+    }
+    assert "salted" not in str(answer.result())
+    silent = Answer(Request(rid="r", input_ids=(7, 8, 9)), tokenizer)
+    silent.push(RequestOutput(rid="r", token_ids=(1,), cache_report=report))
+    assert "cache" not in silent.result()["meta_info"]
 
 
 @pytest.mark.parametrize(

@@ -263,3 +263,23 @@ def test_the_tiny_model_chats() -> None:
     assert ids[-2:] == [tokenizer.eos_token_id, tokenizer.token_id("<|assistant|>")]
     assert tokenizer.decode(ids) == "Hello there"
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+class TestWhatItReads:
+    def test_variables_are_what_comes_from_outside(self):
+        source = (
+            "{% set first = messages[0] %}{% macro show(text) %}{{ text }}{{ style }}{% endmacro %}{{ bos_token }}"
+            "{% for i in range(2) %}{{ show(first) }}{{ raise_exception }}{% endfor %}"
+            "{% if enable_thinking %}{% endif %}"
+        )
+        assert ChatTemplate(source, bos_token=None, eos_token=None).variables == {
+            *("messages", "style", "bos_token", "enable_thinking")
+        }
+
+    def test_words_are_attributes_and_strings(self):
+        source = "{% if m.tool_calls or m['role'] == 'tool' or 'name' in m %}text{{ other }}{% endif %}"
+        assert ChatTemplate(source, bos_token=None, eos_token=None).words == {"tool_calls", "role", "tool", "name"}
+
+    def test_no_template_reads_nothing(self):
+        template = ChatTemplate(None, bos_token=None, eos_token=None)
+        assert template.variables == template.words == frozenset()

@@ -19,7 +19,7 @@ from jsg.sched.buckets import BucketKey, Buckets, Phase
 from jsg.sched.records import Batch, BatchEntry, Placement
 from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
 from jsg.sched.table import RequestTable
-from jsg.types import FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+from jsg.types import CacheReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
 
 VOCAB = 8
 EOS = frozenset({VOCAB - 1})
@@ -233,6 +233,7 @@ class Answer:
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     finish: FinishReason | None = None
     cached_tokens: int = 0
+    cache_report: CacheReport | None = None
     num_bypassed: int = 0
     is_aborted: bool = False
 
@@ -298,9 +299,11 @@ class SimulatedEngine:
 
     def step(self) -> None:
         """As `EngineCore.step`."""
-        waiting, num_retracts = self._waiting(), self.scheduler.num_retracts
+        waiting, num_retracts = self._waiting(), self.scheduler.totals.num_retracts
         batch = self.scheduler.plan()
-        assert self._in_flight is None or self.scheduler.num_retracts == num_retracts, "retracted while in flight"
+        assert self._in_flight is None or self.scheduler.totals.num_retracts == num_retracts, (
+            "retracted while in flight"
+        )
         before, self._in_flight = self._in_flight, None
         if batch is not None:
             self._in_flight = batch, self.device.run(batch, self.scheduler.table)
@@ -348,7 +351,17 @@ class SimulatedEngine:
             assert answer.prompt_logprobs == expected.prompt_logprobs
         assert len(answer.logprobs) == (len(answer.tokens) if request.return_logprob else 0)
         assert answer.cached_tokens <= self._most_cached(request)
+        self._check_report(answer)
         assert answer.num_bypassed <= self.shape.max_bypass_tokens + self.shape.chunk
+
+    def _check_report(self, answer: Answer) -> None:
+        report = answer.cache_report
+        if not answer.request.return_cache_info or (answer.is_aborted and report is None):
+            assert report is None
+        else:
+            assert report is not None
+            assert report.matched_tokens == answer.cached_tokens
+            assert report.matchable_tokens == self._most_cached(answer.request)
 
     def _most_cached(self, request: Request) -> int:
         """Tokens that may come from the cache: whole pages, never those whose results are wanted."""
@@ -375,6 +388,9 @@ class SimulatedEngine:
         if output.prompt_logprobs is not None:
             assert answer.prompt_logprobs is None and not answer.tokens, "prompt logprobs come once, and first"
             answer.prompt_logprobs = output.prompt_logprobs
+        if output.cache_report is not None:
+            assert answer.cache_report is None and not answer.tokens, "a cache report comes once, and first"
+            answer.cache_report = output.cache_report
         answer.tokens.extend(output.token_ids)
         answer.logprobs.extend(output.logprobs)
         answer.finish = output.finish

@@ -73,6 +73,22 @@ def test_the_bound_holds_when_rows_block(policy: str):
     assert answer.num_bypassed <= 20 + shape.chunk
 
 
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "fcfs", "random"])
+def test_no_priority_starves_anybody(policy: str):
+    """One request of a low priority, and before every step two more of a high one."""
+    engine = SimulatedEngine(dataclasses.replace(shape, policy=policy), TokenModel(broken_every=NEVER))
+    for number in range(4):
+        engine.add(dataclasses.replace(hot(number), priority=7))
+    engine.add(Request(rid="cold", input_ids=COLD, sampling=sampling(2), priority=-7))
+    for number in range(4, 200, 2):
+        engine.step()
+        engine.add(dataclasses.replace(hot(number), priority=7))
+        engine.add(dataclasses.replace(hot(number + 1), priority=7))
+    answer = engine.answers["cold"]
+    assert answer.finish is not None
+    assert 100 < answer.num_bypassed <= 100 + shape.chunk, "it was passed, as often as is allowed and no more"
+
+
 def test_unfinished_prompts_of_later_arrivals_give_way():
     """A later arrival in the middle of its prompt keeps neither its only row nor its memory."""
     engine = SimulatedEngine(dataclasses.replace(shape, max_running=1, chunk=8, max_bypass_tokens=0))
@@ -86,6 +102,6 @@ def test_unfinished_prompts_of_later_arrivals_give_way():
     engine.step()
     engine.step()
     assert [e.running.request.rid for e in engine.batches[1].entries] == ["cold"]
-    assert engine.scheduler.num_retracts == 1
+    assert engine.scheduler.totals.num_retracts == 1
     engine.run_until_idle()
     engine.check_answers()

@@ -22,11 +22,12 @@ from jsg.sched.waiting import WaitingQueue
 from jsg.types import Request, SamplingParams
 
 
-def make_request(tokens: tuple[int, ...], arrival: int, namespace: str = "", max_new: int = 4) -> RunningRequest:
+def make_request(
+    tokens: tuple[int, ...], arrival: int, namespace: str = "", max_new: int = 4, priority: int = 0
+) -> RunningRequest:
     sampling = SamplingParams(max_new_tokens=max_new)
-    return new_running_request(
-        Request(rid=str(arrival), input_ids=tokens, sampling=sampling, namespace=namespace), arrival, 0
-    )
+    request = Request(rid=str(arrival), input_ids=tokens, sampling=sampling, namespace=namespace, priority=priority)
+    return new_running_request(request, arrival, 0)
 
 
 # The ledger.
@@ -140,7 +141,8 @@ def test_estimate_is_a_fraction_whatever_the_knob():
 class Queue:
     """A waiting queue over a cache of its own that changes at random."""
 
-    def __init__(self, policy: str, page_size: int, seed: int):
+    def __init__(self, policy: str, page_size: int, seed: int, priorities: tuple[int, ...] = (0,)):
+        self.priorities = priorities
         self.rng = random.Random(seed)
         self.allocator = PageAllocator(60)
         self.cache = RadixCache(page_size, self.allocator)
@@ -156,7 +158,8 @@ class Queue:
     def act(self) -> None:
         match self.rng.randrange(6):
             case 0 | 1:
-                running = make_request(self.tokens(), self.num_arrived, self.rng.choice(["", "", "tenant"]))
+                namespace, priority = self.rng.choice(["", "", "tenant"]), self.rng.choice(self.priorities)
+                running = make_request(self.tokens(), self.num_arrived, namespace, priority=priority)
                 self.num_arrived += 1
                 self.queue.add(running)
                 self.members.append(running)
@@ -193,7 +196,7 @@ class Queue:
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_queue_is_in_the_order_of_a_sort_from_scratch(policy: str, page_size: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(waiting_module, "SPARE_KEYS", 4)
-    queue = Queue(policy, page_size, seed=1)
+    queue = Queue(policy, page_size, seed=1, priorities=(0, 0, 0, 1, -1))
     longest = 0
     for step in range(1500):
         queue.act()
@@ -205,7 +208,10 @@ def test_queue_is_in_the_order_of_a_sort_from_scratch(policy: str, page_size: in
             queue.queue._num_changes += 1000  # a round in which nothing may be put off
             queue.queue.reorder()
             keys = queue.policy.keys(queue.members)
-            assert queue.drain() == sorted(queue.members, key=lambda r: keys[r])
+            order = queue.drain()
+            assert order == sorted(queue.members, key=lambda r: keys[r])
+            priorities = [r.request.priority for r in order]
+            assert priorities == sorted(priorities, reverse=True)
             longest = max(longest, len(queue.members))
     assert longest > 20
 
@@ -227,6 +233,25 @@ def test_lpm_is_by_cached_prefix_then_arrival():
     assert [r.arrival for r in queue.drain()] == [1, 2, 3, 0]
     queue.cache.reset()
     assert [r.arrival for r in queue.drain()] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_orders_those_of_one_priority_as_if_they_were_alone(policy: str):
+    queue = Queue(policy, 1, seed=0)
+    for tokens in ((1, 2, 3), (1, 2, 4), (2, 2)):
+        queue.insert(tokens)
+    rng = random.Random(0)
+    for number in range(60):
+        queue.queue.add(make_request(queue.tokens(), number, priority=rng.choice([-5, 0, 2**31 - 1])))
+    order = queue.drain()
+    for priority in (-5, 0, 2**31 - 1):
+        alike = [r for r in order if r.request.priority == priority]
+        assert len(alike) > 10
+        if policy != "dfs-weight":  # there the others count for the weight of a branch
+            keys = queue.policy.keys(alike)
+            assert alike == sorted(alike, key=lambda r: keys[r])
+        if policy == "fcfs":
+            assert [r.arrival for r in alike] == sorted(r.arrival for r in alike)
 
 
 def test_random_is_a_shuffle_of_its_seed():

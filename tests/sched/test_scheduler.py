@@ -120,6 +120,20 @@ def test_lpm_admits_the_longest_cached_prefix_first():
     assert planned(engine.batches[0]) == {"long": 2, "short": 2}
 
 
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "fcfs", "random"])
+def test_priority_goes_before_the_policy(policy: str):
+    engine = make_engine(policy=policy, max_running=1, chunk=16)
+    prefill_only(engine, PREFIX)
+    engine.add(make_request("cached", (*PREFIX, 7, 7)))
+    engine.add(make_request("low", (6,) * 3, priority=-1))
+    engine.add(make_request("high", (7,) * 6, priority=1))
+    order = []
+    while engine.has_work:
+        engine.step()
+        order += [r for r in planned(engine.batches[-1]) if r not in order]
+    assert order == ["high", "cached", "low"]
+
+
 def test_fcfs_does_not():
     engine = make_engine(policy="fcfs", max_running=2, chunk=8)
     prefill_only(engine, PREFIX)
@@ -173,7 +187,7 @@ def test_the_latest_arrival_is_retracted_and_loses_nothing(overlaps: bool):
     engine = make_engine(num_pages=30, overlaps=overlaps, conservativeness=0.01, context_length=30)
     for number in range(3):
         engine.add(make_request(f"r{number}", (number,) * 3, max_new=20))
-    while not engine.scheduler.num_retracts:
+    while not engine.scheduler.totals.num_retracts:
         engine.step()
     assert {r.request.rid for r in engine.scheduler.running} == {"r0", "r1"}
     engine.run_until_idle()
@@ -193,7 +207,7 @@ def test_the_last_page_is_used_before_anybody_is_retracted():
     engine.add(make_request("three pages", PREFIX[:8], max_new=5))
     engine.add(make_request("two pages", (7,) * 5, max_new=4))
     engine.run_until_idle()
-    assert engine.scheduler.num_retracts == 0
+    assert engine.scheduler.totals.num_retracts == 0
     assert max(len(batch.entries) for batch in engine.batches) == 2
     engine.check_answers()
 
@@ -203,7 +217,7 @@ def test_a_chunk_fills_the_last_page_of_the_one_before():
     engine.add(make_request("all", PREFIX[:7], max_new=1))
     engine.run_until_idle()
     assert [planned(batch) for batch in engine.batches] == [{"all": 5}, {"all": 2}]
-    assert engine.scheduler.num_retracts == 0
+    assert engine.scheduler.totals.num_retracts == 0
 
 
 def test_nothing_is_evicted_while_there_is_room():
@@ -264,6 +278,38 @@ def test_the_wait_is_measured_until_the_first_admission():
         for output in engine.scheduler.commit(batch, StepResult([0] * batch.key.num_rows)):
             waits[output.rid] = output.queue_s
     assert waits == {"a": 9.0, "b": 18.0}
+
+
+# Time-outs.
+
+
+def test_those_that_waited_too_long_are_taken_out_and_those_that_ran_are_not():
+    engine = make_engine(max_running=1)
+    for number in range(5):
+        engine.scheduler.add(make_request(f"r{number}", (number,) * 3, max_new=50), now_s=float(number))
+    assert engine.scheduler.plan() is not None
+    assert engine.scheduler.expire(arrived_before_s=0.0) == []
+    assert engine.scheduler.expire(arrived_before_s=3.0) == ["r1", "r2"], "r0 runs, r3 arrived at that very time"
+    assert engine.scheduler.expire(arrived_before_s=3.0) == []
+    assert [len(engine.scheduler.running), len(engine.scheduler.waiting)] == [1, 2]
+    engine.scheduler.abort("r3")
+    assert engine.scheduler.expire(arrived_before_s=99.0) == ["r4"]
+    assert engine.scheduler.totals.num_expired == 3
+    assert [output.rid for output in engine.scheduler.take_finished()] == ["r3"], "a refusal is no output"
+    engine.scheduler.add(make_request("r1"), now_s=100.0)
+    engine.check_integrity()
+
+
+def test_a_retracted_request_does_not_expire():
+    engine = make_engine(num_pages=30, conservativeness=0.01, context_length=30)
+    for number in range(3):
+        engine.add(make_request(f"r{number}", (number,) * 3, max_new=20))
+    while not engine.scheduler.totals.num_retracts:
+        engine.step()
+    assert len(engine.scheduler.waiting) == 1
+    assert engine.scheduler.expire(arrived_before_s=1e9) == []
+    engine.run_until_idle()
+    engine.check_answers()
 
 
 # Refusals.

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from jsg.config import POLICIES
 from jsg.sched import admission
-from jsg.types import Request, SamplingParams
+from jsg.types import FinishType, Request, SamplingParams
 from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine
 
 NAMESPACES = ("", "", "", "tenant")
+PRIORITIES = (0, 0, 0, 10, -3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,8 @@ def random_request(rng: random.Random, rid: str, shape: EngineShape) -> Request:
         return_logprob=(scored := rng.random() < 0.3),
         logprob_start_len=rng.randint(-1, len(prompt)) if scored else -1,
         namespace=rng.choice(NAMESPACES),
+        priority=rng.choice(PRIORITIES),
+        return_cache_info=rng.random() < 0.3,
     )
 
 
@@ -116,16 +119,30 @@ def test_scheduling_changes_no_answer(policy: str, overlaps: bool, monkeypatch: 
     @given(shape=shapes, traffic=traffics)
     def play(shape: EngineShape, traffic: Traffic) -> None:
         engine = run_traffic(dataclasses.replace(shape, policy=policy, overlaps=overlaps), traffic)
-        happened["retracts"] += engine.scheduler.num_retracts
+        happened["retracts"] += engine.scheduler.totals.num_retracts
         happened["evictions"] += engine.cache.stats().evicted_tokens
         happened["hits"] += sum(answer.cached_tokens > 0 for answer in engine.answers.values())
         happened["aborts"] += sum(answer.is_aborted for answer in engine.answers.values())
+        happened["passed"] += sum(answer.num_bypassed > shape.max_bypass_tokens for answer in engine.answers.values())
+        check_totals(engine)
         for answer in engine.answers.values():
             happened[answer.finish.type if answer.finish else "never"] += 1
 
     play()
-    rare = [name for name in ("retracts", "evictions", "hits", "aborts") if happened[name] < 50]
+    rare = [name for name in ("retracts", "evictions", "hits", "aborts", "passed") if happened[name] < 50]
     assert not rare, f"the traffic is too tame to prove anything: {happened}"
+
+
+def check_totals(engine: SimulatedEngine) -> None:
+    """The counters are what the clients saw."""
+    totals, answers = engine.scheduler.totals, engine.answers.values()
+    ends = Counter(answer.finish.type for answer in answers if answer.finish)
+    assert (totals.num_aborted, totals.num_failed) == (ends[FinishType.ABORT], ends[FinishType.ERROR])
+    assert totals.cached_tokens == sum(answer.cached_tokens for answer in answers)
+    prompts = {rid: len(answer.request.input_ids) for rid, answer in engine.answers.items()}
+    never_ran = {rid for rid, answer in engine.answers.items() if answer.is_aborted}
+    ran = sum(prompts[rid] for rid in prompts.keys() - never_ran)
+    assert ran <= totals.prompt_tokens <= sum(prompts.values())
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -134,7 +151,7 @@ def test_a_recorded_trace_replays_exactly(policy: str):
 
     def record(seed: int) -> list[object]:
         engine = run_traffic(shape, Traffic(seed, num_requests=80, burst=10, abort_rate=0.1))
-        assert engine.scheduler.num_retracts > 0 and engine.cache.stats().evicted_tokens > 0
+        assert engine.scheduler.totals.num_retracts > 0 and engine.cache.stats().evicted_tokens > 0
         return [
             (b.key, b.dirty_rows, [(e.running.request.rid, e.place.row, e.start, e.num_new) for e in b.entries])
             for b in engine.batches

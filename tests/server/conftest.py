@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
@@ -17,10 +18,24 @@ import tokenizers
 START_DEADLINE_S = 30
 END_DEADLINE_S = 20
 
+REAL_OPTIONS = (  # few shapes, so that little compiles; chunks that are short, so that a prefill takes many steps
+    *("--max-running-requests", "8", "--chunked-prefill-size", "128", "--max-total-tokens", "65536"),
+    "--forbid-compile",
+)
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content | trim }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+LONG = {"text": "ab", "stream": True, "sampling_params": {"max_new_tokens": 1000}}  # takes the scripted engine seconds
+CHAT = [{"role": "user", "content": "ab"}]
+LONG_STREAMS = {  # the same in every API that generates
+    "/generate": LONG,
+    "/v1/completions": {"prompt": "ab", "max_tokens": 1000, "stream": True},
+    "/v1/chat/completions": {"messages": CHAT, "max_tokens": 900, "stream": True},
+    "/v1/responses": {"input": "ab", "max_output_tokens": 900, "stream": True},
+    "/v1/messages": {"model": "fake", "messages": CHAT, "max_tokens": 900, "stream": True},
+}
 SPECIAL_TOKENS = ["<|im_start|>", "<|im_end|>", "<s>"]
 
 
@@ -79,51 +94,90 @@ class RunningServer:
         rest = self.process.stdout.read()
         return self.process.wait(END_DEADLINE_S), rest
 
-    def stats(self) -> dict:
-        return self.http.get("/get_server_info").json()["internal_states"][0]
+    def stats(self, headers: dict[str, str] | None = None) -> dict:
+        return self.http.get("/get_server_info", headers=headers).json()["internal_states"][0]
 
-    def wait_for_stats(self, **wanted: int) -> None:
+    def wait_for_stats(self, headers: dict[str, str] | None = None, **wanted: int) -> None:
         """Waits until the engine's counters are the wanted ones."""
         deadline = time.monotonic() + 5
-        while not wanted.items() <= (stats := self.stats()).items():
+        while not wanted.items() <= (stats := self.stats(headers)).items():
             assert time.monotonic() < deadline, f"wanted {wanted}, got {stats}"
             time.sleep(0.02)
+
+    def send(self, path: str, body: dict, headers: dict[str, str] | None = None) -> HTTPConnection:
+        """Sends a request and waits for nothing; closing what this gives is the client's leaving."""
+        url = self.http.base_url
+        connection = HTTPConnection(url.host, url.port or 80, timeout=20)
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **(headers or {})})
+        return connection
+
+    @contextlib.contextmanager
+    def holding(self, count: int, headers: dict[str, str] | None = None) -> Iterator[None]:
+        """So many requests that do not end soon; they have reached the engine, and their clients leave at the end."""
+        with contextlib.ExitStack() as clients:
+            before = self.stats(headers)["num_added"]
+            for _ in range(count):
+                clients.enter_context(contextlib.closing(self.send("/generate", LONG, headers)))
+            self.wait_for_stats(headers, num_added=before + count)
+            yield
 
 
 ServerMaker = Callable[..., contextlib.AbstractContextManager[RunningServer]]
 
 
+@contextlib.contextmanager
+def running(command: list[str], *, wait: bool = True, stderr: Path | None = None) -> Iterator[RunningServer]:
+    """A front process of this Python; it is killed at the end, if it is still there, and its engine dies with it."""
+    with stderr.open("wb") if stderr else contextlib.nullcontext() as errors:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+    server = RunningServer(process)
+    with process, server.http:
+        try:
+            if wait:
+                server.wait_until_ready()
+            yield server
+        finally:
+            process.kill()
+
+
 @pytest.fixture(scope="session")
 def make_server(tokenizer_dir: Path) -> ServerMaker:
-    @contextlib.contextmanager
+    """Makes servers around the scripted engine, with these knobs."""
+
     def make(
         *,
         engine: dict | None = None,
         server: dict | None = None,
         tokenizer: Path = tokenizer_dir,
-        drain_s: float = 0.5,
         wait: bool = True,
-    ) -> Iterator[RunningServer]:
+        stderr: Path | None = None,
+    ) -> contextlib.AbstractContextManager[RunningServer]:
         knobs = {
             "engine": {"model_path": "fake", **(engine or {})},
-            "server": {"port": 0, **(server or {})},
+            "server": {"port": 0, "shutdown_timeout": 0.5, **(server or {})},
             "tokenizer_dir": str(tokenizer),
-            "drain_s": drain_s,
         }
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.fake_server", json.dumps(knobs)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )
-        running = RunningServer(process)
-        with process, running.http:
-            try:
-                if wait:
-                    running.wait_until_ready()
-                yield running
-            finally:
-                process.kill()
+        return running(["-m", "tests.server.fake_server", json.dumps(knobs)], wait=wait, stderr=stderr)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_real_server(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> ServerMaker:
+    """Makes servers by `jsg serve` of a small random model, with these options; see `real_model.py`."""
+    from tests.server.real_model import write_real_model
+
+    directory = write_real_model(tmp_path_factory.mktemp("real") / "model")
+
+    def make(*options: str) -> contextlib.AbstractContextManager[RunningServer]:
+        command = ["-m", "jsg.cli", "serve", str(directory), "--port", "0", "--compilation-cache-dir"]
+        return running([*command, compile_cache_dir, *REAL_OPTIONS, *options])
 
     return make
 
@@ -131,8 +185,8 @@ def make_server(tokenizer_dir: Path) -> ServerMaker:
 @pytest.fixture(scope="module")
 def server(make_server: ServerMaker) -> Iterator[RunningServer]:
     """One server for all tests of a file."""
-    with make_server() as running:
-        yield running
+    with make_server() as made:
+        yield made
 
 
 @pytest.fixture
@@ -145,3 +199,9 @@ def events_of(response: httpx.Response) -> list[dict]:
     data = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert data[-1] == "[DONE]"
     return [json.loads(item) for item in data[:-1]]
+
+
+def data_of(lines: Iterable[str]) -> list[dict]:
+    """The events of a stream of any API, with or without [DONE] at its end."""
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return [json.loads(item) for item in data if item != "[DONE]"]

@@ -17,13 +17,12 @@ def main(argument: str) -> int:
     engine, server = EngineConfig(**knobs["engine"]), ServerConfig(**knobs["server"])
     child = EngineChild.spawn(engine, core="tests.engine.fake_core:FakeCore")
     logging.basicConfig(level=logging.WARNING)
-    from jsg.server import run
+    from jsg.server.run import serve
 
-    run.DRAIN_S = knobs["drain_s"]
     status = 0
     try:
         asyncio.run(
-            run.serve(engine, server, child, tokenizer_dir=Path(knobs["tokenizer_dir"]), started_at=time.monotonic())
+            serve(engine, server, child, tokenizer_dir=Path(knobs["tokenizer_dir"]), started_at=time.monotonic())
         )
     except JsgError as error:
         print(json.dumps({"error": str(error)}), file=sys.stderr)

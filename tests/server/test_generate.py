@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import threading
+import time
 
 import httpx
 import pytest
 
+from jsg.server.native import GenerateBody
 from tests.engine.fake_core import FAILING_TOKEN
-from tests.server.conftest import RunningServer, events_of
+from tests.server.conftest import RunningServer, ServerMaker, events_of
 
 
 def generate(http: httpx.Client, **body) -> httpx.Response:
@@ -70,6 +73,147 @@ def test_n_answers_follow_their_prompt(http):
     answers = generate(http, text=["ab", "cd"], sampling_params={"max_new_tokens": 2, "n": 2}, rid="r").json()
     assert [answer["text"] for answer in answers] == ["ab", "ab", "cd", "cd"]
     assert [answer["meta_info"]["id"] for answer in answers] == ["r_0_0", "r_0_1", "r_1_0", "r_1_1"]
+
+
+def test_what_clients_send_but_do_not_use_is_as_good_as_absent(http):
+    off = {
+        **dict.fromkeys(("image_data", "audio_data", "lora_path", "session_params", "rid", "stream", "priority")),
+        **dict.fromkeys(("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "cache_salt")),
+        **{"return_hidden_states": False, "modalities": [], "custom_logit_processor": "", "bootstrap_port": None},
+        "log_metrics": True,
+    }
+    sampling = {"max_new_tokens": 2, "json_schema": None, "stop": None, "spaces_between_special_tokens": True}
+    assert generate(http, text="ab", sampling_params=sampling, **off).json()["text"] == "ab"
+
+
+@pytest.mark.parametrize("name", sorted(GenerateBody.REFUSED))
+def test_what_is_refused_is_named_with_what_to_do_instead(http, name):
+    response = generate(http, text="ab", **{name: [1]})
+    assert response.status_code == 400
+    assert error_of(response) == f"{name} is not supported: {GenerateBody.REFUSED[name]}"
+
+
+def test_without_a_number_new_tokens_shrink_to_the_room_that_is_left(http):
+    for num_prompt, num_new in ((100, 128), (1000, 24), (1023, 1)):
+        meta = generate(http, input_ids=[7] * num_prompt).json()["meta_info"]
+        assert (meta["completion_tokens"], meta["finish_reason"]["type"]) == (num_new, "length")
+    assert "1024 + 1" in error_of(generate(http, input_ids=[7] * 1024))
+
+
+def test_each_prompt_of_a_list_may_report_logprobs_of_its_own(http):
+    answers = generate(
+        http,
+        input_ids=[[10, 11], [12, 13], [14, 15]],
+        sampling_params={"max_new_tokens": 1},
+        return_logprob=[True, False, True],
+        logprob_start_len=[0, -1, 1],
+        top_logprobs_num=2,
+        token_ids_logprob=[[3], None, [4, 5]],
+    ).json()
+    first, second, third = (answer["meta_info"] for answer in answers)
+    assert first["input_token_logprobs"] == [[None, 10, None], [-0.011, 11, None]]
+    assert third["input_token_logprobs"] == [[-0.015, 15, None]]
+    assert not any(name.endswith("logprobs") for name in second)
+    assert [len(meta["output_top_logprobs"][0]) for meta in (first, third)] == [2, 2]
+    assert first["output_token_ids_logprobs"] == [[[-3, 3, None]]]
+    assert third["output_token_ids_logprobs"] == [[[-4, 4, None], [-5, 5, None]]]
+    asked = generate(http, input_ids=[[1], [2]], return_logprob=[True, False], top_logprobs_num=[1, 1])
+    assert asked.status_code == 400
+    assert "top_logprobs_num must be left out without return_logprob" in error_of(asked)
+
+
+class TestCache:
+    """Who shares cached prefixes, and why a prefix was not found."""
+
+    def cached(self, http: httpx.Client, ids: list[int], **fields: object) -> int:
+        sampling = {"max_new_tokens": 1}
+        return generate(http, input_ids=ids, sampling_params=sampling, **fields).json()["meta_info"]["cached_tokens"]
+
+    @pytest.mark.parametrize("name", ["cache_salt", "extra_key"])
+    def test_one_salt_shares_and_two_do_not(self, http, name):
+        ids = [200 + len(name), *range(20, 30)]
+        assert self.cached(http, ids) == 0
+        assert self.cached(http, ids) == 10
+        assert self.cached(http, ids, **{name: "red"}) == 0
+        assert self.cached(http, ids, **{name: "red"}) == 10
+        assert self.cached(http, ids, **{name: "blue"}) == 0
+        assert self.cached(http, ids, **{name: ""}) == 0, "an empty salt is a salt"
+
+    def test_a_salt_is_no_extra_key(self, http):
+        ids = [*range(40, 50)]
+        assert self.cached(http, ids, cache_salt="a") == 0
+        assert self.cached(http, ids, extra_key="a") == 0
+        assert self.cached(http, ids, cache_salt="a", extra_key="a") == 0
+        assert self.cached(http, ids, cache_salt="a", extra_key="a") == 9
+
+    def test_each_prompt_of_a_list_may_have_its_own(self, http):
+        ids, sampling = [*range(60, 70)], {"max_new_tokens": 1}
+        for cached in (0, 9):
+            answers = generate(http, input_ids=[ids, ids], cache_salt=["x", None], sampling_params=sampling).json()
+            assert [answer["meta_info"]["cached_tokens"] for answer in answers] == [cached, cached]
+        assert self.cached(http, ids, cache_salt="y") == 0
+        assert "one item for each" in error_of(generate(http, input_ids=[ids, ids], cache_salt=["x"]))
+
+    @pytest.mark.parametrize("salt", ["\ud800", "x" * 2000, 5, ["a", "b"]])
+    def test_a_salt_must_be_a_short_text(self, http, salt):
+        content = json.dumps({"text": "a", "cache_salt": salt})
+        response = http.post("/generate", content=content, headers={"Content-Type": "application/json"})
+        assert response.status_code == 400
+        assert "cache_salt" in error_of(response)
+
+    def test_why_a_prefix_ends_where_it_does(self, http):
+        sampling = {"max_new_tokens": 1}
+
+        def report(ids: list[int], **fields: object) -> dict:
+            answer = generate(http, input_ids=ids, sampling_params=sampling, return_cache_info=True, **fields).json()
+            return answer["meta_info"]["cache"]
+
+        first = report([80, 81, 82, 83])
+        assert (first["matched_tokens"], first["matchable_tokens"]) == (0, 3)
+        second = report([80, 81, 90, 91, 92])
+        assert second["matched_tokens"] == 2
+        assert second["first_difference"] == {"position": 2, "token_id": 90, "cached_token_ids": [82]}
+        assert (second["evicted_at"], second["evicted_tokens"]) == (None, 0)
+        third = report([80, 81, 82, 83])
+        assert (third["matched_tokens"], third["first_difference"]) == (3, None)
+        assert http.post("/flush_cache").status_code == 200
+        fourth = report([80, 81, 82, 83])
+        assert abs(fourth["evicted_at"] - time.time()) < 60
+        assert fourth["evicted_tokens"] == 4
+        salted = report([80, 81, 82, 83], cache_salt="secret words")
+        assert len(salted["namespace"]) == 16
+        assert salted["namespace"] != first["namespace"] == fourth["namespace"]
+        assert "cache" not in generate(http, input_ids=[5], sampling_params=sampling).json()["meta_info"]
+
+    def test_a_stream_tells_it_too(self, http):
+        body = {"input_ids": [95, 96], "stream": True, "return_cache_info": True}
+        with http.stream("POST", "/generate", json=body | {"sampling_params": {"max_new_tokens": 3}}) as response:
+            last = events_of(response)[-1]
+        assert last["meta_info"]["cache"]["matchable_tokens"] == 1
+
+
+def test_a_larger_priority_goes_first(make_server: ServerMaker):
+    """One request runs at a time; of those that wait, the one with the largest number is next."""
+    with make_server(engine={"max_running_requests": 1}) as server:
+        body = {"input_ids": [1], "stream": True, "sampling_params": {"max_new_tokens": 1000}}
+        with server.http.stream("POST", "/generate", json=body) as running:
+            lines = running.iter_lines()
+            next(lines)
+            ended = []
+
+            def wait_for(priority: int) -> None:
+                short = {"max_new_tokens": 20}
+                with httpx.Client(base_url=server.http.base_url, timeout=20) as http:
+                    generate(http, input_ids=[2], sampling_params=short, priority=priority)
+                ended.append(priority)
+
+            waiting = [threading.Thread(target=wait_for, args=(priority,)) for priority in (-1, 5, 0)]
+            for thread in waiting:
+                thread.start()
+            server.wait_for_stats(num_waiting=3)
+        for thread in waiting:
+            thread.join(20)
+        assert ended == [5, 0, -1]
 
 
 def test_a_stream_is_cumulative(http):
@@ -183,7 +327,15 @@ def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):
         ({"input_ids": [True]}, "input_ids is not valid"),
         ({"input_ids": [2**31]}, "input_ids is not valid"),
         ({"input_ids": [4000]}, "below 512"),
+        ({"text": ["a"] * 1025}, "at most 1024, but has 1025"),
         ({"text": "a", "temprature": 1}, "'temprature'"),
+        ({"text": "a", "sampling_params": {"regex": "a+"}}, "regex is not supported"),
+        ({"text": "a", "sampling_params": {"stop_regex": "a+"}}, "stop_regex is not supported"),
+        ({"text": "a", "priority": 2**31}, "priority"),
+        ({"text": "a", "priority": True}, "priority"),
+        ({"text": "a", "return_cache_info": 1}, "return_cache_info"),
+        ({"text": "a", "log_metrics": False}, "log_metrics must be True"),
+        ({"text": ["a", "b"], "top_logprobs_num": [1]}, "top_logprobs_num must have one item for each"),
         ({"text": "a", "sampling_params": {"temprature": 1}}, "'temprature'"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature must be 0 or in ["),
         ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params must have one item for each"),
@@ -195,7 +347,7 @@ def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):
         ({"text": "\ud800"}, "surrogate"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 4000}}, "at most 1024"),
         ({"text": ["a"] * 100, "sampling_params": {"n": 100}}, "at most 1024 answers, but got 10000"),
-        ({"input_ids": [1] * 10**6, "sampling_params": {"n": 128}}, "at most 1024, but got 1000000 + 128"),
+        ({"input_ids": [1] * 10**6, "sampling_params": {"n": 128}}, "at most 1024, but got 1000000 + 1;"),
         (
             {
                 "input_ids": [[1] * 500] * 128,

@@ -1,16 +1,26 @@
 """`/v1/chat/completions` and `/v1/completions` over real HTTP, with an engine that repeats the prompt."""
 
+import contextlib
+import json
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import pytest
 
 from jsg.server.generation import MAX_SCORES
 from jsg.server.openai_chat import ChatBody, default_limit
+from jsg.server.openai_common import shown_logprob
+from jsg.server.openai_completions import CompletionBody
+from jsg.server.refused import NEEDED
 from tests.engine.fake_core import FAILING_TOKEN
-from tests.server.conftest import events_of
+from tests.server.conftest import events_of, write_byte_tokenizer
 
 HI = [{"role": "user", "content": "hi"}]
 HI_RENDERED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 HI_TOKENS = 1 + 5 + 2 + 1 + 1 + 1 + 10
+ENDED = {"finish_reason": "length", "matched_stop": None}
 HI_ANSWER = "user\nhi\nassistant\n"  # what repeating it shows: special tokens are left out
 
 
@@ -20,6 +30,11 @@ def chat(http: httpx.Client, messages=HI, **body) -> httpx.Response:
 
 def complete(http: httpx.Client, prompt, **body) -> httpx.Response:
     return http.post("/v1/completions", json={"prompt": prompt, **body})
+
+
+def post(http: httpx.Client, path: str, body: dict) -> httpx.Response:
+    """In ASCII, so that a lone surrogate can be sent."""
+    return http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
 
 
 def stream(http: httpx.Client, path: str, **body) -> list[dict]:
@@ -42,9 +57,13 @@ class TestChat:
         assert body["id"].startswith("chatcmpl-")
         assert isinstance(body["created"], int)
         message = {"role": "assistant", "content": HI_ANSWER, "refusal": None}
-        assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}]
+        assert body["choices"] == [{"index": 0, "message": message, "logprobs": None} | ENDED]
         counts = {"prompt_tokens": HI_TOKENS, "completion_tokens": HI_TOKENS, "total_tokens": 2 * HI_TOKENS}
-        assert body["usage"] == counts | {"prompt_tokens_details": {"cached_tokens": 0}}
+        assert counts.items() <= body["usage"].items()
+        assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "audio_tokens": 0}
+        assert set(body["usage"]["completion_tokens_details"].values()) == {0}
+        assert body["system_fingerprint"].startswith("fp_")
+        assert body["service_tier"] is None
         again = chat(http, max_completion_tokens=1).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == HI_TOKENS - 1
 
@@ -140,18 +159,44 @@ class TestChat:
             ({"messages": "hi"}, "messages", "not valid"),
             ({"messages": [{"role": "wizard", "content": "a"}]}, "messages", "not valid"),
             ({"messages": [{"role": "user"}]}, "messages", "required"),
-            ({"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, "tool_calls", "not supported yet"),
             ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "not valid"),
-            ({"tools": []}, "tools", "not supported yet"),
-            ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
+            ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "calls of tools are not"),
+            ({"tool_choice": "auto"}, "tool_choice", "must be 'none'"),
+            ({"functions": []}, "functions", "calls of tools are not"),
+            ({"response_format": {"type": "json_object"}}, "response_format", "constrained decoding is not in this"),
+            ({"guided_json": {}}, "guided_json", "constrained decoding is not in this"),
+            ({"store": True}, "store", "must be False"),
+            ({"store": 0}, "store", "must be False"),
+            ({"service_tier": "flex"}, "service_tier", "there is one tier"),
+            ({"modalities": ["text", "audio"]}, "modalities", "text only"),
+            ({"chat_template": "{{ messages }}"}, "chat_template", "never run"),
+            ({"prompt_logprobs": 1}, "prompt_logprobs", "send echo with logprobs"),
+            ({"lora_path": "a"}, "lora_path", "adapters"),
+            ({"reasoning_effort": "low"}, "reasoning_effort", "does not read it"),
+            ({"reasoning_effort": "very"}, "reasoning_effort", "not valid"),
+            ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", "read 'enable_thinking'"),
+            ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "not set messages"),
+            ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt", "only one"),
+            ({"continue_final_message": True}, "messages", "must end with a text of the assistant"),
+            ({"rid": "a", "request_id": "b"}, "request_id", "only one"),
+            ({"rid": "a b"}, "rid", "not valid"),
+            ({"cache_salt": "a" * 513}, "cache_salt", "not valid"),
+            ({"priority": 2**31}, "priority", "not valid"),
+            ({"stop": ["a"] * 33}, "stop", "at most 32"),
+            ({"logit_bias": {"1": True}}, "logit_bias", "not valid"),
+            ({"stream": True, "stream_options": {"include_obfuscation": True}}, "include_obfuscation", "never padded"),
+            ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options", "include_usage"),
+            ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "surrogate pair"),
             ({"nonsense": 1}, "nonsense", "unknown field"),
             ({"temperature": 200}, "temperature", "must be 0 or in ["),
             ({"top_p": 0}, "top_p", "must be in ["),
-            ({"n": 0}, "n", "greater than"),
-            ({"max_tokens": "5"}, "max_tokens", "valid integer"),
-            ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "only one"),
-            ({"max_tokens": 5, "min_tokens": 6}, "min_tokens", "at most 5"),
-            ({"max_completion_tokens": 5000}, "max_tokens", "lower max_tokens"),
+            ({"n": 0}, "n", "at least 1"),
+            ({"max_tokens": "5"}, "max_tokens", "an integer"),
+            ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "only one"),
+            ({"max_tokens": 5, "min_tokens": 6}, "min_tokens", "at most max_tokens = 5"),
+            ({"max_tokens": 5000}, "max_tokens", "lower max_tokens"),
+            ({"max_completion_tokens": 5000}, "max_completion_tokens", "lower max_completion_tokens"),
+            ({"messages": [{"role": "user", "content": "x" * 2000}]}, "messages", "shorten the prompt"),
             ({"n": 128, "max_tokens": 900, "logprobs": True, "top_logprobs": 20}, "logprobs", "logprobs may report"),
             ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
             ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
@@ -160,7 +205,7 @@ class TestChat:
         ],
     )
     def test_what_is_wrong_is_named(self, http, body, param, said):
-        response = http.post("/v1/chat/completions", json={"messages": HI, **body})
+        response = post(http, "/v1/chat/completions", {"messages": HI, **body})
         error = error_of(response)
         assert (response.status_code, error["param"]) == (400, param), error
         assert error["type"] == "invalid_request_error"
@@ -180,14 +225,132 @@ class TestChat:
     def test_another_model_is_not_here(self, http):
         response = chat(http, model="another")
         assert response.status_code == 404
-        assert error_of(response)["code"] == "not_found"
+        assert error_of(response)["code"] == "model_not_found"
+        assert error_of(response)["param"] == "model"
+        assert "must be 'fake'" in error_of(response)["message"]
+
+    def test_too_long_has_its_code(self, http):
+        for body in ({"max_tokens": 5000}, {"messages": [{"role": "user", "content": "x" * 2000}]}):
+            assert error_of(chat(http, **body))["code"] == "context_length_exceeded"
+
+    @pytest.mark.parametrize("name", sorted(ChatBody.REFUSED))
+    def test_refused_fields_are_refused_by_name(self, http, name):
+        error = error_of(chat(http, **{name: "x"}))
+        assert error["param"] == name
+        assert error["message"].startswith(f"{name} is not supported: {ChatBody.REFUSED[name]}")
+        assert chat(http, max_tokens=1, **{name: None}).status_code == 200
+
+    def test_accepted_fields_change_nothing(self, http):
+        accepted = {
+            "response_format": {"type": "text"},
+            "tools": [],
+            "tool_choice": "none",
+            "function_call": "none",
+            "parallel_tool_calls": True,
+            "modalities": ["text"],
+            "service_tier": "auto",
+            "store": False,
+            "metadata": {"task": "a"},
+            "prompt_cache_key": "a",
+            "prompt_cache_retention": "in_memory",
+            "add_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "use_beam_search": False,
+            "return_hidden_states": False,
+            "return_token_ids": False,
+        }
+        assert accepted.keys() == ChatBody.ACCEPTED.keys()
+        answers = [chat(http, max_tokens=4, **fields).json() for fields in ({}, accepted)]
+        assert answers[0]["choices"] == answers[1]["choices"]
+
+    def test_a_name_for_the_request(self, http):
+        assert chat(http, max_tokens=1, rid="mine-1").json()["id"] == "mine-1"
+        assert chat(http, max_tokens=1, request_id="mine-1").json()["id"] == "chatcmpl-mine-1"
+
+    def test_a_salt_parts_the_cache(self, http):
+        def cached(**body) -> int:
+            messages = [{"role": "user", "content": "salted"}]
+            return chat(http, messages, max_tokens=1, **body).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        first = cached()
+        assert cached() > first
+        assert cached(cache_salt="a") == 0
+        assert cached(cache_salt="a", extra_key="b") == 0
+        assert cached(cache_salt="a") == cached()
+
+    def test_a_larger_priority_goes_first(self, make_server):
+        """One request runs at a time; of those that wait, the one with the largest number is next."""
+        with make_server(engine={"max_running_requests": 1}) as small, ThreadPoolExecutor() as pool:
+            ended = []
+
+            def ask(priority: int) -> None:
+                chat(small.http, max_tokens=20, priority=priority)
+                ended.append(priority)
+
+            with small.holding(1):
+                asked = [pool.submit(ask, priority) for priority in (-1, 5, 0)]
+                small.wait_for_stats(num_waiting=3)
+            for future in asked:
+                future.result(20)
+            assert ended == [5, 0, -1]
+
+    def test_an_abort_does_not_look_like_an_end(self, server):
+        held = server.send("/v1/chat/completions", {"messages": HI, "ignore_eos": True, "rid": "held"})
+        with contextlib.closing(held):
+            server.wait_for_stats(num_running=1)
+            assert server.http.post("/abort_request", json={"rid": "held"}).json()["aborted"] == 1
+            response = held.getresponse()
+            assert response.status == 499
+            error = json.loads(response.read())["error"]
+            assert (error["code"], error["type"]) == ("request_aborted", "invalid_request_error")
+
+    def test_an_abort_ends_a_stream_with_an_error(self, server):
+        body = {"messages": HI, "stream": True, "rid": "held", "stream_options": {"include_usage": True}}
+        with server.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            assert server.http.post("/abort_request", json={"rid": "held"}).json()["aborted"] == 1
+            data = [json.loads(line.removeprefix("data: ")) for line in lines if "{" in line]
+        assert data[-1]["error"]["code"] == "request_aborted"
+        assert all(choice["finish_reason"] is None for event in data[:-1] for choice in event["choices"])
+
+    def test_usage_in_every_event(self, http):
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        *events, last = stream(http, "/v1/chat/completions", messages=HI, max_tokens=4, n=2, stream_options=options)
+        counts = {0: [], 1: []}
+        for event in events:
+            counts[event["choices"][0]["index"]].append(event["usage"]["completion_tokens"])
+            assert event["usage"]["prompt_tokens"] == HI_TOKENS
+        assert all(ones == sorted(ones) and ones[-1] == 4 for ones in counts.values())
+        assert last["usage"]["completion_tokens"] == 8
+
+    def test_tokens_named_by_their_ids(self, http):
+        body = {"max_tokens": 2, "logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True}
+        content = chat(http, **body).json()["choices"][0]["logprobs"]["content"]
+        assert [entry["token"] for entry in content] == ["token_id:256", "token_id:84"]
+        assert content[1]["top_logprobs"][0]["token"] == "token_id:84"
+        assert content[1]["bytes"] == [ord("u")]
+
+    def test_what_ended_the_answer_may_stay_in_it(self, http):
+        for name in ("include_stop_str_in_output", "no_stop_trim"):
+            choice = chat(http, max_tokens=100, stop=["hi"], **{name: True}).json()["choices"][0]
+            assert choice["message"]["content"] == "user\nhi"
+            assert (choice["finish_reason"], choice["matched_stop"]) == ("stop", "hi")
+
+    def test_the_last_message_may_be_continued(self, http):
+        messages = [*HI, {"role": "assistant", "content": "The answer is"}]
+        body = chat(http, messages, max_tokens=3, continue_final_message=True, add_generation_prompt=False).json()
+        assert body["usage"]["prompt_tokens"] == HI_TOKENS + len("The answer is")
+        assert (
+            chat(http, HI, max_tokens=3, add_generation_prompt=False).json()["usage"]["prompt_tokens"] == HI_TOKENS - 11
+        )
 
 
 class TestCompletions:
     def test_one_prompt(self, http):
         body = complete(http, "xyz", max_tokens=4).json()
         assert body["object"] == "text_completion"
-        assert body["choices"] == [{"index": 0, "text": "xyzx", "logprobs": None, "finish_reason": "length"}]
+        assert body["choices"] == [{"index": 0, "text": "xyzx", "logprobs": None} | ENDED]
         assert body["usage"]["total_tokens"] == 7
         assert complete(http, "xyz").json()["usage"]["completion_tokens"] == 16
 
@@ -237,17 +400,90 @@ class TestCompletions:
             ({"prompt": []}, "prompt", "at least one"),
             ({"prompt": 5}, "prompt", "not valid"),
             ({"prompt": ["a", 5]}, "prompt", "not valid"),
-            ({"prompt": "a", "suffix": "b"}, "suffix", "not supported yet"),
-            ({"prompt": "a", "best_of": 2}, "best_of", "not supported yet"),
+            ({"prompt": "a", "suffix": "b"}, "suffix", "fill a gap"),
+            ({"prompt": "a", "best_of": 2}, "best_of", "must be 1"),
+            ({"prompt": "a", "logprobs": True}, "logprobs", "not valid"),
+            ({"prompt": "a", "logprobs": 129}, "logprobs", "not valid"),
+            ({"prompt": "a", "min_tokens": 17}, "min_tokens", "at most max_tokens = 16"),
+            ({"prompt": "x" * 2000}, "prompt", "shorten the prompt"),
+            ({"prompt": "a", "add_special_tokens": False}, "add_special_tokens", "send token ids"),
+            ({"prompt": ["a"] * 1000, "n": 2}, None, "prompts times n"),
+            ({"prompt": "\ud800"}, "prompt", "surrogate pair"),
             ({"prompt": "a", "max_tokens": 5000}, "max_tokens", "lower max_tokens"),
             ({"prompt": [4000]}, "prompt", "prompt must be below 512"),
         ],
     )
     def test_what_is_wrong_is_named(self, http, body, param, said):
-        response = http.post("/v1/completions", json=body)
+        response = post(http, "/v1/completions", body)
         error = error_of(response)
         assert (response.status_code, error["param"]) == (400, param), error
         assert said in error["message"]
+
+    @pytest.mark.parametrize("name", sorted(CompletionBody.REFUSED))
+    def test_refused_fields_are_refused_by_name(self, http, name):
+        error = error_of(complete(http, "a", **{name: "x"}))
+        assert error["param"] == name
+        assert error["message"].startswith(f"{name} is not supported: {CompletionBody.REFUSED[name]}")
+
+    def test_accepted_fields_change_nothing(self, http):
+        accepted = {
+            "best_of": 1,
+            "response_format": {"type": "text"},
+            "metadata": {"task": "a"},
+            "add_special_tokens": True,
+            "spaces_between_special_tokens": True,
+            "use_beam_search": False,
+            "return_hidden_states": False,
+            "return_token_ids": False,
+        }
+        assert accepted.keys() == CompletionBody.ACCEPTED.keys()
+        answers = [complete(http, "abc", **fields).json() for fields in ({}, accepted)]
+        assert answers[0]["choices"] == answers[1]["choices"]
+
+    def test_without_a_limit_there_are_sixteen_tokens_or_what_there_is_room_for(self, http):
+        counts = [complete(http, "x" * size).json()["usage"]["completion_tokens"] for size in (10, 1020)]
+        assert counts == [16, 4]
+        assert complete(http, ["x" * 10, "x" * 1020]).json()["usage"]["completion_tokens"] == 20
+
+    def test_names_of_several_prompts(self, server):
+        body = {"prompt": ["ab", "cd"], "max_tokens": 900, "rid": "mine"}
+        with contextlib.closing(server.send("/v1/completions", body)) as held:
+            server.wait_for_stats(num_running=2)
+            assert server.http.post("/abort_request", json={"rid": "mine_1"}).json()["aborted"] == 1
+            assert held.getresponse().status == 499
+
+    def test_an_echo_shows_a_character_that_the_answer_completes(self, http):
+        ids = [*tokens_of(http, "aé")[:2]]
+        choice = complete(http, ids, max_tokens=0, echo=True, logprobs=0).json()["choices"][0]
+        assert choice["text"] == "a\ufffd"
+        euro = tokens_of(http, "€")
+        whole = complete(http, [*euro, *euro[:1]], max_tokens=4, echo=True, logprobs=0).json()["choices"][0]
+        assert whole["text"] == "€\ufffd€\ufffd", "the bytes of the answer are those of the prompt from its beginning"
+        parts = complete(http, [*euro[1:], euro[0]], max_tokens=2, echo=True, logprobs=0).json()["choices"][0]
+        assert parts["text"] == "\ufffd\ufffd€"
+        assert parts["logprobs"]["text_offset"] == [0, 1, 2, 2, 2]
+        streamed = stream(http, "/v1/completions", prompt=[*euro[1:], euro[0]], max_tokens=2, echo=True)
+        assert "".join(event["choices"][0]["text"] for event in streamed) == "\ufffd\ufffd€"
+
+    def test_offsets_are_places_in_the_text(self, http):
+        text = "añ€😀b"
+        choice = complete(http, text, max_tokens=len(text.encode()), echo=True, logprobs=1).json()["choices"][0]
+        assert choice["text"] == text * 2
+        expected = [place for place, char in enumerate(text * 2) for _ in char.encode()]
+        assert choice["logprobs"]["text_offset"] == expected
+
+    def test_an_echo_without_logprobs_scores_nothing(self, http):
+        choice = complete(http, "abc", max_tokens=1, echo=True).json()["choices"][0]
+        assert (choice["text"], choice["logprobs"]) == ("abca", None)
+
+    def test_an_echo_may_show_special_tokens(self, http):
+        for skips, text in ((True, "aa"), (False, "<s>a<s>a")):
+            body = {"max_tokens": 2, "echo": True, "skip_special_tokens": skips}
+            assert complete(http, [258, 64], **body).json()["choices"][0]["text"] == text
+
+    def test_no_alternative_is_minus_infinity(self):
+        assert shown_logprob(-math.inf) == -9999
+        assert shown_logprob(-1.5) == -1.5
 
     def test_a_failing_row(self, http):
         response = complete(http, [FAILING_TOKEN])
@@ -255,7 +491,103 @@ class TestCompletions:
         assert error_of(response)["type"] == "server_error"
 
 
-def test_models(http):
-    body = http.get("/v1/models").json()
-    assert [card["id"] for card in body["data"]] == ["fake"]
-    assert body["data"][0]["max_model_len"] == 1024
+def tokens_of(http: httpx.Client, text: str) -> list[int]:
+    return http.post("/tokenize", json={"prompt": text}).json()["tokens"]
+
+
+class TestModels:
+    def test_the_list(self, http):
+        body = http.get("/v1/models").json()
+        assert body["object"] == "list"
+        card = body["data"][0]
+        assert len(body["data"]) == 1
+        assert card == http.get("/v1/models/fake").json()
+        assert (card["id"], card["root"], card["object"], card["owned_by"]) == ("fake", "fake", "model", "jsg")
+        assert card["max_model_len"] == 1024
+
+    def test_when_it_was_made_does_not_change(self, http):
+        created = http.get("/v1/models/fake").json()["created"]
+        answered_at = chat(http, max_tokens=1).json()["created"]
+        assert created <= answered_at
+        assert http.get("/v1/models").json()["data"][0]["created"] == created
+
+    def test_a_name_with_slashes(self, make_server):
+        with make_server(server={"served_model_name": "organisation/model"}) as named:
+            for path in ("organisation/model", "organisation%2Fmodel"):
+                assert named.http.get(f"/v1/models/{path}").json()["id"] == "organisation/model"
+            assert chat(named.http, model="organisation/model", max_tokens=1).status_code == 200
+
+    @pytest.mark.parametrize("name", ["other", "a/b", "fake/", "%00"])
+    def test_another_is_not_here(self, http, name):
+        response = http.get(f"/v1/models/{name}")
+        assert response.status_code == 404
+        error = error_of(response)
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+    @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/fake"])
+    def test_it_is_read_only(self, http, path):
+        assert http.post(path, json={}).status_code == 405
+        assert http.delete(path).status_code == 405
+
+
+@pytest.mark.parametrize("path", sorted(NEEDED))
+def test_what_needs_another_kind_of_model_is_refused_by_name(http, path):
+    response = http.post(path, json={"model": "fake", "input": "a"})
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["param"] == "model"
+    assert path in error["message"]
+    assert "'fake' generates text" in error["message"]
+    assert http.get(path).status_code == 405
+
+
+REASONING_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}"
+    "{% for call in m.tool_calls or [] %}({{ call.function.arguments | tojson }}){% endfor %}{% endfor %}"
+    "{% if 'tool' %}{% endif %}{{ reasoning_effort }}{% if enable_thinking %}!{% endif %}{{ style }}"
+)
+
+
+@pytest.fixture(scope="module")
+def reasoning(make_server, tmp_path_factory) -> Iterator[httpx.Client]:
+    """A server whose template has a place for thoughts, tools and variables."""
+    directory = tmp_path_factory.mktemp("reasoning")
+    write_byte_tokenizer(directory, REASONING_TEMPLATE)
+    with make_server(tokenizer=directory) as made:
+        yield made.http
+
+
+class TestWhatTemplatesRead:
+    """The answer repeats the prompt, so it shows what was rendered."""
+
+    @staticmethod
+    def rendered(http: httpx.Client, messages: list[dict], **body) -> str:
+        used = chat(http, messages, max_tokens=1, **body).json()["usage"]
+        answer = chat(http, messages, max_tokens=used["prompt_tokens"], **body).json()
+        return answer["choices"][0]["message"]["content"]
+
+    def test_an_effort_and_variables(self, reasoning):
+        assert self.rendered(reasoning, HI, reasoning_effort="low") == "<user>hilow"
+        assert (
+            self.rendered(reasoning, HI, chat_template_kwargs={"enable_thinking": True, "style": "s"}) == "<user>hi!s"
+        )
+
+    def test_a_variable_that_it_does_not_read(self, reasoning):
+        error = error_of(chat(reasoning, chat_template_kwargs={"other": 1}))
+        assert error["param"] == "chat_template_kwargs"
+        assert "does not read 'other'" in error["message"]
+
+    def test_a_conversation_with_tools_and_thoughts(self, reasoning):
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+        messages = [
+            *HI,
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+            {"role": "tool", "content": "2", "tool_call_id": "c"},
+        ]
+        assert self.rendered(reasoning, messages) == '<user>hi<assistant>[hm]({"a": 1})<tool>2'
+
+    def test_other_templates_refuse_them(self, http):
+        error = error_of(chat(http, [*HI, {"role": "tool", "content": "2", "tool_call_id": "c"}]))
+        assert error["param"] == "messages"
+        assert "no place for the role tool" in error["message"]

@@ -33,49 +33,10 @@ def limited(make_server: ServerMaker) -> Iterator[RunningServer]:
         yield server
 
 
-class TestInfo:
-    def test_probes(self, http):
-        for path in ("/health", "/ready"):
-            assert http.get(path).json() == {"status": "ok"}
-            head = http.head(path)
-            assert (head.status_code, head.content) == (200, b"")
-
-    def test_model_info(self, http):
-        info = http.get("/get_model_info").json()
-        assert info["model_path"] == "fake"
-        assert info["is_generation"] is True
-        assert info["context_length"] == 1024
-
-    def test_server_info_has_no_key_and_no_path(self, make_server: ServerMaker, tokenizer_dir):
-        directory = tokenizer_dir.parent
-        engine = {"model_path": str(directory), "tokenizer_path": str(tokenizer_dir)}
-        engine["compilation_cache_dir"] = str(directory / "xla")
-        with make_server(engine=engine, server={"api_key": "secret", "served_model_name": "mine"}) as server:
-            server.http.headers["Authorization"] = "Bearer secret"
-            told = {path: server.http.get(path) for path in ("/get_server_info", "/get_model_info", "/v1/models")}
-            for response in told.values():
-                assert "secret" not in response.text
-                assert str(directory) not in response.text
-            info = told["/get_server_info"].json()
-            assert info["page_size"] == 1
-            assert info["internal_states"][0]["num_running"] == 0
-            names = {"model_path": directory.name, "tokenizer_path": tokenizer_dir.name}
-            for shown in (info, info["model_info"], told["/get_model_info"].json()):
-                assert names.items() <= shown.items()
-            assert told["/v1/models"].json()["data"][0]["id"] == "mine"
-
+class TestGreeting:
     def test_the_interface_is_described(self):
         described = create_app(FrontDoor(), ServerConfig()).openapi()["paths"]  # warns of operations with one name
         assert {"/generate", "/health", "/ready", "/v1/chat/completions"} <= set(described)
-
-    def test_flush(self, server: RunningServer):
-        assert server.http.post("/flush_cache").json()["success"] is True
-        with server.http.stream("POST", "/generate", json=LONG) as response:
-            events = response.iter_raw()
-            next(events)
-            refused = server.http.post("/flush_cache")
-            assert refused.status_code == 400
-            assert "no request runs" in refused.json()["error"]["message"]
 
     def test_the_printed_curl_line_works(self, server: RunningServer):
         line = next(line for line in server.greeting.splitlines() if line.startswith("curl "))
@@ -216,7 +177,7 @@ class TestEnd:
                 os.kill(pid, 0)
 
     def test_running_requests_may_finish(self, make_server: ServerMaker):
-        with make_server(drain_s=10) as server:
+        with make_server(server={"shutdown_timeout": 10}) as server:
             body = {"text": "ab", "stream": True, "sampling_params": {"max_new_tokens": 200}}
             with server.http.stream("POST", "/generate", json=body) as response:
                 server.process.terminate()
@@ -225,7 +186,7 @@ class TestEnd:
             assert server.end()[0] == 0
 
     def test_those_that_do_not_finish_are_aborted(self, make_server: ServerMaker):
-        with make_server(drain_s=0.3) as server:
+        with make_server(server={"shutdown_timeout": 0.3}) as server:
             with server.http.stream("POST", "/generate", json=LONG) as response:
                 server.process.send_signal(signal.SIGINT)
                 events = events_of(response)
@@ -233,7 +194,7 @@ class TestEnd:
             assert server.end()[0] == 0
 
     def test_a_second_signal_ends_it_at_once(self, make_server: ServerMaker):
-        with make_server(drain_s=60) as server, server.http.stream("POST", "/generate", json=LONG) as response:
+        with make_server(server={"shutdown_timeout": 60}) as server, server.http.stream("POST", "/generate", json=LONG) as response:
             events = response.iter_raw()
             next(events)
             server.process.send_signal(signal.SIGINT)

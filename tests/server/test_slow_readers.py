@@ -11,12 +11,14 @@ from jsg.engine.client import EngineClient
 from jsg.errors import ContextLengthError, JsgError
 from jsg.processing.answer import AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
+from jsg.server.caller import ApiCall, Caller
 from jsg.server.event_stream import Event, respond_with_events
 from jsg.server.generation import Generator
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 
 NUM_TOKENS = 50
 TEXT = "ab" * (NUM_TOKENS // 2)
+CALL = ApiCall(caller=Caller(), route="/generate", request_id="test")
 
 
 class ScriptedClient:
@@ -25,7 +27,7 @@ class ScriptedClient:
     class info:
         max_request_tokens = 100
 
-    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput]:
+    async def generate(self, request: Request, owner: str = "") -> AsyncGenerator[RequestOutput]:
         for index in range(NUM_TOKENS):
             await asyncio.sleep(0)
             is_last = index == NUM_TOKENS - 1
@@ -58,13 +60,12 @@ async def turns(count: int) -> None:
 
 def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
     async def main() -> list[tuple[int, AnswerDelta]]:
-        generator = make_generator(tokenizer)
-        answers = generator.answers([prompt(n=3)])
+        generation = make_generator(tokenizer).begin(CALL, [prompt(n=3)])
         read = []
-        async for index, delta in generator.run(answers):
+        async for index, delta in generation.run():
             read.append((index, delta))
             seen = "".join(each.text for i, each in read if i == index)
-            assert answers[index].text == seen, "a delta brings its answer up to date"
+            assert generation.answers[index].text == seen, "a delta brings its answer up to date"
             await turns(5 * NUM_TOKENS)
         return read
 
@@ -80,7 +81,7 @@ def test_what_waits_for_a_slow_reader_is_one_delta_of_each_answer(tokenizer):
 def test_a_quick_reader_gets_every_token_by_itself(tokenizer):
     async def main() -> list[str]:
         generator = make_generator(tokenizer)
-        return [delta.text async for _, delta in generator.run(generator.answers([prompt()]))]
+        return [delta.text async for _, delta in generator.begin(CALL, [prompt()]).run()]
 
     assert asyncio.run(main()) == list(TEXT)
 
@@ -88,7 +89,7 @@ def test_a_quick_reader_gets_every_token_by_itself(tokenizer):
 def test_a_failure_reaches_a_slow_reader(tokenizer):
     async def main() -> None:
         generator = make_generator(tokenizer)
-        async for _ in generator.run(generator.answers([prompt(), prompt(1)])):
+        async for _ in generator.begin(CALL, [prompt(), prompt(1)]).run():
             await turns(5 * NUM_TOKENS)
 
     with pytest.raises(JsgError, match="the last token failed"):
@@ -97,9 +98,9 @@ def test_a_failure_reaches_a_slow_reader(tokenizer):
 
 def test_a_prompt_that_is_too_long_is_refused_before_it_is_multiplied(tokenizer):
     generator = make_generator(tokenizer)
-    assert len(generator.answers([prompt(num_tokens=50, n=128)])) == 128
+    assert len(generator.begin(CALL, [prompt(num_tokens=50, n=128)]).answers) == 128
     with pytest.raises(ContextLengthError, match=r"at most 100, but got 51 \+ 50"):
-        generator.answers([prompt(num_tokens=51, n=128)])
+        generator.begin(CALL, [prompt(num_tokens=51, n=128)])
 
 
 def test_a_client_that_leaves_is_noticed_between_events_that_wait_for_nothing():

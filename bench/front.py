@@ -1,0 +1,302 @@
+"""What the HTTP front costs: beside the engine alone, under 64 streams, and with an engine that costs nothing.
+
+    python -m bench.front [--only ttft,streams,null] [--seconds 60] [--output FILE]
+
+ttft     time to first token over HTTP and in process, in turns on one idle machine, embedded model
+streams  so many concurrent streams on the embedded model: every token arrives, the event loop is never late, and what
+         both processes hold of memory
+null     an engine that computes nothing: how many tokens a second the front streams on one core
+"""
+
+import argparse
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import jsg
+from bench.null_engine import words_of
+from bench.report import Report
+from bench.served import Served, served
+from bench.serving.client import Target, open_session
+from bench.serving.dialects import DIALECTS, Ask
+from bench.serving.load import Plan, Run, run_load
+from bench.serving.statistics import output_tokens, percentile
+from bench.serving.workloads import WORKLOADS, Shape, Writer
+from jsg.processing.tokenizer import load_tokenizer
+from jsg.sources import resolve_model
+
+PARTS = ("ttft", "streams", "null")
+TINY_VOCAB = 1400
+WARM_UP = 20
+PROBE_PERIOD_S = 0.05
+LAG_METRIC = "jsg:event_loop_lag_seconds"
+NULL_STREAMS = (64, 128, 256)
+NULL_RATES = (4000, 8000, 12_000, 16_000, 24_000, 32_000)
+KEEPS_UP = 0.98  # of the tokens offered
+FRONT_CORE, OTHER_CORE = 0, 1
+
+
+# Idle: what HTTP adds to the first token.
+
+
+def measure_ttft(report: Report, rounds: int) -> None:
+    """The same prompts in turns: over HTTP, and in this process. All are new to both engines."""
+    sampling = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
+    with served(["serve", "--port", "0"]) as server, jsg.Engine("tiny") as engine, _connected(server.url) as connection:
+        ids = iter(WORKLOADS["random"](Shape(unique_len=32), Writer(vocab_size=TINY_VOCAB), 0))
+        texts = iter(WORKLOADS["random"](Shape(unique_len=32), Writer(), 1))
+        sides: dict[str, Callable[[], float]] = {
+            "ids, in process": lambda: _engine_ttft_s(engine, input_ids=list(next_ids), sampling_params=sampling),
+            "ids, /generate": lambda: _http_ttft_s(
+                connection, "/generate", {"input_ids": next_ids, "sampling_params": sampling}
+            ),
+            "text, in process": lambda: _engine_ttft_s(engine, prompt=next_text, sampling_params=sampling),
+            "text, /v1/completions": lambda: _http_ttft_s(
+                connection,
+                "/v1/completions",
+                {"model": "tiny", "prompt": next_text, "max_tokens": 4, "temperature": 0, "ignore_eos": True},
+            ),
+        }
+        samples: dict[str, list[float]] = {name: [] for name in sides}
+        for number in range(rounds + WARM_UP):
+            next_ids, next_text = next(ids).turns[0].text, next(texts).turns[0].text
+            for name, measure in sides.items():
+                seconds = measure()
+                if number >= WARM_UP:
+                    samples[name].append(1e3 * seconds)
+    for name, values in samples.items():
+        report.add(f"TTFT idle, {name}", "ms", values, p99=percentile(values, 99))
+    for kind, path in (("ids", "/generate"), ("text", "/v1/completions")):
+        over, inside = samples[f"{kind}, {path}"], samples[f"{kind}, in process"]
+        added = statistics.median(over) - statistics.median(inside)
+        report.add(f"TTFT idle, {path} above in process (medians)", "ms", [added], target="<= 5")
+
+
+def _engine_ttft_s(engine: jsg.Engine, **asked: object) -> float:
+    started = time.perf_counter()
+    stream = engine.generate(stream=True, **asked)
+    next(stream)
+    seconds = time.perf_counter() - started
+    for _ in stream:
+        pass
+    return seconds
+
+
+def _http_ttft_s(connection: http.client.HTTPConnection, path: str, body: dict) -> float:
+    encoded = json.dumps(body | {"stream": True}).encode()
+    started = time.perf_counter()
+    connection.request("POST", path, encoded, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.status == 200, response.read()
+    line = response.readline()
+    seconds = time.perf_counter() - started
+    assert line.startswith(b"data: {"), line
+    response.read()
+    return seconds
+
+
+@contextlib.contextmanager
+def _connected(url: str) -> Iterator[http.client.HTTPConnection]:
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+# Many streams on the embedded model.
+
+
+def measure_streams(report: Report, num_streams: int, seconds: float) -> None:
+    """A closed loop of streams; a second process asks for `/health` all the time."""
+    shape = Shape(unique_len=32, output_len=128)
+    arguments = ["serve", "--port", "0", "--max-running-requests", str(num_streams)]
+    with served(arguments) as server:
+        target = Target(
+            base_url=server.url,
+            dialect=DIALECTS["openai-completions"],
+            ask=Ask(model="tiny", ignore_eos=True),
+        )
+        writer = Writer(vocab_size=TINY_VOCAB)
+        _load(target, shape, writer, Plan(concurrency=num_streams, num_requests=2 * num_streams))
+        before, lag_before = server.usage(), _lag_buckets(server.url)
+        with _probed(server.url) as delays:
+            run = _load(target, shape, writer, Plan(concurrency=num_streams, duration_s=seconds, seed=1))
+        after, lag_after = server.usage(), _lag_buckets(server.url)
+    name = f"{num_streams} streams, tiny"
+    complete = [outcome for outcome in run.outcomes if outcome.error is None]
+    lost = [outcome for outcome in run.outcomes if outcome.error or output_tokens(outcome) != shape.output_len]
+    report.add(f"{name}: answers that are not whole", "count", [len(lost)], target=0, answers=len(run.outcomes))
+    tokens = sum(map(output_tokens, complete))
+    events = sum(len(outcome.arrivals) for outcome in complete)
+    report.add(f"{name}: tokens per second", "1/s", [tokens / run.wall_s], events_per_s=events / run.wall_s)
+    p99 = 1e3 * percentile(delays, 99)
+    report.add(f"{name}: /health", "ms", [1e3 * s for s in delays], p99=p99, bounds="event-loop lag, target p99 <= 50")
+    if lag_before is not None and lag_after is not None:
+        bound = 1e3 * _percentile_bound({le: lag_after[le] - lag_before.get(le, 0) for le in lag_after}, 99)
+        report.add(f"{name}: p99 of {LAG_METRIC} is at most", "ms", [bound], target="<= 50")
+    report.add(f"{name}: p99 of the client's own lag", "ms", [1e3 * percentile(run.lags_s, 99)])
+    for process, use in after.items():
+        share = (use.cpu_s - before[process].cpu_s) / run.wall_s
+        report.add(
+            f"{name}: {process}, resident memory", "MiB", [use.rss / 2**20], pss=use.pss / 2**20, cpu_share=share
+        )
+    total = sum(use.pss for use in after.values()) / 2**30
+    report.add(f"{name}: both processes, shared pages once", "GiB", [total], target="<= 1.5")
+
+
+@contextlib.contextmanager
+def _probed(url: str) -> Iterator[list[float]]:
+    """Fills the list with the seconds of each probe when the `with` ends."""
+    delays: list[float] = []
+    command = [sys.executable, "-m", "bench.probe", url, str(PROBE_PERIOD_S)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
+        try:
+            yield delays
+            delays += json.loads(probe.communicate()[0])
+        finally:
+            probe.kill()
+
+
+def _lag_buckets(url: str) -> dict[float, float] | None:
+    """The cumulative counts of the front's own histogram, by upper bound in seconds; None where it has none."""
+    with _connected(url) as connection:
+        connection.request("GET", "/metrics")
+        response = connection.getresponse()
+        text = response.read().decode()
+    pattern = rf'^{re.escape(LAG_METRIC)}_bucket{{(?:[^}}]*,)?le="([^"]+)"[^}}]*}} (\S+)$'
+    found = {float(bound): float(count) for bound, count in re.findall(pattern, text, re.MULTILINE)}
+    return found or None
+
+
+def _percentile_bound(cumulative: dict[float, float], percent: float) -> float:
+    """The upper bound of the bucket in which the percentile lies."""
+    wanted = max(cumulative.values()) * percent / 100
+    return min(bound for bound, count in cumulative.items() if count >= wanted)
+
+
+# No engine to speak of.
+
+
+def measure_null(report: Report, api: str, num_streams: int, rates: tuple[int, ...], seconds: float) -> None:
+    """Offers more and more tokens a second, until the front falls behind; the front has a core for itself."""
+    sustained = single = 0.0
+    for rate in rates:
+        steps_per_s = max(1, rate // num_streams)
+        offered = steps_per_s * num_streams
+        arguments = ["--steps-per-second", str(steps_per_s), "--front-core", str(FRONT_CORE)]
+        with _on_core(OTHER_CORE), served(arguments, module="bench.null_engine") as server:
+            run, cpu_share = _null_run(server, api, num_streams, round(steps_per_s * seconds))
+        _check_texts(run, round(steps_per_s * seconds))
+        per_s, events_per_token = _steady_rate(run)
+        report.add(
+            f"null engine, {api}, {num_streams} streams, {offered} tokens/s offered",
+            "tokens/s",
+            [per_s],
+            events_per_token=events_per_token,
+            front_cpu_share=cpu_share,
+            client_cpu_share=run.cpu_s / run.wall_s,
+        )
+        sustained = max(sustained, per_s)
+        if per_s >= KEEPS_UP * offered and events_per_token >= KEEPS_UP:
+            single = max(single, per_s)
+        else:
+            break
+    name = f"null engine, {api}, {num_streams} streams, one core"
+    report.add(f"{name}: an event for each token", "tokens/s", [single], target=">= 4000", in_any_events=sustained)
+
+
+def _null_run(server: Served, api: str, num_streams: int, num_tokens: int) -> tuple[Run, float]:
+    """All streams at once, each with so many tokens; also the share of its core that the front used."""
+    dialect = DIALECTS[api]
+    target = Target(base_url=server.url, dialect=dialect, ask=Ask(model="null", ignore_eos=True))
+    shape = Shape(unique_len=8, output_len=num_tokens)
+    before, started = server.usage()["front"].cpu_s, time.perf_counter()
+    run = _load(target, shape, Writer(), Plan(concurrency=num_streams, num_requests=num_streams))
+    used = server.usage()["front"].cpu_s - before
+    return run, used / (time.perf_counter() - started)
+
+
+def _check_texts(run: Run, num_tokens: int) -> None:
+    """Every stream must have brought every token, once and in order."""
+    tokenizer = load_tokenizer(resolve_model("tiny"))
+    words = words_of(tokenizer)
+    expected = tokenizer.decode([words[number % len(words)] for number in range(num_tokens)])
+    for outcome in run.outcomes:
+        assert outcome.error is None, f"{outcome.error}: {outcome.message}"
+        assert output_tokens(outcome) == num_tokens
+        assert outcome.reading.text.strip() == expected.strip(), "a stream is not what the engine made"
+
+
+def _steady_rate(run: Run) -> tuple[float, float]:
+    """Tokens per second while all streams ran, and events for each token."""
+    first = max(outcome.arrivals[0][0] for outcome in run.outcomes)
+    last = min(outcome.arrivals[-1][0] for outcome in run.outcomes)
+    events = sum(len(outcome.arrivals) for outcome in run.outcomes)
+    tokens = sum(map(output_tokens, run.outcomes))
+    # Tokens per event are about the same all along: the inside is known by its events, which have times.
+    inside = sum(first <= when <= last for outcome in run.outcomes for when, _ in outcome.arrivals)
+    return inside * (tokens / events) / (last - first), events / tokens
+
+
+@contextlib.contextmanager
+def _on_core(core: int) -> Iterator[None]:
+    """This process, and those that it starts, on one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _load(target: Target, shape: Shape, writer: Writer, plan: Plan) -> Run:
+    async def run() -> Run:
+        async with open_session(600) as session:
+            return await run_load(session, target, WORKLOADS["random"](shape, writer, plan.seed), plan)
+
+    return asyncio.run(run())
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.front", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--rounds", type=int, default=200, help="prompts of ttft")
+    parser.add_argument("--streams", type=int, default=64, help="of the part streams")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the part streams")
+    parser.add_argument("--null-streams", type=int, nargs="+", default=NULL_STREAMS)
+    parser.add_argument("--null-rates", type=int, nargs="+", default=NULL_RATES, help="tokens per second to offer")
+    parser.add_argument("--null-seconds", type=float, default=8.0, help="of each rate")
+    parser.add_argument("--null-apis", nargs="+", default=["openai-chat", "openai-completions"], choices=DIALECTS)
+    parser.add_argument("--output", type=Path, help="JSON file with every sample")
+    options = parser.parse_args(arguments)
+    parts = options.only.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"--only knows {', '.join(PARTS)}, but got {', '.join(sorted(unknown))}")
+    report = Report("bench.front", arguments, options.output, model="tiny")
+    if "null" in parts:
+        for api in options.null_apis:
+            for num_streams in options.null_streams:
+                measure_null(report, api, num_streams, tuple(options.null_rates), options.null_seconds)
+    if "streams" in parts:
+        measure_streams(report, options.streams, options.seconds)
+    if "ttft" in parts:
+        measure_ttft(report, options.rounds)
+    report.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

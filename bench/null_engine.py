@@ -1,0 +1,118 @@
+"""A server whose engine costs nothing, so that what the front costs can be seen.
+
+    python -m bench.null_engine --steps-per-second N [--front-core CORE] [--port PORT]
+
+Each step gives every request one token, so many steps a second; the tokens are words of the embedded tokenizer, each of
+which has text at once. The front is the real one.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jsg.config import EngineConfig, ServerConfig
+from jsg.engine.child import EngineChild
+from jsg.engine.protocol import Call, ModelInfo, Progress, Refusal
+from jsg.processing.tokenizer import Tokenizer, load_tokenizer
+from jsg.sources import resolve_model
+from jsg.types import FinishReason, FinishType, Request, RequestOutput
+
+CONTEXT_LENGTH = 1_000_000
+MAX_RUNNING = 4096
+
+
+def words_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Tokens whose text is plain letters, so that each has text of its own."""
+    return tuple(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token).strip().isalpha())
+
+
+class NullCore:
+    """Implements `jsg.engine.process.Core`: token i of every answer is word i, over and over."""
+
+    def __init__(self, config: EngineConfig, *, report: Callable[[Progress], None]) -> None:
+        # The knob of a step's budget carries the pace: an engine that computes nothing has no other use for it.
+        self._step_s = 1 / (config.chunked_prefill_size or 1)
+        self._words = words_of(load_tokenizer(resolve_model("tiny")))
+        self._left: dict[str, int] = {}
+        self._made: dict[str, int] = {}
+        self._next_s = 0.0
+        self.info = ModelInfo(
+            model_path="null",
+            context_length=CONTEXT_LENGTH,
+            vocab_size=max(self._words) + 1,
+            eos_token_ids=(),
+            dtype="none",
+            device="none",
+            max_running_requests=MAX_RUNNING,
+            max_total_tokens=CONTEXT_LENGTH,
+            max_request_tokens=CONTEXT_LENGTH,
+            page_size=1,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._left)
+
+    def add(self, request: Request) -> None:
+        if not self._left:
+            self._next_s = time.monotonic()
+        self._left[request.rid] = request.sampling.max_new_tokens
+        self._made[request.rid] = 0
+
+    def abort(self, rid: str) -> None:
+        self._left.pop(rid, None)
+        self._made.pop(rid, None)
+
+    def step(self) -> list[RequestOutput]:
+        """Waits for the moment of the next step; late ones are made up for, so that the pace is kept."""
+        time.sleep(max(0.0, self._next_s - time.monotonic()))
+        self._next_s += self._step_s
+        return [self._advance(rid) for rid in list(self._left)]
+
+    def _advance(self, rid: str) -> RequestOutput:
+        number = self._made[rid]
+        self._made[rid] = number + 1
+        self._left[rid] -= 1
+        finish = None
+        if self._left[rid] <= 0:
+            finish = FinishReason(FinishType.LENGTH)
+            self.abort(rid)
+        token_ids = (self._words[number % len(self._words)],)
+        return RequestOutput(rid=rid, token_ids=token_ids, finish=finish, prompt_tokens=1)
+
+    def refuse_overdue(self) -> list[Refusal]:
+        return []
+
+    def answer(self, call: Call) -> bool | dict[str, Any]:
+        return self.stats() if call.name == "stats" else True
+
+    def stats(self) -> dict[str, Any]:
+        return {"num_running": len(self._left), "num_waiting": 0}
+
+    def close(self) -> None:
+        self._left.clear()
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.null_engine", description=__doc__)
+    parser.add_argument("--steps-per-second", type=int, required=True)
+    parser.add_argument("--front-core", type=int, help="core that the front, and nothing else of it, runs on")
+    parser.add_argument("--port", type=int, default=0)
+    options = parser.parse_args(arguments)
+    started = time.monotonic()
+    engine = EngineConfig(model_path="null", chunked_prefill_size=options.steps_per_second)
+    child = EngineChild.spawn(engine, core="bench.null_engine:NullCore")
+    if options.front_core is not None:
+        os.sched_setaffinity(0, {options.front_core})  # before there is a second thread
+    from jsg.server.run import serve
+
+    tokenizer_dir = resolve_model("tiny")
+    asyncio.run(serve(engine, ServerConfig(port=options.port), child, tokenizer_dir=tokenizer_dir, started_at=started))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

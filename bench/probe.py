@@ -1,0 +1,32 @@
+"""How long a server takes to say that it is well: `python -m bench.probe URL PERIOD_S`, until its stdin ends.
+
+A process of its own with one socket, so that its delays are the server's (and those of the machine), not those of a
+busy client. Prints a JSON list of seconds.
+"""
+
+import http.client
+import json
+import select
+import sys
+import time
+from urllib.parse import urlsplit
+
+LIMIT_S = 60
+
+
+def main(url: str, period_s: float) -> None:
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=LIMIT_S)
+    seconds = []
+    while not select.select([sys.stdin], [], [], period_s)[0]:
+        started = time.perf_counter()
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        response.read()
+        seconds.append(time.perf_counter() - started)
+        assert response.status == 200, f"/health answered {response.status}"
+    print(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))

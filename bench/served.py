@@ -1,0 +1,134 @@
+"""A server as another process, and what the kernel says of its two processes."""
+
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+START_LIMIT_S = 300
+END_LIMIT_S = 60
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Usage:
+    """What one process holds at a moment.
+
+    Attributes:
+        rss: Bytes of memory that it has mapped and that are present; pages shared with others count in full.
+        pss: The same, a page shared by k processes counting a k-th.
+        private: The same without shared pages: what would be free if the process ended.
+        num_threads, num_fds: Threads and open file descriptors.
+        cpu_s: Processor time since its start.
+    """
+
+    rss: int
+    pss: int
+    private: int
+    num_threads: int
+    num_fds: int
+    cpu_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Served:
+    """A running server.
+
+    Attributes:
+        url: Where it listens.
+        pids: Process ids by name: `front` and `engine`.
+    """
+
+    url: str
+    pids: dict[str, int]
+
+    def usage(self) -> dict[str, Usage]:
+        """Of both processes."""
+        return {name: usage_of(pid) for name, pid in self.pids.items()}
+
+
+@contextlib.contextmanager
+def served(arguments: Sequence[str], *, module: str = "jsg.cli", log: Path | None = None) -> Iterator[Served]:
+    """Starts `python -m MODULE ARGUMENTS`, which must greet as `jsg serve` does, and ends it in order.
+
+    Args:
+        arguments: With `--port 0` the kernel chooses the port.
+        module: What to run.
+        log: Where its stderr goes; None for nowhere.
+
+    Raises:
+        RuntimeError: It ended before it was ready, or with another status than 0.
+    """
+    with contextlib.ExitStack() as stack:
+        errors = stack.enter_context(log.open("wb")) if log else subprocess.DEVNULL
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        stack.callback(_end, process)
+        yield Served(_address(process), {"front": process.pid, "engine": _child_of(process.pid)})
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(END_LIMIT_S)
+        if status != 0:
+            raise RuntimeError(f"the server ended with status {status}; its log says why")
+
+
+def usage_of(pid: int) -> Usage:
+    """What a process holds now."""
+    fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", _read(pid, "smaps_rollup"), re.MULTILINE))
+    stat = _read(pid, "stat").rpartition(")")[2].split()
+    return Usage(
+        rss=int(fields["Rss"]) * 1024,
+        pss=int(fields["Pss"]) * 1024,
+        private=(int(fields["Private_Clean"]) + int(fields["Private_Dirty"])) * 1024,
+        num_threads=len(os.listdir(f"/proc/{pid}/task")),
+        num_fds=len(os.listdir(f"/proc/{pid}/fd")),
+        cpu_s=(int(stat[11]) + int(stat[12])) / TICKS_PER_S,
+    )
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    """Reads the greeting up to its end."""
+    assert process.stdout is not None
+    found = None
+    for line in process.stdout:
+        found = found or re.search(r"ready at (http://\S+)", line)
+        if line.startswith("curl "):
+            break
+    if found is None:
+        raise RuntimeError(f"the server ended with status {process.wait(END_LIMIT_S)} before it was ready")
+    return found[1]
+
+
+def _child_of(pid: int) -> int:
+    """The one child of a process."""
+    children = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                if int(_read(int(entry), "stat").rpartition(")")[2].split()[1]) == pid:
+                    children.append(int(entry))
+    if len(children) != 1:
+        raise RuntimeError(f"the server should have one child, its engine, but has {len(children)}")
+    return children[0]
+
+
+def _read(pid: int, name: str) -> str:
+    return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends what still runs; the engine ends with its parent."""
+    if process.poll() is None:
+        process.kill()
+        process.wait(END_LIMIT_S)
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,271 @@
+"""Load on a server with an OpenAI-compatible API (jsg, vLLM, SGLang, `transformers serve`) or with `/generate`.
+
+    python -m bench.serving --base-url http://127.0.0.1:30000 --request-rate 4 --duration 60 --workload sharegpt
+
+Open loop with `--request-rate` (or `--arrival burst`), closed loop with `--concurrency`. Needs the extra `bench`.
+What is measured, and how to compare servers with it, is in `docs/benchmarking.md`.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import random
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from bench.serving import report
+from bench.serving.client import Outcome, Target, get_json, open_session, root_of, send
+from bench.serving.dialects import DIALECTS, Ask
+from bench.serving.load import ARRIVALS, Plan, Run, run_load
+from bench.serving.statistics import summary
+from bench.serving.workloads import WORKLOADS, Shape, Writer
+
+GOOD_NAMES = ("ttft", "tpot", "itl", "e2e")
+CALIBRATION_WORDS = (25, 150)
+FLUSH_PATHS = ("/flush_cache", "/reset_prefix_cache")  # jsg and SGLang; vLLM
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the load; 0 when every request got its answer, 1 when some did not."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    problem = _problem(options)
+    if problem:
+        parser.error(problem)
+    run, server = asyncio.run(_run(options, parser))
+    found = summary(run, dict(options.goodput))
+    head = report.header(arguments, server)
+    print(report.table(found))
+    if options.output:
+        content = report.as_json(head | {"options": _shown(options)}, found, run, with_events=options.details)
+        report.write(options.output, content)
+    if options.plot:
+        report.plot(options.plot, found, run)
+    return 0 if found["complete"] == found["requests"] else 1
+
+
+async def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[Run, dict[str, Any]]:
+    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    async with open_session(options.timeout) as http:
+        server = await _describe_server(http, options.base_url, headers)
+        model = options.model or server.get("model")
+        if model is None:
+            parser.error("--model must be given where /v1/models does not say it, or the server does not answer")
+        ask = Ask(
+            model=model,
+            temperature=options.temperature,
+            ignore_eos=options.ignore_eos,
+            stream=not options.no_stream,
+            continuous_usage=options.continuous_usage,
+            extra_body=options.extra_body,
+        )
+        target = Target(base_url=options.base_url, dialect=DIALECTS[options.api], ask=ask, headers=headers)
+        writer = await _writer(http, target, options)
+        shape = _shape(options)
+        await _warm_up(http, target, writer, shape, options)
+        if options.flush_cache:
+            await _flush_cache(http, options.base_url, headers)
+        plan = Plan(
+            concurrency=options.concurrency,
+            arrival=options.arrival or "poisson",
+            rate=options.request_rate,
+            num_requests=options.num_requests,
+            duration_s=options.duration,
+            seed=options.seed,
+        )
+        return await run_load(http, target, WORKLOADS[options.workload](shape, writer, options.seed), plan), server
+
+
+async def _describe_server(http: aiohttp.ClientSession, base_url: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    """What the server says of itself, as far as it does: model, who made it, version."""
+    found: dict[str, Any] = {}
+    models = await get_json(http, base_url, "/v1/models", headers)
+    if isinstance(models, dict) and models.get("data"):
+        card = models["data"][0]
+        found = {"model": card.get("id"), "owned_by": card.get("owned_by")}
+    for path in ("/version", "/get_server_info"):
+        described = await get_json(http, base_url, path, headers)
+        if isinstance(described, dict) and "version" in described:
+            found["version"] = described["version"]
+            break
+    return found
+
+
+async def _writer(http: aiohttp.ClientSession, target: Target, options: argparse.Namespace) -> Writer:
+    """Prompts of ids, or of words whose length in tokens is known, asked of the server, or taken to be 1."""
+    if options.prompt_ids:
+        return Writer(vocab_size=options.vocab_size)
+    if options.tokens_per_word is not None:
+        return Writer(tokens_per_word=options.tokens_per_word)
+    lengths, failure = [], ""
+    for num_words in CALIBRATION_WORDS:
+        words = Writer().write(random.Random(-1), num_words)
+        outcome = Outcome(group=0, due_s=0.0, sent_s=0.0)
+        await send(http, target, [words], 1, outcome)
+        lengths.append(outcome.reading.prompt_tokens)
+        failure = f" ({outcome.error}: {outcome.message})" if outcome.error else ""
+    if None in lengths:
+        print(f"note: the server does not say how long prompts are{failure}: a word is taken to be a token")
+        return Writer()
+    # The difference of two prompts: what a chat template adds to both falls out.
+    tokens_per_word = (lengths[1] - lengths[0]) / (CALIBRATION_WORDS[1] - CALIBRATION_WORDS[0])
+    print(f"a word is {tokens_per_word:.3f} tokens of this server")
+    return Writer(tokens_per_word=max(0.1, tokens_per_word))
+
+
+async def _warm_up(
+    http: aiohttp.ClientSession, target: Target, writer: Writer, shape: Shape, options: argparse.Namespace
+) -> None:
+    """Sends some requests of the same shape from another seed, and counts none of them."""
+    if options.warmup_requests:
+        sessions = WORKLOADS[options.workload](shape, writer, options.seed + 1)
+        concurrency = min(options.warmup_requests, options.concurrency or 8)
+        await run_load(http, target, sessions, Plan(concurrency=concurrency, num_requests=options.warmup_requests))
+
+
+async def _flush_cache(http: aiohttp.ClientSession, base_url: str, headers: Mapping[str, str]) -> None:
+    for path in FLUSH_PATHS:
+        async with http.post(root_of(base_url) + path, headers=headers) as response:
+            if response.status == 200:
+                return
+    sys.exit(f"--flush-cache needs one of {', '.join(FLUSH_PATHS)}, but the server refused each; start it afresh")
+
+
+def _shape(options: argparse.Namespace) -> Shape:
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Shape)}
+    return Shape(**given)
+
+
+def _problem(options: argparse.Namespace) -> str | None:
+    """What is wrong with the options together."""
+    is_closed = options.concurrency is not None
+    is_open = options.request_rate is not None or options.arrival == "burst"
+    if is_closed == is_open:
+        return "give either --concurrency (closed loop) or --request-rate or --arrival burst (open loop)"
+    if is_closed and options.arrival is not None:
+        return "--arrival belongs to the open loop; leave it out with --concurrency"
+    if options.arrival == "burst" and options.request_rate is not None:
+        return "a burst has no --request-rate; leave one of the two out"
+    if options.num_requests is None and options.duration is None:
+        return "give --num-requests, --duration or both, so that the load ends"
+    if options.arrival == "burst" and not is_closed and options.num_requests is None:
+        return "--arrival burst needs --num-requests"
+    if options.continuous_usage and (options.no_stream or options.api == "native"):
+        return "--continuous-usage is for streams of the OpenAI APIs; native events say it anyway"
+    if options.prompt_ids and not DIALECTS[options.api].takes_ids:
+        return f"--prompt-ids needs an API that takes ids, but {options.api} takes text only"
+    if options.prompt_ids and options.vocab_size is None:
+        return "--prompt-ids needs --vocab-size"
+    return None
+
+
+def _shown(options: argparse.Namespace) -> dict[str, Any]:
+    shown = {name: value for name, value in vars(options).items() if name not in ("api_key", "output", "plot")}
+    return shown | {"goodput": dict(options.goodput)}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    _add_target_options(parser)
+    load = parser.add_argument_group("load")
+    load.add_argument("--concurrency", type=_positive(int), help="closed loop: so many clients, each with one request")
+    load.add_argument("--request-rate", type=_positive(float), help="open loop: arrivals per second")
+    load.add_argument("--arrival", choices=ARRIVALS, help="open loop: gaps between arrivals; default poisson")
+    load.add_argument("--num-requests", type=_positive(int), help="end after so many requests")
+    load.add_argument("--duration", type=_positive(float), help="end after so many seconds; answers are waited for")
+    load.add_argument("--warmup-requests", type=int, default=0, help="sent before and not counted")
+    load.add_argument("--flush-cache", action="store_true", help="empty the server's prefix cache after the warm-up")
+    load.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals")
+    load.add_argument(
+        "--timeout", type=_positive(float), default=600.0, help="seconds until a request counts as failed"
+    )
+    _add_workload_options(parser)
+    result = parser.add_argument_group("result")
+    result.add_argument(
+        "--goodput", type=_limit, nargs="+", default=[], metavar="NAME:MS", help="limits, such as ttft:200 itl:50"
+    )
+    result.add_argument("--output", type=Path, help="JSON file")
+    result.add_argument("--details", action="store_true", help="put the time of every event into it")
+    result.add_argument("--plot", type=Path, help="PNG file")
+    return parser
+
+
+def _add_target_options(parser: argparse.ArgumentParser) -> None:
+    target = parser.add_argument_group("server")
+    target.add_argument("--base-url", required=True, help="with or without /v1")
+    target.add_argument("--model", help="default: the first one in /v1/models")
+    target.add_argument("--api", choices=DIALECTS, default="openai-completions")
+    target.add_argument("--api-key", help="bearer token; it is in no report")
+    target.add_argument("--temperature", type=float, default=0.0)
+    target.add_argument("--ignore-eos", action="store_true", help="make answers as long as the workload says")
+    target.add_argument("--no-stream", action="store_true", help="ask for whole answers; only e2e is measured")
+    target.add_argument(
+        "--continuous-usage",
+        action="store_true",
+        help="ask for the number of tokens in every event (vLLM, SGLang, jsg)",
+    )
+    target.add_argument("--extra-body", type=_json_object, default={}, metavar="JSON", help="fields for every body")
+
+
+def _add_workload_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("workload (lengths in tokens)")
+    group.add_argument("--workload", choices=WORKLOADS, default="shared-prefix")
+    group.add_argument("--prompt-ids", action="store_true", help="prompts are token ids below --vocab-size, not words")
+    group.add_argument("--vocab-size", type=_positive(int))
+    group.add_argument("--tokens-per-word", type=_positive(float), help="default: two requests ask the server")
+    helps = {
+        "groups": "shared prefixes (roots of a tree)",
+        "shared_len": "shared by a group",
+        "unique_len": "of each request or turn",
+        "output_len": "of each answer",
+        "turns": "of a conversation (multi-turn)",
+        "depth": "of the tree",
+        "branching": "of the tree",
+        "input_mean": "mean of the log-normal (sharegpt)",
+        "input_sigma": "standard deviation of the logarithm",
+        "output_mean": "mean of the log-normal",
+        "output_sigma": "standard deviation of the logarithm",
+        "max_input_len": "longer ones are cut (sharegpt)",
+        "max_output_len": "longer ones are cut",
+        "range_ratio": "random: lengths are uniform from this fraction of unique-len and output-len upwards",
+    }
+    for field in dataclasses.fields(Shape):
+        kind = int if isinstance(field.default, int) else float
+        text = f"{helps[field.name]}; default {field.default}"
+        group.add_argument(f"--{field.name.replace('_', '-')}", type=_positive(kind), default=field.default, help=text)
+
+
+def _positive[T: (int, float)](kind: type[T]) -> Any:
+    def parse(text: str) -> T:
+        value = kind(text)
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"must be a positive number, but got {text}")
+        return value
+
+    parse.__name__ = kind.__name__
+    return parse
+
+
+def _limit(text: str) -> tuple[str, float]:
+    name, _, limit = text.partition(":")
+    if name not in GOOD_NAMES or not limit:
+        raise argparse.ArgumentTypeError(f"must be NAME:MS with NAME one of {', '.join(GOOD_NAMES)}, but got {text!r}")
+    return name, float(limit)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, but got {text!r}")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,297 @@
+"""Everything at once for a long time: `python -m bench.soak --minutes 30 [--output FILE]`.
+
+A real server of the embedded model with a pool so small that prefixes are evicted and requests retracted all the time,
+and a few clients that stream, leave, abort, ask for two answers, ask for nonsense, and share prefixes, as a seed says.
+At the end: no answer was wrong, none of the pool is lost, and neither process has grown. Exit status 1 says that
+something of it does not hold.
+"""
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import itertools
+import random
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.report import Report
+from bench.served import Served, served
+from bench.serving.client import open_session
+from bench.soak.client import LIMIT_S, Answer, Broken, Client
+from bench.soak.memory import Sample, Watch, minima, theil_sen
+from bench.soak.mix import SHARES, Mix, Task
+
+POOL_TOKENS = 600  # of requests of up to 268
+RUNNING = 8
+SERVER = (
+    *("serve", "--port", "0", "--deterministic", "--max-total-tokens", str(POOL_TOKENS)),
+    *("--max-running-requests", str(RUNNING), "--schedule-conservativeness", "0.1"),
+)
+REPLAYED = 0.01  # of the finished requests, at least `MIN_REPLAYED`
+MIN_REPLAYED = 20
+MAX_KEPT = 500  # answers kept for the replay: a sample that does not grow with time
+WARM_UP_SHARE = 0.2
+MAX_WARM_UP_S = 300.0
+MAX_SLOPE_MIB_PER_HOUR = 1.0
+SETTLE_S = 1.0
+WARM_UP_CLIENTS = 48  # so many at once start every thread and table that there will be
+MAX_SHOWN = 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Soak:
+    """The knobs.
+
+    Attributes:
+        minutes: How long requests are sent.
+        clients: How many at once.
+        pause_s: Mean time that a client waits between two requests, so that the machine has room for others.
+        seed: Of everything.
+        period_s: Between two looks at the processes.
+        bin_s: Stretch of time of which the least memory counts.
+    """
+
+    minutes: float = 30.0
+    clients: int = 8
+    pause_s: float = 0.1
+    seed: int = 0
+    period_s: float = 2.0
+    bin_s: float = 60.0
+
+
+@dataclasses.dataclass(slots=True)
+class Result:
+    """What a soak saw.
+
+    Attributes:
+        problems: What does not hold, each in a sentence; none is a pass.
+        counts: Requests sent, by kind, and those that came to their end.
+        state: The engine's counters at the end.
+        samples: The processes over time.
+        num_replayed: Answers that were made again and compared.
+    """
+
+    problems: list[str] = dataclasses.field(default_factory=list)
+    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    state: dict[str, Any] = dataclasses.field(default_factory=dict)
+    samples: list[Sample] = dataclasses.field(default_factory=list)
+    num_replayed: int = 0
+
+
+class Keeper:
+    """A random sample of the finished requests, of bounded size (reservoir sampling)."""
+
+    def __init__(self, seed: int):
+        self.kept: list[tuple[Task, list[Answer]]] = []
+        self.num_seen = 0
+        self._rng = random.Random(seed)
+
+    def add(self, task: Task, answers: list[Answer]) -> None:
+        self.num_seen += 1
+        if len(self.kept) < MAX_KEPT:
+            self.kept.append((task, answers))
+        elif (place := self._rng.randrange(self.num_seen)) < MAX_KEPT:
+            self.kept[place] = (task, answers)
+
+    def chosen(self) -> list[tuple[Task, list[Answer]]]:
+        """What is to be replayed."""
+        count = max(MIN_REPLAYED, round(REPLAYED * self.num_seen))
+        return self._rng.sample(self.kept, min(count, len(self.kept)))
+
+
+async def soak(server: Served, knobs: Soak) -> Result:
+    """Runs the mix against a server and checks everything but memory."""
+    result, keeper = Result(), Keeper(knobs.seed)
+    async with open_session(None) as session:
+        client = Client(session, server.url)
+        info = msgspec.json.decode(await client.get("/get_model_info"))
+        mix = Mix(knobs.seed, info["max_request_tokens"], info["vocab_size"])
+        watch = Watch(server, knobs.period_s)
+        async with _running(watch.run()):
+            await _send_all(client, mix, knobs, result, keeper)
+        for task, answers in keeper.chosen():
+            result.num_replayed += 1
+            await _compare(client, task, answers, result)
+        try:
+            await _check_rest(client, info["max_total_tokens"], result)
+        except Broken as broken:
+            result.problems.append(f"after the last answer: {broken}")
+    result.samples = watch.samples
+    return result
+
+
+async def _send_all(client: Client, mix: Mix, knobs: Soak, result: Result, keeper: Keeper) -> None:
+    numbers = itertools.count()
+    end_s = time.monotonic() + 60 * knobs.minutes
+
+    async def one_client() -> None:
+        while time.monotonic() < end_s:
+            task = mix.task(next(numbers))
+            result.counts[task.kind] += 1
+            try:
+                answers = await client.run(task)
+            except Broken as broken:
+                result.problems.append(f"request {task.number} ({task.kind}, {task.path}): {broken}")
+                answers = None
+            if answers is not None:
+                result.counts["finished"] += 1
+                keeper.add(task, answers)
+            await asyncio.sleep(random.Random(task.number).expovariate(1 / knobs.pause_s) if knobs.pause_s else 0)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(knobs.clients):
+            group.create_task(one_client())
+
+
+async def _compare(client: Client, task: Task, answers: list[Answer], result: Result) -> None:
+    """Asks again with nobody else there: the answer must be the same to the last token."""
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            again = await client.replay(task)
+    except (Broken, TimeoutError) as broken:
+        result.problems.append(f"replay of request {task.number}: {broken}")
+        return
+    if again != answers:
+        where = [place for place, (one, two) in enumerate(zip(answers, again, strict=True)) if one != two]
+        result.problems.append(
+            f"replay of request {task.number} ({task.kind}, {task.path}) differs in answers {where}: "
+            f"{[answers[place] for place in where]} against {[again[place] for place in where]}"
+        )
+
+
+async def _check_rest(client: Client, pool_tokens: int, result: Result) -> None:
+    """Nothing runs, nothing is held, and every token of the pool is free or can be freed."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        result.state = msgspec.json.decode(await client.get("/get_server_info"))["internal_states"][0]
+        held = {name: result.state[name] for name in ("num_running", "num_waiting") if result.state.get(name)}
+        if not held or time.monotonic() > deadline:
+            break
+        await asyncio.sleep(SETTLE_S / 10)
+    state = result.state
+    held |= {name: state[name] for name in ("num_protected_tokens", "num_uncached_tokens") if state[name]}
+    if held:
+        result.problems.append(f"after the last answer the engine still holds {held}")
+    if state["num_free_tokens"] + state["num_evictable_tokens"] != pool_tokens:
+        result.problems.append(
+            "{num_free_tokens} free + {num_evictable_tokens} evictable tokens are not the pool of ".format(**state)
+            + str(pool_tokens)
+        )
+    gauges = gauges_of((await client.get("/metrics")).decode())
+    if busy := {name: value for name, value in gauges.items() if value and re.search("running|waiting|queue", name)}:
+        result.problems.append(f"after the last answer these gauges are not zero: {busy}")
+    await client.flush_cache()
+    after = msgspec.json.decode(await client.get("/get_server_info"))["internal_states"][0]
+    if after["num_free_tokens"] != pool_tokens:
+        result.problems.append(f"with an empty cache {after['num_free_tokens']} of {pool_tokens} tokens are free")
+
+
+def gauges_of(exposition: str) -> dict[str, float]:
+    """Name (with labels) and value of each gauge in Prometheus' text format."""
+    kinds = set(re.findall(r"^# TYPE (\S+) gauge$", exposition, re.MULTILINE))
+    lines = re.findall(r"^([^#\s{]+)(\{.*\})? (\S+)$", exposition, re.MULTILINE)
+    return {name + labels: float(value) for name, labels, value in lines if name in kinds}
+
+
+@contextlib.asynccontextmanager
+async def _running(work: Any) -> Any:
+    """Runs the work beside the `with`, and cancels it at its end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def check_processes(knobs: Soak, before: Sample, after: Sample, samples: list[Sample]) -> Iterator[str]:
+    """What grew: memory by its slope, descriptors and threads by their number while nothing runs."""
+    for process in before.usage:
+        for name in ("num_fds", "num_threads"):
+            first, last = getattr(before.usage[process], name), getattr(after.usage[process], name)
+            if last > first:
+                yield f"{process}: {name} was {first} before and is {last} after, with no request under way"
+        slope = theil_sen(minima(after_warm_up(knobs, samples), process, knobs.bin_s))
+        if slope is not None and slope.per_hour >= MAX_SLOPE_MIB_PER_HOUR:
+            yield (
+                f"{process}: private memory grows by {slope.per_hour:.2f} MiB/h "
+                f"({slope.low:.2f} to {slope.high:.2f}); less than {MAX_SLOPE_MIB_PER_HOUR} is due"
+            )
+
+
+def after_warm_up(knobs: Soak, samples: list[Sample]) -> list[Sample]:
+    """The samples that count."""
+    start_s = min(MAX_WARM_UP_S, WARM_UP_SHARE * 60 * knobs.minutes)
+    return [sample for sample in samples if sample.when_s >= start_s]
+
+
+def run(knobs: Soak, log: Path | None = None) -> Result:
+    """A whole soak: server, first a short one to warm everything up, then the one that counts."""
+    with served(SERVER, log=log) as server:
+        watch = Watch(server, knobs.period_s)
+        warm_up = Soak(minutes=min(knobs.minutes / 5, 1.0), clients=WARM_UP_CLIENTS, pause_s=0.0, seed=knobs.seed + 1)
+        first = asyncio.run(soak(server, warm_up))
+        time.sleep(SETTLE_S)
+        before = watch.look()
+        result = asyncio.run(soak(server, knobs))
+        time.sleep(SETTLE_S)
+        after = watch.look()
+    result.problems = [*first.problems, *result.problems, *check_processes(knobs, before, after, result.samples)]
+    if missing := [kind for kind in SHARES if not result.counts[kind]]:
+        result.problems.append(f"nothing was sent of {', '.join(missing)}: the soak was too short")
+    return result
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for field in dataclasses.fields(Soak):
+        option = "--" + field.name.replace("_", "-")
+        parser.add_argument(option, type=type(field.default), default=field.default, help=f"default {field.default}")
+    parser.add_argument("--log", type=Path, help="file for what the server writes to stderr")
+    parser.add_argument("--output", type=Path, help="JSON file with every figure")
+    options = parser.parse_args(arguments)
+    knobs = Soak(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Soak)})
+    report = Report("bench.soak", arguments, options.output, model="tiny", server=" ".join(SERVER))
+    result = run(knobs, options.log)
+    add_figures(report, knobs, result)
+    report.close()
+    for problem in result.problems[:MAX_SHOWN]:
+        print(f"PROBLEM {problem}")
+    print(f"{len(result.problems)} problems")
+    return 1 if result.problems else 0
+
+
+def add_figures(report: Report, knobs: Soak, result: Result) -> None:
+    """Everything that was seen, as figures."""
+    total = sum(result.counts[kind] for kind in SHARES)
+    report.add("requests", "count", [total], **{str(kind): count for kind, count in result.counts.items()})
+    report.add("answers that were wrong, and what else failed", "count", [len(result.problems)], target=0)
+    report.add("finished answers made again alone", "count", [result.num_replayed])
+    for name in ("num_retracts", "num_evicted_tokens", "generated_tokens", "num_compiled"):
+        if name in result.state:
+            report.add(f"engine: {name}", "count", [result.state[name]])
+    for process in result.samples[0].usage:
+        points = minima(after_warm_up(knobs, result.samples), process, knobs.bin_s)
+        if (slope := theil_sen(points)) is not None:
+            low_high = f"{slope.low:.2f} to {slope.high:.2f}"
+            report.add(
+                f"{process}: slope of private memory", "MiB/h", [slope.per_hour], interval=low_high, target="< 1"
+            )
+            report.add(f"{process}: least private memory of each stretch", "MiB", [held for _, held in points])
+        for name in ("num_fds", "num_threads"):
+            report.add(f"{process}: {name}", "count", [getattr(s.usage[process], name) for s in result.samples])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

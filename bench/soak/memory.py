@@ -1,0 +1,91 @@
+"""What two processes hold over time, and whether it grows."""
+
+import asyncio
+import dataclasses
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Sequence
+
+from bench.served import Served, Usage
+
+MIB = 2**20
+NORMAL_95 = 1.96
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slope:
+    """How fast something grows, by the median of the slopes of all pairs of points (Theil–Sen).
+
+    Attributes:
+        per_hour: The estimate.
+        low, high: Between them it lies in 19 of 20 cases, if the points err independently of one another.
+    """
+
+    per_hour: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sample:
+    """Both processes at one moment, in seconds since the watch began."""
+
+    when_s: float
+    usage: dict[str, Usage]
+
+
+class Watch:
+    """Looks at a server now and then."""
+
+    def __init__(self, server: Served, period_s: float):
+        self.samples: list[Sample] = []
+        self._server = server
+        self._period_s = period_s
+        self._started = time.monotonic()
+
+    async def run(self) -> None:
+        """Looks until it is cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(self._period_s)
+
+    def look(self) -> Sample:
+        """Takes one sample."""
+        sample = Sample(time.monotonic() - self._started, self._server.usage())
+        self.samples.append(sample)
+        return sample
+
+
+def minima(samples: Sequence[Sample], process: str, bin_s: float) -> list[tuple[float, float]]:
+    """(seconds, MiB) of the least private memory of a process in each stretch of time.
+
+    Memory of requests under way comes on top of what the process keeps and goes again: the least of many samples is
+    nearest to what it keeps. A last stretch that is not whole is left out.
+    """
+    found = []
+    for number, group in itertools.groupby(samples, lambda sample: int(sample.when_s // bin_s)):
+        held = [(sample.usage[process].private / MIB, sample.when_s) for sample in group]
+        if (number + 1) * bin_s <= samples[-1].when_s:
+            least, when_s = min(held)
+            found.append((when_s, least))
+    return found
+
+
+def theil_sen(points: Sequence[tuple[float, float]]) -> Slope | None:
+    """The slope per hour of points over seconds; None where there are fewer than three.
+
+    A median does not care for single steps, such as a table that doubles once; it does for a growth that goes on.
+    The interval is that of Sen (1968), from the variance of Kendall's statistic.
+    """
+    slopes = sorted(
+        3600 * (after[1] - before[1]) / (after[0] - before[0]) for before, after in itertools.combinations(points, 2)
+    )
+    count = len(points)
+    if count < 3:
+        return None
+    width = NORMAL_95 * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    low = max(0, math.floor((len(slopes) - width) / 2))
+    high = min(len(slopes) - 1, math.ceil((len(slopes) + width) / 2))
+    return Slope(statistics.median(slopes), slopes[low], slopes[high])

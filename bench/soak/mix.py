@@ -1,0 +1,153 @@
+"""What the soak sends: request number i of a seed is always the same request, whoever sends it and when."""
+
+import dataclasses
+import enum
+import random
+from typing import Any
+
+Json = dict[str, Any]
+
+GENERATE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
+WORDS = (
+    "who what when where why how is the a of in to and day night sun moon sea hill river road city king queen".split()
+)
+NUM_PREFIXES = 5
+FIRST_ID, NUM_LAST_IDS = 100, 10  # tokens at the ends of a vocabulary may mean something
+MAX_NEW, MAX_OWN, PREFIX_LEN = 48, 100, 120
+
+
+class Kind(enum.StrEnum):
+    """What a request is there for."""
+
+    STREAM = "stream"
+    DISCONNECT = "disconnect"
+    ABORT = "abort"
+    PARALLEL = "n=2"
+    INVALID = "invalid"
+    OVER_LONG = "over-long"
+    SHARED = "shared prefix"
+    PLAIN = "plain"
+
+
+SHARES = {
+    Kind.STREAM: 30,
+    Kind.DISCONNECT: 20,
+    Kind.ABORT: 10,
+    Kind.PARALLEL: 10,
+    Kind.INVALID: 5,
+    Kind.OVER_LONG: 5,
+    Kind.SHARED: 10,
+    Kind.PLAIN: 10,
+}
+"""Of a hundred requests."""
+
+INVALID: tuple[tuple[str, Json], ...] = (
+    (GENERATE, {}),
+    (GENERATE, {"text": "a", "input_ids": [300]}),
+    (GENERATE, {"input_ids": [-1]}),
+    (GENERATE, {"input_ids": [2**31]}),
+    (GENERATE, {"input_ids": []}),
+    (GENERATE, {"input_ids": "text"}),
+    (GENERATE, {"text": "a", "sampling_params": {"temperature": -1}}),
+    (GENERATE, {"text": "a", "sampling_params": {"top_p": 0}}),
+    (GENERATE, {"text": "a", "sampling_params": {"max_new_tokens": -5}}),
+    (GENERATE, {"text": "a", "sampling_params": {"no_such_field": 1}}),
+    (GENERATE, {"text": "a", "sampling_params": {"n": True}}),
+    (COMPLETIONS, {"prompt": "a", "max_tokens": "many"}),
+    (COMPLETIONS, {"prompt": "a", "n": 0}),
+    (COMPLETIONS, {"prompt": "a", "suffix": "b"}),
+    (COMPLETIONS, {"prompt": "a", "logit_bias": {"x": 1}}),
+    (CHAT, {"messages": []}),
+    (CHAT, {"messages": [{"role": "nobody", "content": "a"}]}),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}], "temperature": 1e300}),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 1000}),
+    (CHAT, {"messages": "hello"}),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """One request.
+
+    Attributes:
+        number: Its place in the seed's sequence.
+        kind: What it is there for.
+        path: Its endpoint.
+        body: As it is sent.
+        cut_after: Events after which it is left or aborted; None where it is not.
+    """
+
+    number: int
+    kind: Kind
+    path: str
+    body: Json
+    cut_after: int | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether it asks for events."""
+        return bool(self.body.get("stream"))
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of each answer."""
+        if self.path == GENERATE:
+            return self.body["sampling_params"]["max_new_tokens"]
+        return self.body["max_tokens"]
+
+    def alone(self) -> Json:
+        """The body of its replay: the same answer, whole and under no name."""
+        without = {"rid", "stream", "stream_options"}
+        return {name: value for name, value in self.body.items() if name not in without}
+
+
+class Mix:
+    """The sequence of requests of one seed."""
+
+    def __init__(self, seed: int, max_request_tokens: int, vocab_size: int):
+        """A mix for a server that runs requests of so many tokens at most, each below `vocab_size`."""
+        self._seed = seed
+        self._max_request_tokens = max_request_tokens
+        self._ids = range(FIRST_ID, vocab_size - NUM_LAST_IDS)
+        self._prefixes = [
+            random.Random(f"{seed}:prefix:{number}").choices(self._ids, k=PREFIX_LEN) for number in range(NUM_PREFIXES)
+        ]
+
+    def task(self, number: int) -> Task:
+        """Request number so-and-so."""
+        rng = random.Random(f"{self._seed}:{number}")
+        kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
+        if kind is Kind.INVALID:
+            path, body = rng.choice(INVALID)
+            return Task(number, kind, path, body)
+        path = GENERATE
+        if kind in (Kind.STREAM, Kind.PARALLEL, Kind.PLAIN):
+            path = rng.choice((GENERATE, COMPLETIONS, CHAT))
+        streams = kind in (Kind.STREAM, Kind.DISCONNECT, Kind.ABORT)
+        body = self._body(rng, number, kind, path, streams=streams)
+        cut_after = None
+        if kind in (Kind.DISCONNECT, Kind.ABORT):
+            body["rid"] = f"soak-{number}"
+            cut_after = rng.randrange(body["sampling_params"]["max_new_tokens"])
+        return Task(number, kind, path, body, cut_after)
+
+    def _body(self, rng: random.Random, number: int, kind: Kind, path: str, *, streams: bool) -> Json:
+        max_tokens = rng.randint(4, MAX_NEW)
+        ids = rng.choices(self._ids, k=rng.randint(1, MAX_OWN))
+        if kind is Kind.SHARED:
+            ids = rng.choice(self._prefixes) + ids
+        if kind is Kind.OVER_LONG:
+            ids = rng.choices(self._ids, k=self._max_request_tokens + rng.randint(0, 200))
+        seed, is_greedy = rng.randrange(2**31), rng.random() < 0.5
+        count = 2 if kind is Kind.PARALLEL else 1
+        if path == GENERATE:
+            sampling: Json = {"max_new_tokens": max_tokens, "ignore_eos": rng.random() < 0.8, "n": count}
+            sampling |= {"temperature": 0} if is_greedy else {"temperature": 0.9, "top_p": 0.95, "sampling_seed": seed}
+            return {"input_ids": ids, "sampling_params": sampling, "stream": streams}
+        sampling = {"max_tokens": max_tokens, "n": count, "seed": seed, "temperature": 0 if is_greedy else 0.9}
+        if streams:
+            sampling |= {"stream": True, "stream_options": {"include_usage": True}}
+        if path == COMPLETIONS:
+            return {"prompt": ids, "ignore_eos": True} | sampling
+        content = " ".join(rng.choices(WORDS, k=rng.randint(1, 10)))
+        return {"messages": [{"role": "user", "content": content}]} | sampling

@@ -1,0 +1,97 @@
+"""What was evicted lately, and when: for the explanation of a miss, never for a decision."""
+
+import dataclasses
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from jsg.cache.node import Node, Root
+
+CAPACITY = 16_384
+DIGEST_BYTES = 16
+MAX_STATES = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Eviction:
+    """One evicted leaf.
+
+    Attributes:
+        at_s: When, in seconds since the epoch.
+        num_tokens: Tokens of its edge.
+    """
+
+    at_s: float
+    num_tokens: int
+
+
+class EvictionLog:
+    """The leaves that were evicted last, by where they began.
+
+    A key is a digest of the namespace and of all tokens up to and including the first page of the leaf: the first page
+    that a prompt misses which went on in it. So the log holds no tokens, and costs the same for long and for short
+    prompts. Digests of the paths above leaves are kept as unfinished hashes and extended edge by edge, so that the cost
+    of an eviction does not grow with its depth.
+
+    Invariant: `_states` has, by the serial of a node, the hash of the path to its end. A split does not change that:
+    the lower half stays the node.
+    """
+
+    def __init__(self, page_bytes: int, clock: Callable[[], float] = time.time, capacity: int = CAPACITY):
+        """An empty log of at most `capacity` leaves; `clock` gives seconds since the epoch."""
+        self._page_bytes = page_bytes
+        self._clock = clock
+        self._capacity = capacity
+        self._entries: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
+        self._states: OrderedDict[int, hashlib.blake2b] = OrderedDict()
+
+    def record(self, leaf: Node) -> None:
+        """Notes that `leaf`, which is still in its place, is evicted now."""
+        assert leaf.parent is not None, "a root is not evicted"
+        state = self._state(leaf.parent).copy()
+        state.update(leaf.tokens[: self._page_bytes])
+        key = state.digest()
+        self._entries[key] = self._clock(), leaf.num_tokens
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._capacity:
+            self._entries.popitem(last=False)
+
+    def find(self, namespace: str, tokens: bytes) -> Eviction | None:
+        """The leaf that was evicted last whose first page was the last page of `tokens`; None when none is remembered.
+
+        Args:
+            namespace: Whose prefix it is.
+            tokens: Whole pages from the beginning of a prompt, as bytes of int32.
+        """
+        state = _begin(namespace)
+        state.update(tokens)
+        entry = self._entries.get(state.digest())
+        return Eviction(*entry) if entry else None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _state(self, node: Node) -> hashlib.blake2b:
+        """The hash of the path to the end of `node`."""
+        missing: list[Node] = []
+        above = node
+        while (state := self._states.get(above.serial)) is None and above.parent is not None:
+            missing.append(above)
+            above = above.parent
+        if state is None:
+            assert isinstance(above, Root)
+            state = _begin(above.namespace)
+        for below in reversed(missing):
+            state = state.copy()
+            state.update(below.tokens)
+            self._states[below.serial] = state
+            if len(self._states) > MAX_STATES:
+                self._states.popitem(last=False)
+        return state
+
+
+def _begin(namespace: str) -> hashlib.blake2b:
+    """The hash of a namespace, before any tokens. Its length comes first, so that no name runs on into tokens."""
+    name = namespace.encode(errors="surrogatepass")
+    return hashlib.blake2b(len(name).to_bytes(8, "little") + name, digest_size=DIGEST_BYTES)

@@ -1,0 +1,79 @@
+"""The live requests of the front, each with the outputs that nobody has read yet. No JAX here."""
+
+import asyncio
+import itertools
+from typing import final
+
+from jsg.errors import JsgError, RequestError
+from jsg.types import RequestOutput
+
+
+@final
+class Stream:
+    """One live request.
+
+    Attributes:
+        owner: Whose it is. Nobody else can see, name or end it.
+        rid: The client's name for it, unique among the owner's live requests.
+        wire_name: Its name on the wire, never used twice.
+        arrived: Outputs in order; after a last one, or an error, nothing follows.
+    """
+
+    __slots__ = ("arrived", "owner", "rid", "wire_name")
+
+    def __init__(self, owner: str, rid: str, wire_name: str) -> None:
+        self.owner = owner
+        self.rid = rid
+        self.wire_name = wire_name
+        self.arrived: asyncio.Queue[RequestOutput | JsgError] = asyncio.Queue()
+
+
+@final
+class Streams:
+    """Every live request, by its name on the wire and by owner and rid.
+
+    Invariant: both tables hold the same streams, and no owner without any.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._by_wire_name: dict[str, Stream] = {}
+        self._by_owner: dict[str, dict[str, Stream]] = {}
+
+    def open(self, owner: str, rid: str) -> Stream:
+        """A new stream. Raises RequestError where the owner has a live one of that rid."""
+        if self.find(owner, rid) is not None:
+            raise RequestError(
+                f"rid must be unique among running requests, but {rid!r} is running; choose another", param="rid"
+            )
+        stream = Stream(owner, rid, str(next(self._numbers)))
+        self._by_wire_name[stream.wire_name] = stream
+        self._by_owner.setdefault(owner, {})[rid] = stream
+        return stream
+
+    def close(self, stream: Stream) -> bool:
+        """Forgets a stream; False where it was closed before."""
+        if self._by_wire_name.pop(stream.wire_name, None) is None:
+            return False
+        owned = self._by_owner[stream.owner]
+        del owned[stream.rid]
+        if not owned:
+            del self._by_owner[stream.owner]
+        return True
+
+    def find(self, owner: str, rid: str) -> Stream | None:
+        """The owner's live request of that rid."""
+        return self._by_owner.get(owner, {}).get(rid)
+
+    def on_wire(self, wire_name: str) -> Stream | None:
+        """The live request that is called so on the wire; None where it was closed."""
+        return self._by_wire_name.get(wire_name)
+
+    def all_of(self, owner: str | None) -> list[Stream]:
+        """The owner's live requests, or everybody's, oldest first."""
+        table = self._by_wire_name if owner is None else self._by_owner.get(owner, {})
+        return list(table.values())
+
+    def count(self, owner: str | None) -> int:
+        """How many live requests the owner has, or all owners together; takes no time."""
+        return len(self._by_wire_name if owner is None else self._by_owner.get(owner, {}))

@@ -1,0 +1,176 @@
+"""How much may be under way, how long it may take, and when to come back."""
+
+import collections
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import final
+
+from jsg.config import ServerConfig
+from jsg.errors import (
+    FirstTokenTimeoutError,
+    QueueFullError,
+    RateLimitError,
+    RequestError,
+    ShuttingDownError,
+    TimeLimitError,
+)
+
+WINDOW_S = 10.0  # how far back the drain rate looks
+MAX_ENDS = 1024  # remembered at most; more than that in a window tell the rate of a part of it
+MIN_SPAN_S = 1.0  # a single end a moment ago is no rate of thousands a second
+MAX_RETRY_AFTER_S = 60
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request, and one key, may take; None is no limit.
+
+    Attributes:
+        max_per_key: Answers that one key may have under way.
+        first_token_s: Seconds until the first token of an answer.
+        request_s: Seconds for all answers of a request.
+        shutdown_s: Seconds that running requests get once the server is told to end.
+    """
+
+    max_per_key: int | None = None
+    first_token_s: float | None = None
+    request_s: float | None = None
+    shutdown_s: float = 0.0
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> "Limits":
+        """The limits among the knobs."""
+        return cls(
+            max_per_key=config.max_requests_per_key,
+            first_token_s=config.first_token_timeout,
+            request_s=config.request_timeout,
+            shutdown_s=config.shutdown_timeout,
+        )
+
+    def due(self, started_at: float, *, has_token: bool) -> float | None:
+        """When an answer of a request that started then must have its next thing: a token, later its end."""
+        spans = [span for span in (None if has_token else self.first_token_s, self.request_s) if span is not None]
+        return started_at + min(spans) if spans else None
+
+    def exceeded(self, *, has_token: bool) -> TimeLimitError:
+        """The error of an answer that was not there when it was due."""
+        if not has_token and self.first_token_s is not None and self.first_token_s <= (self.request_s or math.inf):
+            return FirstTokenTimeoutError(
+                f"the first token must come within {self.first_token_s:g} s (--first-token-timeout), but none did; "
+                "send a shorter prompt, or try again later"
+            )
+        return TimeLimitError(
+            f"a request may take {self.request_s:g} s (--request-timeout), but this one took longer; ask for fewer "
+            "new tokens, or try again later"
+        )
+
+
+@final
+class DrainRate:
+    """How fast answers come to their ends, from those of the last `WINDOW_S` seconds."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._ends: collections.deque[float] = collections.deque(maxlen=MAX_ENDS)
+
+    def count(self) -> None:
+        """One more answer has ended now."""
+        self._ends.append(self._now())
+
+    def seconds_until(self, num_ends: int) -> int:
+        """Whole seconds until so many more have ended, if they go on as they did; from 1 to `MAX_RETRY_AFTER_S`.
+
+        Where nothing ended lately nothing is known, and the answer is the longest.
+        """
+        now = self._now()
+        while self._ends and self._ends[0] < now - WINDOW_S:
+            self._ends.popleft()
+        if not self._ends:
+            return MAX_RETRY_AFTER_S
+        seconds_per_end = max(now - self._ends[0], MIN_SPAN_S) / len(self._ends)
+        return min(max(math.ceil(num_ends * seconds_per_end), 1), MAX_RETRY_AFTER_S)
+
+
+@final
+class Admission:
+    """Lets requests in, as long as the server is not ending and their key has room.
+
+    Invariant: an answer is counted from the `enter` that let it in until it has left, and every answer leaves.
+    """
+
+    def __init__(self, limits: Limits, now: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self.is_closed = False
+        self._under_way: collections.Counter[str] = collections.Counter()
+        self._drain_rate = DrainRate(now)
+        self._drain_rates: collections.defaultdict[str, DrainRate] = collections.defaultdict(lambda: DrainRate(now))
+
+    def close(self) -> None:
+        """From now on nothing enters; what is under way goes on."""
+        self.is_closed = True
+
+    def num_under_way(self, tenant: str) -> int:
+        """Answers of that tenant that have entered and not left."""
+        return self._under_way[tenant]
+
+    @contextlib.contextmanager
+    def enter(self, tenant: str, num_answers: int) -> Iterator[Callable[[], None]]:
+        """Lets so many answers of a request in; gives what each of them calls when it has ended.
+
+        Those that have not left at the end of the context, leave then.
+
+        Raises:
+            ShuttingDownError: The server is ending.
+            RequestError: The request has more answers than a key may ever have.
+            RateLimitError: The key has too many under way.
+        """
+        self._check(tenant, num_answers)
+        num_inside = num_answers
+
+        def leave() -> None:
+            nonlocal num_inside
+            num_inside -= 1
+            self._under_way[tenant] -= 1
+            self._drain_rate.count()
+            self._drain_rates[tenant].count()
+
+        self._under_way[tenant] += num_answers
+        try:
+            yield leave
+        except QueueFullError as error:
+            error.retry_after_s = self._drain_rate.seconds_until(num_answers)
+            self._under_way[tenant] -= num_inside  # they were never in the engine: their going makes no room there
+            num_inside = 0
+            raise
+        finally:
+            while num_inside:
+                leave()
+
+    def shutting_down(self) -> ShuttingDownError:
+        """The error of whoever comes, or is still here, when the server ends."""
+        error = ShuttingDownError("the server is shutting down; send the request again, to another server or later")
+        error.retry_after_s = min(max(math.ceil(self.limits.shutdown_s), 1), MAX_RETRY_AFTER_S)
+        return error
+
+    def _check(self, tenant: str, num_answers: int) -> None:
+        if self.is_closed:
+            raise self.shutting_down()
+        most = self.limits.max_per_key
+        if most is None:
+            return
+        if num_answers > most:
+            raise RequestError(
+                f"prompts times n must be at most {most} answers (--max-requests-per-key), but got {num_answers}; "
+                "send several requests, one after the other"
+            )
+        excess = self._under_way[tenant] + num_answers - most
+        if excess > 0:
+            error = RateLimitError(
+                f"a key may have {most} answers under way (--max-requests-per-key); {self._under_way[tenant]} are, "
+                f"and this request asks for {num_answers}; wait for some to end"
+            )
+            error.retry_after_s = self._drain_rates[tenant].seconds_until(excess)
+            raise error

@@ -1,0 +1,73 @@
+"""`sampling_params` of `/generate` → `SamplingParams`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jsg.errors import RequestError
+from jsg.types import SamplingParams
+
+Object = dict[str, Any]
+
+_NO_GRAMMAR = "this version has no constrained decoding; check the answer and ask again where it does not fit"
+
+REFUSED_SAMPLING: Mapping[str, str] = {
+    **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), _NO_GRAMMAR),
+    "stop_regex": "write the texts that end an answer out in stop",
+    "custom_params": "they belong to a logit processor of the client, and code of clients is never run",
+    "stream_interval": "an event holds all that came since the client read the last one, so a slow reader gets fewer",
+}
+"""Sampling parameters of SGLang's that are refused, and why or what to do instead; null is as good as absent."""
+
+ACCEPTED_SAMPLING: Mapping[str, str] = {
+    "spaces_between_special_tokens": "a text is what its tokens say: nothing is put between them, as with every fast "
+    "tokenizer",
+}
+"""Sampling parameters that clients send and that change nothing here, and why that is right."""
+
+
+def to_samplings(given: Object | list[Object] | None, prompt_lens: Sequence[int], limit: int) -> list[SamplingParams]:
+    """What to sample by, for each prompt.
+
+    Where the client names no `max_new_tokens` it is the usual number, or the room that is left after the prompt.
+
+    Args:
+        given: The parameters for all prompts, or a list with those of each.
+        prompt_lens: Tokens of each prompt.
+        limit: Tokens of prompt and output together that can run.
+
+    Raises:
+        RequestError: A parameter is unknown, refused or out of range, or the list is of another length.
+    """
+    usual = SamplingParams().max_new_tokens
+    made: dict[tuple[int, int], SamplingParams] = {}  # a thousand prompts with one set of parameters check it once
+    samplings = []
+    for fields, prompt_len in zip(one_each("sampling_params", given, len(prompt_lens), {}), prompt_lens, strict=True):
+        default = max(1, min(usual, limit - prompt_len))
+        key = (id(fields), default)
+        if key not in made:
+            made[key] = _to_sampling(fields, default)
+        samplings.append(made[key])
+    return samplings
+
+
+def one_each(name: str, value: Any, count: int, default: Any) -> list[Any]:
+    """One value for each of `count` prompts: a list has its own for each, anything else is for all; null is `default`.
+
+    Raises:
+        RequestError: A list of another length.
+    """
+    values = value if isinstance(value, list) else [value] * count
+    if len(values) != count:
+        raise RequestError(f"{name} must have one item for each of the {count} prompts, but has {len(values)}", name)
+    return [default if item is None else item for item in values]
+
+
+def _to_sampling(fields: Object, default_max_new_tokens: int) -> SamplingParams:
+    given = {name: value for name, value in fields.items() if value is not None}
+    for name in given:
+        if name in REFUSED_SAMPLING:
+            raise RequestError(f"{name} is not supported: {REFUSED_SAMPLING[name]}", param=name)
+    for name in ACCEPTED_SAMPLING.keys() & given.keys():
+        if not isinstance(given.pop(name), bool):
+            raise RequestError(f"{name} must be true or false, but got {fields[name]!r}", param=name)
+    return SamplingParams.from_dict({"max_new_tokens": default_max_new_tokens} | given)

@@ -1,0 +1,52 @@
+"""A name for each HTTP request: the client's own where it is harmless, else a fresh one."""
+
+import re
+import uuid
+from typing import final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HARMLESS = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # it goes into headers, logs and traces
+
+
+@final
+class NameRequests:
+    """Puts `request_id` into the state of each request, and into the headers of its response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI call."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope.setdefault("state", {})["request_id"] = _given(scope) or fresh_request_id()
+        named = [(name.encode(), value.encode()) for name, value in request_id_headers(scope).items()]
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *named]}
+            await send(message)
+
+        await self._app(scope, receive, send_named)
+
+
+def request_id_headers(scope: Scope) -> dict[str, str]:
+    """The headers of a response that name its request; Anthropic's clients read another one than OpenAI's."""
+    request_id = scope.get("state", {}).get("request_id")
+    if request_id is None:
+        return {}
+    headers = {"x-request-id": request_id}
+    return headers | {"request-id": request_id} if scope["path"].startswith("/v1/messages") else headers
+
+
+def fresh_request_id() -> str:
+    """A name that no other request has."""
+    return uuid.uuid4().hex
+
+
+def _given(scope: Scope) -> str | None:
+    """The client's name for it; None when there is none, or several, or one that could do harm."""
+    given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"]
+    return given[0] if len(given) == 1 and HARMLESS.fullmatch(given[0]) else None

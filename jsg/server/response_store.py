@@ -1,0 +1,163 @@
+"""Responses that clients may continue or read again: kept in memory, each key's apart from the others'."""
+
+import array
+import collections
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from typing import Literal, final
+
+MAX_RESPONSES = 10_000
+MAX_BYTES = 128 * 2**20
+MAX_AGE_S = 24 * 3600.0
+OBJECT_BYTES = 400  # about what a turn takes besides its text and its tokens
+
+Role = Literal["system", "developer", "user", "assistant"]
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of a conversation.
+
+    Attributes:
+        item_id: What it is called where items are listed.
+        token_ids: What the model wrote, where it did; the end of its turn left out.
+        is_whole: False for an answer that was cut short.
+    """
+
+    item_id: str
+    role: Role
+    text: str
+    token_ids: Sequence[int] = ()
+    is_whole: bool = True
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it takes, about."""
+        return OBJECT_BYTES + sys.getsizeof(self.text) + sys.getsizeof(self.token_ids)
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response that has ended.
+
+    Attributes:
+        response_id: Its name.
+        shown: The response object as JSON.
+        turns: The whole conversation without instructions; the last turn is the answer.
+    """
+
+    response_id: str
+    shown: bytes
+    turns: tuple[Turn, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it takes, about: what it shares with the response that it continues is counted for both."""
+        return OBJECT_BYTES + len(self.shown) + sum(turn.num_bytes for turn in self.turns)
+
+
+@final
+class ResponseStore:
+    """The responses of all tenants.
+
+    Each tenant has the same share of the room, and loses its own least recently used responses when that is full, so
+    that nobody can push out, or learn of, what another keeps.
+    """
+
+    def __init__(
+        self,
+        num_tenants: int = 1,
+        *,
+        max_responses: int = MAX_RESPONSES,
+        max_bytes: int = MAX_BYTES,
+        max_age_s: float = MAX_AGE_S,
+    ) -> None:
+        self._num_tenants = num_tenants
+        self._max_responses = max(1, max_responses // num_tenants)
+        self._max_bytes = max_bytes // num_tenants
+        self._max_age_s = max_age_s
+        self._shelves: dict[str, _Shelf] = {}
+
+    def put(self, tenant: str, response: StoredResponse) -> bool:
+        """Keeps it; False when it is larger than the whole room of its tenant."""
+        if response.num_bytes > self._max_bytes:
+            return False
+        shelf = self._shelf(tenant)
+        shelf.add(response, time.monotonic())
+        while len(shelf) > self._max_responses or shelf.num_bytes > self._max_bytes:
+            shelf.drop_oldest()
+        return True
+
+    def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """The tenant's response of that name; None when there is none, or none any more. It counts as used."""
+        return self._shelf(tenant).use(response_id)
+
+    def turn(self, tenant: str, item_id: str) -> Turn | None:
+        """The message of that name in one of the tenant's responses; names of items hold that of their response."""
+        response = self.get(tenant, "resp_" + item_id.removeprefix("msg_").partition("_")[0])
+        return next((turn for turn in response.turns if turn.item_id == item_id), None) if response else None
+
+    def remove(self, tenant: str, response_id: str) -> bool:
+        """Forgets it; False when it is not there."""
+        return self._shelf(tenant).drop(response_id)
+
+    def num_bytes(self, tenant: str) -> int:
+        """Memory that the tenant's responses take, about."""
+        return self._shelf(tenant).num_bytes
+
+    def _shelf(self, tenant: str) -> "_Shelf":
+        shelf = self._shelves.setdefault(tenant, _Shelf())
+        shelf.drop_before(time.monotonic() - self._max_age_s)
+        return shelf
+
+
+@final
+class _Shelf:
+    """One tenant's responses: `num_bytes` is the sum of theirs."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._by_use: collections.OrderedDict[str, StoredResponse] = collections.OrderedDict()
+        self._added_at: dict[str, float] = {}  # in this order: oldest first
+
+    def __len__(self) -> int:
+        return len(self._by_use)
+
+    def add(self, response: StoredResponse, now: float) -> None:
+        """Puts in one whose name is new."""
+        self._by_use[response.response_id] = response
+        self._added_at[response.response_id] = now
+        self.num_bytes += response.num_bytes
+
+    def use(self, response_id: str) -> StoredResponse | None:
+        """The one of that name, which becomes the most recently used."""
+        if response_id in self._by_use:
+            self._by_use.move_to_end(response_id)
+        return self._by_use.get(response_id)
+
+    def drop(self, response_id: str) -> bool:
+        """Takes out the one of that name; False when there is none."""
+        response = self._by_use.pop(response_id, None)
+        if response is None:
+            return False
+        del self._added_at[response_id]
+        self.num_bytes -= response.num_bytes
+        return True
+
+    def drop_oldest(self) -> None:
+        """Takes out the least recently used."""
+        self.drop(next(iter(self._by_use)))
+
+    def drop_before(self, limit: float) -> None:
+        """Takes out those that were added before that time."""
+        while self._added_at and next(iter(self._added_at.values())) < limit:
+            self.drop(next(iter(self._added_at)))
+
+
+def compact(token_ids: Sequence[int]) -> Sequence[int]:
+    """The tokens in four bytes each."""
+    return array.array("i", token_ids)

@@ -1,0 +1,206 @@
+"""Aborting, flushing, and looking at the prefix cache."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import RunningServer, ServerMaker, events_of
+
+LONG = {"max_new_tokens": 1000}
+ABORTED = {"type": "abort", "message": "aborted"}
+KEYS = {"api_key": ("alice", "bob"), "admin_api_key": "root"}
+
+
+def key(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}"}
+
+
+@pytest.fixture(scope="module")
+def shared(make_server: ServerMaker) -> Iterator[RunningServer]:
+    """A server of two keys and an admin."""
+    with make_server(server=KEYS) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def answering(
+    server: RunningServer, headers: dict[str, str] | None = None, **body: Any
+) -> Iterator[Callable[[], httpx.Response]]:
+    """A long request under way; call what it gives for its response."""
+    responses: list[httpx.Response] = []
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.http.base_url, timeout=20) as http:
+            body.setdefault("sampling_params", LONG)
+            responses.append(http.post("/generate", json={"text": "ab", **body}, headers=headers))
+
+    before = server.stats(key("root"))["num_added"]
+    asking = threading.Thread(target=ask)
+    asking.start()
+
+    def response() -> httpx.Response:
+        asking.join(20)
+        return responses[0]
+
+    count = len(body.get("text", "x")) * body.get("sampling_params", {}).get("n", 1) if "text" in body else 1
+    server.wait_for_stats(key("root"), num_added=before + count)
+    yield response
+    asking.join(20)
+
+
+def abort(server: RunningServer, headers: dict[str, str] | None = None, **body: Any) -> int:
+    """How many answers it ended."""
+    response = server.http.post("/abort_request", json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    assert response.json()["success"] is True
+    return response.json()["aborted"]
+
+
+def finish_types(response: httpx.Response) -> list[str]:
+    return [answer["meta_info"]["finish_reason"]["type"] for answer in response.json()]
+
+
+class TestAbort:
+    def test_an_answer_that_is_waited_for_ends_as_aborted(self, server: RunningServer):
+        with answering(server, rid="mine") as response:
+            assert abort(server, rid="mine") == 1
+            answer = response()
+        assert answer.status_code == 200
+        assert answer.json()["meta_info"]["finish_reason"] == ABORTED
+        server.wait_for_stats(num_running=0)
+
+    def test_a_stream_ends_with_an_event_that_says_so(self, server: RunningServer):
+        body = {"text": "ab", "rid": "streamed", "stream": True, "sampling_params": LONG}
+        with server.http.stream("POST", "/generate", json=body) as response:
+            assert abort(server, rid="streamed") == 1
+            last = events_of(response)[-1]
+        assert last["meta_info"]["finish_reason"] == ABORTED
+        assert last["text"] == ("ab" * 500)[: last["meta_info"]["completion_tokens"]]
+
+    def test_the_name_of_a_list_is_that_of_all_its_answers(self, server: RunningServer):
+        many = {"max_new_tokens": 1000, "n": 2}
+        with answering(server, rid="g", text=["ab", "cd"], sampling_params=many) as response:
+            assert abort(server, rid="g") == 4
+            assert finish_types(response()) == ["abort"] * 4
+        server.wait_for_stats(num_running=0)
+
+    def test_the_name_of_one_prompt_is_that_of_its_answers_only(self, server: RunningServer):
+        many = {"max_new_tokens": 600, "n": 2}
+        with answering(server, rid="g", text=["ab", "cd"], sampling_params=many) as response:
+            assert abort(server, rid="g_1") == 2
+            assert finish_types(response()) == ["length", "length", "abort", "abort"]
+
+    def test_names_that_only_begin_alike_are_others(self, server: RunningServer):
+        with answering(server, rid="job1") as one, answering(server, rid="job12") as other:
+            for begun in ("job", "job1.", "job1_", "ob1", "JOB1"):
+                assert abort(server, rid=begun) == 0
+            assert abort(server, rid="job1") == 1
+            assert one().json()["meta_info"]["finish_reason"] == ABORTED
+            assert abort(server, rid="job12") == 1
+            assert other().json()["meta_info"]["finish_reason"] == ABORTED
+
+    def test_a_name_that_nothing_has_is_no_error(self, server: RunningServer):
+        assert abort(server, rid="nothing") == 0
+        assert abort(server, abort_all=True) == 0
+
+    def test_everything(self, server: RunningServer):
+        with answering(server) as one, answering(server) as other:
+            assert abort(server, rid="", abort_all=True) == 2
+            for response in (one, other):
+                assert response().json()["meta_info"]["finish_reason"] == ABORTED
+
+    def test_answers_of_other_interfaces_have_names_too(self, server: RunningServer):
+        body = {"prompt": "ab", "n": 2, "max_tokens": 1000, "stream": True}
+        with server.http.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            rid = next(lines).split('"id":"')[1].split('"')[0]
+            assert abort(server, rid=rid) == 2
+            assert list(lines)[-2:] == ["data: [DONE]", ""]
+        server.wait_for_stats(num_running=0)
+
+    @pytest.mark.parametrize(
+        "body", [{}, {"rid": None}, {"rid": ""}, {"abort_all": False}, {"rid": "a", "abort_all": True}]
+    )
+    def test_one_of_both_must_be_given(self, http: httpx.Client, body: dict):
+        response = http.post("/abort_request", json=body)
+        assert response.status_code == 400
+        assert "exactly one of rid and abort_all" in response.json()["error"]["message"]
+
+    @pytest.mark.parametrize("body", [{"rid": 5}, {"rid": "x" * 300}, {"abort_all": 1}, {"abort_message": "bye"}])
+    def test_what_is_wrong_is_named(self, http: httpx.Client, body: dict):
+        response = http.post("/abort_request", json=body)
+        assert response.status_code == 400
+        assert next(iter(body)) in response.json()["error"]["message"]
+
+    def test_a_key_ends_its_own_requests_only(self, shared: RunningServer):
+        with answering(shared, key("alice"), rid="same") as hers, answering(shared, key("bob"), rid="same") as his:
+            assert abort(shared, key("bob"), rid="same") == 1
+            assert his().json()["meta_info"]["finish_reason"] == ABORTED
+            assert abort(shared, key("bob"), abort_all=True) == 0
+            assert abort(shared, key("root"), rid="same") == 0, "a name is its owner's, also to an admin"
+            assert shared.stats(key("root"))["num_running"] == 1
+            assert abort(shared, key("root"), abort_all=True) == 1
+            assert hers().json()["meta_info"]["finish_reason"] == ABORTED
+
+
+class TestFlush:
+    def test_it_forgets_what_was_cached(self, http: httpx.Client):
+        body = {"input_ids": [30, 31, 32], "sampling_params": {"max_new_tokens": 1}}
+        counts = []
+        for flushes in (False, False, True):
+            if flushes:
+                assert http.post("/flush_cache").json()["success"] is True
+            counts.append(http.post("/generate", json=body).json()["meta_info"]["cached_tokens"])
+        assert counts == [0, 2, 0]
+
+    def test_it_is_refused_while_requests_run(self, server: RunningServer):
+        body = {"text": "ab", "stream": True, "sampling_params": LONG}
+        with server.http.stream("POST", "/generate", json=body) as response:
+            events = response.iter_raw()
+            next(events)
+            refused = server.http.post("/flush_cache")
+            assert refused.status_code == 400
+            assert "no request runs" in refused.json()["error"]["message"]
+
+    def test_it_is_for_admins(self, shared: RunningServer):
+        refused = shared.http.post("/flush_cache", headers=key("alice"))
+        assert refused.status_code == 403
+        assert "--admin-api-key" in refused.json()["error"]["message"]
+        shared.wait_for_stats(key("root"), num_running=0)
+        assert shared.http.post("/flush_cache", headers=key("root")).status_code == 200
+
+
+class TestRadix:
+    def test_the_shape_of_the_cache_without_what_is_in_it(self, server: RunningServer):
+        server.wait_for_stats(num_running=0)
+        server.http.post("/flush_cache")
+        shown = []
+        for salt in (None, "very secret"):
+            body = {"input_ids": [333, 334, 335], "cache_salt": salt, "return_cache_info": True}
+            answer = server.http.post("/generate", json=body | {"sampling_params": {"max_new_tokens": 1}}).json()
+            shown.append(answer["meta_info"]["cache"]["namespace"])
+        response = server.http.get("/debug/radix", params={"depth": 3, "nodes": 50})
+        dump = response.json()
+        assert dump["num_cached_tokens"] == 6
+        assert [root["namespace"] for root in dump["namespaces"]] == shown
+        for hidden in ("secret", "333", "334"):
+            assert hidden not in response.text
+
+    @pytest.mark.parametrize(
+        "query",
+        ["depth=0", "depth=65", "nodes=0", "nodes=10001", "depth=x", "depth=1e3", "nodes=NaN", "nodes=-1", "deep=3"],
+    )
+    def test_its_size_is_bounded(self, http: httpx.Client, query: str):
+        response = http.get(f"/debug/radix?{query}")
+        assert response.status_code == 400
+        assert query.split("=")[0] in response.json()["error"]["message"]
+
+    def test_it_is_for_admins(self, shared: RunningServer):
+        refused = shared.http.get("/debug/radix", headers=key("alice"))
+        assert refused.status_code == 403
+        assert "--admin-api-key" in refused.json()["error"]["message"]
+        assert shared.http.get("/debug/radix", headers=key("root")).status_code == 200

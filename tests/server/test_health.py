@@ -1,0 +1,233 @@
+"""Probes: over real processes, and how waiters share one token."""
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from typing import Any, cast
+
+import httpx
+import pytest
+from starlette.exceptions import HTTPException
+
+from jsg.engine.client import EngineClient
+from jsg.errors import EngineDeadError, QueueFullError
+from jsg.server import health
+from jsg.server.health import EngineProbe
+from jsg.types import FinishReason, FinishType, Request, RequestOutput
+from tests.server.conftest import RunningServer, ServerMaker
+
+LONG = {"input_ids": [1], "stream": True, "sampling_params": {"max_new_tokens": 1000}}
+
+
+class ScriptedClient:
+    """Counts its requests; each waits for the gate and then gives what comes next in the script."""
+
+    def __init__(self, *script: RequestOutput | Exception) -> None:
+        self.gate = asyncio.Event()
+        self.requests: list[tuple[Request, str]] = []
+        self.num_live = 0
+        self._script = iter(script)
+
+    async def generate(self, request: Request, owner: str) -> AsyncGenerator[RequestOutput]:
+        self.requests.append((request, owner))
+        self.num_live += 1
+        try:
+            await self.gate.wait()
+            item = next(self._script)
+            if isinstance(item, Exception):
+                raise item
+            yield item
+        finally:
+            self.num_live -= 1
+
+
+TOKEN = RequestOutput(rid="r", token_ids=(5,), finish=FinishReason(FinishType.LENGTH))
+ABORTED = RequestOutput(rid="r", finish=FinishReason(FinishType.ABORT, message="aborted"))
+
+
+def as_client(scripted: ScriptedClient) -> EngineClient:
+    return cast("Any", scripted)
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test on an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+class TestProbe:
+    @in_loop
+    async def test_waiters_share_one_token(self):
+        scripted, probe = ScriptedClient(TOKEN, TOKEN), EngineProbe()
+        waiters = [asyncio.create_task(probe.run(as_client(scripted), 5)) for _ in range(10)]
+        await asyncio.sleep(0)
+        scripted.gate.set()
+        await asyncio.gather(*waiters)
+        assert len(scripted.requests) == 1
+        await probe.run(as_client(scripted), 5)
+        assert len(scripted.requests) == 2, "a later probe asks again"
+
+    @in_loop
+    async def test_one_that_leaves_is_nothing_to_the_others(self):
+        scripted, probe = ScriptedClient(TOKEN), EngineProbe()
+        first, second = (asyncio.create_task(probe.run(as_client(scripted), 5)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait({first})
+        assert not second.done()
+        scripted.gate.set()
+        await second
+        assert len(scripted.requests) == 1
+
+    @in_loop
+    async def test_it_is_in_nobodys_way(self):
+        scripted = ScriptedClient(TOKEN)
+        scripted.gate.set()
+        await EngineProbe().run(as_client(scripted), 5)
+        ((request, owner),) = scripted.requests
+        assert (owner, request.namespace) == (health.OWNER, health.NAMESPACE)
+        assert len(request.input_ids) == request.sampling.max_new_tokens == 1
+
+    @in_loop
+    async def test_no_token_in_time_is_a_503_and_leaves_nothing_behind(self):
+        scripted = ScriptedClient()
+        with pytest.raises(HTTPException, match=r"no token within 0\.02 s") as refused:
+            await EngineProbe().run(as_client(scripted), 0.02)
+        assert refused.value.status_code == 503
+        assert scripted.num_live == 0
+
+    @in_loop
+    async def test_an_abort_of_everything_is_no_failure_of_the_engine(self):
+        scripted = ScriptedClient(ABORTED, TOKEN)
+        scripted.gate.set()
+        await EngineProbe().run(as_client(scripted), 5)
+        assert len(scripted.requests) == 2
+
+    @pytest.mark.parametrize("error", [QueueFullError("the queue is full"), EngineDeadError("the engine ended")])
+    @in_loop
+    async def test_an_engine_that_takes_nothing_is_a_503(self, error):
+        scripted = ScriptedClient(error)
+        scripted.gate.set()
+        with pytest.raises(HTTPException, match=str(error)) as refused:
+            await EngineProbe().run(as_client(scripted), 5)
+        assert refused.value.status_code == 503
+
+
+class TestServer:
+    def test_one_token_that_is_in_nobodys_cache(self, server: RunningServer):
+        before = server.stats()["num_added"]
+        assert server.http.get("/health_generate").json() == {"status": "ok"}
+        assert server.stats()["num_added"] == before + 1
+        body = {"input_ids": [0, 0], "sampling_params": {"max_new_tokens": 1}}
+        assert server.http.post("/generate", json=body).json()["meta_info"]["cached_tokens"] == 0
+
+    def test_it_needs_a_key_and_counts_for_none(self, make_server: ServerMaker):
+        with make_server(server={"api_key": "a", "max_requests_per_key": 1}) as server:
+            assert server.http.get("/health_generate").status_code == 401
+            server.http.headers["Authorization"] = "Bearer a"
+            with server.http.stream("POST", "/generate", json=LONG) as response:
+                events = response.iter_raw()
+                next(events)
+                assert server.http.post("/generate", json=LONG).status_code == 429
+                assert server.http.get("/health_generate").status_code == 200
+
+    def test_a_frozen_engine_gives_no_token(self, make_server: ServerMaker):
+        with make_server(server={"health_timeout": 0.5}) as server:
+            with stopped(server.stats()["pid"]):
+                response = server.http.get("/health_generate")
+                assert response.status_code == 503
+                assert "no token within 0.5 s" in response.json()["error"]["message"]
+            assert server.http.get("/health_generate").status_code == 200
+
+    def test_waiters_share_the_token_of_a_busy_engine(self, make_server: ServerMaker):
+        """While the engine stands still many ask, and one of them leaves; then it goes on."""
+        with make_server(server={"health_timeout": 20}) as server:
+            num_added, pid = server.stats()["num_added"], server.stats()["pid"]
+            statuses: list[int] = []
+
+            def ask() -> None:
+                statuses.append(httpx.get(f"{server.http.base_url}/health_generate", timeout=20).status_code)
+
+            with stopped(pid):
+                askers = [threading.Thread(target=ask) for _ in range(5)]
+                for asker in askers:
+                    asker.start()
+                with pytest.raises(httpx.ReadTimeout):
+                    httpx.get(f"{server.http.base_url}/health_generate", timeout=1)
+            for asker in askers:
+                asker.join(20)
+            assert statuses == [200] * 5
+            assert server.stats()["num_added"] == num_added + 1
+
+    @pytest.mark.slow
+    def test_a_full_queue_is_a_503_and_a_long_one_is_passed(self, make_server: ServerMaker):
+        """Each request takes two seconds: behind all that wait, the probe would take forty."""
+        engine = {"max_running_requests": 1, "max_queued_requests": 20}
+        with make_server(engine=engine, server={"health_timeout": 10}) as server, streams(server, 21):
+            server.wait_for_stats(num_running=1, num_waiting=20)
+            response = server.http.get("/health_generate")
+            assert response.status_code == 503
+            assert "at most 21 requests may run and wait" in response.json()["error"]["message"]
+            server.wait_for_stats(num_running=1, num_waiting=19)
+            assert server.http.get("/health_generate").status_code == 200
+            assert server.stats()["num_waiting"] > 10
+
+    @pytest.mark.slow
+    def test_health_sees_an_engine_that_stands_still(self, make_server: ServerMaker):
+        with make_server() as server:
+            with stopped(server.stats()["pid"]):
+                assert poll(server, 503) == {"status": "stalled"}
+                assert server.http.get("/ready").status_code == 503
+            assert poll(server, 200) == {"status": "ok"}
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def streams(server: RunningServer, count: int) -> Iterator[None]:
+    """So many long requests under way; they end with the context."""
+    is_over = threading.Event()
+
+    def hold() -> None:
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            httpx.Client(base_url=server.http.base_url, timeout=60) as http,
+            http.stream("POST", "/generate", json=LONG),
+        ):
+            is_over.wait(60)
+
+    threads = [threading.Thread(target=hold) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(60)
+
+
+def poll(server: RunningServer, status: int) -> dict:
+    """What /health says once it has that status."""
+    deadline = time.monotonic() + 15
+    while (response := server.http.get("/health")).status_code != status:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return response.json()

@@ -1,0 +1,254 @@
+"""Bounds on what is under way and for how long, and the advice to those who come too early."""
+
+import time
+
+import pytest
+
+from jsg.config import ServerConfig
+from jsg.errors import QueueFullError, RateLimitError, RequestError, ShuttingDownError
+from jsg.server.limits import MAX_RETRY_AFTER_S, Admission, DrainRate, Limits
+from tests.server.conftest import LONG, LONG_STREAMS, RunningServer, ServerMaker
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TestDrainRate:
+    def rate(self, *ends: float) -> DrainRate:
+        """Ends that many seconds ago, oldest first."""
+        clock = Clock()
+        rate = DrainRate(clock)
+        for age in ends:
+            clock.now = 1000.0 - age
+            rate.count()
+        clock.now = 1000.0
+        return rate
+
+    @pytest.mark.parametrize(
+        ("ends", "wanted", "seconds"),
+        [
+            ((8.0, 6.0, 4.0, 2.0), 1, 2),
+            ((8.0, 6.0, 4.0, 2.0), 3, 6),
+            ((8.0, 6.0, 4.0, 2.0), 1000, MAX_RETRY_AFTER_S),
+            ([i / 100 for i in range(1000, 0, -1)], 1, 1),  # never less than a second
+            ([i / 100 for i in range(1000, 0, -1)], 150, 2),
+            ((0.0,), 3, 3),  # one end just now is one a second at most
+            ((11.0, 10.5), 1, MAX_RETRY_AFTER_S),  # too long ago to tell
+            ((), 1, MAX_RETRY_AFTER_S),
+        ],
+    )
+    def test_seconds_until(self, ends, wanted, seconds):
+        assert self.rate(*ends).seconds_until(wanted) == seconds
+
+    def test_it_remembers_no_more_than_it_needs(self):
+        rate = self.rate(*[i / 1000 for i in range(9000, 0, -1)])
+        assert len(rate._ends) <= 1024
+        assert rate.seconds_until(9_500) == 10
+
+
+class TestAdmission:
+    def test_the_answers_of_a_key_are_counted_until_each_has_left(self):
+        admission = Admission(Limits(max_per_key=3))
+        with admission.enter("a", 2) as leave:
+            assert admission.num_under_way("a") == 2
+            with pytest.raises(RateLimitError), admission.enter("a", 2):
+                pass
+            with admission.enter("b", 3):
+                leave()
+                with admission.enter("a", 2):
+                    assert admission.num_under_way("a") == 3
+            assert admission.num_under_way("a") == 1
+        assert admission.num_under_way("a") == admission.num_under_way("b") == 0
+
+    def test_what_fails_leaves_too(self):
+        admission = Admission(Limits(max_per_key=3))
+        for error in (RuntimeError(), QueueFullError(), GeneratorExit()):
+            with pytest.raises(type(error)):
+                self.fail_inside(admission, error)
+        assert admission.num_under_way("a") == 0
+
+    def fail_inside(self, admission: Admission, error: BaseException) -> None:
+        with admission.enter("a", 2) as leave:
+            leave()
+            raise error
+
+    def test_when_to_come_back_is_told_by_the_keys_own_ends(self):
+        clock = Clock()
+        admission = Admission(Limits(max_per_key=4), clock)
+        with admission.enter("a", 4), admission.enter("b", 4) as leave:
+            for _ in range(2):
+                clock.now += 4
+                leave()
+            with pytest.raises(RateLimitError) as caught, admission.enter("b", 3):
+                pass
+            assert caught.value.retry_after_s == 2  # one has to end, and one ended in each of the last four seconds
+            with pytest.raises(RateLimitError) as caught, admission.enter("a", 1):
+                pass
+            assert caught.value.retry_after_s == MAX_RETRY_AFTER_S
+
+    def test_more_answers_than_a_key_may_ever_have_are_no_matter_of_waiting(self):
+        with pytest.raises(RequestError, match="at most 3 answers"), Admission(Limits(max_per_key=3)).enter("a", 4):
+            pass
+
+    def test_those_that_are_refused_make_no_room(self):
+        clock = Clock()
+        admission = Admission(Limits(), clock)
+        with admission.enter("a", 1) as leave:
+            leave()
+        clock.now += 5
+        for _ in range(100):
+            with pytest.raises(QueueFullError) as caught, admission.enter("a", 2):
+                raise QueueFullError
+            assert caught.value.retry_after_s == 10
+
+    def test_a_server_that_ends_lets_nobody_in(self):
+        admission = Admission(Limits(shutdown_s=7.5))
+        with admission.enter("a", 1):
+            admission.close()
+            with pytest.raises(ShuttingDownError) as caught, admission.enter("a", 1):
+                pass
+        assert caught.value.retry_after_s == 8
+
+
+class TestTimeLimits:
+    LIMITS = Limits(first_token_s=2, request_s=5)
+
+    def test_the_first_token_is_due_first(self):
+        assert self.LIMITS.due(10, has_token=False) == 12
+        assert self.LIMITS.due(10, has_token=True) == 15
+        assert Limits(first_token_s=9, request_s=5).due(10, has_token=False) == 15
+        assert Limits(request_s=5).due(10, has_token=False) == 15
+        assert Limits(first_token_s=2).due(10, has_token=True) is None
+
+    def test_the_knob_is_named(self):
+        assert "--first-token-timeout" in str(self.LIMITS.exceeded(has_token=False))
+        assert "--request-timeout" in str(self.LIMITS.exceeded(has_token=True))
+        assert "--request-timeout" in str(Limits(first_token_s=9, request_s=5).exceeded(has_token=False))
+        assert "--request-timeout" in str(Limits(request_s=5).exceeded(has_token=False))
+
+    def test_they_come_from_the_knobs(self):
+        config = ServerConfig(
+            max_requests_per_key=1, first_token_timeout=2.0, request_timeout=3.0, shutdown_timeout=4.0
+        )
+        assert Limits.of(config) == Limits(max_per_key=1, first_token_s=2.0, request_s=3.0, shutdown_s=4.0)
+
+
+class TestFullQueue:
+    """One request runs and one waits: the third is refused."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def full(cls, make_server: ServerMaker):
+        with make_server(engine={"max_running_requests": 1, "max_queued_requests": 1}) as server:
+            yield server
+
+    def test_it_is_a_503_that_says_when_to_come_back(self, full: RunningServer):
+        for _ in range(4):  # some that end, so that there is a rate
+            full.http.post("/generate", json={"text": "ab", "sampling_params": {"max_new_tokens": 1}})
+        with full.holding(2):
+            for path, body in LONG_STREAMS.items():
+                response = full.http.post(path, json=body)
+                assert response.status_code == 503, path
+                assert 1 <= int(response.headers["retry-after"]) <= MAX_RETRY_AFTER_S
+            listed = full.http.post("/generate", json={"text": ["a", "b"]})
+            assert listed.status_code == 503
+        full.wait_for_stats(num_running=0, num_waiting=0)
+        assert full.http.post("/generate", json={"text": "ab"}).status_code == 200
+
+    def test_who_waits_too_long_is_refused_too(self, make_server: ServerMaker):
+        with make_server(engine={"max_running_requests": 1, "queue_timeout": 0.2}) as server:
+            with server.holding(1):
+                started = time.monotonic()
+                response = server.http.post("/generate", json={"text": "ab"})
+                assert time.monotonic() - started < 1.5
+                assert response.status_code == 503
+                assert "--queue-timeout" in response.json()["error"]["message"]
+                assert 1 <= int(response.headers["retry-after"]) <= MAX_RETRY_AFTER_S
+                server.wait_for_stats(num_waiting=0, num_running=1)
+            server.wait_for_stats(num_running=0)
+
+
+class TestKeyLimit:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def limited(cls, make_server: ServerMaker):
+        with make_server(server={"api_key": ("key-a", "key-b"), "max_requests_per_key": 2}) as server:
+            yield server
+
+    def test_it_is_a_429_that_says_when_to_come_back(self, limited: RunningServer):
+        key_a, key_b = ({"Authorization": f"Bearer key-{name}"} for name in "ab")
+        one = {"text": "ab", "sampling_params": {"max_new_tokens": 1}}
+        with limited.holding(2, key_a):
+            refused = limited.http.post("/generate", json=one, headers=key_a)
+            assert refused.status_code == 429
+            assert 1 <= int(refused.headers["retry-after"]) <= MAX_RETRY_AFTER_S
+            assert "--max-requests-per-key" in refused.json()["error"]["message"]
+            for path, body in LONG_STREAMS.items():
+                streamed = limited.http.post(path, json=body, headers=key_a)
+                assert streamed.status_code == 429, path
+                assert "under way" in streamed.json()["error"]["message"]
+            assert limited.http.post("/generate", json=one, headers=key_b).status_code == 200
+            twice = {**one, "sampling_params": {"max_new_tokens": 1, "n": 2}}
+            assert limited.http.post("/generate", json=twice, headers=key_b).status_code == 200
+        deadline = time.monotonic() + 5
+        while limited.http.post("/generate", json=one, headers=key_a).status_code == 429:
+            assert time.monotonic() < deadline, "those that left still count"
+            time.sleep(0.02)
+
+    def test_answers_are_counted_not_requests(self, limited: RunningServer):
+        body = {"text": ["a", "b", "c"], "sampling_params": {"max_new_tokens": 1}}
+        response = limited.http.post("/generate", json=body, headers={"x-api-key": "key-b"})
+        assert response.status_code == 400
+        assert "at most 2 answers" in response.json()["error"]["message"]
+
+
+class TestTimeOuts:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def timed(cls, make_server: ServerMaker):
+        with make_server(
+            engine={"max_running_requests": 2}, server={"first_token_timeout": 0.3, "request_timeout": 1.0}
+        ) as server:
+            yield server
+
+    def test_a_stream_that_takes_too_long_ends_with_an_error_event(self, timed: RunningServer):
+        for path, body in LONG_STREAMS.items():
+            events = read_to_the_end(timed, path, body)
+            assert "--request-timeout" in events, path
+            assert '"error"' in events
+            timed.wait_for_stats(num_running=0, num_waiting=0)
+
+    def test_without_a_stream_it_is_a_504(self, timed: RunningServer):
+        for path, body in LONG_STREAMS.items():
+            response = timed.http.post(path, json={**body, "stream": False})
+            assert response.status_code == 504, path
+            assert "--request-timeout" in response.text
+            timed.wait_for_stats(num_running=0, num_waiting=0)
+
+    def test_no_first_token_in_time(self, timed: RunningServer):
+        with timed.holding(2):
+            for is_stream in (False, True):
+                started = time.monotonic()
+                response = timed.http.post("/generate", json={**LONG, "stream": is_stream})
+                assert 0.2 < time.monotonic() - started < 0.9
+                assert response.status_code == 504
+                assert "--first-token-timeout" in response.json()["error"]["message"]
+            timed.wait_for_stats(num_waiting=0, num_running=2)
+
+    def test_one_late_answer_ends_the_request_as_a_whole(self, timed: RunningServer):
+        with timed.holding(1):
+            body = {"text": ["a", "b"], "stream": True, "sampling_params": {"max_new_tokens": 1000}}
+            events = read_to_the_end(timed, "/generate", body)
+            assert "--first-token-timeout" in events
+            timed.wait_for_stats(num_waiting=0, num_running=1)
+
+
+def read_to_the_end(server: RunningServer, path: str, body: dict) -> str:
+    with server.http.stream("POST", path, json=body) as response:
+        assert response.status_code == 200
+        return response.read().decode()

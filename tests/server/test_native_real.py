@@ -1,0 +1,179 @@
+"""SGLang's interface on the embedded model: `jsg serve` with the real engine behind it."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+CONTEXT = "The capital of France is Paris. The capital of Italy is"
+GREEDY = {"max_new_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jsg.cli", "serve", "--port", "0", "--max-total-tokens", "4096"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    with process:
+        try:
+            address = process.stdout.readline().split(" is ready at ")[1].split()[0]
+            with httpx.Client(base_url=address, timeout=60) as client:
+                yield client
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def generate(http: httpx.Client, **body: Any) -> Any:
+    response = http.post("/generate", json={"sampling_params": GREEDY} | body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def ids_of(http: httpx.Client, text: str) -> list[int]:
+    return http.post("/tokenize", json={"prompt": text}).json()["tokens"]
+
+
+def test_scores_are_the_probabilities_that_generate_reports(http: httpx.Client):
+    labels = [5, 100, 1000, 7]
+    items = [" Rome", " Berlin", " a city that"]
+    body = {"query": CONTEXT, "items": items, "label_token_ids": labels}
+    scores = http.post("/v1/score", json=body).json()["scores"]
+    shares = http.post("/v1/score", json=body | {"apply_softmax": True}).json()["scores"]
+    for item, score, share in zip(items, scores, shares, strict=True):
+        meta = generate(http, text=CONTEXT + item, return_logprob=True, token_ids_logprob=labels)["meta_info"]
+        shown = meta["output_token_ids_logprobs"][0]
+        assert [token_id for _, token_id, _ in shown] == labels
+        wanted = [math.exp(logprob) for logprob, _, _ in shown]
+        assert score == pytest.approx(wanted, rel=1e-3)
+        assert share == pytest.approx([value / sum(wanted) for value in wanted], rel=1e-3)
+        assert 0 < sum(score) < 1
+        assert sum(share) == pytest.approx(1)
+
+
+def test_all_labels_together_are_certain(http: httpx.Client):
+    """The probabilities of the whole vocabulary, some labels at a time, add up to one."""
+    vocab_size = http.get("/model_info").json()["vocab_size"]
+    total = 0.0
+    for start in range(0, vocab_size, 128):
+        labels = list(range(start, min(start + 128, vocab_size)))
+        body = {"query": CONTEXT, "items": "", "label_token_ids": labels}
+        total += sum(http.post("/v1/score", json=body).json()["scores"][0])
+    assert total == pytest.approx(1, abs=1e-3)
+
+
+def test_two_salts_never_share_and_one_does(http: httpx.Client):
+    ids = ids_of(http, "Salt keeps what is said in one place out of all others, even if it is said twice.")
+
+    def cached(**fields: str) -> int:
+        return generate(http, input_ids=ids, **fields)["meta_info"]["cached_tokens"]
+
+    for fields in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"extra_key": "a"}):
+        assert cached(**fields) == 0
+        assert cached(**fields) == len(ids) - 1
+
+
+def test_why_it_missed(http: httpx.Client):
+    ids = ids_of(http, "A prefix that is shared up to here, and then it goes on in its own way.")
+    other = [*ids[:10], (ids[10] + 1) % 1000, *ids[11:]]
+
+    def report(prompt: list[int]) -> dict:
+        return generate(http, input_ids=prompt, return_cache_info=True)["meta_info"]["cache"]
+
+    assert report(ids)["matched_tokens"] == 0
+    missed = report(other)
+    assert missed["matched_tokens"] == 10
+    assert missed["first_difference"] == {"position": 10, "token_id": other[10], "cached_token_ids": [ids[10]]}
+    hit = report(ids)
+    assert hit["matched_tokens"] == hit["matchable_tokens"] == len(ids) - 1
+    assert hit["first_difference"] is None
+
+
+def test_what_was_evicted_says_when(http: httpx.Client):
+    """The pool has 4096 tokens: after two thousand of another text twice, nothing of the first is left."""
+    ids = ids_of(http, "This is here only to be forgotten, after a while, by a cache that has seen too much.")
+    generate(http, input_ids=ids)
+    started = time.time()
+    for first in (3, 4, 5):
+        filler = [first + index % 1000 for index in range(2000)]
+        generate(http, input_ids=filler, sampling_params={"max_new_tokens": 1})
+    cache = generate(http, input_ids=ids, return_cache_info=True)["meta_info"]["cache"]
+    assert cache["matched_tokens"] == 0
+    assert started - 1 < cache["evicted_at"] < time.time() + 1
+    assert cache["evicted_tokens"] >= len(ids) - 1
+
+
+def test_the_tree_is_shown_without_what_is_in_it(http: httpx.Client):
+    ids = ids_of(http, "Nothing of this text may be seen in the dump of the cache.")
+    meta = generate(http, input_ids=ids, cache_salt="hide me", return_cache_info=True)["meta_info"]
+    response = http.get("/debug/radix?depth=64&nodes=10000")
+    dump = response.json()
+    assert meta["cache"]["namespace"] in [root["namespace"] for root in dump["namespaces"]]
+    for hidden in ("hide me", "Nothing", json.dumps(ids)[1:20]):
+        assert hidden not in response.text
+    small = http.get("/debug/radix?depth=1&nodes=2").json()
+    assert count(small["namespaces"]) == 2
+
+
+def count(nodes: list[dict]) -> int:
+    return sum(1 + count(node["children"]) for node in nodes)
+
+
+def test_an_abort_frees_everything(http: httpx.Client):
+    body = {
+        "text": ["Once upon a time", "There was"],
+        "rid": "tale",
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True, "n": 1},
+    }
+    with http.stream("POST", "/generate", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert http.get("/get_load").json()[0]["num_reqs"] == 2
+        assert http.post("/abort_request", json={"rid": "tale"}).json()["aborted"] == 2
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
+    ended = [event["meta_info"]["finish_reason"] for event in events if event["meta_info"]["finish_reason"]]
+    assert ended == [{"type": "abort", "message": "aborted"}] * 2
+    deadline = time.monotonic() + 5
+    while (load := http.get("/get_load").json()[0]) != {
+        "dp_rank": 0,
+        "num_reqs": 0,
+        "num_waiting_reqs": 0,
+        "num_tokens": 0,
+    }:
+        assert time.monotonic() < deadline, load
+
+
+def test_a_probe_makes_a_token_that_nobody_shares(http: httpx.Client):
+    before = http.get("/server_info").json()["internal_states"][0]["generated_tokens"]
+    assert http.get("/health_generate").status_code == 200
+    assert http.get("/server_info").json()["internal_states"][0]["generated_tokens"] == before + 1
+    assert generate(http, input_ids=[0, 0])["meta_info"]["cached_tokens"] == 0
+
+
+def test_text_and_tokens_and_text_again(http: httpx.Client):
+    for text in ("Hello, world!", "  two  spaces\n\ttab", "naïve — 日本語 🎉"):
+        made = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+        assert made["count"] == len(made["token_strs"])
+        assert http.post("/detokenize", json={"tokens": made["tokens"]}).json()["text"] == text
+
+
+def test_new_tokens_shrink_to_the_room(http: httpx.Client):
+    meta = generate(http, input_ids=[3] * 4090, sampling_params={"temperature": 0, "ignore_eos": True})["meta_info"]
+    assert meta["completion_tokens"] == 6

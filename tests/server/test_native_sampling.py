@@ -1,0 +1,56 @@
+"""`sampling_params` of `/generate`."""
+
+import pytest
+
+from jsg.errors import RequestError
+from jsg.server.native_sampling import REFUSED_SAMPLING, one_each, to_samplings
+
+
+def test_the_usual_number_of_new_tokens_shrinks_to_the_room_that_is_left():
+    samplings = to_samplings(None, [10, 900, 1000, 1024, 5000], 1024)
+    assert [sampling.max_new_tokens for sampling in samplings] == [128, 124, 24, 1, 1]
+
+
+def test_a_number_that_the_client_names_stays():
+    assert to_samplings({"max_new_tokens": 500}, [1000], 1024)[0].max_new_tokens == 500
+    assert to_samplings({"max_new_tokens": None}, [1000], 1024)[0].max_new_tokens == 24
+
+
+def test_each_prompt_may_have_its_own():
+    samplings = to_samplings([{"top_k": 1}, {"top_k": 2}], [1, 1], 10)
+    assert [sampling.top_k for sampling in samplings] == [1, 2]
+    with pytest.raises(RequestError, match="one item for each of the 3 prompts, but has 2"):
+        to_samplings([{}, {}], [1, 1, 1], 10)
+
+
+def test_one_set_for_all_is_checked_once():
+    samplings = to_samplings({"logit_bias": {"5": 1.5}}, [3] * 100, 1000)
+    assert len(samplings) == 100
+    assert len(set(map(id, samplings))) == 1
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_SAMPLING))
+def test_what_is_refused_is_named_with_what_to_do_instead(name):
+    with pytest.raises(RequestError, match=rf"^{name} is not supported: \w") as refused:
+        to_samplings({name: "x"}, [1], 10)
+    assert refused.value.param == name
+    assert to_samplings({name: None}, [1], 10)
+
+
+def test_what_changes_nothing_is_checked_all_the_same():
+    for value in (True, False, None):
+        assert to_samplings({"spaces_between_special_tokens": value}, [1], 10) == to_samplings({}, [1], 10)
+    with pytest.raises(RequestError, match="spaces_between_special_tokens must be true or false, but got 'yes'"):
+        to_samplings({"spaces_between_special_tokens": "yes"}, [1], 10)
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(RequestError, match="'temprature'"):
+        to_samplings({"temprature": 1}, [1], 10)
+
+
+def test_one_each():
+    assert one_each("rid", None, 2, "d") == ["d", "d"]
+    assert one_each("rid", "a", 2, "d") == ["a", "a"]
+    assert one_each("rid", ["a", None], 2, "d") == ["a", "d"]
+    assert one_each("top_logprobs_num", 0, 2, 7) == [0, 0]

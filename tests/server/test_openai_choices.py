@@ -1,0 +1,138 @@
+"""Answers → `choices`: what comes in pieces adds up to the whole, and offsets are places in it."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jsg.errors import AbortedError
+from jsg.processing.answer import Answer
+from jsg.processing.tokenizer import Tokenizer, load_tokenizer
+from jsg.server.openai_chat import ChatChoice
+from jsg.server.openai_common import Choice, TokenNames
+from jsg.server.openai_completions import TextChoice
+from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
+
+MakeChoice = Callable[[Answer], Choice]
+LENGTH = FinishReason(FinishType.LENGTH)
+BYTES_AND_SPECIALS = st.lists(st.integers(0, 258), min_size=1, max_size=12)
+TEXT_BYTES = st.text(min_size=1, max_size=6)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_dir) -> Tokenizer:
+    return load_tokenizer(tokenizer_dir)
+
+
+def scored(ids: Sequence[int], *, is_prompt: bool = False) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(token, None, ()) if is_prompt and index == 0 else TokenLogprob(token, -0.5, ((token, -0.5),))
+        for index, token in enumerate(ids)
+    )
+
+
+def play(
+    tokenizer: Tokenizer, make: MakeChoice, prompt: Sequence[int], ids: Sequence[int], size: int, **sampling
+) -> tuple[dict, list[dict]]:
+    """The same answer whole, and in pieces of so many tokens."""
+    params = SamplingParams(max_new_tokens=len(ids), **sampling)
+    request = Request(rid="a", input_ids=tuple(prompt), sampling=params, return_logprob=True, logprob_start_len=0)
+    whole, streamed = Answer(request, tokenizer), Answer(request, tokenizer)
+    shows_whole, shows_pieces = make(whole), make(streamed)
+    pieces = []
+    for start in range(0, len(ids), size):
+        part = tuple(ids[start : start + size])
+        output = RequestOutput(
+            rid="a",
+            token_ids=part,
+            logprobs=scored(part),
+            prompt_logprobs=scored(prompt, is_prompt=True) if start == 0 else None,
+            finish=LENGTH if start + size >= len(ids) else None,
+        )
+        whole.push(output)
+        pieces += shows_pieces.pieces(streamed.push(output))
+    return shows_whole.whole(), pieces
+
+
+class TestTexts:
+    @given(BYTES_AND_SPECIALS, BYTES_AND_SPECIALS, st.integers(1, 5), st.booleans(), st.booleans())
+    @settings(max_examples=300, deadline=None)
+    def test_pieces_add_up_to_the_whole(self, tokenizer, prompt, ids, size, echo, skips):
+        names = TokenNames(tokenizer, as_ids=False)
+        whole, pieces = play(
+            tokenizer,
+            lambda answer: TextChoice(0, answer, tokenizer, names, echo=echo),
+            prompt,
+            ids,
+            size,
+            skip_special_tokens=skips,
+        )
+        assert "".join(piece["text"] for piece in pieces) == whole["text"]
+        for name, values in whole["logprobs"].items():
+            assert [value for piece in pieces for value in piece["logprobs"][name]] == values
+        assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+        if echo:
+            assert whole["text"] == tokenizer.decode([*prompt, *ids], skip_special_tokens=skips)
+
+    @given(TEXT_BYTES, TEXT_BYTES)
+    @settings(max_examples=200, deadline=None)
+    def test_offsets_are_places_in_the_text(self, tokenizer, prompt, answer):
+        names = TokenNames(tokenizer, as_ids=False)
+        prompt_ids = tokenizer.encode(prompt, parse_special=False)
+        ids = tokenizer.encode(answer, parse_special=False)
+        whole, _ = play(
+            tokenizer, lambda made: TextChoice(0, made, tokenizer, names, echo=True), prompt_ids, ids, size=2
+        )
+        assert whole["text"] == prompt + answer
+        places = [place for place, char in enumerate(prompt + answer) for _ in char.encode()]
+        assert whole["logprobs"]["text_offset"] == places
+
+    def test_a_token_among_those_of_its_name_is_as_likely_as_the_likeliest(self, tokenizer):
+        """Several tokens may have one name; greedy is told by comparing with the best of them."""
+        names = TokenNames(tokenizer, as_ids=False)
+        request = Request(rid="a", input_ids=(1,), return_logprob=True, top_logprobs_num=1)
+        answer = Answer(request, tokenizer)
+        unknown, other = 300, 301  # neither has a text
+        token = TokenLogprob(unknown, -2.0, ((other, -1.0),))
+        answer.push(RequestOutput(rid="a", token_ids=(unknown,), logprobs=(token,), finish=LENGTH))
+        shown = TextChoice(0, answer, tokenizer, names, echo=False).whole()["logprobs"]
+        assert shown["token_logprobs"] == [-2.0]
+        assert shown["top_logprobs"] == [{"": -1.0}]
+
+    def test_no_logprob_is_infinite(self, tokenizer):
+        request = Request(rid="a", input_ids=(1,), return_logprob=True, top_logprobs_num=1)
+        answer = Answer(request, tokenizer)
+        token = TokenLogprob(64, -math.inf, ((65, -math.inf),))
+        answer.push(RequestOutput(rid="a", token_ids=(64,), logprobs=(token,), finish=LENGTH))
+        names = TokenNames(tokenizer, as_ids=True)
+        shown = TextChoice(0, answer, tokenizer, names, echo=False).whole()["logprobs"]
+        assert shown["top_logprobs"] == [{"token_id:65": -9999.0, "token_id:64": -9999.0}]
+        (entry,) = ChatChoice(0, answer, names).whole()["logprobs"]["content"]
+        assert (entry["logprob"], entry["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)
+
+
+class TestMessages:
+    @given(BYTES_AND_SPECIALS, st.integers(1, 5))
+    @settings(max_examples=200, deadline=None)
+    def test_pieces_add_up_to_the_whole(self, tokenizer, ids, size):
+        names = TokenNames(tokenizer, as_ids=False)
+        whole, pieces = play(tokenizer, lambda answer: ChatChoice(0, answer, names), [1], ids, size)
+        assert pieces[0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
+        assert "".join(piece["delta"].get("content", "") for piece in pieces) == whole["message"]["content"]
+        content = [entry for piece in pieces for entry in (piece["logprobs"] or {"content": []})["content"]]
+        assert content == whole["logprobs"]["content"]
+        assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+
+
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_an_abort_is_no_answer(tokenizer, kind):
+    answer = Answer(Request(rid="a", input_ids=(1,)), tokenizer)
+    names = TokenNames(tokenizer, as_ids=False)
+    choice = TextChoice(0, answer, tokenizer, names, echo=True) if kind == "text" else ChatChoice(0, answer, names)
+    delta = answer.push(RequestOutput(rid="a", finish=FinishReason(FinishType.ABORT)))
+    with pytest.raises(AbortedError):
+        choice.whole()
+    with pytest.raises(AbortedError):
+        choice.pieces(delta)

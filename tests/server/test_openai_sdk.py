@@ -1,0 +1,351 @@
+"""The real `openai` package against the front process: what its users may send, read and catch."""
+
+import asyncio
+import contextlib
+import typing
+from collections.abc import Iterator
+
+import openai
+import pytest
+from openai.types import Completion, completion_create_params
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import completion_create_params as chat_create_params
+from pydantic import BaseModel
+
+from jsg.server.body import Body
+from jsg.server.openai_chat import ChatBody
+from jsg.server.openai_completions import CompletionBody
+from tests.engine.fake_core import FAILING_TOKEN
+from tests.server.conftest import RunningServer
+
+HI = [{"role": "user", "content": "hi"}]
+KEY = "sk-0123456789abcdef"
+BEYOND_OPENAI = {  # of chat completions: what the package takes in `extra_body`
+    "top_k": 20,
+    "min_p": 0.01,
+    "repetition_penalty": 1.05,
+    "min_tokens": 1,
+    "stop_token_ids": [3],
+    "ignore_eos": True,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": True,
+    "add_generation_prompt": True,
+    "cache_salt": "a",
+    "extra_key": "b",
+    "priority": 1,
+    "rid": "r-1",
+    "return_tokens_as_token_ids": True,
+    "lora_path": None,
+}
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.http.base_url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def client_of(server: RunningServer, **options) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.http.base_url}/v1", **{"api_key": "none", "max_retries": 0, **options})
+
+
+def extras(value: object) -> set[str]:
+    """Fields that the package does not know, anywhere in what it read."""
+    if isinstance(value, BaseModel):
+        inside = [getattr(value, name) for name in type(value).model_fields]
+        return set(value.model_extra or ()).union(*map(extras, inside))
+    return set().union(*map(extras, value)) if isinstance(value, list) else set()
+
+
+def parameters(params: typing.Any) -> set[str]:
+    return {name for part in typing.get_args(params) for name in typing.get_type_hints(part)}
+
+
+@pytest.mark.parametrize(
+    ("params", "body"),
+    [
+        (chat_create_params.CompletionCreateParams, ChatBody),
+        (completion_create_params.CompletionCreateParams, CompletionBody),
+    ],
+)
+def test_every_parameter_of_the_package_is_known(params: typing.Any, body: type[Body]):
+    """Each is a field, supported or marked as changing nothing, or refused with a reason; none is merely unknown."""
+    names = parameters(params)
+    assert {"model", "stream", "stop", "user"} <= names
+    assert names <= body.model_fields.keys() | body.REFUSED.keys()
+    assert not body.model_fields.keys() & body.REFUSED.keys()
+    assert body.ACCEPTED.keys() <= body.model_fields.keys()
+
+
+class TestChat:
+    def test_an_answer_is_what_the_package_expects(self, client):
+        raw = client.chat.completions.with_raw_response.create(model="fake", messages=HI, max_completion_tokens=4)
+        answer = ChatCompletion.model_validate_json(raw.text)
+        assert extras(answer) == {"matched_stop"}
+        assert answer == raw.parse()
+        assert answer.choices[0].message.content == "use"
+        assert answer.choices[0].message.refusal is None
+        assert answer.usage is not None
+        assert answer.usage.total_tokens == answer.usage.prompt_tokens + 4
+        assert answer.usage.prompt_tokens_details is not None
+        assert answer.usage.completion_tokens_details is not None
+        assert raw.parse()._request_id == raw.headers["x-request-id"]
+
+    def test_every_supported_parameter(self, client):
+        answer = client.chat.completions.create(
+            model="fake",
+            messages=[
+                {"role": "system", "content": "a", "name": "s"},
+                {"role": "developer", "content": [{"type": "text", "text": "b"}]},
+                {"role": "user", "content": [{"type": "text", "text": "c"}], "name": "u"},
+                {"role": "assistant", "content": [{"type": "refusal", "refusal": "d"}]},
+                {"role": "assistant", "content": None, "refusal": "e"},
+                {"role": "user", "content": "f"},
+            ],
+            frequency_penalty=0.1,
+            logit_bias={"65": 1},
+            logprobs=True,
+            top_logprobs=20,
+            max_completion_tokens=3,
+            metadata={"task": "a"},
+            modalities=["text"],
+            n=2,
+            parallel_tool_calls=True,
+            presence_penalty=0.1,
+            prompt_cache_key="a",
+            prompt_cache_retention="in_memory",
+            response_format={"type": "text"},
+            safety_identifier="u-1",
+            seed=1,
+            service_tier="auto",
+            stop=["\n\n"],
+            store=False,
+            stream=False,
+            temperature=0.5,
+            tool_choice="none",
+            tools=[],
+            top_p=0.9,
+            user="u",
+            extra_body=BEYOND_OPENAI,
+        )
+        assert answer.id == "r-1"
+        assert [choice.index for choice in answer.choices] == [0, 1]
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.content is not None
+        assert [len(token.top_logprobs) for token in logprobs.content] == [20, 20, 20]
+
+    @pytest.mark.parametrize(
+        ("parameter", "value"),
+        [
+            ("tools", [{"type": "function", "function": {"name": "f", "parameters": {}}}]),
+            ("tool_choice", "required"),
+            ("response_format", {"type": "json_object"}),
+            ("audio", {"format": "wav", "voice": "a"}),
+            ("modalities", ["audio"]),
+            ("prediction", {"type": "content", "content": "a"}),
+            ("reasoning_effort", "low"),
+            ("verbosity", "low"),
+            ("web_search_options", {}),
+            ("service_tier", "flex"),
+            ("store", True),
+        ],
+    )
+    def test_what_is_refused_names_the_parameter(self, client, parameter, value):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="fake", messages=HI, **{parameter: value})
+        assert caught.value.param == parameter
+        assert parameter in caught.value.message
+
+    def test_parsing_into_a_class_needs_a_grammar(self, client):
+        class Answer(BaseModel):
+            text: str
+
+        with pytest.raises(openai.BadRequestError, match="constrained decoding is not in this version"):
+            client.chat.completions.parse(model="fake", messages=HI, response_format=Answer)
+
+    def test_a_stream(self, client):
+        options = {"include_usage": True, "include_obfuscation": False}
+        with client.chat.completions.with_streaming_response.create(
+            model="fake", messages=HI, max_tokens=4, stream=True, stream_options=options
+        ) as response:
+            lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+        assert lines.pop() == "[DONE]"
+        chunks = [ChatCompletionChunk.model_validate_json(line) for line in lines]
+        assert extras(chunks) == {"matched_stop"}
+        assert chunks[0].choices[0].delta.model_dump(exclude_unset=True) == {
+            "role": "assistant",
+            "content": "",
+            "refusal": None,
+        }
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "use"
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 4
+
+    def test_the_packages_own_accumulator(self, client):
+        with client.chat.completions.stream(model="fake", messages=HI, stop="e", logprobs=True) as events:
+            kinds = {event.type for event in events}
+            final = events.get_final_completion()
+        assert {"chunk", "content.delta", "content.done"} <= kinds
+        assert final.choices[0].message.content == "us"
+        assert final.choices[0].finish_reason == "stop"
+        assert final.choices[0].logprobs is not None
+        assert [token.token for token in final.choices[0].logprobs.content or ()] == ["<|im_start|>", "u", "s", "e"]
+
+    def test_many_at_once(self, server):
+        async def ask_all() -> list[str]:
+            async with openai.AsyncOpenAI(base_url=f"{server.http.base_url}/v1", api_key="none") as client:
+
+                async def ask(number: int) -> str:
+                    text = ""
+                    messages = [{"role": "user", "content": f"number {number}"}]
+                    prompt_len = 21 + len(messages[0]["content"]) - 2
+                    async for chunk in await client.chat.completions.create(
+                        model="fake", messages=messages, stream=True, max_tokens=prompt_len
+                    ):
+                        text += chunk.choices[0].delta.content or ""
+                    whole = await client.chat.completions.create(model="fake", messages=messages, max_tokens=prompt_len)
+                    assert whole.choices[0].message.content == text
+                    return text
+
+                return await asyncio.gather(*map(ask, range(20)))
+
+        assert asyncio.run(ask_all()) == [f"user\nnumber {number}\nassistant\n" for number in range(20)]
+
+    def test_closing_a_stream_frees_its_request(self, server, client):
+        aborted = server.stats()["num_aborted"]
+        stream = client.chat.completions.create(model="fake", messages=HI, stream=True)
+        next(iter(stream))
+        stream.close()
+        server.wait_for_stats(num_aborted=aborted + 1, num_running=0)
+
+
+class TestCompletions:
+    def test_an_answer_is_what_the_package_expects(self, client):
+        raw = client.completions.with_raw_response.create(model="fake", prompt="abc", max_tokens=4, logprobs=2)
+        answer = Completion.model_validate_json(raw.text)
+        assert extras(answer) == {"matched_stop"}
+        assert answer == raw.parse()
+        assert answer.choices[0].text == "abca"
+        assert answer.choices[0].logprobs is not None
+        assert answer.choices[0].logprobs.text_offset == [0, 1, 2, 3]
+
+    def test_every_supported_parameter(self, client):
+        answer = client.completions.create(
+            model="fake",
+            prompt=[[65, 66], [67, 68]],
+            best_of=1,
+            echo=True,
+            frequency_penalty=0.1,
+            logit_bias={"65": 1},
+            logprobs=5,
+            max_tokens=2,
+            n=2,
+            presence_penalty=0.1,
+            seed=1,
+            stop="zz",
+            stream=False,
+            temperature=0,
+            top_p=0.9,
+            user="u",
+            extra_body={name: value for name, value in BEYOND_OPENAI.items() if name != "add_generation_prompt"},
+        )
+        assert [choice.text for choice in answer.choices] == ["bcbc", "bcbc", "dede", "dede"]
+        assert answer.id == "r-1"
+
+    def test_a_stream(self, client):
+        options = {"include_usage": True}
+        chunks = list(
+            client.completions.create(model="fake", prompt="abc", max_tokens=4, stream=True, stream_options=options)
+        )
+        for chunk in chunks:
+            assert Completion.model_fields.keys() >= chunk.model_dump().keys()
+        assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == "abca"
+        assert chunks[-1].usage is not None
+
+    def test_a_suffix_is_refused(self, client):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="fake", prompt="a", suffix="b")
+        assert caught.value.param == "suffix"
+
+
+class TestModels:
+    def test_list_and_retrieve(self, client):
+        (listed,) = client.models.list().data
+        assert client.models.retrieve("fake") == listed
+        assert extras(listed) == {"root", "parent", "max_model_len"}
+
+    def test_a_name_with_a_slash(self, make_server):
+        with make_server(server={"served_model_name": "organisation/model"}) as server, client_of(server) as client:
+            assert client.models.retrieve("organisation/model").id == "organisation/model"
+
+
+class TestErrors:
+    def test_not_found(self, client):
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.models.retrieve("another")
+        assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(model="another", messages=HI)
+
+    def test_too_long(self, client):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="fake", messages=HI, max_tokens=5000)
+        error = caught.value
+        assert (error.code, error.param, error.type) == (
+            "context_length_exceeded",
+            "max_tokens",
+            "invalid_request_error",
+        )
+        assert error.request_id
+
+    def test_embeddings(self, client):
+        with pytest.raises(openai.BadRequestError, match="needs a model that embeds"):
+            client.embeddings.create(model="fake", input="a")
+
+    def test_a_failing_row(self, client):
+        with pytest.raises(openai.InternalServerError):
+            client.completions.create(model="fake", prompt=[FAILING_TOKEN])
+
+    def test_aborted(self, server, client):
+        stream = client.chat.completions.create(model="fake", messages=HI, stream=True, extra_body={"rid": "mine"})
+        events = iter(stream)
+        next(events)
+        server.http.post("/abort_request", json={"rid": "mine"})
+        with pytest.raises(openai.APIError, match="abort"):
+            list(events)
+
+    def test_a_deadline_frees_its_request(self, server, client):
+        aborted = server.stats()["num_aborted"]
+        with pytest.raises(openai.APITimeoutError):
+            client.chat.completions.create(model="fake", messages=HI, timeout=0.3)
+        server.wait_for_stats(num_aborted=aborted + 1, num_running=0)
+
+    def test_keys(self, make_server):
+        with make_server(server={"api_key": [KEY]}) as server:
+            with client_of(server, api_key=KEY) as client:
+                assert client.models.list().data
+            with client_of(server, api_key="wrong") as client, pytest.raises(openai.AuthenticationError) as caught:
+                client.models.list()
+            assert caught.value.code == "invalid_api_key"
+
+    def test_too_many_at_once(self, make_server):
+        with make_server(server={"max_requests_per_key": 1}) as server, client_of(server) as client:
+            with server.holding(1), pytest.raises(openai.RateLimitError) as caught:
+                client.chat.completions.create(model="fake", messages=HI, max_tokens=1)
+            assert caught.value.code == "rate_limit_exceeded"
+
+    def test_a_full_queue_is_tried_again(self, make_server):
+        knobs = {"max_queued_requests": 1, "max_running_requests": 1}
+        with make_server(engine=knobs) as server, contextlib.ExitStack() as held:
+            held.enter_context(server.holding(1))
+            server.wait_for_stats(num_running=1)
+            held.enter_context(server.holding(1))
+            with client_of(server) as client, pytest.raises(openai.InternalServerError) as caught:
+                client.chat.completions.create(model="fake", messages=HI, max_tokens=1)
+            assert caught.value.status_code == 503
+            assert int(caught.value.response.headers["retry-after"]) >= 1
+            with client_of(server, max_retries=9, timeout=20) as client:
+                held.close()
+                assert client.chat.completions.create(model="fake", messages=HI, max_tokens=1).choices

@@ -1,0 +1,261 @@
+"""`--log-requests`: a line for each request that generates, true, and without anything secret."""
+
+import asyncio
+import datetime
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jsg.server import request_log
+from jsg.server.caller import Caller
+from jsg.server.exchange import Endpoint, Exchange
+from jsg.server.request_log import LogLine, RequestLog
+from tests.engine.fake_core import FAILING_TOKEN
+from tests.server.conftest import RunningServer, ServerMaker, events_of
+from tests.server.scrape import scrape, scrape_until
+from tests.server.test_metrics import a_mixed_run, quiet
+
+KEYS = ["sesame-open-1", "sesame-open-2"]
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+DEADLINE_S = 10
+
+
+class LoggingServer:
+    """A server that logs requests, and its lines."""
+
+    def __init__(self, server: RunningServer, path: Path) -> None:
+        self.server = server
+        self.path = path
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text()
+
+    def lines(self) -> list[dict]:
+        return [json.loads(line) for line in self.text.splitlines() if line.startswith("{")]
+
+    def line(self, request_id: str) -> dict:
+        """The one line of that request, which ends a moment after its response."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not (found := [line for line in self.lines() if line["request_id"] == request_id]):
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.01)
+        assert len(found) == 1
+        return found[0]
+
+    def post(self, path: str, body: dict, request_id: str, **headers: str):
+        headers = {"x-request-id": request_id, "Authorization": f"Bearer {KEYS[0]}"} | headers
+        return self.server.http.post(path, json=body, headers=headers)
+
+
+@pytest.fixture(scope="module")
+def logging_server(make_server: ServerMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoggingServer]:
+    path = tmp_path_factory.mktemp("log") / "stderr"
+    with make_server(server={"log_requests": True, "api_key": KEYS}, stderr=path) as server:
+        yield LoggingServer(server, path)
+
+
+class TestLines:
+    def test_a_finished_request(self, logging_server: LoggingServer):
+        body = {"prompt": "hello", "n": 2, "max_tokens": 4, "user": "alice"}
+        before = datetime.datetime.now(datetime.UTC) - datetime.timedelta(milliseconds=1)
+        response = logging_server.post("/v1/completions", body, "done", traceparent=TRACEPARENT)
+        line = logging_server.line("done")
+        usage = response.json()["usage"]
+        assert line | {"time": 0, "tenant": 0, "ttft_s": 0, "e2e_s": 0} == {
+            "time": 0,
+            "request_id": "done",
+            "method": "POST",
+            "route": "/v1/completions",
+            "status": 200,
+            "outcome": "ok",
+            "stream": False,
+            "user": "alice",
+            "tenant": 0,
+            "num_answers": 2,
+            "finish_reasons": ["length", "length"],
+            "prompt_tokens": usage["prompt_tokens"],
+            "completion_tokens": usage["completion_tokens"],
+            "cached_tokens": 0,
+            "queue_s": 0.25,
+            "ttft_s": 0,
+            "e2e_s": 0,
+            "trace_id": TRACE_ID,
+        }
+        assert 0 < line["ttft_s"] < line["e2e_s"]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"])
+        assert before <= datetime.datetime.fromisoformat(line["time"]) <= datetime.datetime.now(datetime.UTC)
+
+    def test_a_stream(self, logging_server: LoggingServer):
+        body = {"prompt": "abc", "max_tokens": 3, "stream": True}
+        events_of(logging_server.post("/v1/completions", body, "streamed"))
+        line = logging_server.line("streamed")
+        assert (line["stream"], line["status"], line["completion_tokens"]) == (True, 200, 3)
+
+    def test_tenants_are_told_apart(self, logging_server: LoggingServer):
+        tenants = []
+        for index, key in enumerate(KEYS):
+            body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
+            logging_server.post("/generate", body, f"tenant-{index}", Authorization=f"Bearer {key}")
+            tenants.append(logging_server.line(f"tenant-{index}")["tenant"])
+        assert len(set(tenants)) == 2 and all(tenants)
+
+    def test_a_client_that_leaves(self, logging_server: LoggingServer):
+        body = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 900}}
+        headers = {"x-request-id": "left", "Authorization": f"Bearer {KEYS[0]}"}
+        with logging_server.server.http.stream("POST", "/generate", json=body, headers=headers) as response:
+            next(response.iter_lines())
+        line = logging_server.line("left")
+        assert (line["status"], line["outcome"], line["finish_reasons"]) == (200, "client_disconnect", [None])
+        assert 0 < line["completion_tokens"] < 900
+
+    def test_a_client_that_leaves_before_there_is_a_response(self, logging_server: LoggingServer):
+        body = {"text": "abc", "sampling_params": {"max_new_tokens": 900}}
+        headers = {"x-request-id": "gone", "Authorization": f"Bearer {KEYS[0]}"}
+        connection = logging_server.server.send("/generate", body, headers)
+        http = logging_server.server.http
+        key = {"Authorization": headers["Authorization"]}
+        deadline = time.monotonic() + DEADLINE_S
+        while scrape(http, headers=key).get("jsg:answers_open") == 0:
+            assert time.monotonic() < deadline
+        connection.close()
+        line = logging_server.line("gone")
+        assert (line["status"], line["outcome"]) == (499, "client_disconnect")
+
+    @pytest.mark.parametrize(
+        ("name", "path", "body", "status", "outcome"),
+        [
+            ("field", "/generate", {"nonsense": 1}, 400, "refused"),
+            ("model", "/v1/chat/completions", {"model": "x", "messages": []}, 404, "refused"),
+            ("row", "/generate", {"input_ids": [FAILING_TOKEN]}, 500, "error"),
+        ],
+    )
+    def test_a_failure(
+        self, logging_server: LoggingServer, name: str, path: str, body: dict, status: int, outcome: str
+    ):
+        response = logging_server.post(path, body, name)
+        line = logging_server.line(name)
+        assert (line["status"], line["outcome"], line["route"]) == (response.status_code, outcome, path)
+        assert response.status_code in (status, 400)
+
+    def test_a_wrong_key(self, logging_server: LoggingServer):
+        response = logging_server.post("/generate", {"text": "a"}, "thief", Authorization="Bearer wrong-key-7")
+        assert response.status_code == 401
+        line = logging_server.line("thief")
+        assert (line["status"], line["outcome"], line["num_answers"], line["tenant"]) == (401, "refused", 0, "")
+
+    def test_what_generates_nothing_has_no_line(self, logging_server: LoggingServer):
+        http, headers = logging_server.server.http, {"Authorization": f"Bearer {KEYS[0]}"}
+        for path in ("/health", "/metrics", "/v1/models", "/nothing"):
+            http.get(path, headers=headers)
+        logging_server.post("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 1}}, "after")
+        logging_server.line("after")
+        assert {line["route"] for line in logging_server.lines()} <= {
+            "/generate",
+            "/v1/completions",
+            "/v1/chat/completions",
+        }
+
+    def test_an_invalid_traceparent_is_no_trace(self, logging_server: LoggingServer):
+        body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
+        logging_server.post("/generate", body, "untraced", traceparent=TRACEPARENT.upper())
+        assert logging_server.line("untraced")["trace_id"] is None
+
+
+def test_nothing_secret_is_logged(logging_server: LoggingServer):
+    secrets = {"prompt": "Wednesday-prompt", "salt": "salt-and-pepper", "extra": "extra-pepper", "stop": "stop-here"}
+    body = {
+        "text": secrets["prompt"],
+        "cache_salt": secrets["salt"],
+        "extra_key": secrets["extra"],
+        "sampling_params": {"max_new_tokens": 30, "stop": secrets["stop"]},
+    }
+    assert logging_server.post("/generate", body, "secret").status_code == 200
+    assert logging_server.post("/generate", body | {"text": [secrets["prompt"], 7]}, "secret-2").status_code == 400
+    assert logging_server.post("/generate", body, "secret-3", Authorization="Bearer wrong-key-9").status_code == 401
+    logging_server.line("secret-2")
+    text = logging_server.text
+    for secret in (*secrets.values(), *KEYS, "wrong-key-9", "wrong-key-7"):
+        assert secret not in text
+
+
+def test_lines_add_up_to_the_counters(make_server: ServerMaker, tmp_path: Path):
+    with make_server(server={"log_requests": True}, stderr=tmp_path / "stderr") as server:
+        seen = a_mixed_run(server.http)
+        result = scrape_until(server.http, quiet)
+        num_generating = sum(result.get("jsg:http_requests_total", route=r) for r in ("/generate", "/v1/completions"))
+        log = LoggingServer(server, tmp_path / "stderr")
+        server.process.terminate()
+        assert server.end()[0] == 0
+        lines = log.lines()  # the end has written what was waiting
+        assert len(lines) == num_generating == len(seen.statuses)
+        assert sum(line["completion_tokens"] for line in lines) == result.get("jsg:generation_tokens_total")
+        told = [line for line in lines if line["outcome"] in ("ok", "abort_request")]
+        assert sum(line["completion_tokens"] for line in told) == seen.generated_tokens
+        finishes = [(line["route"], reason) for line in told for reason in line["finish_reasons"]]
+        assert sorted(finishes) == sorted(seen.finishes)
+        assert sum(line["outcome"] == "client_disconnect" for line in lines) == 8
+
+
+def an_exchange(**state: object) -> Exchange:
+    scope = {"method": "POST", "headers": []}
+    return Exchange(Endpoint("/generate", generates=True), scope, {"caller": Caller("t", is_admin=False), **state})
+
+
+class TestWriter:
+    def test_a_reader_that_is_slow_delays_nobody(self, monkeypatch: pytest.MonkeyPatch):
+        """The pipe is full and nobody reads: lines wait, then are dropped and counted."""
+        monkeypatch.setattr(request_log, "MAX_WAITING_LINES", 100)
+        monkeypatch.setattr(request_log, "CLOSE_TIMEOUT_S", 0.1)
+        reader, writer = os.pipe()
+        log = RequestLog(writer)
+        exchange = an_exchange(request_id="x" * 1000)
+        slowest = 0.0
+        for _ in range(1000):
+            started = time.monotonic()
+            log.on_exchange(exchange)
+            slowest = max(slowest, time.monotonic() - started)
+        assert slowest < 0.5
+        asyncio.run(log.close())  # gives up in time
+        received = bytearray()
+
+        def read() -> None:
+            while chunk := os.read(reader, 65536):
+                received.extend(chunk)
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        deadline = time.monotonic() + DEADLINE_S
+        while log._lines.qsize():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        log.on_exchange(exchange)
+        asyncio.run(log.close())
+        os.close(writer)
+        reading.join()
+        os.close(reader)
+        lines = [json.loads(line) for line in received.splitlines()]
+        dropped = [line["num_dropped_lines"] for line in lines if "num_dropped_lines" in line]
+        assert dropped
+        assert len(lines) - len(dropped) + sum(dropped) == 1001
+
+    def test_a_closed_reader_is_nothing(self):
+        reader, writer = os.pipe()
+        os.close(reader)
+        log = RequestLog(writer)
+        log.on_exchange(an_exchange())
+        log.on_exchange(an_exchange())
+        asyncio.run(log.close())
+        os.close(writer)
+
+    def test_the_name_of_a_user_is_cut(self):
+        exchange = an_exchange()
+        exchange.user = "u" * 10_000 + "\n"
+        assert len(LogLine.of(exchange).user or "") == 256

@@ -1,0 +1,257 @@
+"""How a server ends: told to by a signal, told twice, or with its engine."""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.conftest import LONG_STREAMS, RunningServer, ServerMaker, data_of, events_of
+
+WHOLE = {path: body | {"stream": False} for path, body in LONG_STREAMS.items()}
+FINISHES = (  # how the end of an answer is told
+    *('"finish_reason":"', '"type":"length"', '"type":"stop"', '"type":"abort"', '"message_stop"'),
+    *('"response.completed"', '"response.incomplete"', '"status":"completed"'),
+)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, deadline_s: float = 5) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def open_stream(server: RunningServer, path: str = "/generate") -> Iterator[Iterator[str]]:
+    """The lines of a stream that has begun."""
+    with server.http.stream("POST", path, json=LONG_STREAMS[path]) as response:
+        lines = response.iter_lines()
+        next(lines)
+        yield lines
+
+
+def check_cut_short(path: str, lines: list[str], why: str) -> None:
+    """The stream ends with an error, and nothing in it looks like an end of the answer."""
+    last = data_of(lines)[-1]
+    assert why in json.dumps(last), (path, last)
+    assert "error" in last or last["type"] == "error" or last["response"]["error"], (path, last)
+    assert not any(finish in line for line in lines for finish in FINISHES), (path, lines[-5:])
+
+
+@pytest.mark.parametrize("path", LONG_STREAMS)
+def test_an_end_looks_like_one(http: httpx.Client, path):
+    short = {**LONG_STREAMS[path], "sampling_params": {"max_new_tokens": 3}} if path == "/generate" else {
+        name: 3 if "max" in name else value for name, value in LONG_STREAMS[path].items()
+    }  # fmt: skip
+    assert any(finish in http.post(path, json=short).text for finish in FINISHES)
+
+
+class TestOneSignal:
+    def test_an_idle_server_ends_at_once_and_in_order(self, make_server: ServerMaker):
+        with make_server(server={"shutdown_timeout": 60}) as server:
+            pid = server.stats()["pid"]
+            started = time.monotonic()
+            server.process.terminate()
+            status, rest = server.end()
+            assert time.monotonic() - started < 1
+            assert status == 0
+            assert json.loads(rest.strip()) == {"heavy": []}, "the front process loaded what only the engine needs"
+            assert not is_running(pid)
+
+    def test_what_runs_may_finish_while_nothing_new_is_let_in(self, make_server: ServerMaker):
+        with make_server(server={"shutdown_timeout": 20}) as server:
+            whole = {"text": "ab", "sampling_params": {"max_new_tokens": 500}}
+            with (
+                concurrent.futures.ThreadPoolExecutor(1) as pool,
+                open_stream(server) as lines,
+            ):
+                answer = pool.submit(server.http.post, "/generate", json=whole)
+                server.wait_for_stats(num_running=2)
+                server.process.terminate()
+                wait_until(lambda: server.http.get("/ready").status_code == 503)
+                assert server.http.get("/ready").json() == {"status": "shutting down"}
+                assert server.http.get("/health").status_code == 200
+                assert server.http.get("/get_model_info").status_code == 200
+                for path, body in LONG_STREAMS.items():
+                    for is_stream in (False, True):
+                        refused = server.http.post(path, json={**body, "stream": is_stream})
+                        assert refused.status_code == 503, path
+                        assert "shutting down" in refused.json()["error"]["message"]
+                        assert refused.headers["connection"] == "close"
+                        assert int(refused.headers["retry-after"]) == 20
+                assert data_of(lines)[-1]["meta_info"]["completion_tokens"] == 1000
+                assert answer.result().json()["meta_info"]["completion_tokens"] == 500
+            assert server.end()[0] == 0
+
+    def test_it_ends_as_soon_as_the_last_has_finished(self, make_server: ServerMaker):
+        with make_server(server={"shutdown_timeout": 60}) as server:
+            body = {"text": "ab", "stream": True, "sampling_params": {"max_new_tokens": 300}}
+            with server.http.stream("POST", "/generate", json=body) as response:
+                server.process.terminate()
+                assert events_of(response)[-1]["meta_info"]["completion_tokens"] == 300
+            started = time.monotonic()
+            assert server.end()[0] == 0
+            assert time.monotonic() - started < 2
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_what_does_not_finish_in_time_ends_with_an_error(self, make_server: ServerMaker, number):
+        with make_server(server={"shutdown_timeout": 0.3}) as server:
+            with concurrent.futures.ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
+                streams = {path: stack.enter_context(open_stream(server, path)) for path in LONG_STREAMS}
+                whole = {path: pool.submit(server.http.post, path, json=body) for path, body in WHOLE.items()}
+                server.wait_for_stats(num_running=2 * len(LONG_STREAMS))
+                server.process.send_signal(number)
+                for path, lines in streams.items():
+                    check_cut_short(path, list(lines), "shutting down")
+                for path, answer in whole.items():
+                    assert answer.result().status_code == 503, path
+                    assert "retry-after" in answer.result().headers
+            assert server.end()[0] == 0
+
+    def test_a_reader_that_has_stopped_reading_does_not_keep_it(self, make_server: ServerMaker):
+        with make_server(server={"shutdown_timeout": 0.2}) as server:
+            sampling = {"max_new_tokens": 20}
+            much = {"text": ["a" * 900] * 100, "stream": True, "return_logprob": True, "top_logprobs_num": 20}
+            with contextlib.closing(server.send("/generate", {**much, "sampling_params": sampling})) as connection:
+                assert connection.sock.recv(1)
+                server.process.terminate()
+                started = time.monotonic()
+                assert server.end()[0] == 0
+                assert time.monotonic() - started < 5
+
+    def test_while_loading(self, make_server: ServerMaker, tmp_path):
+        port, gate = free_port(), tmp_path / "never made"
+        with make_server(engine={"tokenizer_path": str(gate)}, server={"port": port}, wait=False) as server:
+            wait_until_it_listens(port)
+            server.process.terminate()
+            assert server.end()[0] == 0
+
+
+class TestTwoSignals:
+    @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_the_second_ends_it_at_once(self, make_server: ServerMaker, number, status):
+        with make_server(server={"shutdown_timeout": 60}) as server, open_stream(server):
+            pid = server.stats()["pid"]
+            server.process.send_signal(number)
+            wait_until(lambda: server.http.get("/ready").status_code == 503)
+            assert server.process.poll() is None
+            server.process.send_signal(number)
+            assert server.process.wait(2) == status
+            wait_until(lambda: not is_running(pid))
+
+
+class TestDeath:
+    def test_of_the_engine_is_told_to_everyone(self, make_server: ServerMaker, capfd):
+        with make_server() as server:
+            pid = server.stats()["pid"]
+            with concurrent.futures.ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
+                streams = {path: stack.enter_context(open_stream(server, path)) for path in LONG_STREAMS}
+                whole = {path: pool.submit(server.http.post, path, json=body) for path, body in WHOLE.items()}
+                server.wait_for_stats(num_running=2 * len(LONG_STREAMS))
+                os.kill(pid, signal.SIGKILL)
+                killed = time.monotonic()
+                for path, lines in streams.items():
+                    check_cut_short(path, list(lines), "engine process ended")
+                for answer in whole.values():
+                    assert answer.result().status_code == 503
+                assert time.monotonic() - killed < 2
+                for path in ("/health", "/ready"):
+                    probe = server.http.get(path)
+                    assert (probe.status_code, probe.json()) == (503, {"status": "dead"})
+                assert server.http.post("/generate", json={"text": "a"}).status_code == 503
+                assert time.monotonic() - killed < 2
+            assert server.end()[0] == 2
+            assert not is_running(pid)
+        said = capfd.readouterr().err
+        assert "exit status -9" in said
+        assert "Traceback" not in said
+
+    def test_of_the_engine_while_the_server_ends(self, make_server: ServerMaker):
+        with make_server(server={"shutdown_timeout": 60}) as server:
+            pid = server.stats()["pid"]
+            with open_stream(server) as lines:
+                server.process.terminate()
+                wait_until(lambda: server.http.get("/ready").status_code == 503)
+                os.kill(pid, signal.SIGKILL)
+                assert any("engine process ended" in line for line in lines)
+            assert server.end()[0] == 2
+
+    def test_of_the_front_is_the_engines_too(self, make_server: ServerMaker):
+        with make_server() as server, open_stream(server) as lines:
+            pid = server.stats()["pid"]
+            server.process.kill()
+            wait_until(lambda: not is_running(pid), deadline_s=3)
+            with contextlib.suppress(httpx.TransportError):
+                list(lines)
+
+
+class TestStall:
+    """An engine that is stopped, not ended: what the heartbeat is for."""
+
+    def test_it_is_seen_and_so_is_its_end(self, make_server: ServerMaker):
+        with make_server() as server, open_stream(server) as lines:
+            pid = server.stats()["pid"]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                wait_until(lambda: server.http.get("/health").status_code == 503, deadline_s=8)
+                for path in ("/health", "/ready"):
+                    assert server.http.get(path).json() == {"status": "stalled"}
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            wait_until(lambda: server.http.get("/health").status_code == 200)
+            assert data_of(lines)[-1]["meta_info"]["completion_tokens"] == 1000
+
+    def test_a_token_on_demand_takes_no_longer_than_it_may(self, make_server: ServerMaker):
+        with make_server(server={"health_timeout": 0.5}) as server:
+            pid = server.stats()["pid"]
+            assert server.http.get("/health_generate").status_code == 200
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                started = time.monotonic()
+                assert server.http.get("/health_generate").status_code == 503
+                assert time.monotonic() - started < 2
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            wait_until(lambda: server.http.get("/health_generate").status_code == 200)
+
+    def test_a_stopped_engine_does_not_keep_the_server_from_ending(self, make_server: ServerMaker):
+        with make_server(server={"shutdown_timeout": 0.3}) as server, open_stream(server) as lines:
+            pid = server.stats()["pid"]
+            os.kill(pid, signal.SIGSTOP)
+            server.process.terminate()
+            assert any("shutting down" in line for line in lines)
+            assert server.end()[0] == 0
+            assert not is_running(pid)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def wait_until_it_listens(port: int) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/health")
+        except httpx.ConnectError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        else:
+            return
