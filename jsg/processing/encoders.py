@@ -57,7 +57,8 @@ class JsonEncoder:
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         """The tokens of a text."""
         tokenizer = self._tokenizer if parse_special else self._plain_tokenizer
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        # `encode` gives Python's other threads no turn, and a text of megabytes takes seconds; a batch does.
+        return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def token_id(self, token: str) -> int | None:
         """The id of a token, or None."""

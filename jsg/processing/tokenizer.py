@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import final
 
-from jsg.errors import ModelError, RequestError
+from jsg.errors import ContextLengthError, ModelError, RequestError
 from jsg.processing.encoders import JsonEncoder, SentencePieceEncoder, TextEncoder
 from jsg.processing.pieces import TokenPieces
 from jsg.processing.tokenizer_config import TokenizerConfig, read_tokenizer_config
+
+USUAL_CHARS_PER_TOKEN = 16  # more than any language has
 
 
 @final
@@ -44,7 +46,9 @@ class Tokenizer:
         self._before = _with_token(before, self.bos_token_id, config.add_bos_token)
         self._after = _with_token(after, self.eos_token_id, config.add_eos_token)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
         """The tokens of a text.
 
         Args:
@@ -53,9 +57,12 @@ class Tokenizer:
                 which has written them itself.
             parse_special: Read special tokens written in the text as such; False takes them as plain characters, so
                 that a user's text cannot open a turn.
+            max_tokens: Texts that have far more are of no use; they are refused before much time and memory go into
+                them. A text with a few more is encoded.
 
         Raises:
             RequestError: The text has a lone surrogate.
+            ContextLengthError: Its beginning alone has twice `max_tokens`.
         """
         try:
             text.encode()
@@ -65,6 +72,14 @@ class Tokenizer:
                 f"U+{ord(text[error.start]):04X}; write characters above U+FFFF whole",
                 param="text",
             ) from None
+        if max_tokens is not None and len(text) > max_tokens * USUAL_CHARS_PER_TOKEN:
+            beginning = text[: max_tokens * USUAL_CHARS_PER_TOKEN]
+            if len(self._encoder.encode(beginning, parse_special=parse_special)) > 2 * max_tokens:
+                raise ContextLengthError(
+                    f"prompt and new tokens together must be at most {max_tokens}, but the prompt alone has more than "
+                    f"{2 * max_tokens}; shorten the prompt",
+                    param="text",
+                )
         ids = self._encoder.encode(text, parse_special=parse_special)
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
 

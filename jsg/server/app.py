@@ -21,6 +21,7 @@ from jsg.server import (
 from jsg.server.access import KeyRing, RequireKey
 from jsg.server.failures import add_failure_handlers
 from jsg.server.front import FrontDoor
+from jsg.server.interface import describe
 from jsg.server.methods import HeadAsGet
 from jsg.server.origins import CheckOrigin, checked_origins
 from jsg.server.request_id import NameRequests
@@ -41,6 +42,7 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     others = (openai_models, openai_chat, openai_completions, openai_responses, anthropic_messages, refused)
     for module in own + others:
         app.include_router(module.router)
+    describe(app, config)
     add_failure_handlers(app)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequireKey, keys=keys)

@@ -36,9 +36,13 @@ Message = Mapping[str, Any]
 class ChatPrompt:
     """A model's template and tokenizer together. Immutable: any number of threads may encode at a time."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Compiles the tokenizer's chat template. Raises ModelError when it is no template."""
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int | None = None) -> None:
+        """Compiles the tokenizer's chat template. Conversations far over `max_tokens` are refused early.
+
+        Raises ModelError when it is no template.
+        """
         self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
         self._template = ChatTemplate(
             tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
         )
@@ -143,7 +147,9 @@ class ChatPrompt:
             if not is_template and numbers[index] in exact:
                 ids += exact[numbers[index]][1]
             else:
-                ids += self._tokenizer.encode(piece, add_special_tokens=False, parse_special=is_template)
+                ids += self._tokenizer.encode(
+                    piece, add_special_tokens=False, parse_special=is_template, max_tokens=self._max_tokens
+                )
         return tuple(ids)
 
 

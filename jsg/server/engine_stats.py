@@ -103,6 +103,8 @@ ENGINE_SERIES = (
     _plain("jsg:programs_pending", "gauge", "Programs still to be compiled.", "num_programs_pending"),
 )
 
+ALL_SERIES = (UP, CAPACITY, STATS_AGE, *(engine_series.series for engine_series in ENGINE_SERIES))
+
 
 @final
 class EngineStats:

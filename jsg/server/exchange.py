@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from fastapi.routing import APIRoute
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
@@ -55,7 +55,7 @@ class Exchange:
         user: The end user whom the client named.
         prompts, answers: What it generates, `n` answers for each prompt in turn; empty before that begins.
         begun_at: `time.monotonic()` when the first of them was begun.
-        error: What ended the generation before its answers were finished.
+        failure: Why the generation of its answers was cut short, one of `ABORT_REASONS`; None where it was not.
         trace_id: Of its trace, 32 hexadecimal digits; None where it has none.
     """
 
@@ -72,7 +72,7 @@ class Exchange:
         self.prompts: Sequence[Prompt] = ()
         self.answers: Sequence[Answer] = ()
         self.begun_at: float | None = None
-        self.error: BaseException | None = None
+        self.failure: str | None = None
         self.trace_id = self.trace.trace_id if self.trace else None
 
     @property
@@ -90,7 +90,7 @@ class Exchange:
     @property
     def outcome(self) -> str:
         """`ok`; `refused` before anything was generated; or why answers ended unfinished, one of `ABORT_REASONS`."""
-        reason = end_reason(self.answers, self.error)
+        reason = self.failure or end_reason(self.answers, None)
         if reason is None and not self.has_succeeded:
             return ERROR if self.answers else REFUSED
         return reason or "ok"
@@ -98,7 +98,7 @@ class Exchange:
     @property
     def has_succeeded(self) -> bool:
         """Whether the client was given all that there is to give: an aborted answer too, where it is shown as one."""
-        return self.error is None and self.status is not None and self.status < 400
+        return self.failure is None and self.status is not None and self.status < 400
 
 
 @final
@@ -110,9 +110,10 @@ class EndpointTable:
         self._fixed: dict[str, Endpoint] = {}
         self._patterns: list[tuple[Any, Endpoint]] = []
         for route in routes:
-            if not isinstance(route, APIRoute):
+            if not isinstance(route, Route):
                 continue
-            endpoint = Endpoint(route.path, any(part.call is dependency for part in route.dependant.dependencies))
+            parts = route.dependant.dependencies if isinstance(route, APIRoute) else ()
+            endpoint = Endpoint(route.path, any(part.call is dependency for part in parts))
             if "{" in route.path:
                 self._patterns.append((route.path_regex, endpoint))
             else:
@@ -149,8 +150,8 @@ class RecordAnswers:
     def on_end(self, generation: "Generation", error: BaseException | None) -> None:
         """What cut them short."""
         exchange = generation.call.exchange
-        if exchange is not None:
-            exchange.error = exchange.error or error
+        if exchange is not None and error is not None:
+            exchange.failure = end_reason(generation.answers, error)
 
 
 @final
@@ -191,6 +192,7 @@ class WatchExchanges:
             exchange.status = exchange.status or failed_status
             exchange.ended_at = time.monotonic()
             self._show(exchange)
+            del state["exchange"]  # they hold each other
 
     def _show(self, exchange: Exchange) -> None:
         for observer in self._observers:

@@ -3,8 +3,6 @@
 Anthropic's under /v1/messages, OpenAI's under the rest of /v1/, `{"error": {"message": ...}}` elsewhere.
 """
 
-import json
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -31,10 +29,9 @@ from jsg.errors import (
     TimeLimitError,
 )
 from jsg.server.request_id import request_id_headers
+from jsg.server.validation import describe_invalid
 
 MAX_MESSAGE_CHARS = 1000  # a message quotes what it received
-MAX_QUOTE_CHARS = 100
-MAX_QUOTED_ITEMS = 8
 CLIENT_LEFT = 499  # nobody reads it
 
 STATUSES: dict[type[JsgError], int] = {
@@ -127,87 +124,6 @@ def failure_response(
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A response of JSON; numbers that are not finite become null."""
     return Response(msgspec.json.encode(content), status, headers, "application/json")
-
-
-RULES = {  # what pydantic found wrong → what the value must be; the braces take its context
-    "bool_type": "true or false",
-    "dict_type": "an object",
-    "extra_forbidden": "left out, for nothing reads it",
-    "finite_number": "a finite number",
-    "float_type": "a number",
-    "greater_than": "above {gt}",
-    "greater_than_equal": "at least {ge}",
-    "int_from_float": "an integer",
-    "int_parsing": "an integer",
-    "int_type": "an integer",
-    "less_than": "below {lt}",
-    "less_than_equal": "at most {le}",
-    "list_type": "a list",
-    "literal_error": "one of {expected}",
-    "model_attributes_type": "an object",
-    "model_type": "an object",
-    "none_required": "null",
-    "string_pattern_mismatch": "text that matches {pattern}",
-    "string_too_long": "text of at most {max_length} characters",
-    "string_too_short": "text of at least {min_length} characters",
-    "string_type": "a string",
-    "too_long": "a list of at most {max_length} items",
-    "too_short": "a list of at least {min_length} items",
-}
-
-
-def describe_invalid(errors: Sequence[Any], data: object) -> tuple[str, str]:
-    """Message and offending field of what pydantic found wrong with `data`.
-
-    A value that may be of several kinds fails once for each: what is told is where the kind that it came closest to
-    failed, and everything that would have been right there.
-    """
-    first = _place(errors[0], data)
-    alike = [(place, error) for error in errors if (place := _place(error, data))[:1] == first[:1]]
-    of_right_kind = [(place, error) for place, error in alike if not error["type"].endswith("_type")]
-    place = max(place for place, _ in of_right_kind or alike)
-    found = [error for other, error in of_right_kind or alike if other == place]
-    field, name = str(place[0]), _dotted(place)
-    if found[0]["type"] == "missing":
-        return f"{name} is required, but it is missing; add it", field
-    rule = " or ".join(dict.fromkeys(_rule(error) for error in found))
-    if len(place) == 1:
-        return f"{field} is not valid: it must be {rule}, but got {_quote(found[0]['input'])}; correct it", field
-    return f"{field} is not valid: {name} must be {rule}, but got {_quote(found[0]['input'])}; correct it", field
-
-
-def _place(error: Any, data: object) -> tuple[str | int, ...]:
-    """Where in the data; without the names of the kinds it was tried as, which pydantic puts between."""
-    place: list[str | int] = []
-    for part in error["loc"]:
-        if isinstance(data, dict) and (part in data or error["type"] == "missing"):
-            place.append(part)
-            data = data.get(part)
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            place.append(part)
-            data = data[part]
-    return tuple(place) or ("body",)
-
-
-def _dotted(place: Sequence[str | int]) -> str:
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    return "".join(parts).removeprefix(".")
-
-
-def _rule(error: Any) -> str:
-    rule = RULES.get(error["type"])
-    return str(error["msg"]) if rule is None else rule.format_map(error.get("ctx", {}))
-
-
-def _quote(value: object) -> str:
-    """A value as JSON-like text, cut short before it is made where it is large."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, list | dict) and len(value) > MAX_QUOTED_ITEMS:
-        kind = "a list" if isinstance(value, list) else "an object"
-        return f"{kind} of {len(value)} items"
-    quote = repr(value[:MAX_QUOTE_CHARS] if isinstance(value, str) else value)
-    return quote if len(quote) <= MAX_QUOTE_CHARS else quote[:MAX_QUOTE_CHARS] + "..."
 
 
 def _clean(text: str) -> str:

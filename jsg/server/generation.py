@@ -145,7 +145,8 @@ class Generator:
         """The tokens of each prompt; texts are encoded beside the event loop. Raises RequestError."""
 
         def encode_all() -> list[tuple[int, ...]]:
-            return [tuple(self.tokenizer.encode(p) if isinstance(p, str) else p) for p in prompts]
+            limit = self.info.max_request_tokens
+            return [tuple(self.tokenizer.encode(p, max_tokens=limit) if isinstance(p, str) else p) for p in prompts]
 
         return await asyncio.to_thread(encode_all)
 

@@ -8,7 +8,6 @@ import asyncio
 import dataclasses
 import functools
 import resource
-import uuid
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast, final
@@ -18,7 +17,8 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol as UvicornConnection
 
-from jsg.server.failures import failure_body
+from jsg.server.failures import failure_body, full_body
+from jsg.server.request_id import fresh_request_id, request_id_headers
 
 SPARE_FILES = 64  # descriptors that are not connections
 
@@ -297,12 +297,13 @@ class HttpConnection(UvicornConnection):
 
 def _response(status: int, message: str, target: bytes | None) -> bytes:
     path = "/" if target is None else unquote(target.partition(b"?")[0].decode("ascii"))
-    body = msgspec.json.encode(failure_body(path, status, message))
+    scope = {"path": path, "state": {"request_id": fresh_request_id()}}
+    body = msgspec.json.encode(full_body(scope, failure_body(path, status, message)))
     head = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
         "content-type: application/json",
         f"content-length: {len(body)}",
-        f"x-request-id: {uuid.uuid4().hex}",
         "connection: close",
+        *(f"{name}: {value}" for name, value in request_id_headers(scope).items()),
     ]
     return "\r\n".join([*head, "", ""]).encode("ascii") + body

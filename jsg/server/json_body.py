@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jsg.errors import RequestError
-from jsg.server.failures import describe_invalid
+from jsg.server.validation import describe_invalid
 
 MAX_DEPTH = 64  # of lists and objects in each other; what reads them further on may recurse
 MAX_PARTS = 2**16  # lists, objects and names; a million of them stop the whole process while they are collected

@@ -61,11 +61,6 @@ class TokenCounters:
             ("reason",),
         )
 
-    def families(self) -> Iterator[Metric]:
-        """What is scraped of them."""
-        for counter in (self.prompt, self.cached, self.generated, self.discarded):
-            yield counter.family()
-
 
 @final
 class RequestHistograms:
@@ -108,11 +103,6 @@ class RequestHistograms:
         self.prompt_len.observe(len(answer.request.input_ids))
         self.output_len.observe(len(answer.token_ids))
         self.max_len.observe(answer.request.sampling.max_new_tokens)
-
-    def families(self) -> Iterator[Metric]:
-        """What is scraped of them."""
-        for histogram in vars(self).values():
-            yield histogram.family()
 
 
 @final
@@ -220,17 +210,23 @@ class Metrics:
         while self._generated_at[1][0] <= now - RATE_WINDOW_S:
             self._generated_at.popleft()
 
+    def series(self) -> list[Series]:
+        """What there is."""
+        return [*(counted.series for counted in self._counted()), ANSWERS_OPEN, THROUGHPUT, BUILD_INFO, FRONT_MEMORY]
+
     def families(self, model_name: str) -> Iterator[Metric]:
         """What is scraped of the front."""
-        yield from self.tokens.families()
-        yield from self.histograms.families()
-        for values in (self.finished, self.aborted, self.http, self.loop_lag):
-            yield values.family()
+        for counted in self._counted():
+            yield counted.family()
         yield ANSWERS_OPEN.family({(): len(self._open)})
         yield THROUGHPUT.family({(): self._throughput()})
         yield BUILD_INFO.family({(jsg.__version__, model_name): 1})
         if (memory_bytes := _resident_bytes()) is not None:
             yield FRONT_MEMORY.family({(): memory_bytes})
+
+    def _counted(self) -> list[Counter | Histogram]:
+        tokens, histograms = vars(self.tokens).values(), vars(self.histograms).values()
+        return [*tokens, *histograms, self.finished, self.aborted, self.http, self.loop_lag]
 
     def _throughput(self) -> float:
         then, before = self._generated_at[0]

@@ -99,7 +99,6 @@ class GenerateBody(Body):
     return_cache_info: bool | None = Field(
         None, description="`meta_info.cache` tells why the cached prefix ended where it did"
     )
-
     log_metrics: Annotated[Any, Only((True,), "every request is counted")] = None
 
     @model_validator(mode="before")

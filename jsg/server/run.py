@@ -132,7 +132,7 @@ async def _open(
     generator = Generator(
         client, tokenizer, random_seed=engine.random_seed, limits=Limits.of(server), observers=telemetry.observers
     )
-    return Front(client, generator, ChatPrompt(tokenizer), engine, server)
+    return Front(client, generator, ChatPrompt(tokenizer, client.info.max_request_tokens), engine, server)
 
 
 @final

@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from jsg.engine.protocol import ModelInfo
-from jsg.errors import ContextLengthError, RequestError
+from jsg.errors import AbortedError, ContextLengthError, RequestError
 from jsg.processing.answer import Answer, Prompt
 from jsg.server.body import Body, Checked, TokenId, TokenIds
 from jsg.server.caller import CurrentCall
@@ -109,7 +109,7 @@ def _check_tokens(body: ScoreBody, id_lists: Sequence[Sequence[int]], info: Mode
 
 def _scores(answer: Answer, *, is_share: bool) -> list[float]:
     if not answer.logprobs:
-        raise RequestError("a request must run to its end to have scores, but this one was aborted; send it again")
+        raise AbortedError("the request was aborted before it had all scores; send it again")
     logprobs = [logprob for _, logprob in answer.logprobs[0].chosen]
     # Shares are of differences to the best label: all labels together may be too unlikely for a number.
     best = max(logprobs) if is_share else 0.0

@@ -49,8 +49,8 @@ class Telemetry:
         self.exchange_observers: Sequence[ExchangeObserver] = tuple(one for one in watching if one is not None)
 
     def watch(self, app: FastAPI, routes: Iterable[BaseRoute]) -> None:
-        """Watches the requests to an app with these routes. Must be what is added to it last."""
-        endpoints = EndpointTable(routes, get_args(CurrentCall)[1].dependency)
+        """Watches the requests to an app, to which these routes were added. Must be what is added to it last."""
+        endpoints = EndpointTable([*app.routes, *routes], get_args(CurrentCall)[1].dependency)
         self.metrics.expect(endpoint.route for endpoint in endpoints if endpoint.generates)
         app.state.telemetry = self
         app.add_middleware(WatchExchanges, endpoints=endpoints, observers=self.exchange_observers)

@@ -3,6 +3,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,6 +54,18 @@ def test_encode_equals_the_library_and_decode_gives_the_text_back(
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert ids == _library_encode(kind, directories[kind], text)
     assert tokenizer.decode(ids) == text
+
+
+def test_other_threads_get_their_turns_while_a_large_text_is_encoded(tokenizer: Tokenizer) -> None:
+    text = "".join(TEXTS[2:]) * 10_000
+    num_turns = 0
+    with ThreadPoolExecutor(1) as pool:
+        encoding = pool.submit(tokenizer.encode, text)
+        while not encoding.done():
+            time.sleep(0.001)
+            num_turns += 1
+    assert encoding.result()
+    assert num_turns > 20
 
 
 @PROPERTY

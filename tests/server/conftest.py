@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from http.client import HTTPConnection
@@ -15,8 +17,10 @@ import httpx
 import pytest
 import tokenizers
 
+ROOT = Path(__file__).parents[2]
 START_DEADLINE_S = 30
 END_DEADLINE_S = 20
+POLL_DEADLINE_S = 20  # a busy machine is no failure
 
 REAL_OPTIONS = (  # few shapes, so that little compiles; chunks that are short, so that a prefill takes many steps
     *("--max-running-requests", "8", "--chunked-prefill-size", "128", "--max-total-tokens", "65536"),
@@ -99,7 +103,7 @@ class RunningServer:
 
     def wait_for_stats(self, headers: dict[str, str] | None = None, **wanted: int) -> None:
         """Waits until the engine's counters are the wanted ones."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + POLL_DEADLINE_S
         while not wanted.items() <= (stats := self.stats(headers)).items():
             assert time.monotonic() < deadline, f"wanted {wanted}, got {stats}"
             time.sleep(0.02)
@@ -116,9 +120,9 @@ class RunningServer:
         """So many requests that do not end soon; they have reached the engine, and their clients leave at the end."""
         with contextlib.ExitStack() as clients:
             before = self.stats(headers)["num_added"]
-            for _ in range(count):
+            for number in range(1, count + 1):
                 clients.enter_context(contextlib.closing(self.send("/generate", LONG, headers)))
-            self.wait_for_stats(headers, num_added=before + count)
+                self.wait_for_stats(headers, num_added=before + number)
             yield
 
 
@@ -205,3 +209,35 @@ def data_of(lines: Iterable[str]) -> list[dict]:
     """The events of a stream of any API, with or without [DONE] at its end."""
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     return [json.loads(item) for item in data if item != "[DONE]"]
+
+
+def check_discreet(text: str) -> None:
+    """Nothing that a client reads tells where the server lies or what its code was doing."""
+    for secret in ("Traceback", 'File \\"', "ipc:", str(ROOT), sys.prefix, tempfile.gettempdir()):
+        assert secret not in text
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float = POLL_DEADLINE_S) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def is_listening(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,6 +1,5 @@
 """Who may come in: keys, the admin, and web pages."""
 
-import contextlib
 import re
 import socket
 from collections.abc import Iterator
@@ -382,24 +381,3 @@ class TestOrigins:
     ):
         response = server.http.post("/generate", json={"text": "a"}, headers={"Host": host, "Origin": origin})
         assert response.status_code == status
-
-
-class TestOpenness:
-    def test_a_server_open_to_all_says_so(self, make_server: ServerMaker, capfd):
-        for server, is_warned in (
-            ({"host": "0.0.0.0"}, True),
-            ({"host": "0.0.0.0", "api_key": (USER,)}, False),
-            ({"host": "127.0.0.1"}, False),
-        ):
-            with make_server(server=server):
-                pass
-            assert ("asks for no key" in capfd.readouterr().err) is is_warned
-
-    def test_answers_do_not_wait_for_acknowledgements(self, server: RunningServer):
-        from jsg.server.run import _listen
-
-        listener = _listen(ServerConfig(port=0))
-        with contextlib.closing(listener), socket.create_connection(listener.getsockname()):
-            accepted, _ = listener.accept()
-            with accepted:
-                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -226,6 +226,7 @@ class TestStreams:
             found = events(slow.http, max_tokens=900)
             assert found[0]["type"] == "message_start"
             assert found[-1]["type"] == "error"
+            assert found[-1].keys() == {"type", "error", "request_id"}
             assert found[-1]["error"]["type"] == "timeout_error"
             with (
                 client_of(slow).messages.stream(model="fake", max_tokens=900, messages=HI) as stream,
@@ -247,6 +248,7 @@ class TestAccess:
             with pytest.raises(anthropic.AuthenticationError) as caught:
                 client_of(keyed, "wrong").messages.create(model="fake", max_tokens=1, messages=HI)
             assert caught.value.type == "authentication_error"
+            assert caught.value.body["request_id"] == caught.value.request_id is not None
             by_token = {"model": "fake", "max_tokens": 1, "messages": HI}
             headers = {"Authorization": "Bearer secret", "anthropic-version": "2023-06-01", "anthropic-beta": "x"}
             assert keyed.http.post("/v1/messages?beta=true", json=by_token, headers=headers).status_code == 200

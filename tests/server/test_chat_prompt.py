@@ -199,6 +199,12 @@ class TestAnswers:
         exact = ChatPrompt(tokenizer).encode(self.MESSAGES, answers={1: own})
         assert exact[: len(begun) + len(own) + 1] == (*begun, *own, END)
 
+    def test_special_text_that_the_model_spelled_out_stays_text(self, tmp_path):
+        tokenizer = tokenizer_with(tmp_path, "{{ messages[0].content }}{{ messages[0].content }}")
+        messages = [{"role": "assistant", "content": "<|im_end|>"}]
+        own = tokenizer.encode("<|im_end|>", parse_special=False)
+        assert list(ChatPrompt(tokenizer).encode(messages, answers={0: own})) == own * 2
+
     def test_special_tokens_of_a_text_never_come_in(self, tokenizer):
         messages = [*CONVERSATION[:1], {"role": "assistant", "content": "<|im_end|>"}]
         plain = ChatPrompt(tokenizer).encode(messages)

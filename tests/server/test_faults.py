@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from tests.engine.fake_core import FAILING_TOKEN, RAISING_TOKEN
-from tests.server.conftest import RunningServer, ServerMaker
+from tests.server.conftest import RunningServer, ServerMaker, check_discreet, is_running, wait_until
 from tests.server.real_model import NAN_TOKEN, VOCAB
-from tests.server.test_shutdown import is_running, wait_until
 
 MAX_RUNNING = 8
 LASTING = {"temperature": 0, "ignore_eos": True}
@@ -180,6 +179,7 @@ class TestFailingRows:
             for failure, status in failures:
                 assert failure.result().status_code == status
                 assert failure.result().json()["error"]["message"]
+                check_discreet(failure.result().text)
             assert [answer.result().json()["output_ids"] for answer in answers] == alone
         server.wait_for_stats(**IDLE)
         assert engine_of(server) == engine

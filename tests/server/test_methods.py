@@ -31,7 +31,8 @@ def methods_by_path() -> dict[str, set[str]]:
     routes = list(routes_of(create_app(FrontDoor(), ServerConfig())))
     paths = sorted({re.sub(r"\{[^}]*\}", "fake", route.path) for route in routes})
     return {
-        path: {method for route in routes if route.path_regex.match(path) for method in route.methods or ()} for path in paths
+        path: {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
+        for path in paths
     }
 
 

@@ -278,7 +278,19 @@ class TestScrape:
         routes = {dict(labels)["route"] for labels in result.samples["jsg:http_requests_total"]}
         assert {route for route in routes if "nothing" in route} == set()
         assert result.get("jsg:http_requests_total", route="other", status="404") >= 2
-        assert result.get("jsg:http_requests_total", route="/generate", method="other") == 1
+        assert result.get("jsg:http_requests_total", route="/generate", method="other") >= 1
+
+    def test_every_path_of_ours_has_its_own_label(self, http: httpx.Client):
+        paths = [path for path in http.get("/openapi.json").json()["paths"] if "{" not in path]
+        before = scrape(http)
+        for path in paths:
+            http.request("BREW", path)
+        after = scrape(http)
+        for path in paths:
+            assert after.get("jsg:http_requests_total", route=path, method="other") > 0, path
+        assert after.get("jsg:http_requests_total", route="/openapi.json", status="200") >= 1
+        others = [result.by("jsg:http_requests_total", "route").get("other", 0) for result in (before, after)]
+        assert others[0] == others[1]
 
     def test_a_parameter_in_a_path_is_no_label(self, http: httpx.Client):
         for name in ("fake", "another"):
@@ -334,11 +346,21 @@ def test_a_scrape_never_waits_long_for_the_engine(make_server: ServerMaker):
             for result in results:
                 assert result.get("jsg:engine_steps_total") == before.get("jsg:engine_steps_total")
                 assert result.get("jsg:engine_stats_age_seconds") >= 0.9
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        scrape_until(server.http, lambda result: result.get("jsg:engine_stats_age_seconds") < 0.9)
+
+
+@pytest.mark.slow
+def test_an_engine_that_stands_still_is_not_up(make_server: ServerMaker):
+    with make_server() as server:
+        pid = server.stats()["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
             scrape_until(server.http, lambda result: result.get("jsg:engine_up") == 0)
         finally:
             os.kill(pid, signal.SIGCONT)
-        result = scrape_until(server.http, lambda result: result.get("jsg:engine_up") == 1)
-        assert scrape(server.http).get("jsg:engine_stats_age_seconds") < 0.9
+        scrape_until(server.http, lambda result: result.get("jsg:engine_up") == 1)
 
 
 def test_requests_under_way_are_seen(server: RunningServer, http: httpx.Client):
@@ -430,13 +452,14 @@ class SimpleAnswer:
         self.token_ids: list[int] = []
         self.elapsed_s = self.queue_s = 0.0
         self.first_token_s: float | None = None
+        self.finish: FinishReason | None = None
 
     def push(self, at: float, num_tokens: int, finish: FinishType | None = None) -> AnswerDelta:
         self.elapsed_s = at
         self.first_token_s = at if self.first_token_s is None and num_tokens else self.first_token_s
         self.token_ids += [7] * num_tokens
-        reason = None if finish is None else FinishReason(finish)
-        return AnswerDelta(text="", token_ids=(7,) * num_tokens, logprobs=(), finish=reason)
+        self.finish = None if finish is None else FinishReason(finish)
+        return AnswerDelta(text="", token_ids=(7,) * num_tokens, logprobs=(), finish=self.finish)
 
 
 def scraped(metrics: Metrics, accept: str = "") -> Scrape:

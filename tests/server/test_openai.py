@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -215,6 +216,10 @@ class TestChat:
         fields = ["tools", "response_format", "stop", "seed", "temperature", "n", "stream", "logit_bias", "user"]
         assert chat(http, max_tokens=1, **dict.fromkeys(fields)).status_code == 200
 
+    def test_top_k_of_zero_keeps_all(self, http):
+        assert chat(http, max_tokens=1, top_k=0).status_code == 200
+        assert "top_k must be" in error_of(chat(http, max_tokens=1, top_k=-2))["message"]
+
     def test_sampling_beyond_openais(self, http):
         extra = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": True, "stop_token_ids": [3]}
         assert (
@@ -266,6 +271,27 @@ class TestChat:
     def test_a_name_for_the_request(self, http):
         assert chat(http, max_tokens=1, rid="mine-1").json()["id"] == "mine-1"
         assert chat(http, max_tokens=1, request_id="mine-1").json()["id"] == "chatcmpl-mine-1"
+
+    def test_the_end_user_is_in_the_log(self, make_server, tmp_path):
+        path = tmp_path / "stderr"
+        with make_server(server={"log_requests": True}, stderr=path) as logging:
+            chat(logging.http, max_tokens=1, user="u", safety_identifier="s")
+            chat(logging.http, max_tokens=1, user="v")
+            deadline = time.monotonic() + 10
+            while (lines := path.read_text()).count('"route":"/v1/chat/completions"') < 2:
+                assert time.monotonic() < deadline, lines
+                time.sleep(0.01)
+        logged = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
+        assert [line["user"] for line in logged if line["route"] == "/v1/chat/completions"] == ["s", "v"]
+
+    def test_a_name_that_is_in_use(self, server):
+        body = {"messages": HI, "rid": "used"}
+        with contextlib.closing(server.send("/v1/chat/completions", body)):
+            server.wait_for_stats(num_running=1)
+            response = complete(server.http, "abc", rid="used")
+            assert response.status_code == 400
+            assert "used" in error_of(response)["message"]
+        server.wait_for_stats(num_running=0)
 
     def test_a_salt_parts_the_cache(self, http):
         def cached(**body) -> int:

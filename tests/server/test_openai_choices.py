@@ -1,7 +1,10 @@
 """Answers → `choices`: what comes in pieces adds up to the whole, and offsets are places in it."""
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +13,9 @@ from hypothesis import strategies as st
 from jsg.errors import AbortedError
 from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
-from jsg.server.openai_chat import ChatChoice
+from jsg.server.caller import ApiCall, Caller
+from jsg.server.chat_prompt import ChatPrompt
+from jsg.server.openai_chat import ChatBody, ChatChoice, _prompt
 from jsg.server.openai_common import Choice, TokenNames
 from jsg.server.openai_completions import TextChoice
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
@@ -124,6 +129,18 @@ class TestMessages:
         content = [entry for piece in pieces for entry in (piece["logprobs"] or {"content": []})["content"]]
         assert content == whole["logprobs"]["content"]
         assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_only_a_continued_message_keeps_its_leading_space(tokenizer, continues):
+    front: Any = SimpleNamespace(
+        chat=ChatPrompt(tokenizer),
+        generator=SimpleNamespace(info=SimpleNamespace(max_request_tokens=1000)),
+    )
+    messages = [{"role": "assistant", "content": "a"}]
+    body = ChatBody.model_validate({"messages": messages, "continue_final_message": continues})
+    call = ApiCall(caller=Caller(), route="/v1/chat/completions", request_id="a")
+    assert asyncio.run(_prompt(body, call, front)).is_continued is continues
 
 
 @pytest.mark.parametrize("kind", ["text", "chat"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -98,3 +99,17 @@ def test_what_is_wrong_is_named(http: httpx.Client, changes: dict, param: str | 
 
 def test_one_that_fails_fails_all(http: httpx.Client):
     assert score(http, query=[511]).status_code == 500
+
+
+def test_one_that_is_aborted_has_no_scores(make_server: ServerMaker):
+    with make_server(engine={"max_running_requests": 1}) as server:
+        long = {"input_ids": [1], "stream": True, "sampling_params": {"max_new_tokens": 1000}}
+        with server.http.stream("POST", "/generate", json=long) as response, ThreadPoolExecutor(1) as pool:
+            events = response.iter_raw()
+            next(events)
+            scoring = pool.submit(score, server.http)
+            server.wait_for_stats(num_waiting=2)
+            assert server.http.post("/abort_request", json={"abort_all": True}).json()["aborted"] == 3
+            aborted = scoring.result(20)
+        assert aborted.status_code >= 400
+        assert aborted.json()["error"]["code"] == "request_aborted"

@@ -5,36 +5,30 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.server.conftest import LONG_STREAMS, RunningServer, ServerMaker, data_of, events_of
+from tests.server.conftest import (
+    LONG_STREAMS,
+    RunningServer,
+    ServerMaker,
+    check_discreet,
+    data_of,
+    events_of,
+    free_port,
+    is_listening,
+    is_running,
+    wait_until,
+)
 
 WHOLE = {path: body | {"stream": False} for path, body in LONG_STREAMS.items()}
 FINISHES = (  # how the end of an answer is told
     *('"finish_reason":"', '"type":"length"', '"type":"stop"', '"type":"abort"', '"message_stop"'),
     *('"response.completed"', '"response.incomplete"', '"status":"completed"'),
 )
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition, deadline_s: float = 5) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager
@@ -48,6 +42,7 @@ def open_stream(server: RunningServer, path: str = "/generate") -> Iterator[Iter
 
 def check_cut_short(path: str, lines: list[str], why: str) -> None:
     """The stream ends with an error, and nothing in it looks like an end of the answer."""
+    check_discreet("".join(lines))
     last = data_of(lines)[-1]
     assert why in json.dumps(last), (path, last)
     assert "error" in last or last["type"] == "error" or last["response"]["error"], (path, last)
@@ -69,7 +64,7 @@ class TestOneSignal:
             started = time.monotonic()
             server.process.terminate()
             status, rest = server.end()
-            assert time.monotonic() - started < 1
+            assert time.monotonic() - started < 10
             assert status == 0
             assert json.loads(rest.strip()) == {"heavy": []}, "the front process loaded what only the engine needs"
             assert not is_running(pid)
@@ -107,7 +102,7 @@ class TestOneSignal:
                 assert events_of(response)[-1]["meta_info"]["completion_tokens"] == 300
             started = time.monotonic()
             assert server.end()[0] == 0
-            assert time.monotonic() - started < 2
+            assert time.monotonic() - started < 10
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_what_does_not_finish_in_time_ends_with_an_error(self, make_server: ServerMaker, number):
@@ -121,6 +116,7 @@ class TestOneSignal:
                     check_cut_short(path, list(lines), "shutting down")
                 for path, answer in whole.items():
                     assert answer.result().status_code == 503, path
+                    check_discreet(answer.result().text)
                     assert "retry-after" in answer.result().headers
             assert server.end()[0] == 0
 
@@ -131,14 +127,12 @@ class TestOneSignal:
             with contextlib.closing(server.send("/generate", {**much, "sampling_params": sampling})) as connection:
                 assert connection.sock.recv(1)
                 server.process.terminate()
-                started = time.monotonic()
                 assert server.end()[0] == 0
-                assert time.monotonic() - started < 5
 
     def test_while_loading(self, make_server: ServerMaker, tmp_path):
         port, gate = free_port(), tmp_path / "never made"
         with make_server(engine={"tokenizer_path": str(gate)}, server={"port": port}, wait=False) as server:
-            wait_until_it_listens(port)
+            wait_until(lambda: is_listening(port))
             server.process.terminate()
             assert server.end()[0] == 0
 
@@ -152,7 +146,7 @@ class TestTwoSignals:
             wait_until(lambda: server.http.get("/ready").status_code == 503)
             assert server.process.poll() is None
             server.process.send_signal(number)
-            assert server.process.wait(2) == status
+            assert server.process.wait(10) == status
             wait_until(lambda: not is_running(pid))
 
 
@@ -170,6 +164,7 @@ class TestDeath:
                     check_cut_short(path, list(lines), "engine process ended")
                 for answer in whole.values():
                     assert answer.result().status_code == 503
+                    check_discreet(answer.result().text)
                 assert time.monotonic() - killed < 2
                 for path in ("/health", "/ready"):
                     probe = server.http.get(path)
@@ -196,7 +191,7 @@ class TestDeath:
         with make_server() as server, open_stream(server) as lines:
             pid = server.stats()["pid"]
             server.process.kill()
-            wait_until(lambda: not is_running(pid), deadline_s=3)
+            wait_until(lambda: not is_running(pid))
             with contextlib.suppress(httpx.TransportError):
                 list(lines)
 
@@ -209,7 +204,7 @@ class TestStall:
             pid = server.stats()["pid"]
             os.kill(pid, signal.SIGSTOP)
             try:
-                wait_until(lambda: server.http.get("/health").status_code == 503, deadline_s=8)
+                wait_until(lambda: server.http.get("/health").status_code == 503)
                 for path in ("/health", "/ready"):
                     assert server.http.get(path).json() == {"status": "stalled"}
             finally:
@@ -225,7 +220,7 @@ class TestStall:
             try:
                 started = time.monotonic()
                 assert server.http.get("/health_generate").status_code == 503
-                assert time.monotonic() - started < 2
+                assert 0.5 <= time.monotonic() - started < 10
             finally:
                 os.kill(pid, signal.SIGCONT)
             wait_until(lambda: server.http.get("/health_generate").status_code == 200)
@@ -238,20 +233,3 @@ class TestStall:
             assert any("shutting down" in line for line in lines)
             assert server.end()[0] == 0
             assert not is_running(pid)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
-def wait_until_it_listens(port: int) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            httpx.get(f"http://127.0.0.1:{port}/health")
-        except httpx.ConnectError:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        else:
-            return

@@ -1,6 +1,7 @@
 """`traceparent`, and the spans that a collector gets."""
 
 import builtins
+import contextlib
 import subprocess
 import sys
 import threading
@@ -248,6 +249,7 @@ def test_the_end_sends_what_waits_and_a_path_is_added(make_server: ServerMaker):
         assert set(collector.paths) == {"/v1/traces"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_collector_that_is_away_or_hangs_harms_nobody(make_server: ServerMaker, tmp_path: Path, hangs: bool):
     with contextlib.ExitStack() as stack:
@@ -296,7 +298,7 @@ class TestEndpoint:
             assert "--otlp-traces-endpoint" in (tmp_path / "err").read_text()
 
     def test_nothing_of_it_is_loaded_unless_asked_for(self):
-        """The packages may be missing. (FastAPI imports OpenTelemetry's API where it is there, which exports nothing.)"""
+        """The packages may be missing. FastAPI imports OpenTelemetry's API where that is there; it exports nothing."""
         names = "('opentelemetry.sdk', 'opentelemetry.exporter', 'opentelemetry.proto')"
         code = f"import sys, jsg.server.run; print([n for n in sys.modules if n.startswith({names})])"
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,208 @@
+"""Every query of the dashboard and of the alerts finds something in a real scrape."""
+
+import json
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import yaml
+
+from jsg.config import ServerConfig
+from jsg.server.telemetry import Telemetry
+from tests.deploy.promql import TARGET_LABELS, PromqlError, Series, check, tokens_of
+from tests.engine.fake_core import FAILING_TOKEN
+from tests.server.conftest import ServerMaker
+from tests.server.scrape import Scrape, scrape
+from tests.test_layout import ROOT
+
+DASHBOARD = json.loads((ROOT / "deploy/grafana/jsg.json").read_text(encoding="utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+TARGETS = [(panel["title"], target) for panel in PANELS for target in panel["targets"]]
+RULES = yaml.safe_load((ROOT / "deploy/prometheus/jsg.rules.yml").read_text())["groups"][0]["rules"]
+PROMETHEUS = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+
+GRID_WIDTH = 24
+PANEL_TYPES = {"stat", "timeseries", "heatmap"}
+NOT_SHOWN = {
+    "jsg:engine_generated_tokens_total": "the front's count is what clients got",
+    "jsg:generation_throughput": "a rate over the interval of the panel is better",
+}
+LEGEND_LABEL = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+SUFFIXES = ("_bucket", "_sum", "_count")
+
+
+class Known:
+    """The series of a scrape."""
+
+    def __init__(self, result: Scrape) -> None:
+        self._result = result
+        families = {family.name: family.type for family in Telemetry(ServerConfig()).families()}
+        self._histograms = {name for name, kind in families.items() if kind == "histogram"}
+
+    def __call__(self, name: str) -> Series | None:
+        samples = self._result.samples.get(name)
+        if not samples:
+            return None
+        labels: dict[str, set[str]] = {}
+        for pairs in samples:
+            for label, value in pairs:
+                labels.setdefault(label, set()).add(value)
+        is_part = any(name == stem + suffix for stem in self._histograms for suffix in SUFFIXES)
+        return Series(labels, is_part or name.endswith("_total"))
+
+
+@pytest.fixture(scope="module")
+def known(make_server: ServerMaker) -> Iterator[Known]:
+    """A server's series after some traffic, a server error too."""
+    with make_server() as server:
+        post(server.http, {"text": "hello", "sampling_params": {"max_new_tokens": 4}}, 200)
+        post(server.http, {"input_ids": [FAILING_TOKEN]}, 500)
+        post(server.http, {"nonsense": 1}, 400)
+        yield Known(scrape(server.http))
+
+
+def post(http: httpx.Client, body: dict, status: int) -> None:
+    assert http.post("/generate", json=body).status_code == status
+
+
+class TestDashboard:
+    @pytest.mark.parametrize(("title", "target"), TARGETS, ids=lambda value: value if isinstance(value, str) else "")
+    def test_each_query_finds_series_and_its_legend_labels(self, known: Known, title: str, target: dict):
+        labels = check(target["expr"], known)
+        for label in LEGEND_LABEL.findall(target["legendFormat"]):
+            assert label in labels, f"{title}: the legend names {label}, the query gives {sorted(labels)}"
+
+    def test_every_metric_of_ours_is_shown(self, known: Known):
+        """What is counted is there to be looked at."""
+        shown = {token.text for _, target in TARGETS for token in tokens_of(target["expr"]) if token.kind == "name"}
+        stems = {re.sub("(_bucket|_sum|_count)$", "", name) for name in shown}
+        names = set(known._result.samples)
+        ours = {re.sub("(_bucket|_sum|_count)$", "", name) for name in names}
+        assert ours - stems == set(NOT_SHOWN)
+
+    def test_variables_are_declared_and_used(self):
+        variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+        assert set(variables) == {"datasource", "job", "instance"}
+        assert variables["datasource"]["query"] == "prometheus"
+        used = {name for _, target in TARGETS for name in VARIABLE.findall(target["expr"])}
+        assert used - {"__rate_interval"} == {"job", "instance"}
+
+    def test_variables_ask_for_what_there_is(self, known: Known):
+        for variable in DASHBOARD["templating"]["list"]:
+            if variable["type"] != "query":
+                continue
+            match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
+            assert match and match[2] in TARGET_LABELS
+            check(match[1], known)
+
+    def test_each_query_is_limited_to_the_chosen_servers(self):
+        for title, target in TARGETS:
+            num_series = sum(token.text.startswith("jsg:") for token in tokens_of(target["expr"]))
+            assert target["expr"].count('job=~"$job", instance=~"$instance"') == num_series > 0, title
+
+    def test_everything_asks_the_chosen_data_source(self):
+        source = {"type": "prometheus", "uid": "${datasource}"}
+        for panel in PANELS:
+            assert panel["datasource"] == source, panel["title"]
+            assert all(target["datasource"] == source for target in panel["targets"]), panel["title"]
+
+    def test_panels_have_places_that_do_not_overlap(self):
+        taken: set[tuple[int, int]] = set()
+        for panel in DASHBOARD["panels"]:
+            grid = panel["gridPos"]
+            assert grid["x"] + grid["w"] <= GRID_WIDTH, panel["title"]
+            cells = {
+                (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
+            }
+            assert not cells & taken, panel["title"]
+            taken |= cells
+
+    def test_panels_are_whole(self):
+        ids = [panel["id"] for panel in DASHBOARD["panels"]]
+        assert len(set(ids)) == len(ids)
+        for panel in PANELS:
+            assert panel["type"] in PANEL_TYPES, panel["title"]
+            assert panel["fieldConfig"]["defaults"].get("unit") or panel["type"] == "heatmap", panel["title"]
+            refs = [target["refId"] for target in panel["targets"]]
+            assert len(set(refs)) == len(refs) > 0, panel["title"]
+
+    def test_its_rows_are_those_of_the_documentation(self):
+        rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
+        assert rows == ["Overview", "Latency", "Tokens", "Cache", "Scheduler", "Errors", "Front"]
+
+
+class TestPrometheus:
+    @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+    def test_each_alert_finds_series_and_the_labels_that_it_names(self, known: Known, rule: dict):
+        labels = check(rule["expr"], known)
+        for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]):
+            assert label in labels
+
+    def test_the_configuration_loads_the_rules_and_scrapes_the_default_port(self):
+        assert PROMETHEUS["rule_files"] == ["jsg.rules.yml"]
+        [job] = PROMETHEUS["scrape_configs"]
+        assert job["static_configs"] == [{"targets": [f"localhost:{ServerConfig().port}"]}]
+        assert job.get("metrics_path", "/metrics") == "/metrics"
+
+
+SERIES = {
+    "c_total": Series({"reason": {"stop"}}, is_counter=True),
+    "h_bucket": Series({"le": {"1", "+Inf"}}, is_counter=True),
+    "g": Series({"state": {"free"}}, is_counter=False),
+}
+
+
+class TestChecker:
+    """The checker itself: what is wrong is found."""
+
+    @pytest.mark.parametrize(
+        ("query", "labels"),
+        [
+            ("g", {"state", "job", "instance"}),
+            ('g{state="free", job=~"$job"}', {"state", "job", "instance"}),
+            ("sum(g)", set()),
+            ("sum by (state) (g) / sum by (state) (g)", {"state"}),
+            ("rate(c_total[5m])", {"reason", "job", "instance"}),
+            ("sum by (reason) (rate(c_total[$__rate_interval])) > 0.5", {"reason"}),
+            ("histogram_quantile(0.9, sum by (le, job) (rate(h_bucket[1m])))", {"job"}),
+            ("rate(c_total[5m]) > 0 and on (job) g > 1", {"reason", "job", "instance"}),
+        ],
+    )
+    def test_a_right_query(self, query: str, labels: set[str]):
+        assert check(query, SERIES.get) == labels
+
+    @pytest.mark.parametrize(
+        "query",
+        [
+            "",
+            "missing",
+            "g g",
+            "g{",
+            "g{state}",
+            'g{stat="free"}',
+            'g{state="fre"}',
+            'g{state=~"fr"}',
+            "sum by (reason) (g)",
+            "sum by reason (g)",
+            "sum(g",
+            "rate(g[5m])",
+            "rate(c_total)",
+            "rate(c_total[5])",
+            "c_total[5m]",
+            "irate(c_total[5m])",
+            "histogram_quantile(0.9, rate(c_total[5m]))",
+            "histogram_quantile(0.9, sum(rate(h_bucket[5m])))",
+            "histogram_quantile(sum by (le) (rate(h_bucket[5m])))",
+            "h_bucket",
+            "g / sum(g)",
+            "g > 1 and on (reason) g",
+            "g + g * g",
+            "sum(1)",
+            "g ; g",
+        ],
+    )
+    def test_a_wrong_query(self, query: str):
+        with pytest.raises(PromqlError):
+            check(query, SERIES.get)

@@ -1,0 +1,248 @@
+"""Nothing that can be sent gives a 5xx: bodies close to valid ones, and whatever the interface's description allows."""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import hypothesis
+import pytest
+import schemathesis
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from jsg.config import ServerConfig
+from jsg.server.app import create_app
+from jsg.server.front import FrontDoor
+from tests.engine.fake_core import CRASHING_TOKEN, FAILING_TOKEN
+from tests.server.conftest import RunningServer, ServerMaker
+from tests.server.test_bad_input import MESSAGES, VALID, body_schemas, error_of
+
+DOCUMENT = create_app(FrontDoor(), ServerConfig()).openapi()
+CHECKS = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+)
+RICH: dict[str, dict[str, Any]] = {
+    "/generate": {
+        "input_ids": [[1, 2], [3]],
+        "sampling_params": {"max_new_tokens": 2, "stop": ["x"], "logit_bias": {"5": 1}, "n": 2, "temperature": 0.5},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 2,
+        "rid": ["a", "b"],
+    },
+    "/v1/chat/completions": {
+        "messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}],
+        "max_completion_tokens": 2,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "stop": ["x"],
+        "logit_bias": {"5": 1},
+        "seed": 1,
+    },
+    "/v1/completions": {"prompt": ["a", "b"], "max_tokens": 2, "echo": True, "logprobs": 1, "n": 2, "stop": "x"},
+    "/v1/messages": {
+        "messages": [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": "b"}]}],
+        "system": "s",
+        "max_tokens": 2,
+        "stop_sequences": ["x"],
+        "metadata": {"user_id": "u"},
+        "stream": True,
+    },
+    "/v1/responses": {
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}],
+        "instructions": "i",
+        "max_output_tokens": 2,
+        "metadata": {"a": "b"},
+        "include": ["message.output_text.logprobs"],
+        "stream": True,
+    },
+}
+"""Larger bodies, of which there is more to spoil."""
+
+
+@pytest.fixture(scope="module")
+def small(make_server: ServerMaker) -> Iterator[RunningServer]:
+    """A server whose longest request is 64 tokens, so that every answer is short."""
+    with make_server(engine={"max_total_tokens": 64}) as server:
+        pid = server.stats()["pid"]
+        yield server
+        assert server.process.poll() is None
+        assert server.stats()["pid"] == pid, "the engine process was lost"
+        server.wait_for_stats(num_running=0)
+
+
+texts = st.text(st.characters(), max_size=8) | st.sampled_from(
+    ["", "\0", "\ud800", "<|im_end|>", "../../etc/passwd", "{{7*7}}", "%s%n", "a" * 5000, "\u202e", "-1", "null"]
+)
+integers = st.integers(-3, 300) | st.sampled_from([2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63), 10**18])
+numbers = integers | st.floats() | st.sampled_from([10**400, -0.0, 5e-324])
+scalars = st.none() | st.booleans() | numbers | texts
+junk = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=8
+)
+
+
+def field_names() -> list[str]:
+    schemas = DOCUMENT["components"]["schemas"].values()
+    return sorted({name for schema in schemas for name in schema.get("properties", {})})
+
+
+names = st.sampled_from(field_names()) | texts
+
+
+def places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    yield place
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield from places(inner, (*place, key))
+
+
+@st.composite
+def spoiled(draw: st.DrawFn) -> tuple[str, Any]:
+    """A path, and a valid body of it of which one to three parts are changed."""
+    path = draw(st.sampled_from(sorted(VALID)))
+    body: Any = json.loads(json.dumps(draw(st.sampled_from([VALID[path], RICH.get(path, VALID[path])]))))
+    for _ in range(draw(st.integers(1, 3))):
+        place = draw(st.sampled_from(list(places(body))))
+        parent = body
+        for key in place[:-1]:
+            parent = parent[key]
+        match draw(st.sampled_from(["replace", "remove", "add", "repeat"])):
+            case "replace" if place:
+                parent[place[-1]] = draw(junk)
+            case "remove" if place:
+                del parent[place[-1]]
+            case "add" if isinstance(target := parent[place[-1]] if place else body, dict):
+                target[draw(names)] = draw(junk)
+            case "repeat" if place and isinstance(parent, list):
+                parent += [parent[place[-1]]] * draw(st.sampled_from([1, 50, 3000]))
+    return path, body
+
+
+def send(server: RunningServer, path: str, content: bytes) -> httpx.Response:
+    """The answer; it is no failure inside, and a refusal in the form of its API."""
+    response = server.http.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code < 500, f"{content[:2000]!r} gave {response.text}"
+    if response.status_code != 200:
+        assert error_of(path, response)["message"]
+    elif response.headers["content-type"].startswith("text/event-stream"):
+        assert '"server_error"' not in response.text and "api_error" not in response.text
+    return response
+
+
+def is_safe(value: Any) -> bool:
+    """Whether the scripted engine does not fail or end on purpose."""
+    return not any(value_at(value, place) in (FAILING_TOKEN, CRASHING_TOKEN) for place in places(value))
+
+
+def value_at(value: Any, place: tuple[str | int, ...]) -> Any:
+    for key in place:
+        value = value[key]
+    return value
+
+
+def check_spoiled(server: RunningServer, spoilt: tuple[str, Any], as_utf8: bool) -> None:
+    path, body = spoilt
+    hypothesis.assume(is_safe(body))
+    send(server, path, json.dumps(body, ensure_ascii=not as_utf8).encode(errors="surrogatepass"))
+
+
+def check_damaged(server: RunningServer, path: str, cuts: list[tuple[float, bytes]]) -> None:
+    content = json.dumps(RICH.get(path, VALID[path])).encode()
+    for where, inserted in cuts:
+        at = math.floor(where * len(content))
+        content = content[:at] + inserted + content[at + len(inserted) // 2 + 1 :]
+    send(server, path, content)
+
+
+all_paths = st.sampled_from(sorted(VALID))
+damages = st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=4) | st.sampled_from(list(b'{}[]":,\\0e-'.split()))))
+
+
+@pytest.mark.parametrize("num_examples", [100, pytest.param(2000, marks=pytest.mark.slow)])
+class TestMutated:
+    def test_spoiled_bodies(self, small: RunningServer, num_examples):
+        @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))
+        @hypothesis.given(spoilt=spoiled(), as_utf8=st.booleans())
+        def run(spoilt, as_utf8):
+            check_spoiled(small, spoilt, as_utf8)
+
+        run()
+
+    def test_damaged_bytes(self, small: RunningServer, num_examples):
+        @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))
+        @hypothesis.given(path=all_paths, cuts=damages)
+        def run(path, cuts):
+            check_damaged(small, path, cuts)
+
+        run()
+
+
+def cases() -> Iterator[Any]:
+    """Every operation with what its description allows, and, where something is said of its input, with the rest."""
+    for result in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations():
+        operation = result.ok()
+        described = DOCUMENT["paths"][operation.path][operation.method]
+        for mode in schemathesis.GenerationMode:
+            has_query = any(each["in"] == "query" for each in described.get("parameters", ()))
+            can_be_wrong = "requestBody" in described or has_query
+            if mode is schemathesis.GenerationMode.POSITIVE or can_be_wrong:
+                yield pytest.param(operation, mode, id=f"{operation.label} {mode.value}")
+
+
+@pytest.mark.parametrize("num_examples", [4, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("operation", "mode"), list(cases()))
+def test_the_description_is_true(small: RunningServer, operation: Any, mode, num_examples):
+    @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    def run(case):
+        hypothesis.assume(is_safe(case.body if isinstance(case.body, dict | list) else {}))
+        response = case.call(base_url=str(small.http.base_url), timeout=20)
+        case.validate_response(response, checks=CHECKS)
+
+    run()
+
+
+class TestDescription:
+    def test_it_is_served(self, small: RunningServer):
+        assert small.http.get("/openapi.json").json() == DOCUMENT
+
+    def test_every_body_is_described_in_full(self):
+        known = DOCUMENT["components"]["schemas"]
+        for path, schema in body_schemas().items():
+            described = known[schema["$ref"].rsplit("/", 1)[1]]
+            assert described["additionalProperties"] is False, path
+            assert described["properties"], path
+
+    def test_streams_are_described(self):
+        streaming = {
+            path
+            for path, methods in DOCUMENT["paths"].items()
+            if "text/event-stream" in methods.get("post", {}).get("responses", {}).get("200", {}).get("content", {})
+        }
+        assert streaming == set(RICH)
+
+    def test_keys_are_described_where_there_are_some(self):
+        keyed = create_app(FrontDoor(), ServerConfig(api_key=("a",))).openapi()
+        assert set(keyed["components"]["securitySchemes"]) == {"bearer", "header"}
+        for path, methods in keyed["paths"].items():
+            for operation in methods.values():
+                assert ("security" in operation) == (path not in ("/health", "/ready"))
+        assert "securitySchemes" not in DOCUMENT["components"]
+
+    def test_no_failure_is_described_that_never_comes(self):
+        assert "HTTPValidationError" not in json.dumps(DOCUMENT)

@@ -1,0 +1,91 @@
+"""The start of a server: when it listens, what it prints, and what keeps it from starting."""
+
+import contextlib
+import json
+import shlex
+import socket
+import subprocess
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from jsg.config import ServerConfig
+from jsg.server.front import FrontDoor
+from jsg.server.run import _listen, _uvicorn_config
+from jsg.server.telemetry import Telemetry
+from tests.engine.fake_core import TOO_LARGE
+from tests.server.conftest import RunningServer, ServerMaker, free_port, is_listening, wait_until
+
+
+class TestGreeting:
+    def test_the_printed_curl_line_works(self, server: RunningServer):
+        line = next(line for line in server.greeting.splitlines() if line.startswith("curl "))
+        done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=20, check=True)
+        assert json.loads(done.stdout)["object"] == "chat.completion"
+
+    def test_a_model_without_template_prints_another_line(self, make_server: ServerMaker, plain_tokenizer_dir):
+        with make_server(tokenizer=plain_tokenizer_dir) as server:
+            line = next(line for line in server.greeting.splitlines() if line.startswith("curl "))
+            done = subprocess.run(shlex.split(line), capture_output=True, timeout=20, check=True)
+            assert json.loads(done.stdout)["text"].startswith("Once upon")
+            body = {"messages": [{"role": "user", "content": "hi"}]}
+            response = server.http.post("/v1/chat/completions", json=body)
+            assert response.status_code == 400
+            assert "template" in response.json()["error"]["message"]
+
+
+class TestStart:
+    def test_it_listens_while_the_engine_loads(self, make_server: ServerMaker, tmp_path):
+        port, gate = free_port(), tmp_path / "gate"
+        with make_server(engine={"tokenizer_path": str(gate)}, server={"port": port}, wait=False) as server:
+            server.http.base_url = f"http://127.0.0.1:{port}"
+            wait_until(lambda: is_listening(port))
+            assert server.http.get("/health").json() == {"status": "loading"}
+            assert server.http.get("/ready").status_code == 503
+            early = server.http.post("/generate", json={"text": "a"})
+            assert early.status_code == 503
+            assert "loading" in early.json()["error"]["message"]
+            gate.touch()
+            server.wait_until_ready()
+            assert server.http.get("/ready").status_code == 200
+
+    def test_a_start_that_fails_ends_it(self, make_server: ServerMaker, capfd):
+        with make_server(engine={"model_path": TOO_LARGE}, wait=False) as server:
+            assert server.end()[0] == 2
+        said = capfd.readouterr().err
+        assert "--mem-fraction-static" in said
+        assert "Traceback" not in said
+
+    def test_an_address_in_use_ends_it(self, make_server: ServerMaker, capfd):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with make_server(server={"port": port}, wait=False) as server:
+                assert server.end()[0] == 2
+        said = capfd.readouterr().err
+        assert "--port" in said
+        assert "Traceback" not in said
+
+
+class TestListener:
+    def test_http_is_read_by_h11_and_there_are_no_websockets(self):
+        config = ServerConfig()
+        uvicorn_config = _uvicorn_config(FrontDoor(), config, Telemetry(config))
+        uvicorn_config.load()
+        assert issubclass(uvicorn_config.http_protocol_class, H11Protocol)
+        assert uvicorn_config.ws_protocol_class is None
+
+    def test_a_server_open_to_all_says_so(self, make_server: ServerMaker, capfd):
+        for server, is_warned in (
+            ({"host": "0.0.0.0"}, True),
+            ({"host": "0.0.0.0", "api_key": ("key",)}, False),
+            ({"host": "127.0.0.1"}, False),
+        ):
+            with make_server(server=server):
+                pass
+            assert ("asks for no key" in capfd.readouterr().err) is is_warned
+
+    def test_answers_do_not_wait_for_acknowledgements(self):
+        listener = _listen(ServerConfig(port=0))
+        with contextlib.closing(listener), socket.create_connection(listener.getsockname()):
+            accepted, _ = listener.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
