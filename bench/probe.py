@@ -1,7 +1,7 @@
 """How long a server takes to say that it is well: `python -m bench.probe URL PERIOD_S`, until its stdin ends.
 
-A process of its own with one socket, so that its delays are the server's (and those of the machine), not those of a
-busy client. Prints a JSON list of seconds.
+A process of its own with one socket, so that its delays are the server's and those of the machine, not those of a busy
+client. How late its own timer is tells the machine's part. Prints JSON with two lists of seconds.
 """
 
 import http.client
@@ -17,15 +17,19 @@ LIMIT_S = 60
 def main(url: str, period_s: float) -> None:
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=LIMIT_S)
-    seconds = []
-    while not select.select([sys.stdin], [], [], period_s)[0]:
+    answered, late = [], []
+    while True:
+        due = time.perf_counter() + period_s
+        if select.select([sys.stdin], [], [], period_s)[0]:
+            break
         started = time.perf_counter()
+        late.append(max(0.0, started - due))
         connection.request("GET", "/health")
         response = connection.getresponse()
         response.read()
-        seconds.append(time.perf_counter() - started)
+        answered.append(time.perf_counter() - started)
         assert response.status == 200, f"/health answered {response.status}"
-    print(json.dumps(seconds))
+    print(json.dumps({"answered": answered, "late": late}))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from bench.report import Report
 from bench.served import Served, served
 from bench.serving.client import open_session
 from bench.soak.client import LIMIT_S, Answer, Broken, Client
-from bench.soak.memory import Sample, Watch, minima, theil_sen
+from bench.soak.memory import MIB, Sample, Watch, minima, theil_sen
 from bench.soak.mix import SHARES, Mix, Task
 
 POOL_TOKENS = 600  # of requests of up to 268
@@ -61,7 +61,7 @@ class Soak:
 
     minutes: float = 30.0
     clients: int = 8
-    pause_s: float = 0.1
+    pause_s: float = 0.5
     seed: int = 0
     period_s: float = 2.0
     bin_s: float = 60.0
@@ -289,6 +289,8 @@ def add_figures(report: Report, knobs: Soak, result: Result) -> None:
                 f"{process}: slope of private memory", "MiB/h", [slope.per_hour], interval=low_high, target="< 1"
             )
             report.add(f"{process}: least private memory of each stretch", "MiB", [held for _, held in points])
+        held = [sample.usage[process].private / MIB for sample in result.samples]
+        report.add(f"{process}: private memory, every {knobs.period_s:g} s", "MiB", held)
         for name in ("num_fds", "num_threads"):
             report.add(f"{process}: {name}", "count", [getattr(s.usage[process], name) for s in result.samples])
 

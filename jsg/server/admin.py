@@ -28,10 +28,10 @@ class AbortBody(Body):
     )
 
     rid: Annotated[str, StringConstraints(max_length=256)] | None = Field(
-        None, description="ends the request of that name, and the answers `rid_0`, `rid_1`, ... that were made of it"
+        None, description="Ends the request of that name, and the answers `rid_0`, `rid_1`, ... that were made of it."
     )
     abort_all: bool | None = Field(
-        None, description="ends all requests of this key; with the admin key, or where there are no keys, everybody's"
+        None, description="Ends all requests of this key; with the admin key, or where there are no keys, everybody's."
     )
 
 
@@ -68,8 +68,8 @@ class RadixQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    depth: int = Field(8, ge=1, le=MAX_DEPTH, description="levels below a namespace")
-    nodes: int = Field(1000, ge=1, le=MAX_NODES, description="namespaces and nodes, at most")
+    depth: int = Field(8, ge=1, le=MAX_DEPTH, description="Levels below a namespace.")
+    nodes: int = Field(1000, ge=1, le=MAX_NODES, description="Namespaces and nodes, at most.")
 
 
 @router.get("/debug/radix")

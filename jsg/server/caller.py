@@ -46,7 +46,6 @@ class ApiCall:
         caller: Who sent it.
         route: The endpoint, such as "/v1/completions".
         request_id: Names it in headers, logs and traces; sanitised.
-        traceparent: The W3C trace context that it came with, unchecked.
         user: The end user whom the client named, for the log.
         exchange: Where what becomes of it is written down; None where nobody watches.
     """
@@ -54,7 +53,6 @@ class ApiCall:
     caller: Caller
     route: str
     request_id: str
-    traceparent: str | None = None
     user: str | None = None
     exchange: Exchange | None = None
 
@@ -74,7 +72,6 @@ async def _current_call(request: Request) -> ApiCall:
         caller=caller_of(request.scope),
         route=request.url.path,
         request_id=state.get("request_id") or uuid.uuid4().hex,
-        traceparent=request.headers.get("traceparent"),
         exchange=state.get("exchange"),
     )
 

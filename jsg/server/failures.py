@@ -142,8 +142,13 @@ async def _on_jsg_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    body = failure_body(request.url.path, error.status_code, error.detail)
-    return failure_response(request.scope, body, error.status_code, dict(error.headers or {}))
+    message, headers = error.detail, dict(error.headers or {})
+    if error.status_code == 405:
+        message = f"{request.method} must not be used here; use {headers.get('Allow', 'another method')}"
+    elif error.status_code == 404:
+        message = "the path must be that of an endpoint, but there is none; /openapi.json lists them"
+    body = failure_body(request.url.path, error.status_code, message)
+    return failure_response(request.scope, body, error.status_code, headers)
 
 
 async def _on_invalid_query(request: Request, error: Exception) -> Response:

@@ -69,35 +69,37 @@ class GenerateBody(Body):
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {"log_metrics": "routers send true, and every request is counted"}
 
-    text: str | Checked[str] | None = Field(None, description="this or `input_ids`")
-    input_ids: TokenIds | Checked[TokenIds] | None = Field(None, description="this or `text`")
+    text: str | Checked[str] | None = Field(None, description=f"This or `input_ids`. A list has at most {MAX_ANSWERS}.")
+    input_ids: TokenIds | Checked[TokenIds] | None = Field(None, description="This or `text`.")
     sampling_params: Object | Checked[Object] | None = Field(
-        None, description="see `sampling_params` below; a list has those of each prompt, here and in what follows"
+        None, description="See `sampling_params` below; a list has those of each prompt, here and in what follows."
     )
     rid: Rid | Checked[Rid] | None = Field(
-        None, description="name of the request, for `/abort_request`; prompt i of a list is `rid_i`"
+        None, description="Name of the request, for `/abort_request`; prompt i of a list is `rid_i`."
     )
-    stream: bool | None = Field(None, description="answer with events, each with all of the text so far")
-    return_logprob: bool | Checked[bool] | None = None
+    stream: bool | None = Field(None, description="Answer with events, each with all of the text so far.")
+    return_logprob: bool | Checked[bool] | None = Field(
+        None, description="Report the log-probability of each output token, as [logprob, id, text or null]."
+    )
     logprob_start_len: StartLen | Checked[StartLen] | None = Field(
-        None, description="score the prompt too, from this token on; -1, the default, scores none of it"
+        None, description="Score the prompt too, from this token on; -1, the default, scores none of it."
     )
     top_logprobs_num: TopCount | Checked[TopCount] | None = Field(
-        None, description="so many most likely alternatives at each scored position"
+        None, description="So many most likely alternatives at each scored position."
     )
     token_ids_logprob: TokenIds | Checked[TokenIds | None] | None = Field(
-        None, description="score these tokens at each position"
+        None, description="Score these tokens at each position."
     )
-    return_text_in_logprobs: bool | None = None
+    return_text_in_logprobs: bool | None = Field(None, description="Show the text of each token that is scored.")
     cache_salt: Salt | Checked[Salt | None] | None = Field(
-        None, description="only requests of one salt (and one key) share cached prefixes"
+        None, description="Only requests of one salt (and one key) share cached prefixes."
     )
-    extra_key: Salt | Checked[Salt | None] | None = Field(None, description="divides the cache as `cache_salt` does")
+    extra_key: Salt | Checked[Salt | None] | None = Field(None, description="Divides the cache as `cache_salt` does.")
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
-        None, description="larger goes first in the queue, as far as the bound on passing allows"
+        None, description="Larger goes first in the queue, as far as the bound on passing allows."
     )
     return_cache_info: bool | None = Field(
-        None, description="`meta_info.cache` tells why the cached prefix ended where it did"
+        None, description="`meta_info.cache` tells why the cached prefix ended where it did."
     )
     log_metrics: Annotated[Any, Only((True,), "every request is counted")] = None
 

@@ -31,13 +31,13 @@ class ScoreBody(Body):
         "a model that generates has no score of two texts; give query, items and label_token_ids",
     )
 
-    query: str | TokenIds = Field(description="comes before each item")
-    items: str | Checked[str] | Checked[TokenIds] = Field(description="one item or a list of them")
+    query: str | TokenIds = Field(description="Comes before each item.")
+    items: str | Checked[str] | Checked[TokenIds] = Field(description="One item or a list of them.")
     label_token_ids: Annotated[Checked[TokenId], Field(min_length=1, max_length=MAX_TOP_LOGPROBS)] = Field(
-        description="the tokens whose probabilities to come next are the scores"
+        description="The tokens whose probabilities to come next are the scores."
     )
-    apply_softmax: bool | None = Field(None, description="divide the scores of an item by their sum")
-    item_first: bool | None = Field(None, description="put each item before the query instead")
+    apply_softmax: bool | None = Field(None, description="Divide the scores of an item by their sum.")
+    item_first: bool | None = Field(None, description="Put each item before the query instead.")
     model: str | None = None
 
 
@@ -55,7 +55,7 @@ async def score(body: ScoreBody, request: Request, call: CurrentCall, front: Rea
         "total_tokens": prompt_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in answers)},
     }
-    scores = [_scores(answer, is_share=bool(body.apply_softmax)) for answer in answers]
+    scores = [to_scores(_logprobs(answer), are_shares=bool(body.apply_softmax)) for answer in answers]
     return json_response({"object": "scoring", "model": front.model_name, "scores": scores, "usage": usage})
 
 
@@ -107,14 +107,17 @@ def _check_tokens(body: ScoreBody, id_lists: Sequence[Sequence[int]], info: Mode
             raise RequestError(f"token ids must be below {info.vocab_size}, but got {max(ids)}; correct it", "items")
 
 
-def _scores(answer: Answer, *, is_share: bool) -> list[float]:
+def _logprobs(answer: Answer) -> list[float]:
     if not answer.logprobs:
         raise AbortedError("the request was aborted before it had all scores; send it again")
-    logprobs = [logprob for _, logprob in answer.logprobs[0].chosen]
-    # Shares are of differences to the best label: all labels together may be too unlikely for a number.
-    best = max(logprobs) if is_share else 0.0
+    return [logprob for _, logprob in answer.logprobs[0].chosen]
+
+
+def to_scores(logprobs: Sequence[float], *, are_shares: bool) -> list[float]:
+    """The probabilities of labels; as shares of what all labels have together, also where that is next to nothing."""
+    best = max(logprobs) if are_shares else 0.0
     if best == -math.inf:
         return [0.0] * len(logprobs)
     weights = [math.exp(logprob - best) for logprob in logprobs]
-    total = sum(weights) if is_share else 1.0
+    total = sum(weights) if are_shares else 1.0
     return [weight / total for weight in weights]

@@ -30,18 +30,19 @@ class TokenizeBody(Body):
         **dict.fromkeys(("tools", "mm_processor_kwargs", "media_io_kwargs"), "this version does not have it"),
     }
 
-    prompt: str | NotEmpty[str] | None = Field(None, description="this or `messages`")
-    messages: NotEmpty[Message] | None = Field(None, description="this or `prompt`")
+    prompt: str | NotEmpty[str] | None = Field(None, description="This or `messages`.")
+    messages: NotEmpty[Message] | None = Field(None, description="This or `prompt`.")
     model: str | None = None
     add_special_tokens: bool | None = Field(
-        None, description="with BOS and EOS as the model has them; default true for `prompt`; a template writes its own"
+        None,
+        description="With BOS and EOS as the model has them; default true for `prompt`; a template writes its own.",
     )
     add_generation_prompt: bool | None = Field(
-        None, description="for `messages`: end with the beginning of the assistant's turn; default true"
+        None, description="For `messages`: end with the beginning of the assistant's turn; default true."
     )
-    continue_final_message: bool | None = Field(None, description="for `messages`: end with the last content instead")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="for `messages`: variables of the template")
-    return_token_strs: bool | None = Field(None, description="show the text of each token too")
+    continue_final_message: bool | None = Field(None, description="For `messages`: end with the last content instead.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="For `messages`: variables of the template.")
+    return_token_strs: bool | None = Field(None, description="Show the text of each token too.")
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
@@ -68,7 +69,7 @@ class DetokenizeBody(Body):
 
     tokens: TokenIds | Checked[TokenIds]
     model: str | None = None
-    skip_special_tokens: bool | None = Field(None, description="leave them out of the text; default true")
+    skip_special_tokens: bool | None = Field(None, description="Leave them out of the text; default true.")
 
 
 @router.post("/tokenize")

@@ -242,7 +242,7 @@ def test_a_server_that_answers_otherwise_the_second_time_is_seen(make_server):
 
 @pytest.mark.slow
 def test_one_minute(tmp_path):
-    result = run(Soak(minutes=1.0, bin_s=10.0), tmp_path / "log")
+    result = run(Soak(minutes=1.0, pause_s=0.1, bin_s=10.0), tmp_path / "log")
     # A slope of a minute says nothing of an hour: memory is what the long soak is for.
     assert [problem for problem in result.problems if "MiB/h" not in problem] == []
     assert result.state["num_evicted_tokens"] > 0 and result.state["num_retracts"] > 0

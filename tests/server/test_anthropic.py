@@ -14,6 +14,7 @@ from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from jsg.server.anthropic_body import CountTokensBody, MessagesBody
+from tests.server.test_request_log import LoggingServer
 
 HI = [{"role": "user", "content": "hi"}]
 HI_TOKENS = 1 + 5 + 2 + 1 + 1 + 1 + 10  # <|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n
@@ -105,6 +106,13 @@ class TestAnswers:
     def test_a_salt_parts_the_cache(self, http):
         for salt, cached in (("a", 0), ("a", HI_TOKENS - 1), ("b", 0)):
             assert post(http, cache_salt=f"messages {salt}")["usage"]["cache_read_input_tokens"] == cached
+
+    def test_the_end_user_is_in_the_log(self, make_server, tmp_path):
+        with make_server(server={"log_requests": True}, stderr=tmp_path / "log") as made:
+            asked = {"max_tokens": 1, "messages": HI, "metadata": {"user_id": "alice"}}
+            logging = LoggingServer(made, tmp_path / "log")
+            assert logging.post("/v1/messages", asked, "mine").status_code == 200
+            assert logging.line("mine")["user"] == "alice"
 
     def test_asynchronously(self, server):
         async def run() -> list[str]:
@@ -222,7 +230,7 @@ class TestStreams:
             client.messages.create(model="fake", max_tokens=5000, messages=HI, stream=True)
 
     def test_what_fails_later_is_told_by_an_event(self, make_server, client_of):
-        with make_server(server={"request_timeout": 0.4}) as slow:
+        with make_server(server={"request_timeout": 1.2}) as slow:
             found = events(slow.http, max_tokens=900)
             assert found[0]["type"] == "message_start"
             assert found[-1]["type"] == "error"

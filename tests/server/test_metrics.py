@@ -1,5 +1,6 @@
 """`/metrics`: what it counts is what clients saw."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
@@ -15,10 +16,11 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 
 from jsg.config import ServerConfig
+from jsg.engine.protocol import CORE_STATS, LOOP_STATS
 from jsg.errors import EngineDeadError, FirstTokenTimeoutError, JsgError, QueueTimeoutError, ShuttingDownError
 from jsg.processing.answer import AnswerDelta, Prompt
 from jsg.server.caller import ApiCall, Caller
-from jsg.server.engine_stats import ENGINE_SERIES
+from jsg.server.engine_stats import ENGINE_SERIES, EngineStats
 from jsg.server.metrics import RATE_WINDOW_S, Metrics
 from jsg.server.metrics_aliases import ALIASES
 from jsg.server.observer import ABORT_REASONS, abort_reason
@@ -242,6 +244,10 @@ class TestScrape:
         samples = scrape(http).samples
         assert [s.series.name for s in ENGINE_SERIES if s.series.name not in samples] == []
 
+    def test_the_engine_promises_what_they_need(self):
+        keys = {key for one in ENGINE_SERIES for keys in one.keys.values() for key in keys}
+        assert keys <= set(CORE_STATS) | set(LOOP_STATS)
+
     def test_both_formats_have_the_same_names(self, http: httpx.Client):
         """Prometheus asks for OpenMetrics first; names must not change with it."""
         text = scrape(http)
@@ -361,6 +367,41 @@ def test_an_engine_that_stands_still_is_not_up(make_server: ServerMaker):
         finally:
             os.kill(pid, signal.SIGCONT)
         scrape_until(server.http, lambda result: result.get("jsg:engine_up") == 1)
+
+
+def test_scrapes_share_one_question_and_the_last_answer_is_kept():
+    class Engine:
+        is_alive, is_stalled = True, False
+        info = SimpleNamespace(max_total_tokens=100)
+
+        def __init__(self) -> None:
+            self.num_asked = 0
+            self.answered = asyncio.Event()
+
+        async def stats(self) -> dict[str, int]:
+            self.num_asked += 1
+            await self.answered.wait()
+            if self.num_asked > 1:
+                raise EngineDeadError("x")
+            return {"num_running": 5}
+
+    async def run() -> None:
+        engine, now = Engine(), 10.0
+        stats = EngineStats(engine, now=lambda: now)  # pyright: ignore[reportArgumentType]
+        for _ in range(2):
+            await asyncio.gather(*(stats.refresh(timeout_s=0.01) for _ in range(5)))
+        assert engine.num_asked == 1
+        assert "jsg:requests_running" not in {family.name for family in stats.families()}
+        engine.answered.set()
+        await stats.refresh()
+        now = 13.0
+        await stats.refresh()
+        assert engine.num_asked == 2
+        values = {family.name: family.samples[0].value for family in stats.families()}
+        assert values["jsg:requests_running"] == 5
+        assert values["jsg:engine_stats_age_seconds"] == 3
+
+    asyncio.run(run())
 
 
 def test_requests_under_way_are_seen(server: RunningServer, http: httpx.Client):
@@ -512,6 +553,15 @@ class TestCounting:
         assert result.get("jsg:queue_time_seconds_count") == 0
         assert result.by("jsg:requests_aborted_total", "reason") == {"abort_request": 1, "shutdown": 1}
         assert result.get("jsg:answers_open") == 0
+
+    def test_each_unfinished_answer_counts(self):
+        metrics, generation = Metrics(), scripted(n=3)
+        metrics.on_start(generation)
+        answer = generation.answers[0]
+        metrics.on_delta(generation, answer, answer.push(1.0, 1))
+        metrics.on_end(generation, EngineDeadError("x"))
+        metrics.on_end(generation, EngineDeadError("x"))  # and once only
+        assert scraped(metrics).by("jsg:requests_aborted_total", "reason") == {"engine_dead": 3}
 
     def test_an_answer_without_tokens_counts_its_prompt(self):
         metrics, generation = Metrics(), scripted()

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import inspect
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 
 import openai
@@ -20,6 +22,7 @@ from jsg.server.responses_body import InputTokensBody, ResponsesBody
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.conftest import write_byte_tokenizer
+from tests.server.test_request_log import LoggingServer
 
 HI_TOKENS = 1 + 5 + 2 + 1 + 1 + 1 + 10  # <|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n
 HI_ANSWER = "user\nhi\nassistant\n"  # what repeating it shows: special tokens are left out
@@ -125,6 +128,14 @@ class TestAnswers:
         assert scored[1].bytes == [ord("u")]
         assert [entry.token for entry in scored[1].top_logprobs] == ["u", "v"]
 
+    def test_the_end_user_is_in_the_log(self, make_server, tmp_path):
+        with make_server(server={"log_requests": True}, stderr=tmp_path / "log") as made:
+            logging = LoggingServer(made, tmp_path / "log")
+            for name in ("user", "safety_identifier"):
+                asked = {"input": "hi", "max_output_tokens": 1, name: f"alice, {name}"}
+                assert logging.post("/v1/responses", asked, name).status_code == 200
+                assert logging.line(name)["user"] == f"alice, {name}"
+
     def test_the_engine_fails_it(self, make_server, client_of, tmp_path):
         write_byte_tokenizer(tmp_path, "{{ messages[0].content }}")
         content = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -134,8 +145,10 @@ class TestAnswers:
         (tmp_path / "tokenizer_config.json").write_text(
             json.dumps({"bos_token": "<s>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"})
         )
-        with make_server(tokenizer=tmp_path) as failing, pytest.raises(openai.InternalServerError, match="this row"):
-            client_of(failing).responses.create(input="hi")
+        with make_server(tokenizer=tmp_path) as failing:
+            for streamed in (False, True):
+                with pytest.raises(openai.InternalServerError, match="this row"):
+                    client_of(failing).responses.create(input="hi", stream=streamed)
 
     def test_asynchronously(self, server):
         async def run() -> list[str]:
@@ -256,7 +269,7 @@ class TestStreams:
         assert error_of(response)["code"] == "context_length_exceeded"
 
     def test_what_fails_later_is_told_by_the_last_events(self, make_server):
-        with make_server(server={"request_timeout": 0.4}) as slow:
+        with make_server(server={"request_timeout": 1.2}) as slow:
             found = events(slow.http, max_output_tokens=900)
         kinds = [event["type"] for event in found]
         assert kinds[0] == "response.created"
@@ -266,13 +279,16 @@ class TestStreams:
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
         assert failed["output"][0]["content"][0]["text"].startswith("user\nhi")
 
-    def test_an_aborted_one_does_not_look_like_an_end(self, client, http):
+    def test_an_aborted_one_does_not_look_like_an_end(self, server, client, http):
+        engine = server.stats()["pid"]
         with client.responses.create(input="hi", max_output_tokens=900, stream=True) as stream:
-            kinds = []
-            for event in stream:
-                kinds.append(event.type)
-                if event.type == "response.created":
-                    assert http.post("/abort_request", json={"rid": event.response.id}).status_code == 200
+            created = next(stream)
+            os.kill(engine, signal.SIGSTOP)  # or the answer might end before the abort arrives
+            try:
+                assert http.post("/abort_request", json={"rid": created.response.id}).status_code == 200
+            finally:
+                os.kill(engine, signal.SIGCONT)
+            kinds = [event.type for event in stream]
         assert kinds[-2:] == ["error", "response.failed"]
 
     def test_a_client_that_leaves_frees_everything(self, server, client):
@@ -300,6 +316,15 @@ class TestContinuing:
         assert whole.output_text == third.output_text
         assert whole.usage.input_tokens == third.usage.input_tokens
         assert whole.usage.input_tokens_details.cached_tokens == third.usage.input_tokens - 1
+
+    def test_an_answer_that_the_client_changed_is_read_as_it_is_sent(self, http):
+        first = post(http)
+        for text in ("another text", ""):
+            changed = [first["output"][0] | {"content": text}]
+            plain = [{"role": "assistant", "content": text}]
+            assert (
+                post(http, input=changed)["usage"]["input_tokens"] == post(http, input=plain)["usage"]["input_tokens"]
+            )
 
     def test_a_stream_can_be_continued_from_its_last_event_on(self, client):
         for event in client.responses.create(input="one", max_output_tokens=5, stream=True):

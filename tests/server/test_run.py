@@ -1,10 +1,12 @@
 """The start of a server: when it listens, what it prints, and what keeps it from starting."""
 
 import contextlib
+import functools
 import json
 import shlex
 import socket
 import subprocess
+from typing import cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -70,7 +72,8 @@ class TestListener:
         config = ServerConfig()
         uvicorn_config = _uvicorn_config(FrontDoor(), config, Telemetry(config))
         uvicorn_config.load()
-        assert issubclass(uvicorn_config.http_protocol_class, H11Protocol)
+        made = cast(functools.partial, uvicorn_config.http_protocol_class)
+        assert issubclass(made.func, H11Protocol)
         assert uvicorn_config.ws_protocol_class is None
 
     def test_a_server_open_to_all_says_so(self, make_server: ServerMaker, capfd):

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from jsg.server.score import to_scores
 from tests.server.conftest import RunningServer, ServerMaker
 
 
@@ -29,6 +30,13 @@ def test_with_softmax_the_scores_of_an_item_add_up_to_one(http: httpx.Client):
         total = sum(math.exp(-label + min(labels)) for label in labels)
         assert scores == pytest.approx([math.exp(-label + min(labels)) / total for label in labels])
     assert score(http, label_token_ids=[501]).json()["scores"][0] == pytest.approx([math.exp(-501)])
+
+
+def test_shares_of_next_to_nothing():
+    assert to_scores([-2000, -2001], are_shares=False) == [0, 0]
+    assert to_scores([-2000, -2001], are_shares=True) == pytest.approx(to_scores([0, -1], are_shares=True))
+    assert to_scores([-2000, -math.inf], are_shares=True) == [1, 0]
+    assert to_scores([-math.inf, -math.inf], are_shares=True) == [0, 0]
 
 
 def test_texts_are_put_together_before_they_are_encoded(server: RunningServer):

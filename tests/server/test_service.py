@@ -60,6 +60,7 @@ class TestBodies:
             assert time.monotonic() - started < 5
 
     def test_unknown_paths_and_methods(self, http):
-        assert http.get("/nowhere").json() == {"error": {"message": "Not Found"}}
+        message = "the path must be that of an endpoint, but there is none; /openapi.json lists them"
+        assert http.get("/nowhere").json() == {"error": {"message": message}}
         assert http.get("/v1/nowhere").json()["error"]["code"] == "not_found"
         assert http.get("/generate").status_code == 405
