@@ -8,15 +8,18 @@ import inspect
 import json
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from jsg.config import ServerConfig
 from jsg.server.app import create_app
 from jsg.server.body import Body
 from jsg.server.front import FrontDoor
+from jsg.server.native_sampling import ACCEPTED_SAMPLING, REFUSED_SAMPLING
 from jsg.types import SamplingParams
 
 PAGE = pathlib.Path(__file__).parent / "server.md"
@@ -53,6 +56,8 @@ def tables() -> str:
         by_place.setdefault(route.endpoint, []).append(route)
     parts = ["### Endpoints\n", "| method and path | what it does |", "|---|---|"]
     parts += [f"| {_places(group)} | {_first_line(endpoint)} |" for endpoint, group in by_place.items()]
+    for group in by_place.values():
+        parts += _query_section(_places(group), group[0])
     bodies: dict[type[Body], list[str]] = {}
     for group in by_place.values():
         if body := _body_of(group[0]):
@@ -89,6 +94,27 @@ def _body_of(route: APIRoute) -> type[Body] | None:
     return None
 
 
+def _query_section(title: str, route: APIRoute) -> Iterator[str]:
+    """A table of what may stand behind the question mark."""
+    if route.dependant.query_params:
+        yield f"\n### {title}\n"
+        yield "| in the query | default | |"
+        yield "|---|---|---|"
+    for name, info in _query_fields(route):
+        default = "**required**" if info.is_required() else f"`{json.dumps(info.default)}`"
+        yield f"| `{name}` | {default} | {_cell(info.description or '')} |"
+
+
+def _query_fields(route: APIRoute) -> Iterator[tuple[str, FieldInfo]]:
+    """Names and rules, where one model holds all of them too."""
+    for field in route.dependant.query_params:
+        kind = field.field_info.annotation
+        if inspect.isclass(kind) and issubclass(kind, BaseModel):
+            yield from kind.model_fields.items()
+        else:
+            yield field.alias, field.field_info
+
+
 def _section(title: str, body: type[Body], seen: set[type[Body]]) -> Iterator[str]:
     """A table of the body's fields, then one for each kind of object inside it that has no table yet."""
     seen.add(body)
@@ -105,14 +131,19 @@ def _section(title: str, body: type[Body], seen: set[type[Body]]) -> Iterator[st
         if name in body.ACCEPTED:
             note = f"accepted, changes nothing: {body.ACCEPTED[name]}"
         yield f"| `{name}` | {_cell(_kind(field, definitions))} | {_cell(note)} |"
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in sorted(body.REFUSED.items()):
-        by_reason.setdefault(reason, []).append(f"`{name}`")
-    for reason, names in by_reason.items():
-        yield f"| {', '.join(names)} | refused | {_cell(reason)} |"
+    yield from _refusals(body.REFUSED)
     for inner in _inner_bodies(body):
         if inner not in seen:
             yield from _section(f"`{inner.__name__}`", inner, seen)
+
+
+def _refusals(refused: Mapping[str, str]) -> Iterator[str]:
+    """One row for all fields that are refused for one reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in sorted(refused.items()):
+        by_reason.setdefault(reason, []).append(f"`{name}`")
+    for reason, names in by_reason.items():
+        yield f"| {', '.join(names)} | refused | {_cell(reason)} |"
 
 
 def _inner_bodies(body: type[Body]) -> list[type[Body]]:
@@ -145,6 +176,7 @@ def _kind(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
     name = str(schema.get("type", "anything"))
     if name == "array":
         name = f"list of {_kind(schema.get('items', {}), definitions)}"
+        name += "," if any(limit in schema for limit in LIMITS) else ""
     limits = [text.format(_number(schema[limit])) for limit, text in LIMITS.items() if limit in schema]
     return f"{name} {', '.join(limits)}".strip()
 
@@ -171,6 +203,9 @@ def _sampling_table() -> Iterator[str]:
     for field in dataclasses.fields(SamplingParams):
         text = re.sub(r"\s+", " ", texts[field.name])
         yield f"| `{field.name}` | `{json.dumps(field.default)}` | {_cell(text)} |"
+    for name, reason in ACCEPTED_SAMPLING.items():
+        yield f"| `{name}` | | {_cell(f'accepted, changes nothing: {reason}')} |"
+    yield from _refusals(REFUSED_SAMPLING)
 
 
 def _attributes(documented: Any) -> str:

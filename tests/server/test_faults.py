@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.engine.fake_core import FAILING_TOKEN, RAISING_TOKEN
-from tests.server.conftest import RunningServer, ServerMaker, check_discreet, is_running, wait_until
+from tests.server.conftest import LONG_STREAMS, RunningServer, ServerMaker, check_discreet, is_running, wait_until
 from tests.server.real_model import NAN_TOKEN, VOCAB
 
 MAX_RUNNING = 8
@@ -146,6 +146,15 @@ class TestLeaving:
         text = response.read().decode()
         assert response.status == 200
         assert text.count('"type":"abort"') == count
+
+    @pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
+    @pytest.mark.parametrize("path", LONG_STREAMS)
+    def test_of_every_api(self, server: RunningServer, path: str, is_stream: bool):
+        server.wait_for_stats(**IDLE)
+        before = server.stats()
+        with contextlib.closing(server.send(path, LONG_STREAMS[path] | {"stream": is_stream})):
+            wait_until(lambda: server.stats()["generated_tokens"] > before["generated_tokens"] + 2)
+        self.check_freed(server, before, count=1, others=0)
 
     def test_the_others_go_on(self, bench: Bench):
         server = bench.server

@@ -54,7 +54,10 @@ def serve(limits: HttpLimits) -> Iterator[int]:
     """The port of a server with these limits."""
     routes = [Route(path, size, methods=["GET", "POST"]) for path in ("/size", "/v1/completions", "/v1/messages")]
     app = Starlette(routes=[*routes, Route("/early", early, methods=["POST"]), Route("/endless", endless)])
-    server = uvicorn.Server(uvicorn.Config(app, http=http_protocol(limits), log_config=None, lifespan="off", ws="none"))
+    config = uvicorn.Config(
+        app, http=http_protocol(limits), log_config=None, lifespan="off", ws="none", timeout_keep_alive=1
+    )
+    server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -173,6 +176,12 @@ def test_an_ordinary_connection_serves_one_request_after_the_other(client):
 def test_pipelined_requests_are_answered_in_order(client):
     client.send(b"".join(post("/size", f"Content-Length: {n}", body=b"x" * n) for n in (3, 1, 2)) + GET)
     assert [client.answer().json["bytes"] for _ in range(4)] == [3, 1, 2, 0]
+
+
+def test_a_connection_without_another_request_is_closed(client):
+    client.send(GET)
+    assert client.answer().status == 200
+    assert client.is_closed()
 
 
 class TestHead:
@@ -351,6 +360,13 @@ def test_connections_are_counted(patient_port):
             if later.answer().status == 200:
                 break
         assert time.monotonic() < deadline
+
+
+def test_the_front_has_these_limits(server: RunningServer):
+    with connect(server.http.base_url.port or 0) as client:
+        client.send(post("/v1/messages", *(f"x{i}: a" for i in range(300))))
+        error = assert_refused(client, 431, "at most 100 headers").json
+        assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
 
 
 def test_a_body_of_300_mb_is_refused_and_not_kept(server: RunningServer):

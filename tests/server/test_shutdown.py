@@ -94,6 +94,13 @@ class TestOneSignal:
                 assert answer.result().json()["meta_info"]["completion_tokens"] == 500
             assert server.end()[0] == 0
 
+    def test_a_service_manager_may_signal_the_engine_too(self, make_server: ServerMaker):
+        with make_server(server={"shutdown_timeout": 60}) as server, open_stream(server) as lines:
+            os.kill(server.stats()["pid"], signal.SIGTERM)
+            server.process.terminate()
+            assert data_of(lines)[-1]["meta_info"]["completion_tokens"] == 1000
+            assert server.end()[0] == 0
+
     def test_it_ends_as_soon_as_the_last_has_finished(self, make_server: ServerMaker):
         with make_server(server={"shutdown_timeout": 60}) as server:
             body = {"text": "ab", "stream": True, "sampling_params": {"max_new_tokens": 300}}

