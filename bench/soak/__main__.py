@@ -37,10 +37,11 @@ SERVER = (
 )
 REPLAYED = 0.01  # of the finished requests, at least `MIN_REPLAYED`
 MIN_REPLAYED = 20
-MAX_KEPT = 500  # answers kept for the replay: a sample that does not grow with time
+MAX_KEPT = 2000  # answers kept for the replay: a sample that does not grow with time
 WARM_UP_SHARE = 0.2
 MAX_WARM_UP_S = 300.0
 MAX_SLOPE_MIB_PER_HOUR = 1.0
+MIN_MINUTES_FOR_SLOPE = 15  # what is still being filled for the first time looks like growth in a shorter run
 SETTLE_S = 1.0
 WARM_UP_CLIENTS = 48  # so many at once start every thread and table that there will be
 MAX_SHOWN = 20
@@ -226,7 +227,7 @@ def check_processes(knobs: Soak, before: Sample, after: Sample, samples: list[Sa
             if last > first:
                 yield f"{process}: {name} was {first} before and is {last} after, with no request under way"
         slope = theil_sen(minima(after_warm_up(knobs, samples), process, knobs.bin_s))
-        if slope is not None and slope.per_hour >= MAX_SLOPE_MIB_PER_HOUR:
+        if slope is not None and knobs.minutes >= MIN_MINUTES_FOR_SLOPE and slope.per_hour >= MAX_SLOPE_MIB_PER_HOUR:
             yield (
                 f"{process}: private memory grows by {slope.per_hour:.2f} MiB/h "
                 f"({slope.low:.2f} to {slope.high:.2f}); less than {MAX_SLOPE_MIB_PER_HOUR} is due"

@@ -25,6 +25,15 @@ KEYS: Schema = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
+EVENT: Schema = {
+    "type": "object",
+    "description": "One of the server-sent events that come with `stream`; `event` only where the API has named ones.",
+    "properties": {
+        "event": {"type": "string"},
+        "data": {"type": "string", "description": "A JSON object, or `[DONE]` at the end of the stream."},
+    },
+    "required": ["data"],
+}
 _TEXT: Schema = {"type": "string"}
 _TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
 
@@ -85,9 +94,7 @@ def _complete_operation(operation: Schema, path: str, schemas: Schema) -> None:
     responses["5XX"] = {"description": SERVER_FAULTS, "content": failure}
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
     if "stream" in schemas.get(body.get("$ref", "").rsplit("/", 1)[-1], {}).get("properties", {}):
-        responses["200"]["content"]["text/event-stream"] = {
-            "schema": {"type": "string", "description": "With `stream`: server-sent events, each a JSON object."}
-        }
+        responses["200"]["content"]["text/event-stream"] = {"schema": EVENT}
 
 
 def _failure_name(path: str) -> str:

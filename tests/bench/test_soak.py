@@ -159,11 +159,11 @@ def test_two_answers_must_be_two():
 
 def test_the_kept_answers_are_bounded_and_fair():
     keeper = Keeper(0)
-    for number in range(20_000):
+    for number in range(100_000):
         keeper.add(Task(number, Kind.PLAIN, GENERATE, {}), [])
     numbers = [task.number for task, _ in keeper.kept]
-    assert len(numbers) == 500 and 9000 < sum(numbers) / 500 < 11_000
-    assert len(keeper.chosen()) == 200
+    assert len(numbers) == 2000 and 48_000 < sum(numbers) / 2000 < 52_000
+    assert len(keeper.chosen()) == 1000
 
 
 # Growth.
@@ -198,11 +198,12 @@ def test_a_step_is_no_slope_but_a_growth_is():
 
 
 def test_growth_is_a_problem():
-    knobs = Soak(minutes=10, bin_s=60)
+    knobs = Soak(minutes=20, bin_s=60)
     flat = samples_of([50 + 0.1 * (n % 3) for n in range(61)])
     growing = samples_of([50 + n / 120 for n in range(61)])
     assert list(check_processes(knobs, flat[0], flat[-1], flat)) == []
     assert "grows by 3.0" in next(check_processes(knobs, growing[0], growing[-1], growing))
+    assert list(check_processes(Soak(minutes=10), growing[0], growing[-1], growing)) == [], "too short to say"
     [problem] = check_processes(knobs, flat[0], samples_of([50], num_fds=6)[0], flat)
     assert problem.startswith("front: num_fds was 5 before and is 6 after")
 
@@ -268,8 +269,7 @@ def test_a_server_that_answers_otherwise_the_second_time_is_seen(make_server):
 @pytest.mark.slow
 def test_one_minute(tmp_path):
     result = run(Soak(minutes=1.0, pause_s=0.1, bin_s=10.0), tmp_path / "log")
-    # A slope of a minute says nothing of an hour: memory is what the long soak is for.
-    assert [problem for problem in result.problems if "MiB/h" not in problem] == []
+    assert result.problems == []
     assert result.state["num_evicted_tokens"] > 0 and result.state["num_retracts"] > 0
 
 

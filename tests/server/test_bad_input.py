@@ -7,6 +7,7 @@ run a stream goes on beside them; at the end it must have every token, in the sa
 import contextlib
 import dataclasses
 import json
+import queue
 import re
 import threading
 import time
@@ -17,10 +18,14 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 
 from jsg.config import ServerConfig
+from jsg.errors import RequestError
 from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
+from jsg.server.json_body import _validate
+from jsg.server.native import GenerateBody
 from jsg.types import SamplingParams
 from tests.engine.fake_core import CONTEXT_LENGTH, VOCAB_SIZE
 from tests.server.conftest import RunningServer, ServerMaker, events_of
@@ -580,11 +585,6 @@ class TestRequestIds:
 
 def test_a_large_body_does_not_stop_the_others():
     """Parsing and checking 4 MB of each kind gives the event loop a turn every 50 ms."""
-    from pydantic import TypeAdapter
-
-    from jsg.errors import RequestError
-    from jsg.server.json_body import _validate
-    from jsg.server.native import GenerateBody
 
     def filled(begin: str, unit: str, end: str) -> bytes:
         return (begin + unit * ((4 * 2**20 - len(begin) - len(end)) // len(unit)) + end).encode()
@@ -601,10 +601,10 @@ def test_a_large_body_does_not_stop_the_others():
 
     def longest_hold(raw: bytes) -> float:
         """Seconds that the worker computed at most between two turns of this thread; other processes do not count."""
-        worker = threading.Thread(target=refuse_or_take, args=(raw,))
+        clocks: queue.Queue[int] = queue.Queue()
+        worker = threading.Thread(target=refuse_or_take, args=(raw, clocks))
         worker.start()
-        assert worker.ident is not None
-        clock = time.pthread_getcpuclockid(worker.ident)
+        clock = clocks.get()
         longest = last = 0.0
         while worker.is_alive():
             time.sleep(0.001)
@@ -614,7 +614,8 @@ def test_a_large_body_does_not_stop_the_others():
         worker.join()
         return longest
 
-    def refuse_or_take(raw: bytes) -> None:
+    def refuse_or_take(raw: bytes, clocks: queue.Queue[int]) -> None:
+        clocks.put(time.pthread_getcpuclockid(threading.get_ident()))
         with contextlib.suppress(RequestError):
             _validate(raw, adapter)
 
