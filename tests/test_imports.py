@@ -22,7 +22,9 @@ HOST_MODULES = (
     "jsg.cli",
     "jsg.engine.child",
     "jsg.engine.client",
+    "jsg.engine.heartbeat",
     "jsg.engine.protocol",
+    "jsg.engine.streams",
     "jsg.models.config",
 )
 DEVICE_FILES = ("cache/pool.py",)  # in a host package, but on the device side
