@@ -8,11 +8,11 @@ import pathlib
 import re
 from collections.abc import Callable
 
-from jsg.server.engine_stats import ALL_SERIES
-from jsg.server.metrics import Metrics
-from jsg.server.metrics_aliases import ALIASES
-from jsg.server.request_log import LogLine
-from jsg.server.series import Series
+from jsg.server.telemetry.aliases import ALIASES
+from jsg.server.telemetry.engine_stats import ALL_SERIES
+from jsg.server.telemetry.metrics import Metrics
+from jsg.server.telemetry.request_log import LogLine
+from jsg.server.telemetry.series import Series
 
 PAGE = pathlib.Path(__file__).parent / "observability.md"
 BEGIN, END = "<!-- {}: made by docs/observability_tables.py -->", "<!-- end of {} -->"

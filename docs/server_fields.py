@@ -17,9 +17,9 @@ from pydantic.fields import FieldInfo
 
 from jsg.config import ServerConfig
 from jsg.server.app import create_app
-from jsg.server.body import Body
 from jsg.server.front import FrontDoor
-from jsg.server.native_sampling import ACCEPTED_SAMPLING, REFUSED_SAMPLING
+from jsg.server.http.body import Body
+from jsg.server.native.sampling import ACCEPTED_SAMPLING, REFUSED_SAMPLING
 from jsg.types import SamplingParams
 
 PAGE = pathlib.Path(__file__).parent / "server.md"

@@ -3,30 +3,19 @@
 from fastapi import FastAPI
 
 from jsg.config import ServerConfig
-from jsg.server import (
-    admin,
-    anthropic_messages,
-    health,
-    info,
-    metrics_routes,
-    native,
-    openai_chat,
-    openai_completions,
-    openai_models,
-    openai_responses,
-    refused,
-    score,
-    tokenization,
-)
-from jsg.server.access import KeyRing, RequireKey
-from jsg.server.failures import add_failure_handlers
+from jsg.server.anthropic import messages as anthropic_messages
 from jsg.server.front import FrontDoor
-from jsg.server.interface import describe
-from jsg.server.methods import HeadAsGet
-from jsg.server.origins import CheckOrigin, checked_origins
-from jsg.server.request_id import NameRequests
-from jsg.server.response_store import ResponseStore
-from jsg.server.telemetry import Telemetry
+from jsg.server.http.access import KeyRing, RequireKey
+from jsg.server.http.failures import add_failure_handlers
+from jsg.server.http.interface import describe
+from jsg.server.http.methods import HeadAsGet
+from jsg.server.http.origins import CheckOrigin, checked_origins
+from jsg.server.http.request_id import NameRequests
+from jsg.server.native import admin, generate, health, info, score, tokenization
+from jsg.server.openai import chat, completions, models, refused, responses
+from jsg.server.openai.response_store import ResponseStore
+from jsg.server.telemetry import routes as metrics
+from jsg.server.telemetry.telemetry import Telemetry
 
 
 def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | None = None) -> FastAPI:
@@ -38,8 +27,8 @@ def create_app(door: FrontDoor, config: ServerConfig, telemetry: Telemetry | Non
     app.state.door = door
     app.state.probe = health.EngineProbe()
     app.state.responses = ResponseStore(keys.num_callers)
-    own = (health, info, admin, metrics_routes, native, tokenization, score)
-    others = (openai_models, openai_chat, openai_completions, openai_responses, anthropic_messages, refused)
+    own = (health, info, admin, metrics, generate, tokenization, score)
+    others = (models, chat, completions, responses, anthropic_messages, refused)
     for module in own + others:
         app.include_router(module.router)
     describe(app, config)

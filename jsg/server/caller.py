@@ -8,7 +8,7 @@ from typing import Annotated, final
 from fastapi import Depends, Request
 from starlette.types import Scope
 
-from jsg.server.exchange import Exchange
+from jsg.server.telemetry.exchange import Exchange
 
 
 @final

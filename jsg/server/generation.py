@@ -15,7 +15,7 @@ from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import ApiCall
 from jsg.server.limits import Admission, Limits
-from jsg.server.observer import Observer
+from jsg.server.telemetry.observer import Observer
 from jsg.types import FinishType, RequestOutput
 
 MAX_ANSWERS = 1024  # of one HTTP request: prompts times n

@@ -31,10 +31,10 @@ from jsg.server.app import create_app
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.front import Front, FrontDoor, public_name
 from jsg.server.generation import Generator
-from jsg.server.http_protocol import http_protocol
+from jsg.server.http.http_protocol import http_protocol
 from jsg.server.limits import Limits
 from jsg.server.progress import StartDisplay
-from jsg.server.telemetry import Telemetry
+from jsg.server.telemetry.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from jsg.config import ServerConfig
-from jsg.server.telemetry import Telemetry
+from jsg.server.telemetry.telemetry import Telemetry
 from tests.deploy.promql import TARGET_LABELS, PromqlError, Series, check, tokens_of
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.conftest import ServerMaker

@@ -7,9 +7,9 @@ from types import ModuleType
 
 import pytest
 
-from jsg.server import tracing
-from jsg.server.observer import ABORT_REASONS
-from jsg.server.request_log import LogLine
+from jsg.server.telemetry import tracing
+from jsg.server.telemetry.observer import ABORT_REASONS
+from jsg.server.telemetry.request_log import LogLine
 from tests.test_layout import ROOT
 
 SCRIPT = ROOT / "docs" / "observability_tables.py"

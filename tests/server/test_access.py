@@ -10,10 +10,10 @@ import pytest
 
 from jsg.config import ServerConfig
 from jsg.errors import ConfigError
-from jsg.server.access import OPEN_PATHS, KeyRing
 from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
-from jsg.server.origins import checked_origins
+from jsg.server.http.access import OPEN_PATHS, KeyRing
+from jsg.server.http.origins import checked_origins
 from tests.server.conftest import LONG, RunningServer, ServerMaker
 
 USER, OTHER, ADMIN = "user-key-1", "user-key-2", "admin-key"

@@ -13,7 +13,7 @@ from anthropic.resources.messages import Messages
 from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from jsg.server.anthropic_body import CountTokensBody, MessagesBody
+from jsg.server.anthropic.body import CountTokensBody, MessagesBody
 from tests.server.test_request_log import LoggingServer
 
 HI = [{"role": "user", "content": "hi"}]

@@ -24,8 +24,8 @@ from jsg.config import ServerConfig
 from jsg.errors import RequestError
 from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
-from jsg.server.json_body import _validate
-from jsg.server.native import GenerateBody
+from jsg.server.http.json_body import _validate
+from jsg.server.native.generate import GenerateBody
 from jsg.types import SamplingParams
 from tests.engine.fake_core import CONTEXT_LENGTH, VOCAB_SIZE
 from tests.server.conftest import RunningServer, ServerMaker, events_of

@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from jsg.server.native import GenerateBody
+from jsg.server.native.generate import GenerateBody
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.conftest import RunningServer, ServerMaker, events_of
 

@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 
 from jsg.engine.client import EngineClient
 from jsg.errors import EngineDeadError, QueueFullError
-from jsg.server import health
-from jsg.server.health import EngineProbe
+from jsg.server.native import health
+from jsg.server.native.health import EngineProbe
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
 from tests.server.conftest import RunningServer, ServerMaker
 

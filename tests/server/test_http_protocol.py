@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from jsg.server.http_protocol import HttpLimits, http_protocol
+from jsg.server.http.http_protocol import HttpLimits, http_protocol
 from tests.server.conftest import RunningServer
 
 DEADLINE_S = 10

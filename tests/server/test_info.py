@@ -9,7 +9,7 @@ import httpx
 
 import jsg
 from jsg.config import EngineConfig, ServerConfig
-from jsg.server.info import HIDDEN_KNOBS
+from jsg.server.native.info import HIDDEN_KNOBS
 from tests.server.conftest import RunningServer, ServerMaker
 
 PATHS = ("/model_info", "/get_model_info", "/server_info", "/get_server_info", "/get_load", "/version", "/v1/models")

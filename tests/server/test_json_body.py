@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pydantic import Field, TypeAdapter, ValidationError
 
 from jsg.errors import RequestError
-from jsg.server.body import MAX_ITEMS, Body, Checked, Prompts, TokenIds
-from jsg.server.json_body import MAX_DEPTH, MAX_PARTS, _num_parts, parse_json
-from jsg.server.validation import describe_invalid
+from jsg.server.http.body import MAX_ITEMS, Body, Checked, Prompts, TokenIds
+from jsg.server.http.json_body import MAX_DEPTH, MAX_PARTS, _num_parts, parse_json
+from jsg.server.http.validation import describe_invalid
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6)
 plain = st.recursive(

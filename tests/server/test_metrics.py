@@ -20,11 +20,11 @@ from jsg.engine.protocol import CORE_STATS, LOOP_STATS
 from jsg.errors import EngineDeadError, FirstTokenTimeoutError, JsgError, QueueTimeoutError, ShuttingDownError
 from jsg.processing.answer import AnswerDelta, Prompt
 from jsg.server.caller import ApiCall, Caller
-from jsg.server.engine_stats import ENGINE_SERIES, EngineStats
-from jsg.server.metrics import RATE_WINDOW_S, Metrics
-from jsg.server.metrics_aliases import ALIASES
-from jsg.server.observer import ABORT_REASONS, abort_reason
-from jsg.server.telemetry import Telemetry
+from jsg.server.telemetry.aliases import ALIASES
+from jsg.server.telemetry.engine_stats import ENGINE_SERIES, EngineStats
+from jsg.server.telemetry.metrics import RATE_WINDOW_S, Metrics
+from jsg.server.telemetry.observer import ABORT_REASONS, abort_reason
+from jsg.server.telemetry.telemetry import Telemetry
 from jsg.types import FinishReason, FinishType, SamplingParams
 from tests.engine.fake_core import FAILING_TOKEN, VOCAB_SIZE
 from tests.server.conftest import RunningServer, ServerMaker, events_of
@@ -503,7 +503,7 @@ class SimpleAnswer:
 def scraped(metrics: Metrics, accept: str = "") -> Scrape:
     telemetry = Telemetry(ServerConfig(metrics_alias="vllm"), "m")
     telemetry.metrics = metrics
-    from jsg.server.exposition import encoded
+    from jsg.server.telemetry.exposition import encoded
 
     return Scrape(encoded(telemetry.families(), accept)[0].decode())
 

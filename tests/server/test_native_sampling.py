@@ -3,7 +3,7 @@
 import pytest
 
 from jsg.errors import RequestError
-from jsg.server.native_sampling import REFUSED_SAMPLING, one_each, to_samplings
+from jsg.server.native.sampling import REFUSED_SAMPLING, one_each, to_samplings
 
 
 def test_the_usual_number_of_new_tokens_shrinks_to_the_room_that_is_left():

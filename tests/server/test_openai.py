@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from jsg.server.generation import MAX_SCORES
-from jsg.server.openai_chat import ChatBody, default_limit
-from jsg.server.openai_common import shown_logprob
-from jsg.server.openai_completions import CompletionBody
-from jsg.server.refused import NEEDED
+from jsg.server.openai.chat import ChatBody, default_limit
+from jsg.server.openai.common import shown_logprob
+from jsg.server.openai.completions import CompletionBody
+from jsg.server.openai.refused import NEEDED
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.conftest import events_of, write_byte_tokenizer
 

@@ -15,9 +15,9 @@ from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.chat_prompt import ChatPrompt
-from jsg.server.openai_chat import ChatBody, ChatChoice, _prompt
-from jsg.server.openai_common import Choice, TokenNames
-from jsg.server.openai_completions import TextChoice
+from jsg.server.openai.chat import ChatBody, ChatChoice, _prompt
+from jsg.server.openai.common import Choice, TokenNames
+from jsg.server.openai.completions import TextChoice
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
 
 MakeChoice = Callable[[Answer], Choice]

@@ -12,9 +12,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat import completion_create_params as chat_create_params
 from pydantic import BaseModel
 
-from jsg.server.body import Body
-from jsg.server.openai_chat import ChatBody
-from jsg.server.openai_completions import CompletionBody
+from jsg.server.http.body import Body
+from jsg.server.openai.chat import ChatBody
+from jsg.server.openai.completions import CompletionBody
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.conftest import RunningServer
 

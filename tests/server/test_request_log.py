@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from jsg.server import request_log
 from jsg.server.caller import Caller
-from jsg.server.exchange import Endpoint, Exchange
-from jsg.server.request_log import LogLine, RequestLog
+from jsg.server.telemetry import request_log
+from jsg.server.telemetry.exchange import Endpoint, Exchange
+from jsg.server.telemetry.request_log import LogLine, RequestLog
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.conftest import RunningServer, ServerMaker, events_of
 from tests.server.scrape import scrape, scrape_until

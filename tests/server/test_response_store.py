@@ -2,8 +2,8 @@
 
 import pytest
 
-from jsg.server import response_store
-from jsg.server.response_store import ResponseStore, StoredResponse, Turn, compact
+from jsg.server.openai import response_store
+from jsg.server.openai.response_store import ResponseStore, StoredResponse, Turn, compact
 
 
 def response(name: str, text: str = "") -> StoredResponse:

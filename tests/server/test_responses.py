@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 
 from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import load_tokenizer
-from jsg.server.openai_responses import own_tokens
-from jsg.server.responses_body import InputTokensBody, ResponsesBody
+from jsg.server.openai.responses import own_tokens
+from jsg.server.openai.responses_body import InputTokensBody, ResponsesBody
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.conftest import write_byte_tokenizer

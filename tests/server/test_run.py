@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from jsg.config import ServerConfig
 from jsg.server.front import FrontDoor
 from jsg.server.run import _listen, _uvicorn_config
-from jsg.server.telemetry import Telemetry
+from jsg.server.telemetry.telemetry import Telemetry
 from tests.engine.fake_core import TOO_LARGE
 from tests.server.conftest import RunningServer, ServerMaker, free_port, is_listening, wait_until
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from jsg.server.score import to_scores
+from jsg.server.native.score import to_scores
 from tests.server.conftest import RunningServer, ServerMaker
 
 

@@ -12,8 +12,8 @@ from jsg.errors import ContextLengthError, JsgError
 from jsg.processing.answer import AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.caller import ApiCall, Caller
-from jsg.server.event_stream import Event, respond_with_events
 from jsg.server.generation import Generator
+from jsg.server.http.event_stream import Event, respond_with_events
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 
 NUM_TOKENS = 50

@@ -16,8 +16,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from jsg.errors import ConfigError
-from jsg.server.trace_context import TraceContext
-from jsg.server.tracing import EXPORT_TIMEOUT_S, SpanExport
+from jsg.server.telemetry.trace_context import TraceContext
+from jsg.server.telemetry.tracing import EXPORT_TIMEOUT_S, SpanExport
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.conftest import RunningServer, ServerMaker, events_of
 from tests.server.scrape import scrape_until

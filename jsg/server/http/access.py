@@ -1,0 +1,159 @@
+"""Who may enter: API keys → callers."""
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from jsg.config import ServerConfig
+from jsg.errors import ConfigError
+from jsg.server.caller import Caller
+from jsg.server.http.failures import failure_body, failure_response
+
+OPEN_PATHS = frozenset({"/health", "/ready"})  # probes carry no key
+BEARER = b"bearer "
+MAX_KEY_FILE_BYTES = 2**20
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+@final
+class KeyRing:
+    """The keys of a server. Without any, everybody is the same caller and may do everything.
+
+    What a key looks like is known to nobody who measures how long a refusal takes: all keys are compared, each as a
+    digest of one length under a secret of this process.
+    """
+
+    def __init__(self, keys: Sequence[str], admin_key: str | None) -> None:
+        """Takes the users' keys and the admin's.
+
+        Without an admin key a single user is the admin, and so is everybody where there is no key at all. Several
+        users have no admin among them. With an admin key only, everybody may come in and only the admin is one.
+        """
+        self._secret = secrets.token_bytes(32)
+        self._callers = [
+            (self._digest(key.encode()), Caller(_tenant(key), is_admin=admin_key is None and len(keys) == 1))
+            for key in keys
+        ]
+        if admin_key is not None:
+            self._callers.append((self._digest(admin_key.encode()), Caller(_tenant(admin_key), is_admin=True)))
+        self._anybody = None if keys else Caller("", is_admin=admin_key is None)
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> "KeyRing":
+        """The keys of `--api-key`, `--api-key-file` and `--admin-api-key`.
+
+        Raises:
+            ConfigError: A key that is empty, has characters that a header cannot carry or is given twice; a file that
+                cannot be read, holds no key, or may be written by others.
+        """
+        keys = [_checked("--api-key", key) for key in config.api_key]
+        if config.api_key_file is not None:
+            keys += [_checked("--api-key-file", key) for key in _lines(Path(config.api_key_file))]
+        admin_key = None if config.admin_api_key is None else _checked("--admin-api-key", config.admin_api_key)
+        everybodys = keys if admin_key is None else [*keys, admin_key]
+        if len(set(everybodys)) < len(everybodys):
+            raise ConfigError(
+                "each key must be given once, for one user or for the admin, but one is there twice; leave it out once"
+            )
+        return cls(keys, admin_key)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether anybody may come in without a key."""
+        return self._anybody is not None
+
+    @property
+    def num_callers(self) -> int:
+        """How many different ones there can be."""
+        return len(self._callers) + self.is_empty
+
+    def caller(self, key: bytes | None) -> Caller | None:
+        """Who has this key; None when nobody does. Takes as long for any key."""
+        digest, found = self._digest(key or b""), self._anybody
+        for known, caller in self._callers:
+            if hmac.compare_digest(known, digest):
+                found = caller
+        return found
+
+    def _digest(self, key: bytes) -> bytes:
+        return hmac.digest(self._secret, key, "sha256")
+
+
+def _tenant(key: str) -> str:
+    return hashlib.sha256(b"jsg tenant\0" + key.encode()).hexdigest()[:16]
+
+
+def _checked(option: str, key: str) -> str:
+    if not key or not all("!" <= char <= "~" for char in key):
+        raise ConfigError(
+            f"a key of {option} must be printable ASCII without spaces, and not empty; choose another, such as what "
+            "'openssl rand -hex 32' prints"
+        )
+    return key
+
+
+def _lines(path: Path) -> list[str]:
+    """The keys of a file: one on each line; empty lines and those that begin with # are none."""
+    try:
+        with path.open(encoding="ascii") as file:
+            if os.fstat(file.fileno()).st_mode & WRITABLE_BY_OTHERS:
+                raise ConfigError(
+                    "--api-key-file must be writable by its owner only, or others could let themselves in; run "
+                    "'chmod go-w' on it"
+                )
+            text = file.read(MAX_KEY_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"--api-key-file must be a file that can be read, but: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError("--api-key-file must be text of printable ASCII, but it is not") from None
+    if len(text) > MAX_KEY_FILE_BYTES:
+        raise ConfigError(f"--api-key-file must have at most {MAX_KEY_FILE_BYTES} bytes, but it is larger")
+    keys = [line.strip() for line in text.splitlines()]
+    keys = [key for key in keys if key and not key.startswith("#")]
+    if not keys:
+        raise ConfigError("--api-key-file must hold at least one key, but there is none; write one on each line")
+    return keys
+
+
+@final
+class RequireKey:
+    """Lets a request through with `Authorization: Bearer KEY` or `x-api-key: KEY`; probes need none."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI call."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        caller = self._keys.caller(_given_key(scope))
+        if caller is None and scope["path"] not in OPEN_PATHS:
+            message = "this server needs a key; send it as 'Authorization: Bearer KEY'"
+            body = failure_body(scope["path"], 401, message)
+            await failure_response(scope, body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            return
+        scope.setdefault("state", {})["caller"] = caller or Caller("", is_admin=False)
+        await self._app(scope, receive, send)
+
+
+def _given_key(scope: Scope) -> bytes | None:
+    """The key that a request carries; None when it has none, or different ones."""
+    given = {key for name, value in scope["headers"] if (key := _key_of(name, value)) is not None}
+    return given.pop() if len(given) == 1 else None
+
+
+def _key_of(name: bytes, value: bytes) -> bytes | None:
+    if name == b"x-api-key":
+        return value.strip()
+    if name == b"authorization" and value[: len(BEARER)].lower() == BEARER:
+        return value[len(BEARER) :].strip()
+    return None

@@ -1,0 +1,102 @@
+"""Server-sent events, and work that ends when its client leaves."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, final
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from jsg.errors import JsgError
+from jsg.server.http.failures import error_body, full_body
+
+Event = dict[str, Any]
+
+
+async def until_disconnect[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Runs the work; when the client leaves first, cancels it and raises ClientDisconnect.
+
+    The request's body must have been read: the next message from the client is then that it left.
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def respond_with_events(request: Request, events: AsyncGenerator[Event], *, named: bool = False) -> Response:
+    """A response that streams the events, at least one.
+
+    It waits for the first event, so that what fails before is an ordinary HTTP failure. A later failure becomes an
+    event in the form of the endpoint. When the client leaves, `events` is closed at once.
+
+    Args:
+        request: The one that is answered.
+        events: What to send.
+        named: Each event goes by the name that is its `type`, and the last one ends the stream; else events have no
+            names, and `[DONE]` ends it.
+    """
+
+    async def first_event() -> Event:
+        return await anext(events)
+
+    first = await until_disconnect(request, first_event())
+    return _EventStream(request.scope, first, events, named=named)
+
+
+@final
+class _EventStream(Response):
+    media_type = "text/event-stream"
+
+    def __init__(self, scope: Scope, first: Event, events: AsyncGenerator[Event], *, named: bool) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._scope = scope
+        self._first = first
+        self._events = events
+        self._encode = _encode_named if named else _encode
+        self._ending = b"" if named else b"data: [DONE]\n\n"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self._events):
+            with contextlib.suppress(ClientDisconnect):
+                await until_disconnect(Request(scope, receive), self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        async def send_body(body: bytes, *, more_body: bool = True) -> None:
+            await send({"type": "http.response.body", "body": body, "more_body": more_body})
+
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send_body(self._encode(self._first))
+        try:
+            async for event in self._events:
+                await send_body(self._encode(event))
+                # Neither the next event nor a send to a client that has left need wait for anything: without this,
+                # nobody else would have a turn, and that the client has left would not be noticed.
+                await asyncio.sleep(0)
+        except JsgError as error:
+            await send_body(self._encode(full_body(self._scope, error_body(self._scope["path"], error))))
+        await send_body(self._ending, more_body=False)
+
+
+def _encode(event: Event) -> bytes:
+    return b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+
+def _encode_named(event: Event) -> bytes:
+    return b"event: " + event["type"].encode() + b"\n" + _encode(event)

@@ -1,0 +1,169 @@
+"""What goes wrong → an HTTP status and a body, in the form of the API that was called.
+
+Anthropic's under /v1/messages, OpenAI's under the rest of /v1/, `{"error": {"message": ...}}` elsewhere.
+"""
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from jsg.errors import (
+    AbortedError,
+    ContextLengthError,
+    EngineDeadError,
+    ForbiddenError,
+    JsgError,
+    ModelNotFoundError,
+    NotFoundError,
+    PreviousResponseError,
+    QueueFullError,
+    RateLimitError,
+    RequestError,
+    ShuttingDownError,
+    TimeLimitError,
+)
+from jsg.server.http.request_id import request_id_headers
+from jsg.server.http.validation import describe_invalid
+
+MAX_MESSAGE_CHARS = 1000  # a message quotes what it received
+CLIENT_LEFT = 499  # nobody reads it
+
+STATUSES: dict[type[JsgError], int] = {
+    AbortedError: CLIENT_LEFT,
+    RequestError: 400,
+    ForbiddenError: 403,
+    NotFoundError: 404,
+    RateLimitError: 429,
+    QueueFullError: 503,
+    ShuttingDownError: 503,
+    EngineDeadError: 503,
+    TimeLimitError: 504,
+}
+OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+OPENAI_CODES_OF: dict[type[JsgError], str] = {
+    AbortedError: "request_aborted",
+    ContextLengthError: "context_length_exceeded",
+    ModelNotFoundError: "model_not_found",
+    PreviousResponseError: "previous_response_not_found",
+}
+OPENAI_CODES = {401: "invalid_api_key", 404: "not_found", 413: "request_too_large", 429: "rate_limit_exceeded"}
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def add_failure_handlers(app: FastAPI) -> None:
+    """Makes every failure of the app answer in the form of its endpoint."""
+    app.add_exception_handler(JsgError, _on_jsg_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_invalid_query)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+def status_of(error: JsgError) -> int:
+    """The HTTP status of an error."""
+    for kind, status in STATUSES.items():
+        if isinstance(error, kind):
+            return status
+    return 500
+
+
+def failure_body(
+    path: str, status: int, message: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """The JSON body of a failure at that path, in the form of the API it belongs to."""
+    message = _clean(message)
+    if path.startswith("/v1/messages"):
+        fallback = "invalid_request_error" if status < 500 else "api_error"
+        return {"type": "error", "error": {"type": ANTHROPIC_TYPES.get(status, fallback), "message": message}}
+    if not path.startswith("/v1/"):
+        return {"error": {"message": message}}
+    return {
+        "error": {
+            "message": message,
+            "type": OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
+            "param": None if param is None else _clean(param),
+            "code": code or OPENAI_CODES.get(status),
+        }
+    }
+
+
+def error_body(path: str, error: JsgError) -> dict[str, Any]:
+    """The JSON body of an error at that path."""
+    message, param = str(error), getattr(error, "param", None)
+    return failure_body(path, status_of(error), message, param, OPENAI_CODES_OF.get(type(error)))
+
+
+def full_body(scope: Scope, body: dict[str, Any]) -> dict[str, Any]:
+    """The body of a failure as the client of that scope is sent it: Anthropic's form names the request in it."""
+    if body.get("type") != "error":
+        return body
+    return body | {"request_id": scope.get("state", {}).get("request_id")}
+
+
+def failure_response(
+    scope: Scope, body: dict[str, Any], status: int, headers: dict[str, str] | None = None
+) -> Response:
+    """A response with the body of a failure."""
+    return json_response(full_body(scope, body), status, headers)
+
+
+def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A response of JSON; numbers that are not finite become null."""
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+def _clean(text: str) -> str:
+    """Short, and without the lone surrogates that JSON can bring in and UTF-8 cannot carry out."""
+    text = text if len(text) <= MAX_MESSAGE_CHARS else text[:MAX_MESSAGE_CHARS] + "..."
+    return text.encode(errors="replace").decode()
+
+
+async def _on_jsg_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, JsgError)
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    if isinstance(error, ShuttingDownError):
+        headers["Connection"] = "close"  # the next request of this client should reach another server
+    return failure_response(request.scope, error_body(request.url.path, error), status_of(error), headers)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message, headers = error.detail, dict(error.headers or {})
+    if error.status_code == 405:
+        message = f"{request.method} must not be used here; use {headers.get('Allow', 'another method')}"
+    elif error.status_code == 404:
+        message = "the path must be that of an endpoint, but there is none; /openapi.json lists them"
+    body = failure_body(request.url.path, error.status_code, message)
+    return failure_response(request.scope, body, error.status_code, headers)
+
+
+async def _on_invalid_query(request: Request, error: Exception) -> Response:
+    """Of the path or the query; a body is checked by `json_body.py`."""
+    assert isinstance(error, RequestValidationError)
+    errors = [each | {"loc": each["loc"][1:]} for each in error.errors()]
+    message, param = describe_invalid(errors, {str(each["loc"][0]): each["input"] for each in errors})
+    return failure_response(request.scope, failure_body(request.url.path, 400, message, param), 400)
+
+
+async def _on_disconnect(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=CLIENT_LEFT)
+
+
+async def _on_bug(request: Request, _error: Exception) -> Response:
+    """The trace goes to the log, not to the client. What adds headers to other responses does not see this one."""
+    body = failure_body(request.url.path, 500, "internal error; the server's log has the cause")
+    return failure_response(request.scope, body, 500, request_id_headers(request.scope))

@@ -1,0 +1,309 @@
+"""HTTP/1.1 on one connection, with a limit for everything that a client may send or withhold.
+
+Uvicorn's protocol on h11 does the work. What is added: heads and chunks are bounded, a request must arrive within a
+time, a body that nobody reads ends the connection, and a refusal is JSON in the form of the API that was called.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import resource
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, cast, final
+from urllib.parse import unquote
+
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol as UvicornConnection
+
+from jsg.server.http.failures import failure_body, full_body
+from jsg.server.http.request_id import fresh_request_id, request_id_headers
+
+SPARE_FILES = 64  # descriptors that are not connections
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """Limits of one connection. Times are in seconds.
+
+    Attributes:
+        head_bytes: Request line and headers together.
+        headers: Their number.
+        chunk_bytes: What the chunks of a body must have on average, once there are more than `free_chunks`.
+        free_chunks: Chunks of any size.
+        head_s: From a connection or the first byte of a request to the end of its head.
+        body_s: From there to the end of the body.
+        body_idle_s: Between two pieces of a body.
+        write_s: That a client may leave what it was sent unread.
+        linger_s: That what still comes is thrown away after a refusal, so that the client can read it.
+        connections: At once; those beyond are answered 503.
+    """
+
+    head_bytes: int = 64 * 2**10
+    headers: int = 100
+    chunk_bytes: int = 64
+    free_chunks: int = 1000
+    head_s: float = 10.0
+    body_s: float = 120.0
+    body_idle_s: float = 15.0
+    write_s: float = 300.0
+    linger_s: float = 2.0
+    connections: int = 10_000
+
+
+def http_protocol(limits: HttpLimits | None = None) -> type[asyncio.Protocol]:
+    """What `uvicorn.Config(http=...)` takes; without limits the default ones, as far as descriptors go round."""
+    if limits is None:
+        num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limits = HttpLimits(connections=max(1, min(HttpLimits().connections, num_files - SPARE_FILES)))
+    return cast(type[asyncio.Protocol], functools.partial(HttpConnection, limits))
+
+
+@final
+class _Parser(h11.Connection):
+    """h11 with bounds; remembers what a refusal must say.
+
+    Attributes:
+        target: Of the request that is being read; None until its head was.
+        error: Why the input was refused.
+    """
+
+    def __init__(self, limits: HttpLimits) -> None:
+        super().__init__(h11.SERVER, limits.head_bytes)
+        self.target: bytes | None = None
+        self.error: h11.RemoteProtocolError | None = None
+        self._limits = limits
+        self._num_chunks = 0
+        self._num_bytes = 0
+
+    def next_event(self) -> Any:
+        """As h11's. Raises RemoteProtocolError for input that is malformed or over a limit."""
+        try:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                self._check_head(event)
+            elif isinstance(event, h11.Data):
+                self._check_data(event)
+            return event
+        except h11.RemoteProtocolError as error:
+            self.error = error
+            raise
+
+    def start_next_cycle(self) -> None:
+        """As h11's: what comes now is another request."""
+        super().start_next_cycle()
+        self.target = None
+
+    def send(self, event: h11.Event) -> Any:
+        """As h11's; a response to a request that has not arrived whole is the last one."""
+        if isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
+            event = h11.Response(
+                status_code=event.status_code,
+                headers=[*event.headers.raw_items(), (b"connection", b"close")],
+                reason=event.reason,
+            )
+        return super().send(event)
+
+    def _check_head(self, request: h11.Request) -> None:
+        self.target = request.target
+        self._num_chunks = self._num_bytes = 0
+        names = [name for name, _ in request.headers]
+        num_bytes = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
+        if len(names) > self._limits.headers:
+            raise _refused(431, f"a request must have at most {self._limits.headers} headers, but got {len(names)}")
+        if num_bytes > self._limits.head_bytes:
+            raise _refused(431, f"a request's head must be at most {self._limits.head_bytes} bytes, but is {num_bytes}")
+        if b"content-length" in names and b"transfer-encoding" in names:
+            raise _refused(400, "a request must have Content-Length or Transfer-Encoding, but got both; send one")
+        if any(name == b"upgrade" and value.lower() == b"websocket" for name, value in request.headers):
+            raise _refused(400, "there are no websockets here; send an ordinary request, with stream for events")
+
+    def _check_data(self, data: h11.Data) -> None:
+        self._num_chunks += data.chunk_start
+        self._num_bytes += len(data.data)
+        num_more = self._num_chunks - self._limits.free_chunks
+        if num_more > 0 and self._num_bytes < num_more * self._limits.chunk_bytes:
+            rule = f"chunks must have {self._limits.chunk_bytes} bytes or more on average"
+            raise _refused(400, f"{rule}, but {self._num_chunks} have {self._num_bytes} bytes; send larger ones")
+
+
+def _refused(status: int, message: str) -> h11.RemoteProtocolError:
+    return h11.RemoteProtocolError(message, error_status_hint=status)
+
+
+@final
+class _Transport:
+    """A transport whose `close` lets the client read the last response though it is still sending.
+
+    Closing a socket with unread input resets the connection, and the client may lose the response.
+    """
+
+    def __init__(self, transport: asyncio.Transport, is_receiving: Callable[[], bool], linger_s: float) -> None:
+        self._transport = transport
+        self._is_receiving = is_receiving
+        self._linger_s = linger_s
+        self.is_lingering = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Whether nothing more will be sent or read."""
+        return self.is_lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        """Sends what was written and ends the connection, at once or when the client has ended its side."""
+        if self.is_closing():
+            return
+        if not self._is_receiving():
+            self._transport.close()
+            return
+        self.is_lingering = True
+        self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        asyncio.get_running_loop().call_later(self._linger_s, self._transport.abort)
+
+
+@final
+class HttpConnection(UvicornConnection):
+    """One connection of a client."""
+
+    def __init__(self, limits: HttpLimits, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = _Parser(limits)
+        self._limits = limits
+        self._reading: object = h11.IDLE  # the part of a request that must arrive in time; None between requests
+        self._read_deadline = 0.0
+        self._last_data_at = 0.0
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    # ---- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client is there."""
+        wrapped = _Transport(cast(asyncio.Transport, transport), self._is_receiving, self._limits.linger_s)
+        super().connection_made(cast(asyncio.Transport, wrapped))
+        if len(self.connections) > self._limits.connections:
+            self._refuse(503, f"at most {self._limits.connections} connections are served at once; try again later")
+            return
+        self._await(h11.IDLE, self._limits.head_s)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        if self.transport.is_closing():
+            return
+        self._last_data_at = self.loop.time()
+        super().data_received(data)
+        self._watch(has_begun=True)
+
+    def eof_received(self) -> None:
+        """The client sends no more. Half a request is refused; after a whole one it has left."""
+        if not self.transport.is_closing() and self._reading is not None and self._last_data_at:
+            self.conn.receive_data(b"")
+            self.handle_events()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._await(None)
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not read what it is sent."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._limits.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        super().resume_writing()
+
+    # ---- what uvicorn calls
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses input that the parser did not take; `msg` is uvicorn's, which says less than the parser's."""
+        error = self.conn.error
+        assert error is not None
+        status = error.error_status_hint
+        if status == 431 and self.conn.target is None:
+            limit = self._limits.head_bytes
+            self._refuse(431, f"a request's head must be at most {limit} bytes; send shorter headers")
+        else:
+            self._refuse(status, f"{str(error) or msg}; send well-formed HTTP/1.1")
+
+    def on_response_complete(self) -> None:
+        """A response has been written."""
+        super().on_response_complete()
+        self._watch(has_begun=bool(self.conn.trailing_data[0]))
+
+    # ---- time
+
+    def _is_receiving(self) -> bool:
+        """Whether something of a request is still to come, or was refused."""
+        return self.conn.their_state in (h11.SEND_BODY, h11.ERROR) or self.conn.error is not None
+
+    def _watch(self, *, has_begun: bool) -> None:
+        """Sees to it that what is being read arrives in time."""
+        state = self.conn.their_state
+        if self.transport.is_closing() or state not in (h11.IDLE, h11.SEND_BODY) or not has_begun:
+            self._await(None)
+        elif state is not self._reading:
+            self._await(state, self._limits.head_s if state is h11.IDLE else self._limits.body_s)
+
+    def _await(self, part: object, limit_s: float = 0.0) -> None:
+        self._reading = part
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+        if part is not None:
+            self._read_deadline = self.loop.time() + limit_s
+            self._check_time()
+
+    def _check_time(self) -> None:
+        """Refuses what is late; otherwise comes back when it may be."""
+        due = self._read_deadline
+        if self._reading is h11.SEND_BODY and not self.flow.read_paused:
+            due = min(due, self._last_data_at + self._limits.body_idle_s)
+        if self.loop.time() < due:
+            self._read_timer = self.loop.call_at(due, self._check_time)
+        elif not self._last_data_at:
+            self.transport.close()  # a connection on which nothing was asked
+        elif self._reading is h11.IDLE:
+            self._refuse(408, f"a request's head must arrive within {self._limits.head_s:g} s; send it at once")
+        else:
+            limits = f"{self._limits.body_s:g} s, and {self._limits.body_idle_s:g} s without a byte are too many"
+            self._refuse(408, f"a request's body must arrive within {limits}; send it at once")
+
+    # ---- refusals
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answers in the form of the API, if no answer has begun, and ends the connection."""
+        self._await(None)
+        self.conn.error = self.conn.error or _refused(status, message)
+        cycle = self.cycle
+        is_running = cycle is not None and not cycle.response_complete
+        if not (is_running and cycle.response_started):
+            self.transport.write(_response(status, message, self.conn.target))
+        if is_running:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.close()
+
+
+def _response(status: int, message: str, target: bytes | None) -> bytes:
+    path = "/" if target is None else unquote(target.partition(b"?")[0].decode("ascii"))
+    scope = {"path": path, "state": {"request_id": fresh_request_id()}}
+    body = msgspec.json.encode(full_body(scope, failure_body(path, status, message)))
+    head = [
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "connection: close",
+        *(f"{name}: {value}" for name, value in request_id_headers(scope).items()),
+    ]
+    return "\r\n".join([*head, "", ""]).encode("ascii") + body

@@ -1,0 +1,103 @@
+"""`/openapi.json`: what FastAPI reads off the endpoints, and what it cannot see there.
+
+Added are how every failure looks, that streams are events, and the keys. Taken out is FastAPI's own form of a failure,
+which no client of this server ever gets.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+import jsg
+from jsg.config import ServerConfig
+from jsg.server.http.access import OPEN_PATHS
+
+Schema = dict[str, Any]
+
+CLIENT_FAULTS = (
+    "400: a field breaks a rule, and the message names both; 401: no or a wrong key; 403: the key does not allow it; "
+    "404: no such model, request or path; 408: the request came too slowly; 413: the body is too large; "
+    "415: the body is not said to be JSON; 429: too many requests of this key; 431: the headers are too large"
+)
+SERVER_FAULTS = "500: a failure inside; 503: not ready, full or ending, see Retry-After; 504: it took too long"
+KEYS: Schema = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+EVENT: Schema = {
+    "type": "object",
+    "description": "One of the server-sent events that come with `stream`; `event` only where the API has named ones.",
+    "properties": {
+        "event": {"type": "string"},
+        "data": {"type": "string", "description": "A JSON object, or `[DONE]` at the end of the stream."},
+    },
+    "required": ["data"],
+}
+_TEXT: Schema = {"type": "string"}
+_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
+
+
+def _failure(fields: Schema, **around: Schema) -> Schema:
+    error = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    whole = {"error": error, **around}
+    return {"type": "object", "properties": whole, "required": list(whole), "additionalProperties": False}
+
+
+FAILURES: dict[str, Schema] = {
+    "AnthropicFailure": _failure({"type": _TEXT, "message": _TEXT}, type={"const": "error"}, request_id=_TEXT_OR_NULL),
+    "OpenAIFailure": _failure({"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL}),
+    "Failure": _failure({"message": _TEXT}),
+}
+
+
+def describe(app: FastAPI, config: ServerConfig) -> None:
+    """Makes `/openapi.json` of the app say all that is true of it."""
+
+    def openapi() -> Schema:
+        if app.openapi_schema is None:
+            app.openapi_schema = _complete(
+                get_openapi(title="jsg", version=jsg.__version__, routes=app.routes), has_keys=_has_keys(config)
+            )
+        return app.openapi_schema
+
+    app.openapi = openapi
+
+
+def _has_keys(config: ServerConfig) -> bool:
+    return bool(config.api_key) or config.api_key_file is not None
+
+
+def _complete(document: Schema, *, has_keys: bool) -> Schema:
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas.update(FAILURES)
+    if has_keys:
+        components["securitySchemes"] = KEYS
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            _complete_operation(operation, path, schemas)
+            if has_keys and path not in OPEN_PATHS:
+                operation["security"] = [{name: []} for name in KEYS]
+    return document
+
+
+def _complete_operation(operation: Schema, path: str, schemas: Schema) -> None:
+    responses = operation["responses"]
+    responses.pop("422", None)
+    failure = {"application/json": {"schema": {"$ref": f"#/components/schemas/{_failure_name(path)}"}}}
+    responses["4XX"] = {"description": CLIENT_FAULTS, "content": failure}
+    if path in OPEN_PATHS:
+        responses["503"] = {"description": "Not ready: the status says why.", "content": {"application/json": {}}}
+    responses["5XX"] = {"description": SERVER_FAULTS, "content": failure}
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    if "stream" in schemas.get(body.get("$ref", "").rsplit("/", 1)[-1], {}).get("properties", {}):
+        responses["200"]["content"]["text/event-stream"] = {"schema": EVENT}
+
+
+def _failure_name(path: str) -> str:
+    if path.startswith("/v1/messages"):
+        return "AnthropicFailure"
+    return "OpenAIFailure" if path.startswith("/v1/") else "Failure"

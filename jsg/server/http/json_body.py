@@ -1,0 +1,257 @@
+"""Bodies of requests: JSON, read strictly.
+
+What two readers could understand differently, and what cannot be text for a model, is refused: names given twice,
+numbers that are not finite, half of a character, NUL. A large body is parsed and checked beside the event loop, where
+it delays nobody else.
+"""
+
+import asyncio
+import dataclasses
+import email.message
+import json
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any, final
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jsg.errors import RequestError
+from jsg.server.http.validation import describe_invalid
+
+MAX_DEPTH = 64  # of lists and objects in each other; what reads them further on may recurse
+MAX_PARTS = 2**16  # lists, objects and names; a million of them stop the whole process while they are collected
+MAX_NUMBER_CHARS = 100  # making a number of a million digits takes minutes
+MAX_INLINE_BYTES = 2**15  # a larger body goes to a thread, which costs 0.1 ms
+MAX_QUOTE_CHARS = 40
+
+type _Path = tuple[str | int, ...]
+
+
+def new_router() -> APIRouter:
+    """A router whose endpoints read their bodies as this module does."""
+    return APIRouter(route_class=JsonRoute)
+
+
+def parse_json(raw: bytes) -> dict[str, Any]:
+    """The object that the bytes hold. Raises RequestError, which names the field where there is one."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"the body must be UTF-8, but byte {error.start} is not: {error.reason}; encode it as UTF-8"
+        ) from None
+    if text.startswith("\ufeff"):
+        raise RequestError("the body must begin with its JSON object, but begins with a byte order mark; leave it out")
+    if _num_parts(raw) > MAX_PARTS:
+        raise RequestError(f"the body must have at most {MAX_PARTS} lists, objects and names; send several requests")
+    try:
+        value = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise RequestError(f"the body must be JSON, but it is not: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise _too_deep("the body") from None
+    if not isinstance(value, dict):
+        raise RequestError(f"the body must be a JSON object, but got {_quote(text)}; send {{...}}")
+    _inspect(value)
+    return value
+
+
+@final
+class JsonRoute(APIRoute):
+    """A route whose body is read, parsed and checked here; FastAPI gets what came of it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers a request of this route."""
+        answer = super().get_route_handler()
+        if self.body_field is None:
+            return answer
+        field = self.body_field.field_info
+        assert field.annotation is not None
+        content_type, is_required = TypeAdapter[Any](field.annotation), field.is_required()
+
+        async def read_and_answer(request: Request) -> Response:
+            raw = await _read(request, request.app.state.max_request_bytes)
+            if not raw and not is_required:
+                return await answer(request)
+            _check_headers(request)
+            if not raw:
+                raise RequestError("the body must be a JSON object, but it is empty; send {...}")
+            if len(raw) <= MAX_INLINE_BYTES:
+                content = _validate(raw, content_type)
+            else:
+                content = await asyncio.to_thread(_validate, raw, content_type)
+            return await answer(_ReadRequest(request, content))
+
+        return read_and_answer
+
+
+@final
+class _ReadRequest(Request):
+    """A request whose body has been read."""
+
+    def __init__(self, request: Request, content: object) -> None:
+        super().__init__(request.scope, request.receive, request._send)
+        self._content = content
+
+    async def body(self) -> bytes:
+        """Not empty, which is all that is asked of it."""
+        return b"{}"
+
+    async def json(self) -> object:
+        """What the body holds, checked."""
+        return self._content
+
+
+def _validate(raw: bytes, content_type: TypeAdapter[Any]) -> object:
+    value = parse_json(raw)
+    try:
+        return content_type.validate_python(value)
+    except ValidationError as error:
+        raise RequestError(*describe_invalid(error.errors(include_url=False), value)) from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """The body, of which no more than `limit` bytes are ever kept. Raises HTTPException when there are more."""
+    too_large = HTTPException(413, f"the body must be at most {limit} bytes; send less, or raise --max-request-bytes")
+    if int(request.headers.get("content-length", 0)) > limit:
+        raise too_large
+    parts, num_bytes = [], 0
+    async for part in request.stream():
+        num_bytes += len(part)
+        if num_bytes > limit:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _check_headers(request: Request) -> None:
+    """Raises HTTPException for a body that does not say it is plain JSON.
+
+    That it must say so also keeps other sites' pages out: a browser asks before it sends JSON across sites.
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise HTTPException(415, f"Content-Encoding must be identity, but got {_quote(encoding)}; send it uncompressed")
+    given = request.headers.get("content-type", "")
+    parsed = email.message.Message()
+    parsed["content-type"] = given
+    kind, charset = parsed.get_content_type(), parsed.get_param("charset", "utf-8")
+    is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    if not given or not is_json or str(charset).lower() not in ("utf-8", "utf8", "us-ascii"):
+        shown = _quote(given) if given else "none"
+        remedy = "send 'Content-Type: application/json' (with curl: -H 'Content-Type: application/json')"
+        raise HTTPException(415, f"Content-Type must be application/json, in UTF-8, but got {shown}; {remedy}")
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Fault:
+    """Stands in the parsed value where something must be refused, until `_inspect` has found out where that is."""
+
+    rule: str
+    received: str
+
+
+def _integer(text: str) -> int | _Fault:
+    if len(text) > MAX_NUMBER_CHARS:
+        return _Fault(f"a number of at most {MAX_NUMBER_CHARS} characters", f"{len(text)}: {_quote(text)}")
+    return int(text)
+
+
+def _float(text: str) -> float | _Fault:
+    if len(text) > MAX_NUMBER_CHARS:
+        return _integer(text)
+    value = float(text)
+    return value if math.isfinite(value) else _Fault("a finite number", text)
+
+
+def _constant(text: str) -> _Fault:
+    return _Fault("a finite number", text)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        made[twice] = _Fault("given once in its object", "it twice")
+    return made
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_constant, object_pairs_hook=_object)
+_PART_SIGNS = (b"[", b"{", b":")
+_PLAIN = frozenset({int, float, bool, type(None)})
+
+
+def _num_parts(raw: bytes) -> int:
+    """How many lists, objects and names JSON text has; signs inside strings count too until it matters."""
+    at_most = sum(map(raw.count, _PART_SIGNS))
+    if at_most <= MAX_PARTS:
+        return at_most
+    outside = b"".join(raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    return sum(map(outside.count, _PART_SIGNS))
+
+
+def _inspect(root: dict[str, Any]) -> None:
+    """Raises RequestError for the first fault, text that is none, or nesting that is too deep, and says where."""
+    waiting: list[tuple[_Path, Any]] = [((), root)]
+    while waiting:
+        path, container = waiting.pop()
+        if len(path) >= MAX_DEPTH:
+            raise _too_deep(_name(path[:1]))
+        if isinstance(container, list):
+            if _PLAIN.issuperset(map(type, container)):
+                continue
+            members = enumerate(container)
+        else:
+            for name in container:
+                _check_text(name, path, "a name in ")
+            members = container.items()
+        for key, value in members:
+            if isinstance(value, str):
+                _check_text(value, (*path, key))
+            elif isinstance(value, dict | list):
+                waiting.append(((*path, key), value))
+            elif isinstance(value, _Fault):
+                place = (*path, key)
+                message = f"{_name(place)} must be {value.rule}, but got {value.received}; correct it"
+                raise RequestError(message, str(place[0]))
+
+
+def _check_text(text: str, path: _Path, where: str = "") -> None:
+    """Raises RequestError for text that UTF-8 cannot carry, or with a NUL, which ends text for much that reads it."""
+    if "\0" in text:
+        fault, position = "a NUL character", text.index("\0")
+    elif text.isascii():
+        return
+    else:
+        try:
+            text.encode()
+            return
+        except UnicodeEncodeError as error:
+            fault, position = "half of a surrogate pair", error.start
+    raise RequestError(
+        f"{where}{_name(path)} must be text, but has {fault} at character {position}; remove or replace it",
+        str(path[0]) if path else None,
+    )
+
+
+def _name(path: _Path) -> str:
+    """A place as people write it: `messages[0].content`."""
+    if not path:
+        return "the body"
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part[:MAX_QUOTE_CHARS]}" for part in path)
+    return "".join(parts).removeprefix(".")
+
+
+def _too_deep(where: str) -> RequestError:
+    return RequestError(f"{where} must have at most {MAX_DEPTH} lists and objects in each other; nest less")
+
+
+def _quote(text: str) -> str:
+    return repr(text) if len(text) <= MAX_QUOTE_CHARS else repr(text[:MAX_QUOTE_CHARS]) + "..."

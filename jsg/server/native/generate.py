@@ -1,0 +1,206 @@
+"""`/generate`: SGLang's own interface."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any, ClassVar
+
+from fastapi import Request
+from pydantic import Field, StringConstraints, model_validator
+from starlette.responses import Response
+
+from jsg.errors import RequestError
+from jsg.processing.answer import Prompt
+from jsg.processing.tokenizer import Tokenizer
+from jsg.server.caller import CurrentCall
+from jsg.server.front import Front, ReadyFront
+from jsg.server.generation import MAX_ANSWERS, Generation, new_rid
+from jsg.server.http.body import Body, Checked, Rid, TokenIds, is_prompt_list
+from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
+from jsg.server.http.failures import json_response
+from jsg.server.http.json_body import new_router
+from jsg.server.native.sampling import Object, one_each, to_samplings
+from jsg.server.openai.body import MAX_NAME_CHARS, Only
+from jsg.types import MAX_TOP_LOGPROBS
+
+type StartLen = Annotated[int, Field(ge=-1, lt=2**31)]
+type TopCount = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+type Salt = Annotated[str, StringConstraints(max_length=MAX_NAME_CHARS)]
+
+TEXT_ONLY = "this version takes text only; leave it out"
+NO_ADAPTERS = "adapters are not served; serve a model that has them merged"
+NO_SESSIONS = "send the whole prompt: the prefix cache keeps what it shares with earlier ones"
+ONE_ENGINE = "one engine does all the work here, so there is nothing to route; leave it out"
+NO_INNARDS = "what happens inside the model is not reported; leave it out"
+
+router = new_router()
+
+
+class GenerateBody(Body):
+    """What `/generate` takes: one prompt or a list, as text or as token ids."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "input_embeds": "prompts are text or input_ids",
+        **dict.fromkeys(("image_data", "video_data", "audio_data", "modalities", "video_config"), TEXT_ONLY),
+        **dict.fromkeys(("mm_hashes", "mm_content_hashes", "max_dynamic_patch", "use_audio_in_video"), TEXT_ONLY),
+        **dict.fromkeys(("lora_path", "lora_id"), NO_ADAPTERS),
+        **dict.fromkeys(("session_id", "session_params", "conversation_id"), NO_SESSIONS),
+        "custom_logit_processor": "code of clients is never run; logit_bias in sampling_params shifts single tokens",
+        **dict.fromkeys(
+            ("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size"), ONE_ENGINE
+        ),
+        **dict.fromkeys(
+            ("data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "routing_key", "kv_router_hint"),
+            ONE_ENGINE,
+        ),
+        **dict.fromkeys(
+            ("return_hidden_states", "return_routed_experts", "return_sampling_mask", "return_entropy"), NO_INNARDS
+        ),
+        **dict.fromkeys(
+            ("return_flat_raw_top_logprobs", "return_flat_raw_top_logprobs_b64"), "top_logprobs_num gives them as lists"
+        ),
+        "return_bytes": "answers are JSON; /detokenize gives the text of single tokens",
+        "return_prompt_token_ids": "/tokenize gives the tokens of a text",
+        **dict.fromkeys(
+            ("require_reasoning", "max_thinking_tokens"), "thinking is not told from the rest; use max_new_tokens"
+        ),
+        **dict.fromkeys(("no_logs", "custom_labels"), "what is logged is the server's to choose; leave it out"),
+        "background": "keep the connection open, and use stream to see the answer grow",
+    }
+
+    ACCEPTED: ClassVar[Mapping[str, str]] = {"log_metrics": "routers send true, and every request is counted"}
+
+    text: str | Checked[str] | None = Field(None, description=f"This or `input_ids`. A list has at most {MAX_ANSWERS}.")
+    input_ids: TokenIds | Checked[TokenIds] | None = Field(None, description="This or `text`.")
+    sampling_params: Object | Checked[Object] | None = Field(
+        None, description="See `sampling_params` below; a list has those of each prompt, here and in what follows."
+    )
+    rid: Rid | Checked[Rid] | None = Field(
+        None, description="Name of the request, for `/abort_request`; prompt i of a list is `rid_i`."
+    )
+    stream: bool | None = Field(None, description="Answer with events, each with all of the text so far.")
+    return_logprob: bool | Checked[bool] | None = Field(
+        None, description="Report the log-probability of each output token, as [logprob, id, text or null]."
+    )
+    logprob_start_len: StartLen | Checked[StartLen] | None = Field(
+        None, description="Score the prompt too, from this token on; -1, the default, scores none of it."
+    )
+    top_logprobs_num: TopCount | Checked[TopCount] | None = Field(
+        None, description="So many most likely alternatives at each scored position."
+    )
+    token_ids_logprob: TokenIds | Checked[TokenIds | None] | None = Field(
+        None, description="Score these tokens at each position."
+    )
+    return_text_in_logprobs: bool | None = Field(None, description="Show the text of each token that is scored.")
+    cache_salt: Salt | Checked[Salt | None] | None = Field(
+        None, description="Only requests of one salt (and one key) share cached prefixes."
+    )
+    extra_key: Salt | Checked[Salt | None] | None = Field(None, description="Divides the cache as `cache_salt` does.")
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
+        None, description="Larger goes first in the queue, as far as the bound on passing allows."
+    )
+    return_cache_info: bool | None = Field(
+        None, description="`meta_info.cache` tells why the cached prefix ended where it did."
+    )
+    log_metrics: Annotated[Any, Only((True,), "every request is counted")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_is_off(cls, data: Any) -> Any:
+        """SGLang's clients send every field they know: false or empty, what is refused here asks for nothing."""
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value or name not in cls.REFUSED}
+
+
+@router.post("/generate")
+async def generate(body: GenerateBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
+    """Answers one prompt with an object, a list of prompts or `n` > 1 with a list; as events with `stream`.
+
+    An event holds all of its answer so far; what comes faster than the client reads is put into one event. The
+    `input_*` logprobs, which never change, are in the first event of an answer that has them and in its last.
+    """
+    generator = front.generator
+    prompts, is_list = await _prompts(body, call, front)
+    generation = generator.begin(call, prompts)
+    is_list = is_list or len(generation.answers) > 1
+    texts = generator.tokenizer if body.return_text_in_logprobs else None
+    if body.stream:
+        return await respond_with_events(request, _events(generation, is_list, texts))
+    await until_disconnect(request, generation.complete())
+    results = [answer.result(texts) for answer in generation.answers]
+    return json_response(results if is_list else results[0])
+
+
+async def _events(generation: Generation, is_list: bool, texts: Tokenizer | None) -> AsyncGenerator[Event]:
+    has_shown_prompt: set[int] = set()
+    async with aclosing(generation.run()) as deltas:
+        async for index, delta in deltas:
+            answer = generation.answers[index]
+            is_due = delta.finish is not None or (index not in has_shown_prompt and bool(answer.prompt_logprobs))
+            if is_due:
+                has_shown_prompt.add(index)
+            place = {"index": index} if is_list else {}
+            yield answer.result(texts, with_prompt_logprobs=is_due) | place
+
+
+async def _prompts(body: GenerateBody, call: CurrentCall, front: Front) -> tuple[list[Prompt], bool]:
+    """The prompts of a body, and whether it has a list of them."""
+    if (body.text is None) == (body.input_ids is None):
+        raise RequestError("exactly one of text and input_ids must be given", param="text")
+    name, given = ("text", body.text) if body.input_ids is None else ("input_ids", body.input_ids)
+    assert given is not None
+    is_list = is_prompt_list(given)
+    each: Any = given if is_list else [given]
+    if not 1 <= len(each) <= MAX_ANSWERS:
+        count = len(each) or "none"
+        raise RequestError(f"a list of prompts must have at least one and at most {MAX_ANSWERS}, but has {count}", name)
+    id_lists = await front.generator.encode(each)
+    count = len(id_lists)
+    samplings = to_samplings(
+        body.sampling_params, [len(ids) for ids in id_lists], front.generator.info.max_request_tokens
+    )
+    rids = one_each("rid", body.rid, count, None)
+    if isinstance(body.rid, str) and is_list:
+        rids = [f"{body.rid}_{index}" for index in range(count)]
+    salts = one_each("cache_salt", body.cache_salt, count, None)
+    extra_keys = one_each("extra_key", body.extra_key, count, None)
+    prompts = [
+        Prompt(
+            rid=rids[index] or new_rid(),
+            input_ids=input_ids,
+            sampling=samplings[index],
+            namespace=call.caller.namespace(salts[index], extra_keys[index]),
+            priority=body.priority or 0,
+            return_cache_info=bool(body.return_cache_info),
+            **reports,
+        )
+        for index, (input_ids, reports) in enumerate(zip(id_lists, _logprob_fields(body, count), strict=True))
+    ]
+    return prompts, is_list
+
+
+def _logprob_fields(body: GenerateBody, count: int) -> list[dict[str, Any]]:
+    """What to report of each prompt. What is given once for all goes to those that report log-probabilities."""
+    wanted = one_each("return_logprob", body.return_logprob, count, False)
+    is_mixed = isinstance(body.return_logprob, list)
+
+    def each(name: str, value: Any, default: Any) -> list[Any]:
+        if isinstance(value, list):
+            return one_each(name, value, count, default)
+        return [default if value is None or (is_mixed and not wants) else value for wants in wanted]
+
+    chosen: Any = body.token_ids_logprob or ()
+    if chosen and isinstance(chosen[0], int):
+        chosen = tuple(chosen)
+    starts = each("logprob_start_len", body.logprob_start_len, -1)
+    tops = each("top_logprobs_num", body.top_logprobs_num, 0)
+    id_lists = each("token_ids_logprob", chosen, ())
+    return [
+        {
+            "return_logprob": wants,
+            "logprob_start_len": start,
+            "top_logprobs_num": top,
+            "token_ids_logprob": tuple(ids),
+        }
+        for wants, start, top, ids in zip(wanted, starts, tops, id_lists, strict=True)
+    ]

@@ -1,0 +1,100 @@
+"""Probes: is the server alive, does it take requests, does the engine really generate?"""
+
+import asyncio
+import contextlib
+import uuid
+from typing import final
+
+from fastapi import Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from jsg import types
+from jsg.engine.client import EngineClient
+from jsg.errors import EngineDeadError, QueueFullError
+from jsg.server.front import FrontDoor, ReadyFront
+from jsg.server.http.event_stream import until_disconnect
+from jsg.server.http.failures import json_response
+from jsg.server.http.json_body import new_router
+from jsg.types import FinishType, SamplingParams
+
+OWNER = "health"  # no tenant is called so: its request is in nobody's count, and nobody can name it
+NAMESPACE = "health"  # nor is any tenant's namespace: its token is in nobody's cache
+PRIORITY = 2**31 - 1  # a long queue is no fault of the engine
+
+router = new_router()
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 while the engine is warm and gives signs of life, also while the server shuts down; else 503."""
+    door: FrontDoor = request.app.state.door
+    return json_response({"status": door.status}, 200 if door.is_healthy else 503)
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """200 while new requests are taken; else 503."""
+    door: FrontDoor = request.app.state.door
+    return json_response({"status": door.status}, 200 if door.is_open else 503)
+
+
+@router.get("/health_generate")
+async def health_generate(request: Request, front: ReadyFront) -> Response:
+    """200 once the whole engine has made one token, 503 when none comes within `--health-timeout`.
+
+    Probes that come while one runs share its token.
+    """
+    probe: EngineProbe = request.app.state.probe
+    await until_disconnect(request, probe.run(front.client, front.server_config.health_timeout))
+    return json_response({"status": "ok"})
+
+
+@final
+class EngineProbe:
+    """One token through the whole engine, for all who ask at a time."""
+
+    def __init__(self) -> None:
+        self._running: asyncio.Task[str | None] | None = None
+
+    async def run(self, client: EngineClient, timeout_s: float) -> None:
+        """Waits for the token of the probe that runs, or of a new one. That a waiter leaves is nothing to the others.
+
+        Raises:
+            HTTPException: 503, no token came in time or the engine takes no requests.
+        """
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(_probe(client, timeout_s))
+        failure = await asyncio.shield(self._running)
+        if failure is not None:
+            raise HTTPException(503, failure, {"Retry-After": "1"})
+
+
+async def _probe(client: EngineClient, timeout_s: float) -> str | None:
+    """None once there is a token, or why there is none. It raises nothing: perhaps nobody waits any more."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not await _makes_token(client):
+                pass  # somebody aborted everything, this too
+    except TimeoutError:
+        return f"the engine made no token within {timeout_s:g} s; see /health, and the server's log"
+    except (QueueFullError, EngineDeadError) as error:
+        return str(error)
+    return None
+
+
+async def _makes_token(client: EngineClient) -> bool:
+    request = types.Request(
+        rid=uuid.uuid4().hex,
+        input_ids=(0,),
+        sampling=SamplingParams(max_new_tokens=1, temperature=0),
+        namespace=NAMESPACE,
+        priority=PRIORITY,
+    )
+    async with contextlib.aclosing(client.generate(request, OWNER)) as outputs:
+        async for output in outputs:
+            if output.finish is not None and output.finish.type is FinishType.ABORT:
+                return False
+            if output.token_ids:
+                return True
+    return False

@@ -1,0 +1,83 @@
+"""What the server is and how busy it is. Nothing here is a secret, a path or an address."""
+
+import dataclasses
+from typing import Any
+
+from starlette.responses import Response
+
+import jsg
+from jsg.server.front import Front, ReadyFront, public_name
+from jsg.server.http.failures import json_response
+from jsg.server.http.json_body import new_router
+from jsg.server.native.engine_call import answer_in_time
+
+HIDDEN_KNOBS = frozenset(
+    {
+        *("api_key", "api_key_file", "admin_api_key"),
+        *("host", "port", "cors_allow_origin", "otlp_traces_endpoint"),
+        "compilation_cache_dir",
+    }
+)  # secrets, addresses, and paths of this machine
+WEIGHT_VERSION = "default"  # weights are loaded once and never changed
+
+router = new_router()
+
+
+@router.get("/model_info")
+@router.get("/get_model_info")
+async def model_info(front: ReadyFront) -> Response:
+    """What is known of the loaded model."""
+    return json_response(_model_info(front) | {"is_generation": True, "weight_version": WEIGHT_VERSION})
+
+
+@router.get("/server_info")
+@router.get("/get_server_info")
+async def server_info(front: ReadyFront) -> Response:
+    """The knobs, the model, and the engine's counters; no key, no address, and no path of this machine."""
+    stats = await answer_in_time(front, front.client.stats())
+    knobs: dict[str, Any] = dataclasses.asdict(front.server_config) | dataclasses.asdict(front.engine_config)
+    shown = {name: value for name, value in knobs.items() if name not in HIDDEN_KNOBS} | _names(front)
+    state = {"version": jsg.__version__, "model_info": _model_info(front)}
+    return json_response(shown | state | {"internal_states": [stats]})
+
+
+@router.get("/get_load")
+async def load(front: ReadyFront) -> Response:
+    """How busy the one engine is, as routers poll it: its requests, those of them that wait, and tokens in use."""
+    stats = await answer_in_time(front, front.client.stats())
+    waiting = stats["num_waiting"]
+    return json_response(
+        [
+            {
+                "dp_rank": 0,
+                "num_reqs": stats["num_running"] + waiting,
+                "num_waiting_reqs": waiting,
+                "num_tokens": stats["num_protected_tokens"] + stats["num_uncached_tokens"],
+            }
+        ]
+    )
+
+
+@router.get("/get_weight_version")
+async def weight_version() -> Response:
+    """Always "default": weights are loaded once and never changed."""
+    return json_response({"weight_version": WEIGHT_VERSION, "success": True})
+
+
+@router.get("/version")
+async def version() -> Response:
+    """The version of jsg."""
+    return json_response({"version": jsg.__version__})
+
+
+def _model_info(front: Front) -> dict[str, Any]:
+    return dataclasses.asdict(front.generator.info) | _names(front)
+
+
+def _names(front: Front) -> dict[str, str]:
+    """What is served, under names that say nothing of where it lies."""
+    config = front.engine_config
+    return {
+        "model_path": public_name(config.model_path),
+        "tokenizer_path": public_name(config.tokenizer_path or config.model_path),
+    }

@@ -1,0 +1,123 @@
+"""`/v1/score`: how likely each of a few labels comes next, for many items at once."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from fastapi import Request
+from pydantic import Field
+from starlette.responses import Response
+
+from jsg.engine.protocol import ModelInfo
+from jsg.errors import AbortedError, ContextLengthError, RequestError
+from jsg.processing.answer import Answer, Prompt
+from jsg.server.caller import CurrentCall
+from jsg.server.front import Front, ReadyFront
+from jsg.server.generation import MAX_ANSWERS, new_rid
+from jsg.server.http.body import Body, Checked, TokenId, TokenIds
+from jsg.server.http.event_stream import until_disconnect
+from jsg.server.http.failures import json_response
+from jsg.server.http.json_body import new_router
+from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
+
+router = new_router()
+
+
+class ScoreBody(Body):
+    """What `/v1/score` takes: a query and items, all text or all token ids."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("text_1", "text_2", "data_1", "data_2", "queries", "documents"),
+        "a model that generates has no score of two texts; give query, items and label_token_ids",
+    )
+
+    query: str | TokenIds = Field(description="Comes before each item.")
+    items: str | Checked[str] | Checked[TokenIds] = Field(description="One item or a list of them.")
+    label_token_ids: Annotated[Checked[TokenId], Field(min_length=1, max_length=MAX_TOP_LOGPROBS)] = Field(
+        description="The tokens whose probabilities to come next are the scores."
+    )
+    apply_softmax: bool | None = Field(None, description="Divide the scores of an item by their sum.")
+    item_first: bool | None = Field(None, description="Put each item before the query instead.")
+    model: str | None = None
+
+
+@router.post("/v1/score")
+async def score(body: ScoreBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
+    """For each item the probability of each label as the token after query and item."""
+    front.check_model(body.model)
+    generation = front.generator.begin(call, await _prompts(body, call, front))
+    await until_disconnect(request, generation.complete())
+    answers = generation.answers
+    prompt_tokens = sum(len(answer.request.input_ids) for answer in answers)
+    usage = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": 0,  # the one token that each item's scores cost is not shown to anybody
+        "total_tokens": prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in answers)},
+    }
+    scores = [to_scores(_logprobs(answer), are_shares=bool(body.apply_softmax)) for answer in answers]
+    return json_response({"object": "scoring", "model": front.model_name, "scores": scores, "usage": usage})
+
+
+async def _prompts(body: ScoreBody, call: CurrentCall, front: Front) -> list[Prompt]:
+    items: Sequence[str | list[int]] = [body.items] if isinstance(body.items, str) else body.items
+    if not 1 <= len(items) <= MAX_ANSWERS:
+        raise RequestError(f"items must be from 1 to {MAX_ANSWERS}, but there are {len(items)}; split them", "items")
+    if any(isinstance(item, str) != isinstance(body.query, str) for item in items):
+        raise RequestError("query and items must be all texts or all token ids, but they are mixed", param="items")
+
+    def joined(item: Any) -> Any:
+        return item + body.query if body.item_first else body.query + item
+
+    id_lists = await front.generator.encode([joined(item) for item in items])
+    _check_tokens(body, id_lists, front.generator.info)
+    rid = f"score-{new_rid()}"
+    return [
+        Prompt(
+            rid=f"{rid}_{index}",
+            input_ids=input_ids,
+            sampling=SamplingParams(max_new_tokens=1, temperature=0),
+            return_logprob=True,
+            token_ids_logprob=tuple(body.label_token_ids),
+            namespace=call.caller.namespace(),
+        )
+        for index, input_ids in enumerate(id_lists)
+    ]
+
+
+def _check_tokens(body: ScoreBody, id_lists: Sequence[Sequence[int]], info: ModelInfo) -> None:
+    """Raises RequestError in terms of query and items, which the engine does not know."""
+    highest_label = max(body.label_token_ids)
+    if highest_label >= info.vocab_size:
+        raise RequestError(
+            f"label_token_ids must be below {info.vocab_size}, but got {highest_label}; see /tokenize",
+            "label_token_ids",
+        )
+    limit = info.max_request_tokens - 1
+    for index, ids in enumerate(id_lists):
+        if not ids:
+            raise RequestError(f"query and item must have at least one token, but items[{index}] has none", "items")
+        if len(ids) > limit:
+            raise ContextLengthError(
+                f"query and item together must have at most {limit} tokens, but with items[{index}] they have "
+                f"{len(ids)}; shorten one of them",
+                param="items",
+            )
+        if max(ids) >= info.vocab_size:
+            raise RequestError(f"token ids must be below {info.vocab_size}, but got {max(ids)}; correct it", "items")
+
+
+def _logprobs(answer: Answer) -> list[float]:
+    if not answer.logprobs:
+        raise AbortedError("the request was aborted before it had all scores; send it again")
+    return [logprob for _, logprob in answer.logprobs[0].chosen]
+
+
+def to_scores(logprobs: Sequence[float], *, are_shares: bool) -> list[float]:
+    """The probabilities of labels; as shares of what all labels have together, also where that is next to nothing."""
+    best = max(logprobs) if are_shares else 0.0
+    if best == -math.inf:
+        return [0.0] * len(logprobs)
+    weights = [math.exp(logprob - best) for logprob in logprobs]
+    total = sum(weights) if are_shares else 1.0
+    return [weight / total for weight in weights]

@@ -1,0 +1,223 @@
+"""What clients of chat completions and completions send alike."""
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Annotated, Any, ClassVar, Self, final
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, core_schema
+
+from jsg.errors import RequestError
+from jsg.processing.answer import Prompt
+from jsg.server.caller import ApiCall
+from jsg.server.generation import new_rid
+from jsg.server.http.body import Body, Checked, Rid, client_names
+from jsg.types import MAX_LOGIT_BIAS, MAX_N, MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams
+
+MAX_NAME_CHARS = 512  # of a user, a salt, a key
+
+NO_GRAMMAR = "constrained decoding is not in this version; ask for the form in the prompt and check the answer"
+_NO_CODE = "code of clients is never run; use logit_bias, or sample by yourself from the logprobs"
+_ONE_ENGINE = "one engine does both prefill and decode here"
+_TEXT_ONLY = "the prompt is text or token ids only in this version"
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Only:
+    """Marks a field of which only some values are taken. The others are refused by name.
+
+    Attributes:
+        allowed: Its values; null is as good as absent.
+        otherwise: Why others are refused, or what to do instead.
+    """
+
+    allowed: tuple[Any, ...]
+    otherwise: str
+
+    def __get_pydantic_core_schema__(self, _source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Checks the value. Raises RequestError."""
+
+        def check(value: Any) -> Any:
+            if value is None or any(type(value) is type(known) and value == known for known in self.allowed):
+                return value
+            rule = " or ".join(map(repr, self.allowed))
+            raise RequestError(f"{name} must be {rule}, but got {repr(value)[:100]}: {self.otherwise}", param=name)
+
+        name = str(handler.field_name)
+        return core_schema.no_info_plain_validator_function(check)
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The values, and null."""
+        return {"enum": [*self.allowed, None]}
+
+
+class StreamOptions(Body):
+    """`stream_options`."""
+
+    ACCEPTED: ClassVar[Mapping[str, str]] = {
+        "include_obfuscation": "false only: events are never padded with random characters"
+    }
+
+    include_usage: bool | None = Field(None, description="End the stream with an event that has the usage.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="vLLM's: with `include_usage`, every event has the usage of its answer so far."
+    )
+    include_obfuscation: Annotated[Any, Only((False,), "events are never padded here; leave it out")] = None
+
+
+class OpenAIBody(Body):
+    """The fields of both endpoints; null means the default. Those beyond OpenAI's are SGLang's and vLLM's."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "max_new_tokens": "max_tokens",
+        "min_new_tokens": "min_tokens",
+        "sampling_seed": "seed",
+        "return_logprob": "logprobs",
+    }
+    """Our name of a field → what clients call it here."""
+
+    PROMPT: ClassVar[str] = "prompt"
+    """The field that holds the prompt."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("regex", "json_schema", "ebnf", "structural_tag", "structured_outputs"), NO_GRAMMAR),
+        **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), NO_GRAMMAR),
+        **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern"), NO_GRAMMAR),
+        **dict.fromkeys(("logits_processors", "custom_logit_processor", "custom_params", "vllm_xargs"), _NO_CODE),
+        **dict.fromkeys(("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"), _ONE_ENGINE),
+        **dict.fromkeys(("prompt_embeds", "input_embeds", "mm_processor_kwargs", "media_io_kwargs"), _TEXT_ONLY),
+        **dict.fromkeys(("length_penalty", "early_stopping"), "there is no beam search; use n and sampling"),
+        **dict.fromkeys(("allowed_token_ids", "bad_words"), "use logit_bias"),
+        "stop_regex": "write the texts that end an answer out in stop",
+        "prompt_logprobs": "send echo with logprobs to /v1/completions, or logprob_start_len to /generate",
+        "truncate_prompt_tokens": "a prompt is never shortened here; shorten it before you send it",
+        "lora_path": "adapters are not in this version",
+        "session_params": "a prefix that was computed once is found without a session; send the whole prompt",
+    }
+
+    ACCEPTED: ClassVar[Mapping[str, str]] = {
+        "spaces_between_special_tokens": "a text is what its tokens say, as with every fast tokenizer",
+        "use_beam_search": "false only; there is no beam search",
+        "return_hidden_states": "false only; they stay in the engine",
+        "return_token_ids": "false only; /generate gives them",
+        "metadata": "labels for the lists of an OpenAI account; there are no such lists here",
+    }
+
+    model: str | None = Field(None, description="The name in `/v1/models`; absent is as good.")
+    n: int | None = Field(None, ge=1, le=MAX_N, description="Answers to each prompt; answer i samples with seed + i.")
+    stream: bool | None = Field(None, description="Answer with events.")
+    stream_options: StreamOptions | None = None
+    stop: str | Checked[str] | None = Field(
+        None, description=f"At most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARS} characters that end an answer."
+    )
+    temperature: float | None = Field(None, description="0 is greedy; otherwise in [1e-5, 100]. Default 1.")
+    top_p: float | None = Field(None, description="In [1e-6, 1].")
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = Field(None, description="In [-2, 2].")
+    frequency_penalty: float | None = Field(None, description="In [-2, 2].")
+    logit_bias: dict[str, float] | None = Field(
+        None, description=f"At most {MAX_LOGIT_BIAS} token ids → what is added to their logits, in [-100, 100]."
+    )
+    user: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The end user, for the request log.")
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+
+    top_k: int | None = Field(None, description="-1 and 0 keep all tokens.")
+    min_p: float | None = Field(None, description="In [0, 1].")
+    repetition_penalty: float | None = Field(None, description="In [0.01, 2].")
+    min_tokens: int | None = Field(None, ge=0, lt=2**31, description="Nothing ends an answer before so many.")
+    stop_token_ids: Checked[int] | None = Field(None, description=f"At most {MAX_STOP_TOKENS} ids that end an answer.")
+    ignore_eos: bool | None = Field(None, description="Do not end at the model's end of text.")
+    skip_special_tokens: bool | None = Field(None, description="Leave them out of the text; default true.")
+    no_stop_trim: bool | None = Field(None, description="SGLang's name for `include_stop_str_in_output`.")
+    include_stop_str_in_output: bool | None = Field(None, description="Keep what ended the answer in its text.")
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Logprobs name tokens `token_id:17` instead of by their text."
+    )
+    cache_salt: str | None = Field(
+        None, max_length=MAX_NAME_CHARS, description="Share cached prefixes only with requests of the same salt."
+    )
+    extra_key: str | None = Field(None, max_length=MAX_NAME_CHARS, description="As `cache_salt`; both must be equal.")
+    priority: int | None = Field(
+        None,
+        ge=-(2**31),
+        lt=2**31,
+        description="Larger goes first, as in SGLang. vLLM means the opposite: turn the sign for its clients.",
+    )
+    rid: Rid | None = Field(None, description="Name of the request and `id` of the answer; `/abort_request` takes it.")
+    request_id: Rid | None = Field(None, description="vLLM's: the same with `cmpl-` or `chatcmpl-` in front.")
+
+    spaces_between_special_tokens: bool | None = None
+    use_beam_search: Annotated[Any, Only((False,), "there is no beam search; use n and sampling")] = None
+    return_hidden_states: Annotated[Any, Only((False,), "hidden states stay in the engine")] = None
+    return_token_ids: Annotated[Any, Only((False,), "/generate gives the token ids")] = None
+
+    @property
+    def num_answers(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def wants_usage_event(self) -> bool:
+        """Whether the stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_usage_always(self) -> bool:
+        """Whether every event has the usage."""
+        return self.wants_usage_event and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def response_id(self, prefix: str) -> str:
+        """Name of the request, and id of the response."""
+        return self.rid or f"{prefix}-{self.request_id or new_rid()}"
+
+    def to_prompt(
+        self, call: ApiCall, rid: str, input_ids: tuple[int, ...], *, max_new_tokens: int, **others: Any
+    ) -> Prompt:
+        """A prompt that is sampled as the body says; `others` are fields of `Prompt`. Raises RequestError."""
+        return Prompt(
+            rid=rid,
+            input_ids=input_ids,
+            sampling=self._to_sampling(max_new_tokens),
+            namespace=call.caller.namespace(self.cache_salt, self.extra_key),
+            priority=self.priority or 0,
+            **others,
+        )
+
+    def own_names(self) -> AbstractContextManager[None]:
+        """A RequestError that is raised inside names fields as this client does."""
+        return client_names(self._names(), self._params())
+
+    def _names(self) -> dict[str, str]:
+        return {**self.NAMES, "input_ids": self.PROMPT}
+
+    def _params(self) -> dict[str, str]:
+        return {"text": self.PROMPT}
+
+    def _to_sampling(self, max_new_tokens: int) -> SamplingParams:
+        same = self.model_dump(
+            include={
+                *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "logit_bias", "ignore_eos"),
+                *("presence_penalty", "frequency_penalty", "repetition_penalty", "skip_special_tokens"),
+            }
+        )
+        renamed = {
+            "max_new_tokens": max_new_tokens,
+            "min_new_tokens": self.min_tokens,
+            "sampling_seed": self.seed,
+            "no_stop_trim": self.no_stop_trim or self.include_stop_str_in_output,
+            "top_k": self.top_k or -1,
+        }
+        return SamplingParams.from_dict(same | renamed)
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        options = self.stream_options
+        if options is not None and not self.stream:
+            raise RequestError("stream_options needs stream to be true; leave it out or stream", "stream_options")
+        if options is not None and options.continuous_usage_stats and not options.include_usage:
+            raise RequestError("continuous_usage_stats needs include_usage to be true; set it", "stream_options")
+        if self.rid is not None and self.request_id is not None:
+            raise RequestError("rid and request_id both name the request; give only one", "request_id")
+        return self

@@ -1,0 +1,177 @@
+"""How chat completions and completions answer alike: whole or as events, usage, finish reasons, names of tokens."""
+
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol, final
+
+from fastapi import Request
+from starlette.responses import Response
+
+import jsg
+from jsg.errors import AbortedError
+from jsg.processing.answer import Answer, AnswerDelta
+from jsg.processing.tokenizer import Tokenizer
+from jsg.server.front import Front
+from jsg.server.generation import Generation
+from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
+from jsg.server.http.failures import json_response
+from jsg.server.openai.body import OpenAIBody
+from jsg.types import FinishType
+
+LEAST_LOGPROB = -9999.0  # OpenAI's for a token that is as good as impossible; JSON has no infinity
+
+
+class Choice(Protocol):
+    """Shows one answer as an entry of `choices`."""
+
+    @property
+    def answer(self) -> Answer:
+        """What it shows."""
+        ...
+
+    def whole(self) -> dict[str, Any]:
+        """The finished answer."""
+        ...
+
+    def pieces(self, delta: AnswerDelta) -> list[dict[str, Any]]:
+        """What the delta adds, each for one event. Given every delta once and in order."""
+        ...
+
+
+async def respond(
+    request: Request,
+    body: OpenAIBody,
+    generation: Generation,
+    choices: Sequence[Choice],
+    head: dict[str, Any],
+    *,
+    kind: str,
+    event_kind: str,
+) -> Response:
+    """Generates, and answers as the body asks for.
+
+    Args:
+        request: What is answered.
+        body: Its body.
+        generation: Not yet run.
+        choices: One for each of its answers.
+        head: What comes before the choices, the `object` left out.
+        kind: The `object` of a whole response.
+        event_kind: The `object` of an event.
+    """
+    if body.stream:
+        return await respond_with_events(request, _events(body, generation, choices, {**head, "object": event_kind}))
+    await until_disconnect(request, generation.complete())
+    shown = [choice.whole() for choice in choices]
+    counted = usage(generation.answers, body.num_answers)
+    return json_response({**head, "object": kind, "choices": shown, "usage": counted})
+
+
+async def _events(
+    body: OpenAIBody, generation: Generation, choices: Sequence[Choice], head: dict[str, Any]
+) -> AsyncGenerator[Event]:
+    plain = head | ({"usage": None} if body.wants_usage_event else {})
+    async with aclosing(generation.run()) as deltas:
+        async for index, delta in deltas:
+            if body.wants_usage_always:
+                plain = head | {"usage": usage([generation.answers[index]], 1)}
+            for piece in choices[index].pieces(delta):
+                yield {**plain, "choices": [piece]}
+    if body.wants_usage_event:
+        yield {**head, "choices": [], "usage": usage(generation.answers, body.num_answers)}
+
+
+def head_of(response_id: str, front: Front) -> dict[str, Any]:
+    """What every response and every event begins with."""
+    return {
+        "id": response_id,
+        "created": now(),
+        "model": front.model_name,
+        "system_fingerprint": _system_fingerprint(front),
+    }
+
+
+def usage(answers: Sequence[Answer], n: int) -> dict[str, Any]:
+    """Tokens of all answers, `n` for each prompt in turn; a prompt counts once."""
+    prompt_tokens = sum(len(answer.request.input_ids) for answer in answers[::n])
+    completion_tokens = sum(len(answer.token_ids) for answer in answers)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(answer.cached_tokens for answer in answers[::n]),
+            "audio_tokens": 0,
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def finish_of(answer: Answer) -> dict[str, Any]:
+    """Why the answer ended: `finish_reason`, which is null while it runs, and what it stopped at.
+
+    Raises:
+        AbortedError: Somebody ended it. OpenAI's clients know no such reason, and it must not look like an end.
+    """
+    finish = answer.finish
+    if finish is None:
+        return {"finish_reason": None, "matched_stop": None}
+    if finish.type is FinishType.ABORT:
+        raise AbortedError(finish.message or "the request was aborted before its answer was complete")
+    return {"finish_reason": finish.type.value, "matched_stop": finish.matched}
+
+
+def shown_logprob(logprob: float) -> float:
+    """A log-probability that JSON can carry."""
+    return max(logprob, LEAST_LOGPROB)
+
+
+@final
+class TokenNames:
+    """What logprobs call a token."""
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
+        """With `as_ids` a token is called "token_id:17", else by its text."""
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids
+        self._names: dict[int, str] = {}
+
+    def name(self, token_id: int) -> str:
+        """Its name."""
+        name = self._names.get(token_id)
+        if name is None:
+            name = f"token_id:{token_id}" if self._as_ids else token_text(self._tokenizer, token_id)
+            self._names[token_id] = name
+        return name
+
+    def raw(self, token_id: int) -> list[int]:
+        """Its bytes."""
+        return list(self._tokenizer.token_bytes(token_id))
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token's text; one that is only part of a character is shown by its bytes in hex, as OpenAI does."""
+    raw = tokenizer.token_bytes(token_id)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def now() -> int:
+    """The `created` of a response."""
+    return int(time.time())
+
+
+def _system_fingerprint(front: Front) -> str:
+    """Changes with whatever may change an answer to the same seed."""
+    info, config = front.generator.info, front.engine_config
+    parts = (jsg.__version__, front.model_name, info.dtype, info.device, config.deterministic, config.load_format)
+    return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]

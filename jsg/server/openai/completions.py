@@ -1,0 +1,171 @@
+"""`/v1/completions`."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, final
+
+from fastapi import Request
+from pydantic import Field
+from starlette.responses import Response
+
+from jsg.errors import RequestError
+from jsg.processing.answer import PROMPT_TAIL_LEN, Answer, AnswerDelta, Prompt
+from jsg.processing.detokenizer import IncrementalDetokenizer
+from jsg.processing.tokenizer import Tokenizer
+from jsg.server.caller import ApiCall, CurrentCall
+from jsg.server.front import Front, ReadyFront
+from jsg.server.http.body import Prompts, is_prompt_list
+from jsg.server.http.json_body import new_router
+from jsg.server.openai.body import NO_GRAMMAR, Only, OpenAIBody
+from jsg.server.openai.common import TokenNames, finish_of, head_of, respond, shown_logprob
+from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+router = new_router()
+
+
+class CompletionBody(OpenAIBody):
+    """One prompt or a list of them, as text or as token ids, and how to go on in it."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        **OpenAIBody.REFUSED,
+        "suffix": "models that fill a gap are not in this version; put what follows into the prompt",
+    }
+
+    ACCEPTED: ClassVar[Mapping[str, str]] = {
+        **OpenAIBody.ACCEPTED,
+        "best_of": "1 only; all answers are given",
+        "response_format": '`{"type": "text"}` only; ' + NO_GRAMMAR,
+        "add_special_tokens": "true only; token ids say exactly what the prompt is",
+    }
+
+    prompt: Prompts
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        lt=2**31,
+        description=f"Tokens to generate at most; absent is {DEFAULT_MAX_TOKENS}, or the room that is left.",
+    )
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="Alternatives to report of each token.")
+    echo: bool | None = Field(None, description="Put the prompt in front, with logprobs if those are asked for.")
+
+    best_of: Annotated[Any, Only((1,), "all answers are given; ask for n and choose")] = None
+    response_format: Annotated[Any, Only(({"type": "text"},), NO_GRAMMAR)] = None
+    add_special_tokens: Annotated[Any, Only((True,), "send token ids to say exactly what the prompt is")] = None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt are asked for."""
+        return bool(self.echo) and self.logprobs is not None
+
+    def _names(self) -> dict[str, str]:
+        return super()._names() | {"top_logprobs_num": "logprobs"}
+
+    def _params(self) -> dict[str, str]:
+        return super()._params() | ({"max_new_tokens": self.PROMPT} if self.max_tokens is None else {})
+
+
+@final
+class TextChoice:
+    """One answer as a text, whole or in pieces; the first has the echoed prompt in front."""
+
+    def __init__(self, index: int, answer: Answer, tokenizer: Tokenizer, names: TokenNames, *, echo: bool) -> None:
+        ids = answer.request.input_ids
+        self.answer = answer
+        self._index = index
+        self._names = names
+        self._offset = 0
+        self._is_first = True
+        skips_special = answer.request.sampling.skip_special_tokens
+        tail_ids = () if echo else ids[-PROMPT_TAIL_LEN:]
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, skip_special_tokens=skips_special, prompt_tail_ids=tail_ids
+        )
+        # Of the prompt whole characters only: one that it begins is completed by the answer's text.
+        echoing = IncrementalDetokenizer(tokenizer, skip_special_tokens=skips_special)
+        self._unsent = echoing.push(ids) if echo else ""
+
+    def whole(self) -> dict[str, Any]:
+        """The finished answer."""
+        return self._show(self.answer.text, self.answer.logprobs)
+
+    def pieces(self, delta: AnswerDelta) -> list[dict[str, Any]]:
+        """The new text with its logprobs and the reason for the end; nothing where there is nothing to show."""
+        shown = self._show(delta.text, delta.logprobs)
+        return [shown] if shown["text"] or shown["logprobs"] or shown["finish_reason"] else []
+
+    def _show(self, text: str, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
+        text, self._unsent = self._unsent + text, ""
+        if self._is_first:
+            scored = [*self.answer.prompt_logprobs, *scored]
+            self._is_first = False
+        logprobs = self._logprobs(scored) if self.answer.request.return_logprob else None
+        return {"index": self._index, "text": text, "logprobs": logprobs, **finish_of(self.answer)}
+
+    def _logprobs(self, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
+        shown: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        for token in scored:
+            logprob = token.logprob
+            shown["tokens"].append(self._names.name(token.token_id))
+            shown["token_logprobs"].append(None if logprob is None else shown_logprob(logprob))
+            shown["top_logprobs"].append(None if logprob is None else self._top(token))
+            shown["text_offset"].append(self._offset)
+            self._offset += len(self._detokenizer.push((token.token_id,)))
+        return shown
+
+    def _top(self, token: TokenLogprob) -> dict[str, float]:
+        """The most likely tokens and the one that was taken; of several with one name the most likely."""
+        top: dict[str, float] = {}
+        for token_id, logprob in (*token.top, (token.token_id, token.logprob or 0.0)):
+            top.setdefault(self._names.name(token_id), shown_logprob(logprob))
+        return top
+
+
+@router.post("/v1/completions")
+async def completions(body: CompletionBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
+    """Continues one prompt or several; each `n` times with `n`, as events with `stream`."""
+    front.check_model(body.model)
+    call = dataclasses.replace(call, user=body.user)
+    rid = body.response_id("cmpl")
+    with body.own_names():
+        generation = front.generator.begin(call, await _prompts(body, call, front, rid))
+        tokenizer = front.generator.tokenizer
+        names = TokenNames(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+        return await respond(
+            request,
+            body,
+            generation,
+            [
+                TextChoice(index, answer, tokenizer, names, echo=bool(body.echo))
+                for index, answer in enumerate(generation.answers)
+            ],
+            head_of(rid, front),
+            kind="text_completion",
+            event_kind="text_completion",
+        )
+
+
+async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) -> list[Prompt]:
+    given: Any = body.prompt if is_prompt_list(body.prompt) else [body.prompt]
+    if not given:
+        raise RequestError("prompt must have at least one prompt, but it is an empty list", param="prompt")
+    most = front.generator.info.max_request_tokens
+
+    def limit(input_ids: tuple[int, ...]) -> int:
+        if body.max_tokens is not None:
+            return body.max_tokens
+        return max(1, min(DEFAULT_MAX_TOKENS, most - len(input_ids)))
+
+    return [
+        body.to_prompt(
+            call,
+            rid if len(given) == 1 else f"{rid}_{index}",
+            input_ids,
+            max_new_tokens=limit(input_ids),
+            return_logprob=body.logprobs is not None,
+            logprob_start_len=0 if body.scores_prompt else -1,
+            top_logprobs_num=body.logprobs or 0,
+        )
+        for index, input_ids in enumerate(await front.generator.encode(given))
+    ]

@@ -1,0 +1,182 @@
+"""Messages as OpenAI's clients write them → messages as chat templates take them."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+import msgspec
+from pydantic import Field, model_validator
+
+from jsg.errors import RequestError
+from jsg.processing.chat_template import ChatTemplate
+from jsg.server.http.body import Body, Checked
+
+MAX_ARGUMENTS_DEPTH = 64
+
+_TEXT_ONLY = "models read text only in this version; describe it in words"
+_CACHED_ANYWAY = "every prefix is cached up to its last token, so a break point marks nothing"
+_FOREIGN: Mapping[str, tuple[str, ...]] = {
+    "system": ("tool_calls", "function_call", "tool_call_id", "refusal", "reasoning_content"),
+    "developer": ("tool_calls", "function_call", "tool_call_id", "refusal", "reasoning_content"),
+    "user": ("tool_calls", "function_call", "tool_call_id", "refusal", "reasoning_content"),
+    "assistant": ("tool_call_id",),
+    "tool": ("tool_calls", "function_call", "refusal", "reasoning_content"),
+    "function": ("tool_calls", "function_call", "tool_call_id", "refusal", "reasoning_content"),
+}
+"""Role → fields that a message of it does not have."""
+
+
+class ContentPart(Body):
+    """A part of a content."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("image_url", "input_audio", "file", "video_url", "audio_url", "image_embeds", "input_image"), _TEXT_ONLY
+    )
+    ACCEPTED: ClassVar[Mapping[str, str]] = {
+        "cache_control": _CACHED_ANYWAY,
+        "prompt_cache_breakpoint": _CACHED_ANYWAY,
+    }
+
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = Field(None, description="What the assistant said when it refused.")
+    cache_control: dict[str, Any] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        given = {name for name in ("text", "refusal") if getattr(self, name) is not None}
+        if given != {self.type}:
+            raise RequestError(f"a part of type {self.type} must have the field {self.type} only", param="messages")
+        return self
+
+    @property
+    def words(self) -> str:
+        """Its text, of either type."""
+        return self.text or self.refusal or ""
+
+
+class FunctionCall(Body):
+    """A function and its arguments, as the assistant called it."""
+
+    name: str
+    arguments: str = Field(description="JSON: an object. Templates get it decoded.")
+
+    def to_template(self) -> dict[str, Any]:
+        """The call with its arguments decoded. Raises RequestError."""
+        try:
+            arguments = msgspec.json.decode(self.arguments or "{}", type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            arguments = None
+        if arguments is None or not _is_shallow(arguments, MAX_ARGUMENTS_DEPTH):
+            raise RequestError(
+                f"arguments of a function call must be a JSON object of at most {MAX_ARGUMENTS_DEPTH} levels, written "
+                f"as a string, but got {self.arguments[:100]!r}",
+                param="messages",
+            )
+        return {"name": self.name, "arguments": arguments}
+
+
+class ToolCall(Body):
+    """A call of a tool by the assistant."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {"custom": "only calls of functions are rendered; write it as a function"}
+    ACCEPTED: ClassVar[Mapping[str, str]] = {"index": "clients that collected the call from a stream leave it in"}
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class Message(Body):
+    """One turn."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "audio": _TEXT_ONLY,
+        "reasoning": "use reasoning_content, if the model's template reads it",
+    }
+    ACCEPTED: ClassVar[Mapping[str, str]] = {
+        "type": "lm-evaluation-harness writes 'text' into every message",
+        "annotations": "clients send answers of other servers back as they were; a template has no place for it",
+    }
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Checked[ContentPart] | None = Field(
+        None, description="The parts are put together as they are. An assistant's may be null beside `tool_calls`."
+    )
+    name: str | None = Field(None, description="Given to the template; many do not show it.")
+    refusal: str | None = Field(None, description="An assistant's: what it said instead of a content.")
+    tool_calls: Checked[ToolCall] | None = Field(
+        None, description="An assistant's earlier calls, where the model's chat template has a place for them."
+    )
+    tool_call_id: str | None = Field(None, description="A tool's: the call that it answers.")
+    function_call: FunctionCall | None = Field(None, description="The old form of `tool_calls`.")
+    reasoning_content: str | None = Field(
+        None, description="An assistant's earlier thoughts, where the model's chat template has a place for them."
+    )
+    type: Literal["text", "message"] | None = None
+    annotations: list[dict[str, Any]] | None = None
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        for name in _FOREIGN[self.role]:
+            if getattr(self, name):
+                raise RequestError(f"{name} does not belong in a message of role {self.role}; leave it out", name)
+        if self.role == "tool" and self.tool_call_id is None:
+            raise RequestError("a message of role tool must have a tool_call_id, the call that it answers", "messages")
+        if self.role == "function" and self.name is None:
+            raise RequestError("a message of role function must have a name, the function that answers", "messages")
+        says_something = self.refusal is not None or bool(self.tool_calls) or self.function_call is not None
+        if self.content is None and self.role != "function" and not says_something:
+            raise RequestError(f"content is required in a message of role {self.role}, but it is missing", "messages")
+        return self
+
+    def to_template(self, template: ChatTemplate) -> dict[str, Any]:
+        """The message as chat templates know it.
+
+        `developer` goes by its older name `system` where the template knows no other, `function` by its newer name
+        `tool`. Raises RequestError for what the template has no place for, so that nothing is left out unseen.
+        """
+        role = {"function": "tool"}.get(self.role, self.role)
+        if role == "developer" and role not in template.words:
+            role = "system"
+        message: dict[str, Any] = {"role": role, "content": self._words()}
+        calls = self._calls()
+        others = {
+            "name": self.name,
+            "tool_calls": calls or None,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content,
+        }
+        message |= {name: value for name, value in others.items() if value is not None}
+        for what, word in (("the role", role if role == "tool" else None), *_must_read(message)):
+            if word is not None and word not in template.words:
+                raise RequestError(
+                    f"messages must fit the chat template of the model, but it has no place for {what} {word}; write "
+                    "it into the content of a user's or an assistant's message",
+                    param="messages",
+                )
+        return message
+
+    def _words(self) -> str:
+        content = self.content if isinstance(self.content, str) else "".join(part.words for part in self.content or ())
+        return content + (self.refusal or "")
+
+    def _calls(self) -> list[dict[str, Any]]:
+        if self.function_call is not None:
+            return [{"type": "function", "function": self.function_call.to_template()}]
+        return [
+            {"id": call.id, "type": "function", "function": call.function.to_template()}
+            for call in self.tool_calls or ()
+        ]
+
+
+def _must_read(message: dict[str, Any]) -> list[tuple[str, str]]:
+    return [("the field", name) for name in ("tool_calls", "reasoning_content") if name in message]
+
+
+def _is_shallow(value: Any, max_depth: int) -> bool:
+    if not isinstance(value, dict | list):
+        return True
+    inside = value.values() if isinstance(value, dict) else value
+    return max_depth > 0 and all(_is_shallow(item, max_depth - 1) for item in inside)

@@ -1,0 +1,40 @@
+"""Endpoints of OpenAI's interface that need another kind of model: refused by name."""
+
+from collections.abc import Mapping
+
+from fastapi import Request
+from starlette.responses import Response
+
+from jsg.errors import RequestError
+from jsg.server.front import ReadyFront
+from jsg.server.http.json_body import new_router
+
+NEEDED: Mapping[str, str] = {
+    "/v1/embeddings": "a model that embeds",
+    "/v1/rerank": "a model that ranks",
+    "/v1/classify": "a model that classifies",
+    "/v1/moderations": "a model that moderates",
+    "/v1/audio/speech": "a model that speaks",
+    "/v1/audio/transcriptions": "a model that hears",
+    "/v1/audio/translations": "a model that hears",
+    "/v1/images/generations": "a model that draws",
+    "/v1/images/edits": "a model that draws",
+    "/v1/images/variations": "a model that draws",
+}
+"""Path → what it would need."""
+
+router = new_router()
+
+
+async def refuse(request: Request, front: ReadyFront) -> Response:
+    """Refused: the model generates text."""
+    path = request.url.path
+    raise RequestError(
+        f"{path} needs {NEEDED[path]}, but {front.model_name!r} generates text; use /v1/chat/completions, "
+        "/v1/completions or /v1/score here, and another server for this",
+        param="model",
+    )
+
+
+for _path in NEEDED:
+    router.post(_path)(refuse)

@@ -1,0 +1,271 @@
+"""`/v1/responses`: conversations that the server may keep."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import Depends, Query, Request
+from starlette.responses import Response
+
+from jsg.errors import NotFoundError, PreviousResponseError, RequestError
+from jsg.processing.answer import Answer, Prompt
+from jsg.server.caller import Caller, CurrentCall, CurrentCaller
+from jsg.server.front import Front, ReadyFront
+from jsg.server.generation import MAX_SCORES, new_rid
+from jsg.server.http.body import client_names
+from jsg.server.http.event_stream import respond_with_events, until_disconnect
+from jsg.server.http.failures import json_response
+from jsg.server.http.json_body import new_router
+from jsg.server.openai.common import TokenNames
+from jsg.server.openai.response_store import ResponseStore, StoredResponse, Turn, compact
+from jsg.server.openai.responses_body import CLIENT_NAMES, InputItem, InputTokensBody, ResponsesBody
+from jsg.server.openai.responses_events import Reply, events_of
+from jsg.types import FinishType
+
+DEFAULT_ITEMS, MAX_ITEMS = 20, 100  # of one page of input items
+
+_OLDER_ROLES = {"developer": "system"}
+
+router = new_router()
+
+
+async def _response_store(request: Request) -> ResponseStore:
+    return request.app.state.responses
+
+
+Responses = Annotated[ResponseStore, Depends(_response_store)]
+
+
+@router.post("/v1/responses")
+async def create_response(
+    body: ResponsesBody, request: Request, call: CurrentCall, front: ReadyFront, responses: Responses
+) -> Response:
+    """Answers an input, or goes on with a stored response; as events with `stream`."""
+    front.check_model(body.model)
+    rid = new_rid()
+    turns = _turns(body, rid, call.caller, responses)
+    call = dataclasses.replace(call, user=body.safety_identifier or body.user)
+    with client_names(CLIENT_NAMES):
+        prompt = await _prompt(body, turns, rid, call.caller, front)
+        generation = front.generator.begin(call, [prompt])
+    [answer] = generation.answers
+    reply = Reply(
+        response_id=prompt.rid,
+        item_id=f"msg_{rid}",
+        asked=_asked(body, prompt, front),
+        answer=answer,
+        names=TokenNames(front.generator.tokenizer, as_ids=False),
+        created_at=int(time.time()),
+    )
+
+    def keep(shown: dict[str, Any]) -> dict[str, Any]:
+        """Stores the response if asked to; one that is too large says that it is not."""
+        if body.store is False:
+            return shown
+        last = Turn(reply.item_id, "assistant", answer.text, own_tokens(answer), reply.is_whole)
+        stored = StoredResponse(reply.response_id, msgspec.json.encode(shown), (*turns, last))
+        return shown if responses.put(call.caller.tenant, stored) else shown | {"store": False}
+
+    if body.stream:
+        return await respond_with_events(request, events_of(reply, generation, keep), named=True)
+    await until_disconnect(request, generation.complete())
+    return json_response(keep(reply.ended()))
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(
+    body: InputTokensBody, caller: CurrentCaller, front: ReadyFront, responses: Responses
+) -> Response:
+    """How many tokens the prompt would have."""
+    front.check_model(body.model)
+    with client_names(CLIENT_NAMES):
+        input_ids = await _encode(body, _turns(body, new_rid(), caller, responses), front)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(input_ids)})
+
+
+@router.get("/v1/responses/{response_id}")
+async def get_response(response_id: str, request: Request, caller: CurrentCaller, responses: Responses) -> Response:
+    """A stored response."""
+    _refuse_query(request)
+    return Response(_stored(response_id, caller, responses).shown, media_type="application/json")
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(response_id: str, request: Request, caller: CurrentCaller, responses: Responses) -> Response:
+    """Forgets a stored response; those that continue it stay as they are."""
+    _refuse_query(request)
+    if not responses.remove(caller.tenant, response_id):
+        raise _not_found(response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(response_id: str, request: Request, caller: CurrentCaller, responses: Responses) -> Response:
+    """Refused: only a response in the background could be cancelled this way."""
+    _refuse_query(request)
+    _stored(response_id, caller, responses)
+    raise RequestError(
+        "response_id must be of a response that is made in the background, and there are none here; to end one that "
+        "is under way, close its connection or send its id to /abort_request",
+        param="response_id",
+    )
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(
+    response_id: str,
+    request: Request,
+    caller: CurrentCaller,
+    responses: Responses,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = DEFAULT_ITEMS,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    """The messages that a stored response answered, those of the responses before it included."""
+    _refuse_query(request, "after", "limit", "order")
+    turns: Sequence[Turn] = _stored(response_id, caller, responses).turns[:-1]
+    turns = turns if order == "asc" else turns[::-1]
+    names = [turn.item_id for turn in turns]
+    if after is not None and after not in names:
+        raise RequestError(f"after must be the id of an item in the list, but got {after[:100]!r}; correct it", "after")
+    first = 0 if after is None else names.index(after) + 1
+    page = turns[first : first + limit]
+    return json_response(
+        {
+            "object": "list",
+            "data": [_shown_item(turn) for turn in page],
+            "first_id": page[0].item_id if page else None,
+            "last_id": page[-1].item_id if page else None,
+            "has_more": first + limit < len(turns),
+        }
+    )
+
+
+def _turns(
+    body: ResponsesBody | InputTokensBody, rid: str, caller: Caller, responses: ResponseStore
+) -> tuple[Turn, ...]:
+    """The conversation up to the answer, without instructions. Raises RequestError or NotFoundError."""
+    past: tuple[Turn, ...] = ()
+    if body.previous_response_id is not None:
+        previous = responses.get(caller.tenant, body.previous_response_id)
+        if previous is None:
+            raise PreviousResponseError(
+                f"previous_response_id must be of a stored response, but {body.previous_response_id!r} is not found: "
+                "it was never stored, was deleted, or gave way to others; send the whole conversation as input",
+                param="previous_response_id",
+            )
+        past = previous.turns
+    if isinstance(body.input, str):
+        return (*past, Turn(f"msg_{rid}_0", "user", body.input))
+    new = (_turn(item, f"msg_{rid}_{index}", caller, responses) for index, item in enumerate(body.input))
+    return (*past, *new)
+
+
+def _turn(item: InputItem, item_id: str, caller: Caller, responses: ResponseStore) -> Turn:
+    """The message of an item; a stored one comes with its own tokens."""
+    stored = None if item.id is None else responses.turn(caller.tenant, item.id)
+    if stored is not None and (item.is_reference or (item.role, item.text) == (stored.role, stored.text)):
+        return stored
+    if item.role is None:
+        raise NotFoundError(f"input must refer to stored items, but {item.id!r} is not found; send the message instead")
+    return Turn(item_id, item.role, item.text)
+
+
+async def _encode(body: ResponsesBody | InputTokensBody, turns: Sequence[Turn], front: Front) -> tuple[int, ...]:
+    turns = turns if body.instructions is None else [Turn("", "system", body.instructions), *turns]
+    messages: list[dict[str, str]] = []
+    answers: dict[int, Sequence[int]] = {}
+    for turn in turns:
+        role = turn.role if turn.role in front.chat.template.words else _OLDER_ROLES.get(turn.role, turn.role)
+        if role == "system" and len(messages) == 1 and messages[0]["role"] == role:
+            messages[0]["content"] += f"\n\n{turn.text}"  # most templates take one system message, at the front
+            continue
+        if turn.token_ids:
+            answers[len(messages)] = turn.token_ids
+        messages.append({"role": role, "content": turn.text})
+    return await asyncio.to_thread(front.chat.encode, messages, answers=answers)
+
+
+async def _prompt(body: ResponsesBody, turns: Sequence[Turn], rid: str, caller: Caller, front: Front) -> Prompt:
+    input_ids = await _encode(body, turns, front)
+    num_top = body.top_logprobs or 0
+    room = front.generator.info.max_request_tokens - len(input_ids)
+    if body.wants_logprobs:
+        room = min(room, MAX_SCORES // (1 + num_top))
+    limit = max(1, room) if body.max_output_tokens is None else body.max_output_tokens
+    return Prompt(
+        rid=f"resp_{rid}",
+        input_ids=input_ids,
+        sampling=body.to_sampling(limit),
+        is_continued=False,
+        return_logprob=body.wants_logprobs,
+        top_logprobs_num=num_top,
+        namespace=caller.namespace(body.cache_salt, body.extra_key),
+        priority=body.priority or 0,
+    )
+
+
+def _asked(body: ResponsesBody, prompt: Prompt, front: Front) -> dict[str, Any]:
+    """What the response repeats of its request."""
+    return {
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": front.model_name,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "prompt_cache_retention": body.prompt_cache_retention,
+        "reasoning": None,
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": body.store is not False,
+        "temperature": prompt.sampling.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [],
+        "top_logprobs": prompt.top_logprobs_num,
+        "top_p": prompt.sampling.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+
+
+def own_tokens(answer: Answer) -> Sequence[int]:
+    """The tokens of the answer's text: without the one that ended it, which the template writes again."""
+    finish, token_ids = answer.finish, answer.token_ids
+    if finish is not None and finish.type is FinishType.STOP and token_ids and token_ids[-1] == finish.matched:
+        token_ids = token_ids[:-1]
+    return compact(token_ids)
+
+
+def _shown_item(turn: Turn) -> dict[str, Any]:
+    kind = "output_text" if turn.role == "assistant" else "input_text"
+    part: dict[str, Any] = {"type": kind, "text": turn.text}
+    if turn.role == "assistant":
+        part["annotations"] = []
+    status = "completed" if turn.is_whole else "incomplete"
+    return {"type": "message", "id": turn.item_id, "status": status, "role": turn.role, "content": [part]}
+
+
+def _stored(response_id: str, caller: Caller, responses: ResponseStore) -> StoredResponse:
+    stored = responses.get(caller.tenant, response_id)
+    if stored is None:
+        raise _not_found(response_id)
+    return stored
+
+
+def _not_found(response_id: str) -> NotFoundError:
+    return NotFoundError(f"response {response_id[:100]!r} is not found: it was never stored, was deleted, or gave way")
+
+
+def _refuse_query(request: Request, *known: str) -> None:
+    """Raises RequestError for parameters of the query that nothing reads."""
+    for name in request.query_params:
+        if name not in known:
+            raise RequestError(f"{name[:100]} is not supported in the query of this endpoint; leave it out", name[:100])

@@ -1,0 +1,131 @@
+"""The same metrics under the names that dashboards made for SGLang and vLLM ask for.
+
+An alias is a view: its samples are those of one of our families, renamed. Nothing is counted twice.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client.metrics_core import Metric
+
+from jsg.server.telemetry.observer import ABORT_REASONS
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Alias:
+    """One of their series.
+
+    Attributes:
+        name: Theirs, as it is scraped.
+        source: Ours.
+        labels: Our label → theirs; samples that differ in other labels are added up.
+        constants: Labels of theirs that say the same always.
+        only: Samples with other values of our labels are left out.
+    """
+
+    name: str
+    source: str
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    constants: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    only: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+
+_REASON = {"reason": "finished_reason"}
+_NOT_ABORTED = ("error", "refused", "queue_full")
+
+ALIASES: dict[str, tuple[Alias, ...]] = {
+    "sglang": (
+        Alias("sglang:num_running_reqs", "jsg:requests_running"),
+        Alias("sglang:num_queue_reqs", "jsg:requests_waiting"),
+        Alias("sglang:num_used_tokens", "jsg:kv_used_tokens"),
+        Alias("sglang:max_total_num_tokens", "jsg:kv_capacity_tokens"),
+        Alias("sglang:token_usage", "jsg:kv_usage"),
+        Alias("sglang:cache_hit_rate", "jsg:cache_hit_rate"),
+        Alias("sglang:gen_throughput", "jsg:generation_throughput"),
+        Alias("sglang:prompt_tokens_total", "jsg:prompt_tokens_total"),
+        Alias("sglang:cached_tokens_total", "jsg:cached_tokens_total"),
+        Alias("sglang:generation_tokens_total", "jsg:generation_tokens_total"),
+        Alias("sglang:evicted_tokens_total", "jsg:evicted_tokens_total"),
+        Alias("sglang:num_requests_total", "jsg:requests_finished_total"),
+        Alias("sglang:num_aborted_requests_total", "jsg:requests_aborted_total"),
+        Alias("sglang:num_retracted_requests_total", "jsg:retracts_total"),
+        Alias("sglang:time_to_first_token_seconds", "jsg:time_to_first_token_seconds"),
+        Alias("sglang:inter_token_latency_seconds", "jsg:inter_token_latency_seconds"),
+        Alias("sglang:time_per_output_token_seconds", "jsg:inter_token_latency_seconds"),
+        Alias("sglang:e2e_request_latency_seconds", "jsg:e2e_request_latency_seconds"),
+        Alias("sglang:queue_time_seconds", "jsg:queue_time_seconds"),
+    ),
+    "vllm": (
+        Alias("vllm:num_requests_running", "jsg:requests_running"),
+        Alias("vllm:num_requests_waiting", "jsg:requests_waiting"),
+        Alias("vllm:kv_cache_usage_perc", "jsg:kv_usage"),
+        Alias("vllm:gpu_cache_usage_perc", "jsg:kv_usage"),
+        Alias("vllm:prefix_cache_queries_total", "jsg:engine_prompt_tokens_total"),
+        Alias("vllm:prefix_cache_hits_total", "jsg:engine_cached_tokens_total"),
+        Alias("vllm:gpu_prefix_cache_queries_total", "jsg:engine_prompt_tokens_total"),
+        Alias("vllm:gpu_prefix_cache_hits_total", "jsg:engine_cached_tokens_total"),
+        Alias("vllm:num_preemptions_total", "jsg:retracts_total"),
+        Alias("vllm:prompt_tokens_total", "jsg:prompt_tokens_total"),
+        Alias("vllm:generation_tokens_total", "jsg:generation_tokens_total"),
+        Alias("vllm:request_success_total", "jsg:requests_finished_total", labels=_REASON),
+        Alias(
+            "vllm:request_success_total",
+            "jsg:requests_aborted_total",
+            constants={"finished_reason": "abort"},
+            only={"reason": tuple(reason for reason in ABORT_REASONS if reason not in _NOT_ABORTED)},
+        ),
+        Alias(
+            "vllm:request_success_total",
+            "jsg:requests_aborted_total",
+            constants={"finished_reason": "error"},
+            only={"reason": ("error",)},
+        ),
+        Alias("vllm:time_to_first_token_seconds", "jsg:time_to_first_token_seconds"),
+        Alias("vllm:inter_token_latency_seconds", "jsg:inter_token_latency_seconds"),
+        Alias("vllm:time_per_output_token_seconds", "jsg:inter_token_latency_seconds"),
+        Alias("vllm:e2e_request_latency_seconds", "jsg:e2e_request_latency_seconds"),
+        Alias("vllm:request_queue_time_seconds", "jsg:queue_time_seconds"),
+        Alias("vllm:request_prefill_time_seconds", "jsg:prefill_time_seconds"),
+        Alias("vllm:request_decode_time_seconds", "jsg:decode_time_seconds"),
+        Alias("vllm:request_prompt_tokens", "jsg:request_prompt_tokens"),
+        Alias("vllm:request_generation_tokens", "jsg:request_generation_tokens"),
+        Alias("vllm:request_params_max_tokens", "jsg:request_max_tokens"),
+        Alias("vllm:request_max_num_generation_tokens", "jsg:request_max_tokens"),
+    ),
+}
+"""Their series, by the value of `--metrics-alias`."""
+
+EVERYWHERE: dict[str, Mapping[str, str]] = {"sglang": {}, "vllm": {"engine": "0"}}
+"""Labels besides `model_name` that all their series have."""
+
+
+def alias_families(server: str, families: Iterable[Metric], model_name: str) -> Iterator[Metric]:
+    """The families as that server names them; those that it does not have are left out."""
+    known = {_scraped_name(family): family for family in families}
+    views: dict[str, Metric] = {}
+    for alias in ALIASES[server]:
+        source = known.get(alias.source)
+        if source is None:
+            continue
+        stem = alias.name.removesuffix("_total") if source.type == "counter" else alias.name
+        view = views.setdefault(stem, Metric(stem, f"{alias.source}, as {server} names it.", source.type))
+        _add_samples(view, alias, source, {"model_name": model_name, **EVERYWHERE[server]})
+    yield from views.values()
+
+
+def _scraped_name(family: Metric) -> str:
+    return family.name + ("_total" if family.type == "counter" else "")
+
+
+def _add_samples(view: Metric, alias: Alias, source: Metric, everywhere: Mapping[str, str]) -> None:
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = collections.defaultdict(float)
+    for sample in source.samples:
+        if any(sample.labels[label] not in values for label, values in alias.only.items()):
+            continue
+        labels = {alias.labels.get(label, label): value for label, value in sample.labels.items()}
+        kept = {label: labels[label] for label in ("le", *alias.labels.values()) if label in labels}
+        name = view.name + sample.name.removeprefix(source.name)
+        sums[name, tuple({**everywhere, **alias.constants, **kept}.items())] += sample.value
+    for (name, labels), value in sums.items():
+        view.add_sample(name, dict(labels), value)

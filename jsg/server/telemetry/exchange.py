@@ -1,0 +1,202 @@
+"""One HTTP request and its response, as those see them who watch: metrics, the request log, traces."""
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jsg.processing.answer import Answer, AnswerDelta, Prompt
+from jsg.server.http.failures import CLIENT_LEFT
+from jsg.server.telemetry.observer import ERROR, REFUSED, ExchangeObserver, end_reason
+from jsg.server.telemetry.trace_context import TraceContext
+
+if TYPE_CHECKING:
+    from jsg.server.generation import Generation
+
+logger = logging.getLogger(__name__)
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER = "other"  # a method or path that is not ours: clients choose it, so it must not become a label
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One of the server's paths.
+
+    Attributes:
+        route: Its path, with the names of parameters in it; `OTHER` for a path that the server does not have.
+        generates: Whether requests to it generate.
+    """
+
+    route: str
+    generates: bool
+
+
+@final
+class Exchange:
+    """One HTTP request and its response, as far as they have come.
+
+    Attributes:
+        endpoint: Where it went.
+        method: The HTTP method, or `OTHER`.
+        trace: The span that it comes from.
+        started_at, ended_at: `time.monotonic()`.
+        started_ns: Nanoseconds since the epoch.
+        status: Of the response; None before it begins.
+        is_stream: The response is a stream of events.
+        state: What the server knows of the request: its caller, its `request_id`.
+        user: The end user whom the client named.
+        prompts, answers: What it generates, `n` answers for each prompt in turn; empty before that begins.
+        begun_at: `time.monotonic()` when the first of them was begun.
+        failure: Why the generation of its answers was cut short, one of `ABORT_REASONS`; None where it was not.
+        trace_id: Of its trace, 32 hexadecimal digits; None where it has none.
+    """
+
+    def __init__(self, endpoint: Endpoint, scope: Scope, state: dict[str, Any]) -> None:
+        self.endpoint = endpoint
+        self.method: str = scope["method"] if scope["method"] in METHODS else OTHER
+        self.trace = TraceContext.parse(scope["headers"])
+        self.started_at = self.ended_at = time.monotonic()
+        self.started_ns = time.time_ns()
+        self.status: int | None = None
+        self.is_stream = False
+        self.state = state
+        self.user: str | None = None
+        self.prompts: Sequence[Prompt] = ()
+        self.answers: Sequence[Answer] = ()
+        self.begun_at: float | None = None
+        self.failure: str | None = None
+        self.trace_id = self.trace.trace_id if self.trace else None
+
+    @property
+    def first_answers(self) -> list[Answer]:
+        """The first answer to each prompt: what is told of a prompt is told of it."""
+        starts = itertools.accumulate((prompt.sampling.n for prompt in self.prompts[:-1]), initial=0)
+        return [self.answers[start] for start in starts] if self.prompts else []
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from the request to the first token of any answer."""
+        first = min((a.first_token_s for a in self.answers if a.first_token_s is not None), default=None)
+        return None if first is None or self.begun_at is None else self.begun_at - self.started_at + first
+
+    @property
+    def outcome(self) -> str:
+        """`ok`; `refused` before anything was generated; or why answers ended unfinished, one of `ABORT_REASONS`."""
+        reason = self.failure or end_reason(self.answers, None)
+        if reason is None and not self.has_succeeded:
+            return ERROR if self.answers else REFUSED
+        return reason or "ok"
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether the client was given all that there is to give: an aborted answer too, where it is shown as one."""
+        return self.failure is None and self.status is not None and self.status < 400
+
+
+@final
+class EndpointTable:
+    """The server's paths: which of them a request is for."""
+
+    def __init__(self, routes: Iterable[BaseRoute], dependency: Callable[..., Any]) -> None:
+        """Takes the routes of the app; those that depend on `dependency` generate."""
+        self._fixed: dict[str, Endpoint] = {}
+        self._patterns: list[tuple[Any, Endpoint]] = []
+        for route in routes:
+            if not isinstance(route, Route):
+                continue
+            parts = route.dependant.dependencies if isinstance(route, APIRoute) else ()
+            endpoint = Endpoint(route.path, any(part.call is dependency for part in parts))
+            if "{" in route.path:
+                self._patterns.append((route.path_regex, endpoint))
+            else:
+                self._fixed[route.path] = endpoint
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        yield from self._fixed.values()
+        yield from (endpoint for _, endpoint in self._patterns)
+
+    def find(self, path: str) -> Endpoint:
+        """The endpoint of a path."""
+        endpoint = self._fixed.get(path)
+        if endpoint is None:
+            endpoint = next((known for pattern, known in self._patterns if pattern.match(path)), Endpoint(OTHER, False))
+        return endpoint
+
+
+@final
+class RecordAnswers:
+    """An `Observer` that writes into an exchange what was generated for it."""
+
+    def on_start(self, generation: "Generation") -> None:
+        """Its answers; they grow by themselves."""
+        exchange = generation.call.exchange
+        if exchange is not None:
+            exchange.prompts = (*exchange.prompts, *generation.prompts)
+            exchange.answers = (*exchange.answers, *generation.answers)
+            exchange.begun_at = exchange.begun_at or generation.started_at
+            exchange.user = generation.call.user
+
+    def on_delta(self, generation: "Generation", answer: Answer, delta: AnswerDelta) -> None:
+        """Nothing."""
+
+    def on_end(self, generation: "Generation", error: BaseException | None) -> None:
+        """What cut them short."""
+        exchange = generation.call.exchange
+        if exchange is not None and error is not None:
+            exchange.failure = end_reason(generation.answers, error)
+
+
+@final
+class WatchExchanges:
+    """ASGI middleware, the outermost: makes an `Exchange` of each request, and shows it when the response is over."""
+
+    def __init__(self, app: ASGIApp, endpoints: EndpointTable, observers: Sequence[ExchangeObserver]) -> None:
+        self._app = app
+        self._endpoints = endpoints
+        self._observers = observers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI call."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        exchange = state["exchange"] = Exchange(self._endpoints.find(scope["path"]), scope, state)
+
+        async def send_and_look(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                exchange.is_stream = any(
+                    name == b"content-type" and value.startswith(b"text/event-stream")
+                    for name, value in message["headers"]
+                )
+            await send(message)
+
+        failed_status = CLIENT_LEFT
+        try:
+            await self._app(scope, receive, send_and_look)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            failed_status = 500  # sent further out
+            raise
+        finally:
+            exchange.status = exchange.status or failed_status
+            exchange.ended_at = time.monotonic()
+            self._show(exchange)
+            del state["exchange"]  # they hold each other
+
+    def _show(self, exchange: Exchange) -> None:
+        for observer in self._observers:
+            try:
+                observer.on_exchange(exchange)
+            except Exception:
+                logger.exception("a finished request could not be reported")

@@ -1,0 +1,267 @@
+"""What `/metrics` shows: counted here as requests pass, and asked of the engine when somebody looks.
+
+An **answer** is one sequence that the engine makes; a request has `n` of them for each prompt. Each that is begun is
+counted once when it ends: as finished, or as aborted. What counts as a token is in `docs/observability.md`.
+"""
+
+import collections
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from prometheus_client.metrics_core import Metric
+
+import jsg
+from jsg.processing.answer import Answer, AnswerDelta
+from jsg.server.telemetry.exchange import Exchange
+from jsg.server.telemetry.observer import ABORT_REASONS, ABORT_REQUEST, ERROR, end_reason
+from jsg.server.telemetry.series import Counter, Histogram, Series
+from jsg.types import FinishType
+
+if TYPE_CHECKING:
+    from jsg.server.generation import Generation
+
+RATE_WINDOW_S = 10.0  # that the throughput is taken over
+
+LATENCY_BOUNDS = (.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)  # fmt: skip
+TOKEN_GAP_BOUNDS = (
+    .0005, .001, .002, .003, .005, .0075, .01, .015, .02, .025, .03, .04, .05, .075, .1, .15, .2, .3, .5, 1, 2, 5, 10,
+)  # fmt: skip
+LAG_BOUNDS = (.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5)  # fmt: skip
+LENGTH_BOUNDS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
+)  # fmt: skip
+
+ANSWERS_OPEN = Series("jsg:answers_open", "gauge", "Answers that have begun in the front and not ended.")
+THROUGHPUT = Series(
+    "jsg:generation_throughput", "gauge", f"Generated tokens per second, over the last {RATE_WINDOW_S:g} s."
+)
+BUILD_INFO = Series("jsg:build_info", "gauge", "Always 1; its labels say what runs.", ("version", "model_name"))
+FRONT_MEMORY = Series("jsg:front_resident_memory_bytes", "gauge", "Resident memory of the front process (Linux only).")
+
+
+@final
+class TokenCounters:
+    """Tokens of prompts and answers."""
+
+    def __init__(self) -> None:
+        self.prompt = Counter(
+            "jsg:prompt_tokens_total", "Tokens of prompts, each prompt once, when the engine begins to answer it."
+        )
+        self.cached = Counter(
+            "jsg:cached_tokens_total", "Prompt tokens that were found in the prefix cache, each prompt once."
+        )
+        self.generated = Counter("jsg:generation_tokens_total", "Tokens that were added to answers.")
+        self.discarded = Counter(
+            "jsg:generation_tokens_discarded_total",
+            "Tokens that were added to answers of requests which did not succeed, by what ended them.",
+            ("reason",),
+        )
+
+
+@final
+class RequestHistograms:
+    """How long answers took, and how long they were."""
+
+    def __init__(self) -> None:
+        self.first_token = Histogram(
+            "jsg:time_to_first_token_seconds", "From the request to the first token of an answer.", LATENCY_BOUNDS
+        )
+        self.token_gap = Histogram(
+            "jsg:inter_token_latency_seconds",
+            "Between tokens of an answer, once for each token; tokens that come together share the gap.",
+            TOKEN_GAP_BOUNDS,
+        )
+        self.end = Histogram(
+            "jsg:e2e_request_latency_seconds", "From the request to the end of a finished answer.", LATENCY_BOUNDS
+        )
+        self.queue = Histogram(
+            "jsg:queue_time_seconds", "From an answer's arrival at the engine to its first step.", LATENCY_BOUNDS
+        )
+        self.prefill = Histogram(
+            "jsg:prefill_time_seconds", "From the first step of an answer to its first token.", LATENCY_BOUNDS
+        )
+        self.decode = Histogram(
+            "jsg:decode_time_seconds", "From the first token of a finished answer to its end.", LATENCY_BOUNDS
+        )
+        self.prompt_len = Histogram("jsg:request_prompt_tokens", "Prompt tokens of a finished answer.", LENGTH_BOUNDS)
+        self.output_len = Histogram(
+            "jsg:request_generation_tokens", "Generated tokens of a finished answer.", LENGTH_BOUNDS
+        )
+        self.max_len = Histogram(
+            "jsg:request_max_tokens", "Tokens that a finished answer was allowed to have.", LENGTH_BOUNDS
+        )
+
+    def finish(self, answer: Answer) -> None:
+        """Counts a finished answer."""
+        self.end.observe(answer.elapsed_s)
+        if answer.first_token_s is not None:
+            self.decode.observe(answer.elapsed_s - answer.first_token_s)
+        self.prompt_len.observe(len(answer.request.input_ids))
+        self.output_len.observe(len(answer.token_ids))
+        self.max_len.observe(answer.request.sampling.max_new_tokens)
+
+
+@final
+class _Prompt:
+    """A prompt, until it is counted; the `n` answers to it share one."""
+
+    __slots__ = ("is_counted",)
+
+    def __init__(self) -> None:
+        self.is_counted = False
+
+
+@final
+class _Progress:
+    """What is known of an answer that has not ended."""
+
+    __slots__ = ("last_token_s", "prompt")
+
+    def __init__(self, prompt: _Prompt) -> None:
+        self.prompt = prompt
+        self.last_token_s: float | None = None
+
+
+@final
+class Metrics:
+    """Counts; both an `Observer` and an `ExchangeObserver`. Used on one event loop.
+
+    Invariant: an answer is in `_open` from `on_start` until it is counted as finished or aborted, and that is once.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """Starts at zero."""
+        self.tokens = TokenCounters()
+        self.histograms = RequestHistograms()
+        self.finished = Counter(
+            "jsg:requests_finished_total",
+            "Answers that came to their end, by the path of the request and by what ended them.",
+            ("route", "reason"),
+        )
+        self.aborted = Counter(
+            "jsg:requests_aborted_total", "Answers that did not come to their end, by what ended them.", ("reason",)
+        )
+        self.http = Counter(
+            "jsg:http_requests_total",
+            "Responses, by path, method and status; 499 where the client left before there was one.",
+            ("route", "method", "status"),
+        )
+        self.loop_lag = Histogram(
+            "jsg:event_loop_lag_seconds", "How late the event loop of the front is for a timer.", LAG_BOUNDS
+        )
+        self._open: dict[Answer, _Progress] = {}
+        self._now = now
+        self._generated_at: collections.deque[tuple[float, float]] = collections.deque([(now(), 0.0)])
+        for reason in ABORT_REASONS:  # a rate needs to have seen zero
+            self.aborted.add(0, (reason,))
+            self.tokens.discarded.add(0, (reason,))
+
+    def expect(self, routes: Iterable[str]) -> None:
+        """Shows zero for these routes, which generate, until there is more."""
+        for route in routes:
+            for finish in (FinishType.STOP, FinishType.LENGTH):
+                self.finished.add(0, (route, finish.value))
+
+    def on_start(self, generation: "Generation") -> None:
+        """Its answers are open."""
+        answers = iter(generation.answers)
+        for prompt in generation.prompts:
+            shared = _Prompt()
+            for answer in itertools.islice(answers, prompt.sampling.n):
+                self._open[answer] = _Progress(shared)
+
+    def on_delta(self, generation: "Generation", answer: Answer, delta: AnswerDelta) -> None:
+        """Counts its tokens, and its end."""
+        progress = self._open.get(answer)
+        if progress is None:
+            return
+        num_tokens = len(delta.token_ids)
+        if num_tokens:
+            if progress.last_token_s is None:
+                self._count_first_token(answer, progress)
+            else:
+                self.histograms.token_gap.observe((answer.elapsed_s - progress.last_token_s) / num_tokens, num_tokens)
+            progress.last_token_s = answer.elapsed_s
+            self.tokens.generated.add(num_tokens)
+        if delta.finish is not None:
+            self._end(generation.call.route, answer, progress, delta.finish.type)
+
+    def on_end(self, generation: "Generation", error: BaseException | None) -> None:
+        """Counts as aborted what did not finish."""
+        unfinished = [answer for answer in generation.answers if self._open.pop(answer, None) is not None]
+        if unfinished:
+            self.aborted.add(len(unfinished), (end_reason(generation.answers, error) or ERROR,))
+
+    def on_exchange(self, exchange: Exchange) -> None:
+        """Counts the response, and the tokens that its client was not given or cannot take for a whole answer."""
+        self.http.add(1, (exchange.endpoint.route, exchange.method, str(exchange.status)))
+        num_tokens = sum(len(answer.token_ids) for answer in exchange.answers)
+        if num_tokens and not exchange.has_succeeded:
+            self.tokens.discarded.add(num_tokens, (exchange.outcome,))
+
+    def sample_rate(self) -> None:
+        """Remembers how many tokens there were by now; called about once a second, for the throughput."""
+        now = self._now()
+        self._generated_at.append((now, self.tokens.generated.value()))
+        while self._generated_at[1][0] <= now - RATE_WINDOW_S:
+            self._generated_at.popleft()
+
+    def series(self) -> list[Series]:
+        """What there is."""
+        return [*(counted.series for counted in self._counted()), ANSWERS_OPEN, THROUGHPUT, BUILD_INFO, FRONT_MEMORY]
+
+    def families(self, model_name: str) -> Iterator[Metric]:
+        """What is scraped of the front."""
+        for counted in self._counted():
+            yield counted.family()
+        yield ANSWERS_OPEN.family({(): len(self._open)})
+        yield THROUGHPUT.family({(): self._throughput()})
+        yield BUILD_INFO.family({(jsg.__version__, model_name): 1})
+        if (memory_bytes := _resident_bytes()) is not None:
+            yield FRONT_MEMORY.family({(): memory_bytes})
+
+    def _counted(self) -> list[Counter | Histogram]:
+        tokens, histograms = vars(self.tokens).values(), vars(self.histograms).values()
+        return [*tokens, *histograms, self.finished, self.aborted, self.http, self.loop_lag]
+
+    def _throughput(self) -> float:
+        then, before = self._generated_at[0]
+        seconds = self._now() - then
+        return (self.tokens.generated.value() - before) / seconds if seconds > 0 else 0.0
+
+    def _count_first_token(self, answer: Answer, progress: _Progress) -> None:
+        self._count_prompt(answer, progress)
+        first_s = answer.elapsed_s
+        self.histograms.first_token.observe(first_s)
+        self.histograms.queue.observe(answer.queue_s)
+        self.histograms.prefill.observe(max(first_s - answer.queue_s, 0.0))
+
+    def _count_prompt(self, answer: Answer, progress: _Progress) -> None:
+        if not progress.prompt.is_counted:
+            progress.prompt.is_counted = True
+            self.tokens.prompt.add(len(answer.request.input_ids))
+            self.tokens.cached.add(answer.cached_tokens)
+
+    def _end(self, route: str, answer: Answer, progress: _Progress, finish: FinishType) -> None:
+        del self._open[answer]
+        match finish:
+            case FinishType.STOP | FinishType.LENGTH:
+                self._count_prompt(answer, progress)  # one that wants no tokens has had no first one
+                self.finished.add(1, (route, finish.value))
+                self.histograms.finish(answer)
+            case FinishType.ABORT:
+                self.aborted.add(1, (ABORT_REQUEST,))
+            case FinishType.ERROR:
+                self.aborted.add(1, (ERROR,))
+
+
+def _resident_bytes() -> int | None:
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,140 @@
+"""`--log-requests`: one line of JSON on stderr for each HTTP request that generates, when it ends.
+
+A line holds names, counts and times, and nothing of what a client wrote or was answered but the `user` it named. The
+fields are described in `docs/observability.md`.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime
+import os
+import queue
+import sys
+import threading
+from typing import final
+
+import msgspec
+
+from jsg.server.caller import Caller
+from jsg.server.telemetry.exchange import Exchange
+
+MAX_WAITING_LINES = 10_000
+MAX_NAME_CHARS = 256  # of what a client may choose: `user`
+CLOSE_TIMEOUT_S = 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One request.
+
+    Attributes:
+        time: When it ended, RFC 3339 in UTC.
+        request_id: Names it in headers and traces.
+        method, route: What was asked for.
+        status: Of the response; 499 where the client left before there was one.
+        outcome: "ok", "refused", or why answers were aborted.
+        stream: The response was a stream of events.
+        user: The end user whom the client named.
+        tenant: The key it came with, as a digest that says nothing of it; empty on a server without keys.
+        num_answers: Answers that were begun.
+        finish_reasons: Of each answer; null where it was cut short.
+        prompt_tokens, completion_tokens, cached_tokens: As in `usage`: a prompt counts once.
+        queue_s: The longest wait of an answer for its first step.
+        ttft_s: Seconds to the first token of any answer.
+        e2e_s: Seconds from the request to the end of the response.
+        trace_id: Of its trace, where it has one.
+    """
+
+    time: str
+    request_id: str | None
+    method: str
+    route: str
+    status: int | None
+    outcome: str
+    stream: bool
+    user: str | None
+    tenant: str
+    num_answers: int
+    finish_reasons: tuple[str | None, ...]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    queue_s: float | None
+    ttft_s: float | None
+    e2e_s: float
+    trace_id: str | None
+
+    @classmethod
+    def of(cls, exchange: Exchange) -> "LogLine":
+        """Describes a request that has ended."""
+        answers = exchange.answers
+        ended_s = exchange.started_ns / 1e9 + exchange.ended_at - exchange.started_at
+        ended = datetime.datetime.fromtimestamp(ended_s, datetime.UTC)
+        caller = exchange.state.get("caller", Caller())
+        return cls(
+            time=ended.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            request_id=exchange.state.get("request_id"),
+            method=exchange.method,
+            route=exchange.endpoint.route,
+            status=exchange.status,
+            outcome=exchange.outcome,
+            stream=exchange.is_stream,
+            user=None if exchange.user is None else exchange.user[:MAX_NAME_CHARS],
+            tenant=caller.tenant,
+            num_answers=len(answers),
+            finish_reasons=tuple(None if a.finish is None else a.finish.type.value for a in answers),
+            prompt_tokens=sum(len(answer.request.input_ids) for answer in exchange.first_answers),
+            completion_tokens=sum(len(answer.token_ids) for answer in answers),
+            cached_tokens=sum(answer.cached_tokens for answer in exchange.first_answers),
+            queue_s=_rounded(max((answer.queue_s for answer in answers), default=None)),
+            ttft_s=_rounded(exchange.first_token_s),
+            e2e_s=round(exchange.ended_at - exchange.started_at, 6),
+            trace_id=exchange.trace_id,
+        )
+
+
+@final
+class RequestLog:
+    """An `ExchangeObserver` that writes lines from a thread of its own: a reader of stderr that is slow delays nobody.
+
+    When `MAX_WAITING_LINES` wait, further ones are dropped; a line that says how many comes before the next.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        """Starts the thread; writes to this open file, stderr by default."""
+        # Not through `sys.stderr`: its lock, held by a write that waits, would be in the way of the interpreter's end.
+        self._fd = sys.stderr.fileno() if fd is None else fd
+        self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING_LINES)
+        self._num_dropped = 0
+        self._thread = threading.Thread(target=self._write, name="jsg-request-log", daemon=True)
+        self._thread.start()
+
+    def on_exchange(self, exchange: Exchange) -> None:
+        """Puts its line into the queue, where it is a request that generates."""
+        if not exchange.endpoint.generates:
+            return
+        line = msgspec.json.encode(LogLine.of(exchange)) + b"\n"
+        if self._num_dropped:
+            line = msgspec.json.encode({"num_dropped_lines": self._num_dropped}) + b"\n" + line
+        try:
+            self._lines.put_nowait(line)
+            self._num_dropped = 0
+        except queue.Full:
+            self._num_dropped += 1
+
+    async def close(self) -> None:
+        """Writes what waits, for `CLOSE_TIMEOUT_S` at most."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # nobody reads any more
+            while (rest := self._lines.get()) is not None:
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

@@ -1,0 +1,22 @@
+"""`/metrics`."""
+
+from fastapi import Request
+from starlette.responses import PlainTextResponse, Response
+
+from jsg.server.front import FrontDoor
+from jsg.server.http.json_body import new_router
+from jsg.server.telemetry.telemetry import Telemetry
+
+router = new_router()
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """Counters, gauges and histograms for Prometheus, as its text format or as OpenMetrics.
+
+    Answers within about a second whatever the engine does; `jsg:engine_stats_age_seconds` says how old its values are.
+    """
+    telemetry: Telemetry = request.app.state.telemetry
+    door: FrontDoor = request.app.state.door
+    body, media_type = await telemetry.scrape(door.front, request.headers.get("accept", ""))
+    return Response(body, headers={"Content-Type": media_type})

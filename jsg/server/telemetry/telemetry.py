@@ -1,0 +1,93 @@
+"""Everything that watches a server: made in one place, shown in one place, ended in one place."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import final, get_args
+
+from fastapi import FastAPI
+from prometheus_client.metrics_core import Metric
+from starlette.routing import BaseRoute
+
+from jsg.config import ServerConfig
+from jsg.server.caller import CurrentCall
+from jsg.server.front import Front
+from jsg.server.telemetry.aliases import alias_families
+from jsg.server.telemetry.engine_stats import UP, EngineStats
+from jsg.server.telemetry.exchange import EndpointTable, RecordAnswers, WatchExchanges
+from jsg.server.telemetry.exposition import encoded
+from jsg.server.telemetry.metrics import Metrics
+from jsg.server.telemetry.observer import ExchangeObserver, Observer
+from jsg.server.telemetry.request_log import RequestLog
+from jsg.server.telemetry.tracing import SpanExport
+
+TICK_S = 0.1
+TICKS_PER_SAMPLE = 10
+
+
+@final
+class Telemetry:
+    """The metrics of a server, and where asked for its request log and its traces.
+
+    Attributes:
+        observers: Are told of each generation.
+        exchange_observers: Are told of each HTTP request.
+    """
+
+    def __init__(self, config: ServerConfig, model_name: str = "") -> None:
+        """Opens what the knobs ask for. Raises ConfigError where spans cannot be exported."""
+        endpoint = config.otlp_traces_endpoint
+        self.metrics = Metrics()
+        self._alias = config.metrics_alias
+        self._model_name = model_name
+        self._engine: EngineStats | None = None
+        self._spans = None if endpoint is None else SpanExport.open(endpoint, model_name)
+        self._log = RequestLog() if config.log_requests else None
+        self.observers: Sequence[Observer] = (self.metrics, RecordAnswers())
+        watching = (self.metrics, self._spans, self._log)  # spans before the log, which names the trace
+        self.exchange_observers: Sequence[ExchangeObserver] = tuple(one for one in watching if one is not None)
+
+    def watch(self, app: FastAPI, routes: Iterable[BaseRoute]) -> None:
+        """Watches the requests to an app, to which these routes were added. Must be what is added to it last."""
+        endpoints = EndpointTable([*app.routes, *routes], get_args(CurrentCall)[1].dependency)
+        self.metrics.expect(endpoint.route for endpoint in endpoints if endpoint.generates)
+        app.state.telemetry = self
+        app.add_middleware(WatchExchanges, endpoints=endpoints, observers=self.exchange_observers)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Watches the event loop; at the end writes what is left of the log and the traces, within a time limit."""
+        ticking = asyncio.create_task(self._tick())
+        try:
+            yield
+        finally:
+            ticking.cancel()
+            for sink in (self._spans, self._log):
+                if sink is not None:
+                    await sink.close()
+
+    async def scrape(self, front: Front | None, accept: str) -> tuple[bytes, str]:
+        """The body of `/metrics` and its media type, in the format that `accept` asks for."""
+        if front is not None:
+            if self._engine is None:
+                self._engine = EngineStats(front.client)
+            await self._engine.refresh()
+        return encoded(self.families(), accept)
+
+    def families(self) -> list[Metric]:
+        """Everything as it is now."""
+        own = [*self.metrics.families(self._model_name)]
+        own += [UP.family({(): 0})] if self._engine is None else self._engine.families()
+        if self._alias is not None:
+            own += alias_families(self._alias, own, self._model_name)
+        return own
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        for count in itertools.count():
+            due = loop.time() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.metrics.loop_lag.observe(max(loop.time() - due, 0.0))
+            if count % TICKS_PER_SAMPLE == 0:
+                self.metrics.sample_rate()
