@@ -22,14 +22,15 @@ class Usage:
     Attributes:
         rss: Bytes of memory that it has mapped and that are present; pages shared with others count in full.
         pss: The same, a page shared by k processes counting a k-th.
-        private: The same without shared pages: what would be free if the process ended.
+        anonymous: The same without pages of files: what the process itself has written. "Private" memory would jump
+            with the neighbours: a library's pages become private when the last other process that maps them ends.
         num_threads, num_fds: Threads and open file descriptors.
         cpu_s: Processor time since its start.
     """
 
     rss: int
     pss: int
-    private: int
+    anonymous: int
     num_threads: int
     num_fds: int
     cpu_s: float
@@ -88,7 +89,7 @@ def usage_of(pid: int) -> Usage:
     return Usage(
         rss=int(fields["Rss"]) * 1024,
         pss=int(fields["Pss"]) * 1024,
-        private=(int(fields["Private_Clean"]) + int(fields["Private_Dirty"])) * 1024,
+        anonymous=int(fields["Anonymous"]) * 1024,
         num_threads=len(os.listdir(f"/proc/{pid}/task")),
         num_fds=len(os.listdir(f"/proc/{pid}/fd")),
         cpu_s=(int(stat[11]) + int(stat[12])) / TICKS_PER_S,

@@ -229,7 +229,7 @@ def check_processes(knobs: Soak, before: Sample, after: Sample, samples: list[Sa
         slope = theil_sen(minima(after_warm_up(knobs, samples), process, knobs.bin_s))
         if slope is not None and knobs.minutes >= MIN_MINUTES_FOR_SLOPE and slope.per_hour >= MAX_SLOPE_MIB_PER_HOUR:
             yield (
-                f"{process}: private memory grows by {slope.per_hour:.2f} MiB/h "
+                f"{process}: anonymous memory grows by {slope.per_hour:.2f} MiB/h "
                 f"({slope.low:.2f} to {slope.high:.2f}); less than {MAX_SLOPE_MIB_PER_HOUR} is due"
             )
 
@@ -292,11 +292,11 @@ def add_figures(report: Report, knobs: Soak, result: Result) -> None:
         if (slope := theil_sen(points)) is not None:
             low_high = f"{slope.low:.2f} to {slope.high:.2f}"
             report.add(
-                f"{process}: slope of private memory", "MiB/h", [slope.per_hour], interval=low_high, target="< 1"
+                f"{process}: slope of anonymous memory", "MiB/h", [slope.per_hour], interval=low_high, target="< 1"
             )
-            report.add(f"{process}: least private memory of each stretch", "MiB", [held for _, held in points])
-        held = [sample.usage[process].private / MIB for sample in result.samples]
-        report.add(f"{process}: private memory, every {knobs.period_s:g} s", "MiB", held)
+            report.add(f"{process}: least anonymous memory of each stretch", "MiB", [held for _, held in points])
+        held = [sample.usage[process].anonymous / MIB for sample in result.samples]
+        report.add(f"{process}: anonymous memory, every {knobs.period_s:g} s", "MiB", held)
         for name in ("num_fds", "num_threads"):
             report.add(f"{process}: {name}", "count", [getattr(s.usage[process], name) for s in result.samples])
 

@@ -59,14 +59,14 @@ class Watch:
 
 
 def minima(samples: Sequence[Sample], process: str, bin_s: float) -> list[tuple[float, float]]:
-    """(seconds, MiB) of the least private memory of a process in each stretch of time.
+    """(seconds, MiB) of the least anonymous memory of a process in each stretch of time.
 
     Memory of requests under way comes on top of what the process keeps and goes again: the least of many samples is
     nearest to what it keeps. A last stretch that is not whole is left out.
     """
     found = []
     for number, group in itertools.groupby(samples, lambda sample: int(sample.when_s // bin_s)):
-        held = [(sample.usage[process].private / MIB, sample.when_s) for sample in group]
+        held = [(sample.usage[process].anonymous / MIB, sample.when_s) for sample in group]
         if (number + 1) * bin_s <= samples[-1].when_s:
             least, when_s = min(held)
             found.append((when_s, least))

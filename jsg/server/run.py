@@ -8,6 +8,7 @@ exit.
 
 import asyncio
 import contextlib
+import ctypes
 import ipaddress
 import json
 import logging
@@ -15,6 +16,7 @@ import os
 import shlex
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +43,8 @@ logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.02
 CLOSE_S = 2  # for the last bytes of what was under way
 DEATH_NOTICE_S = 1.0  # how long probes see 503 after the engine's death
+M_MMAP_THRESHOLD = -3  # of <malloc.h>
+MMAP_THRESHOLD_BYTES = 128 * 2**10  # glibc's own at the start
 SIGNALLED = 128  # exit status after a second signal, with its number added
 
 
@@ -61,6 +65,7 @@ async def serve(
         EngineDeadError: The engine process ended.
         JsgError: What the engine's start raised.
     """
+    _give_back_buffers()
     with StartDisplay() as display:
         client = EngineClient(child, engine, display.show)
         try:
@@ -157,6 +162,18 @@ def _uvicorn_config(door: FrontDoor, server: ServerConfig, telemetry: Telemetry)
         proxy_headers=False,
         timeout_graceful_shutdown=CLOSE_S,
     )
+
+
+def _give_back_buffers() -> None:
+    """Keeps large buffers out of the heap (glibc), as they were before the first one was freed.
+
+    asyncio receives into buffers of 256 KiB. By itself glibc takes the size of a freed one as the new threshold for
+    the heap, where they then leave holes: free heap grew from 3.5 to 9.6 MB in 39 000 requests, in use stayed 18 MB.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):  # not in musl
+            libc.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
 
 def _on_signals(child: EngineChild) -> asyncio.Event:

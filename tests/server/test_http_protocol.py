@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from jsg.server.http.http_protocol import HttpLimits, http_protocol
-from tests.server.conftest import RunningServer
+from tests.server.conftest import RunningServer, ServerMaker
 
 DEADLINE_S = 10
 MAX_CONNECTIONS = 20
@@ -409,3 +409,14 @@ def send_until_answered(client: Client, piece: bytes, total: int) -> int:
             client.send(piece)
             sent += len(piece)
     return sent
+
+
+def test_a_refused_client_that_stays_does_not_spoil_the_end(make_server: ServerMaker):
+    with make_server() as server:
+        url = server.http.base_url
+        with contextlib.closing(socket.create_connection((url.host, url.port), DEADLINE_S)) as connection:
+            client = Client(connection)
+            client.send(b"GET /health HTTP/1.1\r\nHost: a\r\n" + b"x: 1\r\n" * 200 + b"\r\n")
+            assert client.answer().status == 431
+            server.process.terminate()
+            assert server.end()[0] == 0

@@ -133,3 +133,36 @@ def test_a_client_that_leaves_is_noticed_between_events_that_wait_for_nothing():
     asyncio.run(main())
     assert 10 <= len(sent) < 30
     assert closed.is_set()
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("event", [None, {"type": "a", "number": object()}], ids=["generator", "encoder"])
+def test_what_nobody_foresaw_ends_a_stream_with_an_error_and_a_trace(event, named, caplog):
+    sent: list[bytes] = []
+
+    async def events() -> AsyncGenerator[Event]:
+        yield {"type": "a"}
+        if event is not None:
+            yield event
+        raise ZeroDivisionError("a secret")
+
+    async def main() -> None:
+        async def receive() -> dict[str, Any]:
+            return await asyncio.Future()
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                sent.append(message["body"])
+
+        path = "/v1/messages" if named else "/generate"
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+        response = await respond_with_events(HttpRequest(scope, receive), events(), named=named)
+        await response(scope, receive, send)
+
+    asyncio.run(main())
+    assert b"secret" not in b"".join(sent)
+    assert b"internal error" in sent[1]
+    assert (b"event: error" in sent[1]) == named
+    assert sent[2] == (b"" if named else b"data: [DONE]\n\n")
+    [record] = caplog.records
+    assert record.exc_info is not None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, final
 
@@ -11,7 +12,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jsg.errors import JsgError
-from jsg.server.http.failures import error_body, full_body
+from jsg.server.http.failures import INTERNAL_ERROR, error_body, full_body
+
+logger = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 
@@ -43,7 +46,7 @@ async def respond_with_events(request: Request, events: AsyncGenerator[Event], *
     """A response that streams the events, at least one.
 
     It waits for the first event, so that what fails before is an ordinary HTTP failure. A later failure becomes an
-    event in the form of the endpoint. When the client leaves, `events` is closed at once.
+    event in the form of the endpoint; the trace of one that nobody foresaw goes to the log. When the client leaves, `events` is closed at once.
 
     Args:
         request: The one that is answered.
@@ -89,7 +92,10 @@ class _EventStream(Response):
                 # Neither the next event nor a send to a client that has left need wait for anything: without this,
                 # nobody else would have a turn, and that the client has left would not be noticed.
                 await asyncio.sleep(0)
-        except JsgError as error:
+        except Exception as error:
+            if not isinstance(error, JsgError):
+                logger.exception("a stream was cut short")
+                error = JsgError(INTERNAL_ERROR)
             await send_body(self._encode(full_body(self._scope, error_body(self._scope["path"], error))))
         await send_body(self._ending, more_body=False)
 

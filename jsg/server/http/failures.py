@@ -33,6 +33,7 @@ from jsg.server.http.validation import describe_invalid
 
 MAX_MESSAGE_CHARS = 1000  # a message quotes what it received
 CLIENT_LEFT = 499  # nobody reads it
+INTERNAL_ERROR = "internal error; the server's log has the cause"
 
 STATUSES: dict[type[JsgError], int] = {
     AbortedError: CLIENT_LEFT,
@@ -165,5 +166,5 @@ async def _on_disconnect(_request: Request, _error: Exception) -> Response:
 
 async def _on_bug(request: Request, _error: Exception) -> Response:
     """The trace goes to the log, not to the client. What adds headers to other responses does not see this one."""
-    body = failure_body(request.url.path, 500, "internal error; the server's log has the cause")
+    body = failure_body(request.url.path, 500, INTERNAL_ERROR)
     return failure_response(request.scope, body, 500, request_id_headers(request.scope))

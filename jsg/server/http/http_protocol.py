@@ -241,6 +241,11 @@ class HttpConnection(UvicornConnection):
         super().on_response_complete()
         self._watch(has_begun=bool(self.conn.trailing_data[0]))
 
+    def shutdown(self) -> None:
+        """The server ends. A connection that is being closed, perhaps after a refusal, has nothing to say any more."""
+        if not self.transport.is_closing():
+            super().shutdown()
+
     # ---- time
 
     def _is_receiving(self) -> bool:
