@@ -251,9 +251,9 @@ class EngineClient:
         return self._outbox
 
     def _flush(self) -> None:
-        if self._outbox is not None and not self._socket.closed:
-            self._socket.send(msgspec.msgpack.encode(self._outbox.message()))
-        self._outbox = None
+        outbox, self._outbox = self._outbox, None
+        if outbox is not None and not self._socket.closed:
+            self._socket.send(msgspec.msgpack.encode(outbox.message()))
 
     async def _run(self) -> None:
         """Reads until the child ends, then its last words, then tells everybody who waits."""
@@ -267,10 +267,12 @@ class EngineClient:
         reading.cancel()
         watching.cancel()
         decoder = msgspec.msgpack.Decoder(FromEngine)
-        with contextlib.suppress(msgspec.MsgspecError):
-            while await self._socket.poll(LAST_WORDS_MS if self._ready.done() else START_LAST_WORDS_MS):
-                self._take(decoder.decode(await self._socket.recv()))
-        self._die(f"the engine process ended (exit status {status}); restart the server, its log says why")
+        try:
+            with contextlib.suppress(msgspec.MsgspecError):
+                while await self._socket.poll(LAST_WORDS_MS if self._ready.done() else START_LAST_WORDS_MS):
+                    self._take(decoder.decode(await self._socket.recv()))
+        finally:
+            self._die(f"the engine process ended (exit status {status}); restart the server, its log says why")
 
     def _exit_of_child(self) -> asyncio.Future[int]:
         loop = asyncio.get_running_loop()

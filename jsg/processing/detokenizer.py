@@ -30,6 +30,11 @@ class IncrementalDetokenizer:
         self._at_start = tokenizer.strips_leading_space
         self.push(prompt_tail_ids)
 
+    @property
+    def is_inside_character(self) -> bool:
+        """Whether the tokens so far end with the beginning of a character."""
+        return bool(self._decoder.getstate()[0])
+
     def push(self, ids: Sequence[int]) -> str:
         """Takes the next tokens and gives the characters that they complete."""
         raw = self._tokenizer.join_bytes(ids, skip_special_tokens=self._skip_special_tokens)

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from jsg.errors import RequestError
+from jsg.errors import ContextLengthError, RequestError
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.tokenizer import Tokenizer
 
@@ -78,6 +78,7 @@ class ChatPrompt:
 
         Raises:
             RequestError: The template does not take the messages, or a variable of the template breaks a rule.
+            ContextLengthError: The conversation has more than twice the most tokens.
         """
         marks = _Marks()
         marked = [self._mark_specials(dict(message), marks) for message in messages]
@@ -149,6 +150,12 @@ class ChatPrompt:
             else:
                 ids += self._tokenizer.encode(
                     piece, add_special_tokens=False, parse_special=is_template, max_tokens=self._max_tokens
+                )
+            if self._max_tokens is not None and len(ids) > 2 * self._max_tokens:  # there may be a million short pieces
+                raise ContextLengthError(
+                    f"prompt and new tokens together must be at most {self._max_tokens}, but the prompt alone has more "
+                    f"than {2 * self._max_tokens}; shorten the prompt",
+                    param="messages",
                 )
         return tuple(ids)
 

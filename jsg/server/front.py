@@ -12,6 +12,7 @@ from jsg.engine.client import EngineClient
 from jsg.errors import ModelNotFoundError
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.generation import Generator
+from jsg.server.text_threads import TextThreads
 
 
 @final
@@ -24,11 +25,18 @@ class Front:
     """
 
     def __init__(
-        self, client: EngineClient, generator: Generator, chat: ChatPrompt, engine: EngineConfig, server: ServerConfig
+        self,
+        client: EngineClient,
+        generator: Generator,
+        chat: ChatPrompt,
+        threads: TextThreads,
+        engine: EngineConfig,
+        server: ServerConfig,
     ) -> None:
         self.client = client
         self.generator = generator
         self.chat = chat
+        self.threads = threads
         self.engine_config = engine
         self.server_config = server
         self.created = int(time.time())
@@ -42,10 +50,11 @@ class Front:
 
 @final
 class FrontDoor:
-    """Holds the `Front` from the moment it is ready; the app answers before that."""
+    """Holds the `Front` from the moment it is ready; the app answers before that, and reads bodies."""
 
     def __init__(self) -> None:
         self.front: Front | None = None
+        self.threads = TextThreads()
 
     @property
     def status(self) -> str:

@@ -16,9 +16,11 @@ from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import ApiCall
 from jsg.server.limits import Admission, Limits
 from jsg.server.telemetry.observer import Observer
+from jsg.server.text_threads import TextThreads
 from jsg.types import FinishType, RequestOutput
 
 MAX_ANSWERS = 1024  # of one HTTP request: prompts times n
+MAX_PROMPT_TOKENS = 2**23  # of one HTTP request, those of a prompt counted n times; each takes the engine 40 bytes
 MAX_SCORES = 2**19  # log-probabilities of one HTTP request; making JSON of so many takes the front about a second
 
 
@@ -127,12 +129,14 @@ class Generator:
         tokenizer: Tokenizer,
         *,
         random_seed: int,
+        threads: TextThreads | None = None,
         limits: Limits | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self.admission = Admission(limits or Limits())
         self._client = client
+        self._threads = threads or TextThreads()
         self._seeds = random.Random(random_seed)
         self._observers = observers
 
@@ -148,7 +152,7 @@ class Generator:
             limit = self.info.max_request_tokens
             return [tuple(self.tokenizer.encode(p, max_tokens=limit) if isinstance(p, str) else p) for p in prompts]
 
-        return await asyncio.to_thread(encode_all)
+        return await self._threads.run(encode_all, sum(len(p) for p in prompts if isinstance(p, str)))
 
     def begin(self, call: ApiCall, prompts: Sequence[Prompt]) -> Generation:
         """The generation of `n` answers to each prompt. Nothing runs before it is asked to.
@@ -156,7 +160,8 @@ class Generator:
         Everything that `n` multiplies is checked before it is multiplied.
 
         Raises:
-            RequestError: More than `MAX_ANSWERS` or `MAX_SCORES`, or a prompt that is too long with its new tokens.
+            RequestError: More than `MAX_ANSWERS`, `MAX_PROMPT_TOKENS` or `MAX_SCORES`, or a prompt that is too long
+                with its new tokens.
         """
         for prompt in prompts:
             check_length(len(prompt.input_ids), prompt.sampling.max_new_tokens, self.info.max_request_tokens)
@@ -164,6 +169,12 @@ class Generator:
         if num_answers > MAX_ANSWERS:
             raise RequestError(
                 f"prompts times n must be at most {MAX_ANSWERS} answers, but got {num_answers}; send several requests"
+            )
+        num_tokens = sum(len(prompt.input_ids) * prompt.sampling.n for prompt in prompts)
+        if num_tokens > MAX_PROMPT_TOKENS:
+            raise RequestError(
+                f"prompts times n must be at most {MAX_PROMPT_TOKENS} prompt tokens, but got {num_tokens}; send "
+                "several requests"
             )
         num_scores = sum(prompt.num_scores for prompt in prompts)
         if num_scores > MAX_SCORES:

@@ -37,6 +37,7 @@ from jsg.server.http.http_protocol import http_protocol
 from jsg.server.limits import Limits
 from jsg.server.progress import StartDisplay
 from jsg.server.telemetry.telemetry import Telemetry
+from jsg.server.text_threads import TextThreads
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ async def _serve(
     _warn_if_open_to_all(listener, server)
     told_to_end = _on_signals(child)
     serving = asyncio.create_task(http.serve([listener]))
-    opening = asyncio.create_task(_open(client, engine, server, telemetry, tokenizer_dir))
+    opening = asyncio.create_task(_open(client, engine, server, telemetry, tokenizer_dir, door.threads))
     dying = asyncio.create_task(client.death())
     ending = asyncio.create_task(told_to_end.wait())
     try:
@@ -113,6 +114,7 @@ async def _serve(
         await serving
         for task in (opening, dying, ending):
             task.cancel()
+        door.threads.close()
 
 
 async def _drain(http: "_HttpServer", front: Front) -> None:
@@ -130,14 +132,24 @@ async def _drain(http: "_HttpServer", front: Front) -> None:
 
 
 async def _open(
-    client: EngineClient, engine: EngineConfig, server: ServerConfig, telemetry: Telemetry, tokenizer_dir: Path
+    client: EngineClient,
+    engine: EngineConfig,
+    server: ServerConfig,
+    telemetry: Telemetry,
+    tokenizer_dir: Path,
+    threads: TextThreads,
 ) -> Front:
     """Loads what the front needs while the engine loads what it needs."""
     tokenizer, _ = await asyncio.gather(asyncio.to_thread(load_tokenizer, tokenizer_dir), client.ready())
     generator = Generator(
-        client, tokenizer, random_seed=engine.random_seed, limits=Limits.of(server), observers=telemetry.observers
+        client,
+        tokenizer,
+        random_seed=engine.random_seed,
+        threads=threads,
+        limits=Limits.of(server),
+        observers=telemetry.observers,
     )
-    return Front(client, generator, ChatPrompt(tokenizer, client.info.max_request_tokens), engine, server)
+    return Front(client, generator, ChatPrompt(tokenizer, client.info.max_request_tokens), threads, engine, server)
 
 
 @final

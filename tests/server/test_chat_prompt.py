@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jsg.errors import RequestError
+from jsg.errors import ContextLengthError, RequestError
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.chat_prompt import ChatPrompt
@@ -53,6 +53,20 @@ def test_no_content_opens_or_closes_a_turn(tokenizer, messages):
     assert tokenizer.decode(ids, skip_special_tokens=False) == ChatTemplate(
         CHAT_TEMPLATE, bos_token=None, eos_token=None
     ).render(messages)
+
+
+def test_a_conversation_of_very_many_special_tokens_is_refused_early(tokenizer, monkeypatch):
+    """Each of them is a piece that is encoded alone; it need not happen a million times to see that it is too much."""
+    encode, pieces = Tokenizer.encode, []
+
+    def counted(self: Tokenizer, text: str, **options) -> list[int]:
+        pieces.append(text)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    with pytest.raises(ContextLengthError, match="at most 100, but the prompt alone has more than 200"):
+        ChatPrompt(tokenizer, 100).encode([{"role": "user", "content": "<s>" * 10_000}])
+    assert len(pieces) < 300
 
 
 def test_a_template_may_look_at_contents_and_trim_them(tmp_path):

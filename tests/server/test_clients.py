@@ -9,6 +9,7 @@ import dataclasses
 import json
 import shutil
 import subprocess
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -138,6 +139,41 @@ WHOLE = [
             "lora_path": None,
             "session_params": None,
             "return_hidden_states": False,
+        },
+    ),
+    Shape(
+        "sgl-router, which writes out what its client left out",
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "model": MODEL,
+            "max_completion_tokens": 8,
+            "logprobs": False,
+            "stream": False,
+            "no_stop_trim": False,
+            "ignore_eos": False,
+            "continue_final_message": False,
+            "skip_special_tokens": True,
+            "separate_reasoning": True,
+            "stream_reasoning": True,
+            "return_hidden_states": False,
+        },
+    ),
+    Shape(
+        "vLLM's fields with their defaults",
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "model": MODEL,
+            "max_tokens": 8,
+            "bad_words": [],
+            "documents": None,
+            "echo": False,
+            "include_reasoning": True,
+            "early_stopping": False,
+            "tools": [],
+            "stop": [],
+            "logit_bias": {},
         },
     ),
 ]
@@ -328,6 +364,47 @@ class TestVllmBench:
         assert http.post("/start_profile").status_code == 404
 
 
+class TestSglangLanguage:
+    """`RuntimeEndpoint`, the backend of SGLang's language: it sends every sampling parameter that it knows."""
+
+    PARAMS: typing.ClassVar = {
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "max_new_tokens": 8,
+        "min_new_tokens": 0,
+        "n": 1,
+        "stop": [],
+        "stop_token_ids": [],
+        "stop_regex": [],
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "ignore_eos": False,
+        "regex": None,
+        "json_schema": None,
+    }
+
+    def test_gen(self, http):
+        answer = http.post("/generate", json={"text": "abc", "sampling_params": self.PARAMS})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["text"] == "abcabcab"
+
+    def test_select(self, http):
+        begun = http.post("/generate", json={"text": "abc", "sampling_params": {"max_new_tokens": 0}}).json()
+        body = {
+            "text": ["abcx", "abcyz"],
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+            "return_logprob": True,
+            "return_text_in_logprobs": True,
+            "logprob_start_len": max(begun["meta_info"]["prompt_tokens"] - 2, 0),
+        }
+        scored = [answer["meta_info"]["input_token_logprobs"] for answer in http.post("/generate", json=body).json()]
+        assert [[text for _, _, text in entries] for entries in scored] == [["b", "c", "x"], ["b", "c", "y", "z"]]
+
+
 class TestSglangBench:
     def test_generate(self, http):
         body = {
@@ -377,6 +454,19 @@ class TestSglangBench:
                 text = answer["choices"][0]["message"]["content"]
                 assert answer["usage"]["completion_tokens"] == 8
         assert text == "user\nhi"
+
+    def test_one_batch(self, http):
+        params = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True, "json_schema": None}
+        body = {
+            "sampling_params": params | {"stream_interval": 1},
+            "return_logprob": False,
+            "stream": True,
+            "input_ids": [[65, 66, 67], [68, 69, 70]],
+        }
+        with http.stream("POST", "/generate", json=body) as response:
+            assert response.status_code == 200
+            finished = [event["meta_info"] for event in events_of(response) if event["meta_info"]["finish_reason"]]
+        assert [(meta["finish_reason"]["type"], meta["completion_tokens"]) for meta in finished] == [("length", 8)] * 2
 
     def test_what_it_asks_beside(self, http):
         assert http.get("/v1/models").json()["data"][0]["id"] == MODEL

@@ -306,6 +306,16 @@ def test_a_stream_shows_the_logprobs_of_the_prompt_first_and_last(http):
         assert [len(meta["output_token_logprobs"]) for meta in metas] == [meta["completion_tokens"] for meta in metas]
 
 
+def test_a_stream_does_not_repeat_many_logprobs_for_every_token(http):
+    """A stream of as many tokens without them has hundreds of events."""
+    body = {"text": "ab", "stream": True, "return_logprob": True, "top_logprobs_num": 128}
+    events = events_of(generate(http, **body, sampling_params={"max_new_tokens": 600}))
+    scored = [len(event["meta_info"]["output_token_logprobs"]) for event in events]
+    assert scored == sorted(scored)
+    assert scored[-1] == len(events[-1]["output_ids"]) == 600
+    assert sum(scored) < 40_000  # one event for each token would be 180 000
+
+
 def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):
     params = {"max_new_tokens": 100, "stop": "cab"}
     meta = generate(http, text="abc", sampling_params=params, return_logprob=True).json()["meta_info"]
@@ -317,9 +327,11 @@ def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):
     [
         ({}, "exactly one of text and input_ids"),
         ({"text": "a", "input_ids": [1]}, "exactly one of text and input_ids"),
-        ({"text": []}, "at least one"),
-        ({"input_ids": []}, "at least one"),
-        ({"text": ""}, "at least one token"),
+        ({"text": []}, "text must have at least one prompt"),
+        ({"input_ids": []}, "input_ids must have at least one prompt"),
+        ({"text": ""}, "text must be at least one token"),
+        ({"text": ["a", ""]}, "text must be at least one token"),
+        ({"input_ids": [[1], []]}, "input_ids must be at least one token"),
         ({"text": 5}, "text is not valid"),
         ({"text": ["a", 5]}, "text is not valid"),
         ({"input_ids": [-1]}, "input_ids is not valid"),

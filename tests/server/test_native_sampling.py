@@ -34,7 +34,10 @@ def test_what_is_refused_is_named_with_what_to_do_instead(name):
     with pytest.raises(RequestError, match=rf"^{name} is not supported: \w") as refused:
         to_samplings({name: "x"}, [1], 10)
     assert refused.value.param == name
-    assert to_samplings({name: None}, [1], 10)
+    for nothing in (None, False, "", []):
+        assert to_samplings({name: nothing}, [1], 10) == to_samplings({}, [1], 10)
+    with pytest.raises(RequestError, match=f"^{name} is not supported"):
+        to_samplings({name: 0}, [1], 10)
 
 
 def test_what_changes_nothing_is_checked_all_the_same():
@@ -42,6 +45,10 @@ def test_what_changes_nothing_is_checked_all_the_same():
         assert to_samplings({"spaces_between_special_tokens": value}, [1], 10) == to_samplings({}, [1], 10)
     with pytest.raises(RequestError, match="spaces_between_special_tokens must be true or false, but got 'yes'"):
         to_samplings({"spaces_between_special_tokens": "yes"}, [1], 10)
+    assert to_samplings({"stream_interval": 1}, [1], 10) == to_samplings({}, [1], 10)
+    for other in (2, 0, True, 1.0, "1"):
+        with pytest.raises(RequestError, match=r"^stream_interval must be 1, but got"):
+            to_samplings({"stream_interval": other}, [1], 10)
 
 
 def test_an_unknown_name_is_refused():

@@ -163,7 +163,8 @@ class TestChat:
             ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "not valid"),
             ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "calls of tools are not"),
             ({"tool_choice": "auto"}, "tool_choice", "must be 'none'"),
-            ({"functions": []}, "functions", "calls of tools are not"),
+            ({"functions": [{"name": "f"}]}, "functions", "calls of tools are not"),
+            ({"include_reasoning": False}, "include_reasoning", "they are in its text"),
             ({"response_format": {"type": "json_object"}}, "response_format", "constrained decoding is not in this"),
             ({"guided_json": {}}, "guided_json", "constrained decoding is not in this"),
             ({"store": True}, "store", "must be False"),
@@ -243,7 +244,8 @@ class TestChat:
         error = error_of(chat(http, **{name: "x"}))
         assert error["param"] == name
         assert error["message"].startswith(f"{name} is not supported: {ChatBody.REFUSED[name]}")
-        assert chat(http, max_tokens=1, **{name: None}).status_code == 200
+        for nothing in (None, False, "", []):
+            assert chat(http, max_tokens=1, **{name: nothing}).status_code == 200
 
     def test_accepted_fields_change_nothing(self, http):
         accepted = {
@@ -263,6 +265,9 @@ class TestChat:
             "use_beam_search": False,
             "return_hidden_states": False,
             "return_token_ids": False,
+            "separate_reasoning": True,
+            "stream_reasoning": False,
+            "include_reasoning": True,
         }
         assert accepted.keys() == ChatBody.ACCEPTED.keys()
         answers = [chat(http, max_tokens=4, **fields).json() for fields in ({}, accepted)]
@@ -329,6 +334,7 @@ class TestChat:
             assert response.status == 499
             error = json.loads(response.read())["error"]
             assert (error["code"], error["type"]) == ("request_aborted", "invalid_request_error")
+            assert error["message"].startswith("the request was aborted before its answer was complete")
 
     def test_an_abort_ends_a_stream_with_an_error(self, server):
         body = {"messages": HI, "stream": True, "rid": "held", "stream_options": {"include_usage": True}}
@@ -450,6 +456,7 @@ class TestCompletions:
         error = error_of(complete(http, "a", **{name: "x"}))
         assert error["param"] == name
         assert error["message"].startswith(f"{name} is not supported: {CompletionBody.REFUSED[name]}")
+        assert error_of(complete(http, "a", **{name: 0}))["param"] == name, "zero may ask for something"
 
     def test_accepted_fields_change_nothing(self, http):
         accepted = {

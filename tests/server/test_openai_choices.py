@@ -1,6 +1,7 @@
 """Answers → `choices`: what comes in pieces adds up to the whole, and offsets are places in it."""
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.openai.chat import ChatBody, ChatChoice, _prompt
 from jsg.server.openai.common import Choice, TokenNames
 from jsg.server.openai.completions import TextChoice
+from jsg.server.text_threads import TextThreads
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
 
 MakeChoice = Callable[[Answer], Choice]
@@ -94,6 +96,23 @@ class TestTexts:
         places = [place for place, char in enumerate(prompt + answer) for _ in char.encode()]
         assert whole["logprobs"]["text_offset"] == places
 
+    @given(BYTES_AND_SPECIALS, BYTES_AND_SPECIALS, st.booleans())
+    @settings(max_examples=300, deadline=None)
+    def test_a_token_behind_a_character_that_was_cut_off_has_its_own_place(self, tokenizer, prompt, ids, skips):
+        names = TokenNames(tokenizer, as_ids=False)
+        whole, _ = play(
+            tokenizer,
+            lambda made: TextChoice(0, made, tokenizer, names, echo=True),
+            prompt,
+            ids,
+            size=2,
+            skip_special_tokens=skips,
+        )
+        for token_id, place in zip([*prompt, *ids], whole["logprobs"]["text_offset"], strict=True):
+            raw = tokenizer.token_bytes(token_id)
+            if raw.isascii() and not (skips and token_id in tokenizer.special_ids):
+                assert whole["text"][place:].startswith(raw.decode())
+
     def test_a_token_among_those_of_its_name_is_as_likely_as_the_likeliest(self, tokenizer):
         """Several tokens may have one name; greedy is told by comparing with the best of them."""
         names = TokenNames(tokenizer, as_ids=False)
@@ -136,11 +155,13 @@ def test_only_a_continued_message_keeps_its_leading_space(tokenizer, continues):
     front: Any = SimpleNamespace(
         chat=ChatPrompt(tokenizer),
         generator=SimpleNamespace(info=SimpleNamespace(max_request_tokens=1000)),
+        threads=TextThreads(),
     )
     messages = [{"role": "assistant", "content": "a"}]
     body = ChatBody.model_validate({"messages": messages, "continue_final_message": continues})
     call = ApiCall(caller=Caller(), route="/v1/chat/completions", request_id="a")
-    assert asyncio.run(_prompt(body, call, front)).is_continued is continues
+    with contextlib.closing(front.threads):
+        assert asyncio.run(_prompt(body, 0, call, front)).is_continued is continues
 
 
 @pytest.mark.parametrize("kind", ["text", "chat"])

@@ -266,7 +266,7 @@ class TestStreams:
     def test_what_fails_first_is_an_ordinary_failure(self, http):
         response = http.post("/v1/responses", json={"input": "x" * 2000, "stream": True})
         assert response.status_code == 400
-        assert error_of(response)["code"] == "context_length_exceeded"
+        assert (error_of(response)["code"], error_of(response)["param"]) == ("context_length_exceeded", "input")
 
     def test_what_fails_later_is_told_by_the_last_events(self, make_server):
         with make_server(server={"request_timeout": 1.2}) as slow:

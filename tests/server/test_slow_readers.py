@@ -8,7 +8,7 @@ import pytest
 from starlette.requests import Request as HttpRequest
 
 from jsg.engine.client import EngineClient
-from jsg.errors import ContextLengthError, JsgError
+from jsg.errors import ContextLengthError, JsgError, RequestError
 from jsg.processing.answer import AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.caller import ApiCall, Caller
@@ -103,6 +103,14 @@ def test_a_prompt_that_is_too_long_is_refused_before_it_is_multiplied(tokenizer)
         generator.begin(CALL, [prompt(num_tokens=51, n=128)])
 
 
+def test_tokens_are_counted_before_they_are_multiplied(tokenizer, monkeypatch):
+    monkeypatch.setattr("jsg.server.generation.MAX_PROMPT_TOKENS", 1000)
+    generator = make_generator(tokenizer)
+    assert len(generator.begin(CALL, [prompt(num_tokens=50, n=10), prompt(num_tokens=50, n=10)]).answers) == 20
+    with pytest.raises(RequestError, match="prompts times n must be at most 1000 prompt tokens, but got 1050"):
+        generator.begin(CALL, [prompt(num_tokens=50, n=10), prompt(num_tokens=50, n=11)])
+
+
 def test_a_client_that_leaves_is_noticed_between_events_that_wait_for_nothing():
     closed = asyncio.Event()
     sent: list[Any] = []
@@ -135,9 +143,9 @@ def test_a_client_that_leaves_is_noticed_between_events_that_wait_for_nothing():
     assert closed.is_set()
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(("path", "named"), [("/generate", False), ("/v1/messages", True), ("/v1/responses", True)])
 @pytest.mark.parametrize("event", [None, {"type": "a", "number": object()}], ids=["generator", "encoder"])
-def test_what_nobody_foresaw_ends_a_stream_with_an_error_and_a_trace(event, named, caplog):
+def test_what_nobody_foresaw_ends_a_stream_with_an_error_and_a_trace(event, path, named, caplog):
     sent: list[bytes] = []
 
     async def events() -> AsyncGenerator[Event]:
@@ -154,7 +162,6 @@ def test_what_nobody_foresaw_ends_a_stream_with_an_error_and_a_trace(event, name
             if message["type"] == "http.response.body":
                 sent.append(message["body"])
 
-        path = "/v1/messages" if named else "/generate"
         scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
         response = await respond_with_events(HttpRequest(scope, receive), events(), named=named)
         await response(scope, receive, send)

@@ -1,7 +1,7 @@
 """Anthropic's `/v1/messages`."""
 
-import asyncio
 import dataclasses
+import functools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -17,7 +17,7 @@ from jsg.server.generation import Generation, new_rid
 from jsg.server.http.body import client_names
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
-from jsg.server.http.json_body import new_router
+from jsg.server.http.json_body import BodyBytes, new_router
 from jsg.server.openai.common import finish_of
 from jsg.types import FinishType
 
@@ -25,14 +25,16 @@ router = new_router()
 
 
 @router.post("/v1/messages")
-async def create_message(body: MessagesBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
+async def create_message(
+    body: MessagesBody, request: Request, num_bytes: BodyBytes, call: CurrentCall, front: ReadyFront
+) -> Response:
     """Answers a conversation; as events with `stream`."""
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.user)
     with client_names(CLIENT_NAMES):
         prompt = Prompt(
             rid=f"msg_{new_rid()}",
-            input_ids=await _encode(body, front),
+            input_ids=await _encode(body, num_bytes, front),
             sampling=body.to_sampling(),
             is_continued=body.is_continued,
             namespace=call.caller.namespace(body.cache_salt, body.extra_key),
@@ -48,15 +50,16 @@ async def create_message(body: MessagesBody, request: Request, call: CurrentCall
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(body: CountTokensBody, front: ReadyFront) -> Response:
+async def count_tokens(body: CountTokensBody, num_bytes: BodyBytes, front: ReadyFront) -> Response:
     """How many tokens the prompt would have."""
     front.check_model(body.model)
     with client_names(CLIENT_NAMES):
-        return json_response({"input_tokens": len(await _encode(body, front))})
+        return json_response({"input_tokens": len(await _encode(body, num_bytes, front))})
 
 
-async def _encode(body: CountTokensBody, front: Front) -> tuple[int, ...]:
-    return await asyncio.to_thread(front.chat.encode, body.turns(), continue_final_message=body.is_continued)
+async def _encode(body: CountTokensBody, num_bytes: int, front: Front) -> tuple[int, ...]:
+    encode = functools.partial(front.chat.encode, body.turns(), continue_final_message=body.is_continued)
+    return await front.threads.run(encode, num_bytes)
 
 
 async def _events(generation: Generation, model_name: str) -> AsyncGenerator[Event]:

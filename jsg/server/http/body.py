@@ -64,6 +64,14 @@ class Body(BaseModel):
         return {name: value for name, value in data.items() if name not in cls.REFUSED}
 
 
+def is_off(value: object) -> bool:
+    """Whether clients that send every field they know send this for one they do not use: null, false, or empty.
+
+    Zero and an empty object may ask for something.
+    """
+    return value is None or value is False or value == "" or value == []
+
+
 @contextlib.contextmanager
 def client_names(names: Mapping[str, str], params: Mapping[str, str] | None = None) -> Iterator[None]:
     """A RequestError that is raised inside speaks of fields as the client knows them.

@@ -46,7 +46,8 @@ async def respond_with_events(request: Request, events: AsyncGenerator[Event], *
     """A response that streams the events, at least one.
 
     It waits for the first event, so that what fails before is an ordinary HTTP failure. A later failure becomes an
-    event in the form of the endpoint; the trace of one that nobody foresaw goes to the log. When the client leaves, `events` is closed at once.
+    event in the form of the endpoint; the trace of one that nobody foresaw goes to the log. When the client leaves,
+    `events` is closed at once.
 
     Args:
         request: The one that is answered.
@@ -96,8 +97,13 @@ class _EventStream(Response):
             if not isinstance(error, JsgError):
                 logger.exception("a stream was cut short")
                 error = JsgError(INTERNAL_ERROR)
-            await send_body(self._encode(full_body(self._scope, error_body(self._scope["path"], error))))
+            await send_body(self._encode(self._failure(error)))
         await send_body(self._ending, more_body=False)
+
+    def _failure(self, error: JsgError) -> Event:
+        body = full_body(self._scope, error_body(self._scope["path"], error))
+        is_nameless = self._encode is _encode_named and "type" not in body
+        return body["error"] | {"type": "error"} if is_nameless else body  # OpenAI's named events have it flat
 
 
 def _encode(event: Event) -> bytes:

@@ -5,15 +5,15 @@ numbers that are not finite, half of a character, NUL. A large body is parsed an
 it delays nobody else.
 """
 
-import asyncio
 import dataclasses
 import email.message
+import functools
 import json
 import math
 from collections.abc import Callable, Coroutine
-from typing import Any, final
+from typing import Annotated, Any, final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
@@ -21,7 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jsg.errors import RequestError
+from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.validation import describe_invalid
+from jsg.server.text_threads import LONG_BYTES, TextThreads
 
 MAX_DEPTH = 64  # of lists and objects in each other; what reads them further on may recurse
 MAX_PARTS = 2**16  # lists, objects and names; a million of them stop the whole process while they are collected
@@ -35,6 +37,14 @@ type _Path = tuple[str | int, ...]
 def new_router() -> APIRouter:
     """A router whose endpoints read their bodies as this module does."""
     return APIRouter(route_class=JsonRoute)
+
+
+async def _body_bytes(request: Request) -> int:
+    return request.scope["state"]["body_bytes"]
+
+
+BodyBytes = Annotated[int, Depends(_body_bytes)]
+"""The size of the body of a request, for an endpoint of `new_router`."""
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -84,8 +94,12 @@ class JsonRoute(APIRoute):
             if len(raw) <= MAX_INLINE_BYTES:
                 content = _validate(raw, content_type)
             else:
-                content = await asyncio.to_thread(_validate, raw, content_type)
-            return await answer(_ReadRequest(request, content))
+                threads: TextThreads = request.app.state.door.threads
+                content = await threads.run(functools.partial(_validate, raw, content_type), len(raw))
+            request.scope.setdefault("state", {})["body_bytes"] = len(raw)
+            answering = answer(_ReadRequest(request, content))
+            # Long texts wait for each other, but not for one whose client has left.
+            return await (answering if len(raw) <= LONG_BYTES else until_disconnect(request, answering))
 
         return read_and_answer
 

@@ -8,19 +8,23 @@ from fastapi import Request
 from pydantic import Field, StringConstraints, model_validator
 from starlette.responses import Response
 
+from jsg import types
 from jsg.errors import RequestError
 from jsg.processing.answer import Prompt
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_ANSWERS, Generation, new_rid
-from jsg.server.http.body import Body, Checked, Rid, TokenIds, is_prompt_list
+from jsg.server.http.body import Body, Checked, Rid, TokenIds, client_names, is_prompt_list
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.native.sampling import Object, one_each, to_samplings
 from jsg.server.openai.body import MAX_NAME_CHARS, Only
 from jsg.types import MAX_TOP_LOGPROBS
+
+FREE_SCORES = 4096  # logprobs so far of a stream, from which on its next event waits until they have grown by a part:
+LEAST_GROWTH = 1 / 16  # else a thousand tokens, each with 128 alternatives, would be a gigabyte of events
 
 type StartLen = Annotated[int, Field(ge=-1, lt=2**31)]
 type TopCount = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
@@ -52,9 +56,8 @@ class GenerateBody(Body):
             ("data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "routing_key", "kv_router_hint"),
             ONE_ENGINE,
         ),
-        **dict.fromkeys(
-            ("return_hidden_states", "return_routed_experts", "return_sampling_mask", "return_entropy"), NO_INNARDS
-        ),
+        **dict.fromkeys(("return_hidden_states", "return_routed_experts", "return_indexer_topk"), NO_INNARDS),
+        **dict.fromkeys(("return_sampling_mask", "return_entropy"), NO_INNARDS),
         **dict.fromkeys(
             ("return_flat_raw_top_logprobs", "return_flat_raw_top_logprobs_b64"), "top_logprobs_num gives them as lists"
         ),
@@ -116,12 +119,14 @@ class GenerateBody(Body):
 async def generate(body: GenerateBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
     """Answers one prompt with an object, a list of prompts or `n` > 1 with a list; as events with `stream`.
 
-    An event holds all of its answer so far; what comes faster than the client reads is put into one event. The
-    `input_*` logprobs, which never change, are in the first event of an answer that has them and in its last.
+    An event holds all of its answer so far; what comes faster than the client reads is put into one event, and so is
+    what would repeat many logprobs for little text. The `input_*` logprobs, which never change, are in the first event
+    of an answer that has them and in its last.
     """
     generator = front.generator
     prompts, is_list = await _prompts(body, call, front)
-    generation = generator.begin(call, prompts)
+    with client_names({"input_ids": "text"} if body.input_ids is None else {}):
+        generation = generator.begin(call, prompts)
     is_list = is_list or len(generation.answers) > 1
     texts = generator.tokenizer if body.return_text_in_logprobs else None
     if body.stream:
@@ -133,14 +138,24 @@ async def generate(body: GenerateBody, request: Request, call: CurrentCall, fron
 
 async def _events(generation: Generation, is_list: bool, texts: Tokenizer | None) -> AsyncGenerator[Event]:
     has_shown_prompt: set[int] = set()
+    num_free = FREE_SCORES / len(generation.answers)
+    num_shown = [0] * len(generation.answers)
     async with aclosing(generation.run()) as deltas:
         async for index, delta in deltas:
             answer = generation.answers[index]
             is_due = delta.finish is not None or (index not in has_shown_prompt and bool(answer.prompt_logprobs))
+            num_scores = len(answer.logprobs) * _scores_per_token(answer.request)
+            if not is_due and num_scores - num_shown[index] < (num_scores - num_free) * LEAST_GROWTH:
+                continue
+            num_shown[index] = num_scores
             if is_due:
                 has_shown_prompt.add(index)
             place = {"index": index} if is_list else {}
             yield answer.result(texts, with_prompt_logprobs=is_due) | place
+
+
+def _scores_per_token(request: types.Request) -> int:
+    return 1 + request.top_logprobs_num + len(request.token_ids_logprob)
 
 
 async def _prompts(body: GenerateBody, call: CurrentCall, front: Front) -> tuple[list[Prompt], bool]:
@@ -152,8 +167,8 @@ async def _prompts(body: GenerateBody, call: CurrentCall, front: Front) -> tuple
     is_list = is_prompt_list(given)
     each: Any = given if is_list else [given]
     if not 1 <= len(each) <= MAX_ANSWERS:
-        count = len(each) or "none"
-        raise RequestError(f"a list of prompts must have at least one and at most {MAX_ANSWERS}, but has {count}", name)
+        rule = f"{name} must have at least one prompt and at most {MAX_ANSWERS}"
+        raise RequestError(f"{rule}, but has {len(each) or 'none'}; send some, or several requests", name)
     id_lists = await front.generator.encode(each)
     count = len(id_lists)
     samplings = to_samplings(

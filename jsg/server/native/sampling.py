@@ -1,9 +1,11 @@
 """`sampling_params` of `/generate` → `SamplingParams`."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jsg.errors import RequestError
+from jsg.server.http.body import is_off
 from jsg.types import SamplingParams
 
 Object = dict[str, Any]
@@ -14,15 +16,19 @@ REFUSED_SAMPLING: Mapping[str, str] = {
     **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), _NO_GRAMMAR),
     "stop_regex": "write the texts that end an answer out in stop",
     "custom_params": "they belong to a logit processor of the client, and code of clients is never run",
-    "stream_interval": "an event holds all that came since the client read the last one, so a slow reader gets fewer",
 }
-"""Sampling parameters of SGLang's that are refused, and why or what to do instead; null is as good as absent."""
+"""Sampling parameters of SGLang's that are refused, and why; null, false and empty are as good as absent."""
 
 ACCEPTED_SAMPLING: Mapping[str, str] = {
     "spaces_between_special_tokens": "a text is what its tokens say: nothing is put between them, as with every fast "
     "tokenizer",
+    "stream_interval": "1 only: an event holds all that came since the client read the last one, so a slow reader "
+    "gets fewer",
 }
 """Sampling parameters that clients send and that change nothing here, and why that is right."""
+
+_TAKEN: Mapping[str, tuple[object, ...]] = {"spaces_between_special_tokens": (True, False), "stream_interval": (1,)}
+"""Their values that are taken."""
 
 
 def to_samplings(given: Object | list[Object] | None, prompt_lens: Sequence[int], limit: int) -> list[SamplingParams]:
@@ -63,11 +69,17 @@ def one_each(name: str, value: Any, count: int, default: Any) -> list[Any]:
 
 
 def _to_sampling(fields: Object, default_max_new_tokens: int) -> SamplingParams:
-    given = {name: value for name, value in fields.items() if value is not None}
+    given = {
+        name: value
+        for name, value in fields.items()
+        if value is not None and not (name in REFUSED_SAMPLING and is_off(value))
+    }
     for name in given:
         if name in REFUSED_SAMPLING:
             raise RequestError(f"{name} is not supported: {REFUSED_SAMPLING[name]}", param=name)
     for name in ACCEPTED_SAMPLING.keys() & given.keys():
-        if not isinstance(given.pop(name), bool):
-            raise RequestError(f"{name} must be true or false, but got {fields[name]!r}", param=name)
+        value = given.pop(name)
+        if not any(type(value) is type(taken) and value == taken for taken in _TAKEN[name]):
+            rule = " or ".join(json.dumps(taken) for taken in _TAKEN[name])
+            raise RequestError(f"{name} must be {rule}, but got {repr(value)[:100]}; leave it out", param=name)
     return SamplingParams.from_dict({"max_new_tokens": default_max_new_tokens} | given)

@@ -20,6 +20,8 @@ from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
+MAX_JOINED = 2**23  # a body of some megabytes can ask for gigabytes of queries and items
+
 router = new_router()
 
 
@@ -65,6 +67,14 @@ async def _prompts(body: ScoreBody, call: CurrentCall, front: Front) -> list[Pro
         raise RequestError(f"items must be from 1 to {MAX_ANSWERS}, but there are {len(items)}; split them", "items")
     if any(isinstance(item, str) != isinstance(body.query, str) for item in items):
         raise RequestError("query and items must be all texts or all token ids, but they are mixed", param="items")
+
+    size = len(items) * len(body.query) + sum(map(len, items))
+    if size > MAX_JOINED:
+        raise RequestError(
+            f"query and items must have at most {MAX_JOINED} characters or tokens, the query counted for each item, "
+            f"but have {size}; shorten the query or split the items",
+            "items",
+        )
 
     def joined(item: Any) -> Any:
         return item + body.query if body.item_first else body.query + item

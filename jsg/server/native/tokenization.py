@@ -1,6 +1,6 @@
 """`/tokenize` and `/detokenize`, as SGLang and as vLLM have them."""
 
-import asyncio
+import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
@@ -13,7 +13,7 @@ from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.front import ReadyFront
 from jsg.server.http.body import Body, Checked, TokenIds
 from jsg.server.http.failures import json_response
-from jsg.server.http.json_body import new_router
+from jsg.server.http.json_body import BodyBytes, new_router
 from jsg.server.openai.common import token_text
 from jsg.server.openai.messages import Message
 
@@ -74,13 +74,13 @@ class DetokenizeBody(Body):
 
 @router.post("/tokenize")
 @router.post("/v1/tokenize")
-async def tokenize(body: TokenizeBody, front: ReadyFront) -> Response:
+async def tokenize(body: TokenizeBody, num_bytes: BodyBytes, front: ReadyFront) -> Response:
     """The tokens of a text, and how many; of a list of texts a list of them; of a conversation those of its prompt."""
     front.check_model(body.model)
-    id_lists = await asyncio.to_thread(_encode, body, front.generator.tokenizer, front.chat)
+    id_lists = await front.threads.run(lambda: _encode(body, front.generator.tokenizer, front.chat), num_bytes)
     strs: list[list[str]] | None = None
     if body.return_token_strs:
-        strs = await asyncio.to_thread(_token_strs, id_lists, front.generator.tokenizer)
+        strs = await front.threads.run(lambda: _token_strs(id_lists, front.generator.tokenizer), num_bytes)
     counts = [len(ids) for ids in id_lists]
     is_list = isinstance(body.prompt, list)
     return json_response(
@@ -95,19 +95,20 @@ async def tokenize(body: TokenizeBody, front: ReadyFront) -> Response:
 
 @router.post("/detokenize")
 @router.post("/v1/detokenize")
-async def detokenize(body: DetokenizeBody, front: ReadyFront) -> Response:
+async def detokenize(body: DetokenizeBody, num_bytes: BodyBytes, front: ReadyFront) -> Response:
     """The text of tokens, under `text` as SGLang names it and under `prompt` as vLLM does."""
     front.check_model(body.model)
     tokens: Any = body.tokens
     is_list = bool(tokens) and isinstance(tokens[0], list)
     generator = front.generator
-    texts = await asyncio.to_thread(
+    decode = functools.partial(
         _decode,
         tokens if is_list else [tokens],
         generator.tokenizer,
         vocab_size=generator.info.vocab_size,
         skip_special_tokens=body.skip_special_tokens is not False,
     )
+    texts = await front.threads.run(decode, num_bytes)
     shown = texts if is_list else texts[0]
     return json_response({"text": shown, "prompt": shown})
 

@@ -12,7 +12,7 @@ from jsg.errors import RequestError
 from jsg.processing.answer import Prompt
 from jsg.server.caller import ApiCall
 from jsg.server.generation import new_rid
-from jsg.server.http.body import Body, Checked, Rid, client_names
+from jsg.server.http.body import Body, Checked, Rid, client_names, is_off
 from jsg.types import MAX_LOGIT_BIAS, MAX_N, MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams
 
 MAX_NAME_CHARS = 512  # of a user, a salt, a key
@@ -152,6 +152,14 @@ class OpenAIBody(Body):
     use_beam_search: Annotated[Any, Only((False,), "there is no beam search; use n and sampling")] = None
     return_hidden_states: Annotated[Any, Only((False,), "hidden states stay in the engine")] = None
     return_token_ids: Annotated[Any, Only((False,), "/generate gives the token ids")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_is_off(cls, data: Any) -> Any:
+        """Some clients send every field they know: off, what is refused here asks for nothing."""
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if name not in cls.REFUSED or not is_off(value)}
 
     @property
     def num_answers(self) -> int:

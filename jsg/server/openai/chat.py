@@ -1,6 +1,5 @@
 """`/v1/chat/completions`."""
 
-import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, final
@@ -16,7 +15,7 @@ from jsg.server.caller import ApiCall, CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_SCORES
 from jsg.server.http.body import Checked
-from jsg.server.http.json_body import new_router
+from jsg.server.http.json_body import BodyBytes, new_router
 from jsg.server.openai.body import MAX_NAME_CHARS, NO_GRAMMAR, Only, OpenAIBody
 from jsg.server.openai.common import TokenNames, finish_of, head_of, respond, shown_logprob
 from jsg.server.openai.messages import Message
@@ -24,6 +23,7 @@ from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
 _NO_TOOLS = "calls of tools are not in this version; describe the tools in a message and read the calls from the text"
 _NO_AUDIO = "models write text only in this version"
+_THOUGHTS = "thoughts are not told apart from the answer in this version; they are in its text"
 _OWN_TEMPLATE = "a template is a program, and programs of clients are never run; send text to /v1/completions"
 
 router = new_router()
@@ -46,10 +46,6 @@ class ChatBody(OpenAIBody):
         "prompt_cache_options": "prefixes are cached to the last token and the least recently used go first",
         "verbosity": "say it in a system message",
         "web_search_options": "the server looks nothing up",
-        **dict.fromkeys(
-            ("separate_reasoning", "stream_reasoning", "include_reasoning"),
-            "thoughts are not told apart from the answer in this version; they are in its text",
-        ),
     }
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
@@ -65,6 +61,8 @@ class ChatBody(OpenAIBody):
         "prompt_cache_key": "every request of a key finds every prefix of it; cache_salt parts them",
         "prompt_cache_retention": '"in_memory" only; a prefix stays as long as there is room',
         "add_special_tokens": "false only; the chat template writes them",
+        **dict.fromkeys(("separate_reasoning", "stream_reasoning"), "SGLang's router sends them always; " + _THOUGHTS),
+        "include_reasoning": "true only; " + _THOUGHTS,
     }
 
     messages: Annotated[Checked[Message], Field(min_length=1)]
@@ -96,6 +94,9 @@ class ChatBody(OpenAIBody):
     prompt_cache_key: str | None = Field(None, max_length=MAX_NAME_CHARS)
     prompt_cache_retention: Annotated[Any, Only(("in_memory",), "a prefix stays as long as there is room")] = None
     add_special_tokens: Annotated[Any, Only((False,), "the chat template writes them")] = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    include_reasoning: Annotated[Any, Only((True,), _THOUGHTS)] = None
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -189,12 +190,14 @@ class ChatChoice:
 
 
 @router.post("/v1/chat/completions")
-async def chat_completions(body: ChatBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
+async def chat_completions(
+    body: ChatBody, request: Request, num_bytes: BodyBytes, call: CurrentCall, front: ReadyFront
+) -> Response:
     """Answers a conversation; `n` times with `n`, as events with `stream`."""
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.safety_identifier or body.user)
     with body.own_names():
-        prompt = await _prompt(body, call, front)
+        prompt = await _prompt(body, num_bytes, call, front)
         generation = front.generator.begin(call, [prompt])
         names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         return await respond(
@@ -208,7 +211,7 @@ async def chat_completions(body: ChatBody, request: Request, call: CurrentCall, 
         )
 
 
-async def _prompt(body: ChatBody, call: ApiCall, front: Front) -> Prompt:
+async def _prompt(body: ChatBody, num_bytes: int, call: ApiCall, front: Front) -> Prompt:
     template = front.chat.template
 
     def encode() -> tuple[int, ...]:
@@ -219,7 +222,7 @@ async def _prompt(body: ChatBody, call: ApiCall, front: Front) -> Prompt:
             template_kwargs=body.template_kwargs(template),
         )
 
-    input_ids = await asyncio.to_thread(encode)
+    input_ids = await front.threads.run(encode, num_bytes)
     limit = body.max_new_tokens
     if limit is None:
         limit = default_limit(body, front.generator.info.max_request_tokens - len(input_ids))

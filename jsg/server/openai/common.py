@@ -124,7 +124,7 @@ def finish_of(answer: Answer) -> dict[str, Any]:
     if finish is None:
         return {"finish_reason": None, "matched_stop": None}
     if finish.type is FinishType.ABORT:
-        raise AbortedError(finish.message or "the request was aborted before its answer was complete")
+        raise AbortedError("the request was aborted before its answer was complete; send it again if you still want it")
     return {"finish_reason": finish.type.value, "matched_stop": finish.matched}
 
 

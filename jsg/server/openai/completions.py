@@ -110,9 +110,17 @@ class TextChoice:
             shown["tokens"].append(self._names.name(token.token_id))
             shown["token_logprobs"].append(None if logprob is None else shown_logprob(logprob))
             shown["top_logprobs"].append(None if logprob is None else self._top(token))
-            shown["text_offset"].append(self._offset)
-            self._offset += len(self._detokenizer.push((token.token_id,)))
+            place, self._offset = self._place(token.token_id)
+            shown["text_offset"].append(place)
         return shown
+
+    def _place(self, token_id: int) -> tuple[int, int]:
+        """Where the text of the next token begins, and where that of the one behind it does."""
+        was_inside = self._detokenizer.is_inside_character
+        text = self._detokenizer.push((token_id,))
+        # A character that earlier tokens began and this one does not go on with becomes a U+FFFD in front of it.
+        is_cut_off = was_inside and bool(text) and self._names.raw(token_id)[0] & 0xC0 != 0x80
+        return self._offset + is_cut_off, self._offset + len(text)
 
     def _top(self, token: TokenLogprob) -> dict[str, float]:
         """The most likely tokens and the one that was taken; of several with one name the most likely."""

@@ -1,7 +1,7 @@
 """`/v1/responses`: conversations that the server may keep."""
 
-import asyncio
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -48,7 +48,7 @@ async def create_response(
     rid = new_rid()
     turns = _turns(body, rid, call.caller, responses)
     call = dataclasses.replace(call, user=body.safety_identifier or body.user)
-    with client_names(CLIENT_NAMES):
+    with client_names(CLIENT_NAMES, {"max_new_tokens": "input"} if body.max_output_tokens is None else {}):
         prompt = await _prompt(body, turns, rid, call.caller, front)
         generation = front.generator.begin(call, [prompt])
     [answer] = generation.answers
@@ -186,7 +186,8 @@ async def _encode(body: ResponsesBody | InputTokensBody, turns: Sequence[Turn], 
         if turn.token_ids:
             answers[len(messages)] = turn.token_ids
         messages.append({"role": role, "content": turn.text})
-    return await asyncio.to_thread(front.chat.encode, messages, answers=answers)
+    encode = functools.partial(front.chat.encode, messages, answers=answers)
+    return await front.threads.run(encode, sum(len(message["content"]) for message in messages))
 
 
 async def _prompt(body: ResponsesBody, turns: Sequence[Turn], rid: str, caller: Caller, front: Front) -> Prompt:

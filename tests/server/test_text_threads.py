@@ -1,0 +1,106 @@
+"""Who sends long texts delays himself, and nobody with short ones."""
+
+import asyncio
+import contextlib
+import threading
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
+
+from jsg.server.front import FrontDoor
+from jsg.server.http.json_body import new_router
+from jsg.server.text_threads import LONG_BYTES, TextThreads
+
+DEADLINE_S = 20
+MANY = 100  # more than there are threads
+
+
+def test_short_work_does_not_wait_for_long_work():
+    may_end = threading.Event()
+    threads = TextThreads()
+
+    def long() -> str:
+        assert may_end.wait(DEADLINE_S)
+        return "long"
+
+    async def main() -> None:
+        long_ones = [asyncio.create_task(threads.run(long, LONG_BYTES + 1)) for _ in range(MANY)]
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                assert await threads.run(lambda: "short", LONG_BYTES) == "short"
+        finally:
+            may_end.set()
+        assert await asyncio.gather(*long_ones) == ["long"] * MANY
+
+    asyncio.run(main())
+    threads.close()
+
+
+def test_what_is_not_wanted_any_more_is_not_begun():
+    may_end = threading.Event()
+    begun: list[int] = []
+    threads = TextThreads()
+
+    async def main() -> None:
+        async def run(number: int) -> None:
+            await threads.run(lambda: (begun.append(number), may_end.wait(DEADLINE_S)), LONG_BYTES + 1)
+
+        tasks = [asyncio.create_task(run(number)) for number in range(MANY)]
+        await asyncio.sleep(0)
+        tasks[-1].cancel()
+        await asyncio.wait({tasks[-1]})
+        may_end.set()
+        await asyncio.gather(*tasks[:-1])
+
+    asyncio.run(main())
+    threads.close()
+    assert sorted(begun) == list(range(MANY - 1))
+
+
+@pytest.mark.parametrize("num_bytes", [10, LONG_BYTES])
+def test_a_long_body_is_not_worked_on_for_a_client_that_has_left(num_bytes):
+    """A short one is: its work is done before anybody could have left."""
+
+    class Text(BaseModel):
+        text: str
+
+    router = new_router()
+    is_cancelled: list[bool] = []
+
+    @router.post("/wait")
+    async def wait(body: Text) -> str:
+        try:
+            await asyncio.sleep(0.1 if num_bytes == 10 else DEADLINE_S)
+        except asyncio.CancelledError:
+            is_cancelled.append(True)
+            raise
+        is_cancelled.append(False)
+        return body.text[:1]
+
+    app = FastAPI()
+    app.state.max_request_bytes = 2**20
+    app.state.door = FrontDoor()
+    app.include_router(router)
+    messages: list[dict[str, Any]] = [
+        {"type": "http.request", "body": b'{"text": "' + b"a" * num_bytes + b'"}', "more_body": False},
+        {"type": "http.disconnect"},
+    ]
+
+    async def main() -> None:
+        async def receive() -> dict[str, Any]:
+            return messages.pop(0) if len(messages) > 1 else messages[0]
+
+        async def send(message: Any) -> None:
+            pass
+
+        scope = {"type": "http", "method": "POST", "path": "/wait", "query_string": b"", "http_version": "1.1"}
+        with contextlib.suppress(ClientDisconnect):  # the real application answers it
+            await app(scope | {"headers": [(b"content-type", b"application/json")]}, receive, send)
+
+    asyncio.run(main())
+    app.state.door.threads.close()
+    assert is_cancelled == [num_bytes == LONG_BYTES]
