@@ -244,9 +244,9 @@ class Request:
             self.top_logprobs_num,
         )
         _require(
-            _is_int(self.logprob_start_len) and self.logprob_start_len >= -1,
+            _is_int(self.logprob_start_len) and -1 <= self.logprob_start_len <= len(self.input_ids),
             "logprob_start_len",
-            "an integer from -1",
+            f"an integer from -1 to {len(self.input_ids)}, the length of the prompt",
             self.logprob_start_len,
         )
         _require(

@@ -124,6 +124,7 @@ def test_what_people_write_becomes_what_is_kept():
         ({"logprob_start_len": 0}, "logprob_start_len"),
         ({"top_logprobs_num": 129, "return_logprob": True}, "top_logprobs_num"),
         ({"logprob_start_len": -2, "return_logprob": True}, "logprob_start_len"),
+        ({"logprob_start_len": 10**6, "return_logprob": True}, "logprob_start_len"),
         ({"namespace": 3}, "namespace"),
         ({"sampling": SamplingParams(n=2)}, "n"),
     ],

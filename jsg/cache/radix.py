@@ -176,6 +176,22 @@ class RadixCache:
         self._evicted_pages += num_freed
         return num_freed
 
+    def forget(self, lock: PrefixLock) -> None:
+        """Evicts the end of an unlocked path: what is locked or goes on elsewhere stays, and so does all above it.
+
+        For pages that are not to be trusted.
+        """
+        assert not lock.is_held, "a path is forgotten after it was unlocked"
+        node, freed = lock.node, []
+        while node.is_evictable_leaf and node.parent is not None:
+            parent = node.parent
+            self._remove_leaf(node)
+            freed.append(node)
+            node = parent
+        pages = _join_pages(freed)
+        self._allocator.free(pages)
+        self._evicted_pages += len(pages)
+
     def reset(self) -> bool:
         """Evicts everything. Where anything is locked, returns False and changes nothing."""
         if self.num_protected:
@@ -328,8 +344,9 @@ class RadixCache:
         assert node.last_used <= parent.last_used, "a child is younger than its parent"
 
     def _check_queue(self, nodes: Sequence[Node]) -> None:
-        queued = {node: queued_at for queued_at, node in self._leaves}
-        assert len(queued) == len(list(self._leaves)), "a leaf is queued twice"
+        entries = [(queued_at, node) for queued_at, node in self._leaves if node.parent is not None]  # not forgotten
+        queued = {node: queued_at for queued_at, node in entries}
+        assert len(queued) == len(entries), "a leaf is queued twice"
         assert set(queued) == {node for node in nodes if node.is_queued}, "the queue and the tree differ"
         assert all(queued_at <= node.last_used for node, queued_at in queued.items()), "an entry is too young"
         assert all(node.is_queued for node in nodes if node.is_evictable_leaf), "an evictable leaf is not queued"

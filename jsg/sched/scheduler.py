@@ -332,11 +332,12 @@ class Scheduler:
         self._estimate.on_retract(self.running)
         self.totals.num_retracts += 1
 
-    def _release(self, running: RunningRequest) -> None:
-        """Shares what a request has computed and takes its place away."""
+    def _release(self, running: RunningRequest, *, forgets: bool = False) -> None:
+        """Shares what a request has computed, or forgets it, and takes its place away."""
         place = _place(running)
-        self.table.share(running, place, min(place.num_dispatched, running.num_known - 1))
-        self.table.release(place)
+        if not forgets:
+            self.table.share(running, place, min(place.num_dispatched, running.num_known - 1))
+        self.table.release(place, forgets=forgets)
         running.place = None
 
     # Results.
@@ -360,7 +361,7 @@ class Scheduler:
             if result.prompt_logprobs:
                 running.prompt_logprobs.extend(result.prompt_logprobs.get(index, ()))
             if entry.samples and result.token_ids[index] < 0:
-                self._fail(running, "the model's logits were not finite")
+                self._fail(running, "the model's logits were not finite", forgets=True)
             elif entry.samples:
                 entry.place.num_in_flight -= 1
                 try:
@@ -395,21 +396,24 @@ class Scheduler:
             return FinishReason(FinishType.LENGTH)
         return None
 
-    def _finish(self, running: RunningRequest, reason: FinishReason) -> None:
+    def _finish(self, running: RunningRequest, reason: FinishReason, *, forgets: bool = False) -> None:
         """Ends a request outside `commit`'s own outputs."""
         self._finished.append(_output(running, finish=reason))
-        self._leave(running)
+        self._leave(running, forgets=forgets)
 
-    def _fail(self, running: RunningRequest, message: str) -> None:
-        """Ends a live request with an error; nothing to do for one that has ended since."""
+    def _fail(self, running: RunningRequest, message: str, *, forgets: bool = False) -> None:
+        """Ends a live request with an error; nothing to do for one that has ended since.
+
+        With `forgets` nothing that only this request computed stays in the tree: it is not to be trusted.
+        """
         if self._live.get(running.request.rid) is running:
             self.totals.num_failed += 1
-            self._finish(running, FinishReason(FinishType.ERROR, message=message))
+            self._finish(running, FinishReason(FinishType.ERROR, message=message), forgets=forgets)
 
-    def _leave(self, running: RunningRequest) -> None:
+    def _leave(self, running: RunningRequest, *, forgets: bool = False) -> None:
         del self._live[running.request.rid]
         if running.place is not None:
-            self._release(running)
+            self._release(running, forgets=forgets)
             self.running.remove(running)
             self._admitted = [r for r in self._admitted if r is not running]
         else:

@@ -64,12 +64,19 @@ class RequestTable:
         tokens = running.tokens[: running.match_limit]
         return self._cache.explain(place.lock.node, tokens, running.request.namespace)
 
-    def release(self, place: Placement) -> None:
-        """Takes a request's row, lock and own pages back."""
+    def release(self, place: Placement, *, forgets: bool = False) -> None:
+        """Takes a request's row, lock and own pages back.
+
+        Args:
+            place: Where it lived.
+            forgets: Evict its cached prefix too, as far as it is nobody else's.
+        """
         own = self.pages[place.row, place.num_tree_pages : self.pages_for(place.num_dispatched)]
         self._allocator.free(own)
         self.num_uncached_pages -= len(own)
         self._cache.unlock(place.lock)
+        if forgets:
+            self._cache.forget(place.lock)
         self._free_rows.append(place.row)
         self.dirty_rows.discard(place.row)
 

@@ -221,6 +221,27 @@ def test_many_uses_keep_the_queue_small():
     bench.check()
 
 
+def test_what_is_forgotten_is_what_nobody_else_has():
+    bench = Bench()
+    bench.insert([1, 2, 3, 4])
+    bench.insert([1, 2, 5, 6])
+    end = bench.insert([1, 2, 5, 6, 7, 8])
+    lock = bench.cache.lock(end)
+    other = bench.cache.lock(bench.cache.match(array([1, 2, 5])))
+    bench.cache.unlock(lock)
+    bench.cache.forget(lock)
+    bench.check()
+    assert bench.matched([1, 2, 5, 6, 7, 8]) == 3, "from where somebody holds it, it stays"
+    assert bench.matched([1, 2, 3, 4]) == 4
+    bench.cache.unlock(other)
+    bench.cache.forget(other)
+    bench.check()
+    assert bench.matched([1, 2, 5]) == 2, "where another prefix goes on, it stays"
+    bench.cache.evict(100)
+    bench.check()
+    assert bench.allocator.num_free == 999
+
+
 def test_reset_drops_everything_or_nothing():
     bench = Bench()
     lock = bench.cache.lock(bench.insert([1, 2]))

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jsg.errors import ContextLengthError, QueueFullError, RequestError
@@ -241,6 +242,23 @@ def test_logits_that_are_not_finite_end_their_request_only():
     engine.check_answers()
     ends = [answer.finish.type for answer in engine.answers.values() if answer.finish]
     assert FinishType.ERROR in ends and FinishType.LENGTH in ends
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_what_gave_logits_that_are_not_finite_is_cached_for_nobody(overlaps: bool):
+    engine = make_engine(overlaps=overlaps)
+    prefill_only(engine, PREFIX[:4])
+    engine.add(make_request("good", (*PREFIX[:4], 1, 2)))
+    engine.run_until_idle()
+    cached_len = engine.cache.stats().num_cached_tokens
+    engine.model = engine.device._model = TokenModel(broken_every=1)
+    engine.add(make_request("bad", (*PREFIX[:4], 3, 4, 5)))
+    engine.run_until_idle()
+    assert engine.answers["bad"].finish.type is FinishType.ERROR
+    assert engine.cache.matched_len(np.array([*PREFIX[:4], 3, 4, 5], np.int32)) == 4
+    assert engine.cache.stats().num_cached_tokens == cached_len
+    engine.scheduler.check_integrity()
+    engine.cache.check_integrity()
 
 
 @pytest.mark.parametrize("num_steps", range(6))

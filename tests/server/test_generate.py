@@ -435,3 +435,10 @@ def test_64_streams_at_once(server: RunningServer):
 
     for i, text in enumerate(asyncio.run(main())):
         assert text == (f"stream {i} " * 40)[:40]
+
+
+def test_line_ends_of_other_alphabets_do_not_cut_an_event(http):
+    text = "a\u2028b\x85c\u2029d"
+    body = {"text": text, "stream": True, "sampling_params": {"max_new_tokens": len(text.encode())}}
+    with http.stream("POST", "/generate", json=body) as response:  # httpx cuts lines there, as str.splitlines does
+        assert events_of(response)[-1]["text"] == text

@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 
+# Line ends to Python's `splitlines`, by which some clients cut a stream, though not to the specification of events.
+LINE_ENDS = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u2028\u2029")
+
 
 async def until_disconnect[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Runs the work; when the client leaves first, cancels it and raises ClientDisconnect.
@@ -107,7 +110,11 @@ class _EventStream(Response):
 
 
 def _encode(event: Event) -> bytes:
-    return b"data: " + msgspec.json.encode(event) + b"\n\n"
+    data = msgspec.json.encode(event)
+    if not data.isascii():
+        for raw, escaped in LINE_ENDS:
+            data = data.replace(raw, escaped)
+    return b"data: " + data + b"\n\n"
 
 
 def _encode_named(event: Event) -> bytes:
