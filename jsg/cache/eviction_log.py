@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from jsg.cache.node import Node, Root
 
-CAPACITY = 16_384
+CAPACITY = 4096  # a quarter of a megabyte for each thousand
 DIGEST_BYTES = 16
 MAX_STATES = 1024
 
