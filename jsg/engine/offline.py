@@ -24,7 +24,10 @@ SamplingFields = dict[str, Any] | SamplingParams | None
 Texts = str | Sequence[str] | None
 TokenIds = Sequence[int] | Sequence[Sequence[int]] | None
 _Item = tuple[int, RequestOutput | JsgError]
-REPORT_FIELDS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "namespace")
+REPORT_FIELDS = (
+    *("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
+    *("namespace", "priority", "return_cache_info"),
+)
 """Arguments of `generate` that go into the request as they are."""
 
 
@@ -69,6 +72,8 @@ class Engine:
         top_logprobs_num: int = 0,
         token_ids_logprob: Sequence[int] = (),
         namespace: str = "",
+        priority: int = 0,
+        return_cache_info: bool = False,
     ) -> Any:
         """Continues one prompt or several.
 
@@ -77,7 +82,8 @@ class Engine:
             sampling_params: `SamplingParams` or their fields; a list has one for each prompt.
             input_ids: Token ids in place of texts: a list, or a list of lists.
             stream: Return an iterator over the results so far instead.
-            return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace: As in `types.Request`.
+            return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
+                return_cache_info: As in `types.Request`.
 
         Returns:
             A result for one prompt; a list for a list of prompts or n > 1; with `stream` an iterator over results that
@@ -90,6 +96,7 @@ class Engine:
         answers, is_list = self._answers(
             prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob, namespace=namespace,
+            priority=priority, return_cache_info=return_cache_info,
         )  # fmt: skip
         if stream:
             return self._stream(answers, is_list)

@@ -46,6 +46,13 @@ def test_a_second_time_the_prompt_is_cached(engine: jsg.Engine):
     assert first["cached_tokens"] < second["cached_tokens"] == second["prompt_tokens"] - 1
 
 
+def test_it_says_why_a_prompt_is_not_cached(engine: jsg.Engine):
+    engine.generate("Why is it not", {"max_new_tokens": 1}, namespace="why", priority=2)
+    answer = engine.generate("Why is it so", {"max_new_tokens": 1}, namespace="why", return_cache_info=True)
+    cache, cached_tokens = answer["meta_info"]["cache"], answer["meta_info"]["cached_tokens"]
+    assert 0 < cached_tokens == cache["matched_tokens"] == cache["first_difference"]["position"]
+
+
 def test_closing_a_stream_ends_its_request(engine: jsg.Engine):
     stream = engine.generate("Hello", GREEDY | {"max_new_tokens": 2000}, stream=True)
     next(stream)
