@@ -104,7 +104,7 @@ async def _writer(http: aiohttp.ClientSession, target: Target, options: argparse
         return Writer(tokens_per_word=options.tokens_per_word)
     lengths, failure = [], ""
     for num_words in CALIBRATION_WORDS:
-        words = Writer().write(random.Random(-1), num_words)
+        words = Writer().write(calibration_words(), num_words)
         outcome = Outcome(group=0, due_s=0.0, sent_s=0.0)
         await send(http, target, [words], 1, outcome)
         lengths.append(outcome.reading.prompt_tokens)
@@ -118,12 +118,22 @@ async def _writer(http: aiohttp.ClientSession, target: Target, options: argparse
     return Writer(tokens_per_word=max(0.1, tokens_per_word))
 
 
+def calibration_words() -> random.Random:
+    """Gives words that no workload has, so that none of its prompts is in the server's cache before the load."""
+    return random.Random("calibration")
+
+
+def warm_up_seed(seed: int) -> int:
+    """The seed of the warm-up: no run has it, as long as seeds are not negative."""
+    return -1 - seed
+
+
 async def _warm_up(
     http: aiohttp.ClientSession, target: Target, writer: Writer, shape: Shape, options: argparse.Namespace
 ) -> None:
     """Sends some requests of the same shape from another seed, and counts none of them."""
     if options.warmup_requests:
-        sessions = WORKLOADS[options.workload](shape, writer, options.seed + 1)
+        sessions = WORKLOADS[options.workload](shape, writer, warm_up_seed(options.seed))
         concurrency = min(options.warmup_requests, options.concurrency or 8)
         await run_load(http, target, sessions, Plan(concurrency=concurrency, num_requests=options.warmup_requests))
 
@@ -157,6 +167,8 @@ def _problem(options: argparse.Namespace) -> str | None:
         return "--arrival burst needs --num-requests"
     if options.continuous_usage and (options.no_stream or options.api == "native"):
         return "--continuous-usage is for streams of the OpenAI APIs; native events say it anyway"
+    if options.no_stream and any(name != "e2e" for name, _ in options.goodput):
+        return "--goodput knows only e2e with --no-stream: the other limits are of streams"
     if options.prompt_ids and not DIALECTS[options.api].takes_ids:
         return f"--prompt-ids needs an API that takes ids, but {options.api} takes text only"
     if options.prompt_ids and options.vocab_size is None:
@@ -171,7 +183,10 @@ def _shown(options: argparse.Namespace) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.serving",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # a report hides the key by the name of its option
     )
     _add_target_options(parser)
     load = parser.add_argument_group("load")

@@ -89,7 +89,8 @@ async def send(
     try:
         async with session.post(target.url, data=body, headers=headers) as response:
             if response.status != 200:
-                outcome.error, outcome.message = f"http_{response.status}", (await response.text())[:MAX_QUOTE]
+                outcome.error = f"http_{response.status}"
+                outcome.message = (await response.text(errors="replace"))[:MAX_QUOTE]
             elif target.ask.stream:
                 await _read_stream(response, target.dialect, outcome, clock)
             else:
@@ -128,7 +129,7 @@ def _read_event(data: bytes, dialect: Dialect, outcome: Outcome, now: float | No
         return
     try:
         event: Any = msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         event = None
     if not isinstance(event, dict):
         raise BadEventError(data.decode(errors="replace"))

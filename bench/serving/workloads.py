@@ -24,8 +24,6 @@ WORDS = (
     "always looked show large often together asked house world going want school important until form food keep"
 ).split()
 
-SHARED_SEED_GAP = 1_000_003  # keeps the words of prefixes apart from those of requests
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
@@ -114,7 +112,7 @@ FIRST_ID = 300
 
 def shared_prefix(shape: Shape, writer: Writer, seed: int) -> Iterator[Session]:
     """A system prompt for each group, and a question of its own for each request."""
-    prefixes = [writer.write(_rng(seed, -1 - group), shape.shared_len) for group in range(shape.groups)]
+    prefixes = [writer.write(_rng(seed, f"prefix {group}"), shape.shared_len) for group in range(shape.groups)]
     choices = random.Random(seed)
     for index in _forever():
         group = choices.randrange(shape.groups)
@@ -125,7 +123,7 @@ def shared_prefix(shape: Shape, writer: Writer, seed: int) -> Iterator[Session]:
 
 def multi_turn(shape: Shape, writer: Writer, seed: int) -> Iterator[Session]:
     """Conversations under shared system prompts. Each turn carries everything said before, the server's answers too."""
-    prefixes = [writer.write(_rng(seed, -1 - group), shape.shared_len) for group in range(shape.groups)]
+    prefixes = [writer.write(_rng(seed, f"prefix {group}"), shape.shared_len) for group in range(shape.groups)]
     choices = random.Random(seed)
     for index in _forever():
         group, rng = choices.randrange(shape.groups), _rng(seed, index)
@@ -144,7 +142,7 @@ def tree(shape: Shape, writer: Writer, seed: int) -> Iterator[Session]:
         path = (choices.randrange(shape.groups), *(choices.randrange(shape.branching) for _ in range(shape.depth - 1)))
         for end in range(1, shape.depth + 1):
             if path[:end] not in parts:
-                parts[path[:end]] = writer.write(random.Random(f"{seed}:{path[:end]}"), step)
+                parts[path[:end]] = writer.write(_rng(seed, path[:end]), step)
         own = writer.write(_rng(seed, index), shape.unique_len)
         prompt = joined([*(parts[path[:end]] for end in range(1, shape.depth + 1)), own])
         yield Session(path[0], (Turn(prompt, step * shape.depth + shape.unique_len, shape.output_len),))
@@ -188,8 +186,9 @@ def _log_normal(rng: random.Random, mean: float, sigma: float, largest: int) -> 
     return max(1, min(largest, round(rng.lognormvariate(mu, sigma))))
 
 
-def _rng(seed: int, index: int) -> random.Random:
-    return random.Random(seed * SHARED_SEED_GAP + index)
+def _rng(seed: int, part: object) -> random.Random:
+    """For one part of a workload: a request by its number, a prefix by its name. No two parts and seeds share one."""
+    return random.Random(f"{seed}:{part}")  # a text, for Python takes -1 and 1 for the same seed
 
 
 def _forever() -> Iterator[int]:

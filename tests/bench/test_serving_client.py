@@ -199,6 +199,8 @@ FINISHED = event(chunk("a", "stop"))
         ([event(chunk("a")), Cut], 200, "disconnect", ""),
         ([event("{not JSON"), FINISHED], 200, "bad_event", "{not JSON"),
         ([event("[1]")], 200, "bad_event", "[1]"),
+        ([b'data: {"text": "\xff"}\n\n', FINISHED], 200, "bad_event", '{"text": '),
+        ([b"no UTF-8: \xff"], 502, "http_502", "no UTF-8"),
         ([event(chunk("a", "abort")), event("[DONE]")], 200, "aborted", "abort"),
         ([b'{"error": {"message": "the queue is full"}}'], 503, "http_503", "the queue is full"),
     ],

@@ -1,6 +1,7 @@
 """What the load generator sends and when; and all of it against the real front."""
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import os
@@ -8,7 +9,7 @@ import statistics
 
 import pytest
 
-from bench.serving.__main__ import main
+from bench.serving.__main__ import calibration_words, main, warm_up_seed
 from bench.serving.client import Target, open_session
 from bench.serving.dialects import DIALECTS, Ask, Prompt, joined
 from bench.serving.load import Plan, Run, gaps, run_load
@@ -43,6 +44,25 @@ def test_a_group_shares_its_prefix_and_nothing_else():
         assert prefixes.setdefault(session.group, prompt[:40]) == prompt[:40]
     assert len({tuple(prefix) for prefix in prefixes.values()}) == 3
     assert len({session.turns[0].text for session in sessions}) == 60
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_text_of_a_request_is_that_of_a_prefix_or_of_another_seed(seed):
+    shape = dataclasses.replace(SHAPE, groups=8, unique_len=20)
+    prompts = [words(session.turns[0].text) for session in take("shared-prefix", 60, seed=seed, shape=shape)]
+    starts = {tuple(prompt[:20]) for prompt in prompts}
+    own = {tuple(prompt[40:]) for prompt in prompts}
+    assert (len(starts), len(own)) == (8, 60)
+    assert not starts & own
+    warm_up = take("shared-prefix", 60, seed=warm_up_seed(seed), shape=shape)
+    assert not own & {tuple(words(session.turns[0].text)[40:]) for session in warm_up}
+    asked = words(Writer().write(calibration_words(), 20))
+    assert tuple(asked) not in starts | own
+
+
+def test_the_warm_up_is_no_run_of_another_seed():
+    first = {take("random", 1, seed=seed)[0].turns[0].text for seed in range(20)}
+    assert first.isdisjoint(take("random", 1, seed=warm_up_seed(seed))[0].turns[0].text for seed in range(20))
 
 
 def test_a_tree_has_its_levels():
@@ -224,6 +244,8 @@ def test_a_load_that_fails_says_so(make_server, capsys):
         ["--concurrency", "1", "--num-requests", "1", "--goodput", "latency:5"],
         ["--concurrency", "1", "--num-requests", "1", "--continuous-usage", "--api", "native"],
         ["--concurrency", "1", "--num-requests", "1", "--extra-body", "[1]"],
+        ["--concurrency", "1", "--num-requests", "1", "--api-ke", "secret"],  # a short form would be in the report
+        ["--concurrency", "1", "--num-requests", "1", "--no-stream", "--goodput", "ttft:5", "e2e:9"],
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, capsys):

@@ -42,6 +42,8 @@ class Known:
         self._histograms = {name for name, kind in families.items() if kind == "histogram"}
 
     def __call__(self, name: str) -> Series | None:
+        if name == "up":
+            return Series({}, is_counter=False)  # Prometheus makes it of each target
         samples = self._result.samples.get(name)
         if not samples:
             return None
@@ -139,6 +141,12 @@ class TestPrometheus:
         labels = check(rule["expr"], known)
         for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]):
             assert label in labels
+
+    def test_a_server_that_is_gone_is_an_alert(self):
+        """It has no series any more, so that only Prometheus' own of the target tells."""
+        [expr] = [rule["expr"] for rule in RULES if rule["alert"] == "JsgEngineDown"]
+        [job] = PROMETHEUS["scrape_configs"]
+        assert f'up{{job="{job["job_name"]}"}} == 0' in expr
 
     def test_the_configuration_loads_the_rules_and_scrapes_the_default_port(self):
         assert PROMETHEUS["rule_files"] == ["jsg.rules.yml"]

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -284,6 +285,20 @@ class TestScrape:
         assert {route for route in routes if "nothing" in route} == set()
         assert result.get("jsg:http_requests_total", route="other", status="404") >= 2
         assert result.get("jsg:http_requests_total", route="/generate", method="other") >= 1
+
+    def test_what_a_connection_refuses_counts_once_its_head_was_read(self, http: httpx.Client):
+        def statuses(result: Scrape) -> dict[str, float]:
+            return result.by("jsg:http_requests_total", "status")
+
+        before = statuses(scrape(http))
+        address = (http.base_url.host, http.base_url.port)
+        body_is_bad = b"POST /generate HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nno size\r\n"
+        for sent in (b"no HTTP\r\n\r\n", body_is_bad):
+            with socket.create_connection(address, 10) as connection:
+                connection.sendall(sent)
+                assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
+        due = before | {"499": before.get("499", 0) + 1}
+        scrape_until(http, lambda result: statuses(result) | {"200": 0} == due | {"200": 0})  # scrapes are 200
 
     def test_every_path_of_ours_has_its_own_label(self, http: httpx.Client):
         paths = [path for path in http.get("/openapi.json").json()["paths"] if "{" not in path]

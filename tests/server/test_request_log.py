@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 import re
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -213,7 +214,6 @@ class TestWriter:
     def test_a_reader_that_is_slow_delays_nobody(self, monkeypatch: pytest.MonkeyPatch):
         """The pipe is full and nobody reads: lines wait, then are dropped and counted."""
         monkeypatch.setattr(request_log, "MAX_WAITING_LINES", 100)
-        monkeypatch.setattr(request_log, "CLOSE_TIMEOUT_S", 0.1)
         reader, writer = os.pipe()
         log = RequestLog(writer)
         exchange = an_exchange(request_id="x" * 1000)
@@ -221,7 +221,6 @@ class TestWriter:
         feeding.start()
         feeding.join(DEADLINE_S)
         assert not feeding.is_alive()
-        asyncio.run(log.close())  # gives up in time
         received = bytearray()
 
         def read() -> None:
@@ -243,6 +242,40 @@ class TestWriter:
         dropped = [line["num_dropped_lines"] for line in lines if "num_dropped_lines" in line]
         assert dropped
         assert len(lines) - len(dropped) + sum(dropped) == 1001
+
+    def test_the_end_does_not_wait_for_a_reader(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(request_log, "CLOSE_TIMEOUT_S", 0.1)
+        reader, writer = os.pipe()
+        log = RequestLog(writer)
+        for _ in range(300):  # more than a pipe holds
+            log.on_exchange(an_exchange(request_id="x" * 1000))
+        asyncio.run(log.close())
+        assert log._thread.is_alive(), "there was nothing to wait for"
+        os.close(reader)
+        log._thread.join(DEADLINE_S)
+        assert not log._thread.is_alive()
+        os.close(writer)
+
+    def test_a_terminal_that_does_not_block_is_waited_for(self):
+        """Who shares stderr may have made it non-blocking: a full pipe is then an error, and no end of the log."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        log = RequestLog(writer)
+        num_lines = 300  # more than a pipe holds
+        for _ in range(num_lines):
+            log.on_exchange(an_exchange(request_id="x" * 1000))
+        closing = threading.Thread(target=lambda: (asyncio.run(log.close()), os.close(writer)))
+        deadline = time.monotonic() + DEADLINE_S
+        while select.select([], [writer], [], 0)[1]:  # until the pipe is full
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        closing.start()
+        received = bytearray()
+        while chunk := os.read(reader, 65536):
+            received.extend(chunk)
+        closing.join()
+        os.close(reader)
+        assert len([json.loads(line) for line in received.splitlines()]) == num_lines
 
     def test_a_closed_reader_is_nothing(self):
         reader, writer = os.pipe()

@@ -16,8 +16,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from jsg.errors import ConfigError
+from jsg.server.telemetry.exchange import Endpoint, Exchange
 from jsg.server.telemetry.trace_context import TraceContext
-from jsg.server.telemetry.tracing import EXPORT_TIMEOUT_S, SpanExport
+from jsg.server.telemetry.tracing import EXPORT_TIMEOUT_S, SpanExport, span_attributes
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.conftest import RunningServer, ServerMaker, events_of
 from tests.server.scrape import scrape_until
@@ -202,6 +203,12 @@ class TestSpans:
         span = collector.span("failed")
         assert span.status.code == Status.STATUS_CODE_ERROR
         assert attributes_of(span)["error.type"] == "error"
+
+    def test_what_is_refused_in_a_stream_is_no_error_200(self):
+        scope = {"method": "POST", "headers": []}
+        exchange = Exchange(Endpoint("/generate", generates=True), scope, {"request_id": "late"})
+        exchange.status, exchange.failure = 200, "refused"  # one prompt of a list, while others were answered
+        assert span_attributes(exchange, "m")["error.type"] == "refused"
 
     def test_a_bad_request_is_none_of_the_server(self, traced: RunningServer, collector: Collector):
         post(traced, "/generate", {"nonsense": 1}, "bad")

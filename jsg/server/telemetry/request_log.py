@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import os
 import queue
+import select
 import sys
 import threading
 from typing import final
@@ -133,7 +134,10 @@ class RequestLog:
         with contextlib.suppress(OSError):  # nobody reads any more
             while (rest := self._lines.get()) is not None:
                 while rest:
-                    rest = rest[os.write(self._fd, rest) :]
+                    try:
+                        rest = rest[os.write(self._fd, rest) :]
+                    except BlockingIOError:  # somebody with whom stderr is shared made it so
+                        select.select([], [self._fd], [])
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -130,7 +130,8 @@ def span_attributes(exchange: Exchange, model_name: str) -> dict[str, Any]:
         "jsg.request_id": exchange.state.get("request_id"),
     }
     if exchange.outcome != "ok":
-        attributes["error.type"] = str(exchange.status) if exchange.outcome == REFUSED else exchange.outcome
+        has_said_so = exchange.outcome == REFUSED and (exchange.status or 0) >= 400  # a stream's 200 says nothing
+        attributes["error.type"] = str(exchange.status) if has_said_so else exchange.outcome
     if exchange.answers:
         attributes |= _request_attributes(exchange) | _response_attributes(exchange, model_name)
     return {name: value for name, value in attributes.items() if value is not None}
