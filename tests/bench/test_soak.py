@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import faulthandler
 import json
 import math
 
@@ -275,5 +276,6 @@ def test_one_minute(tmp_path):
 
 @pytest.mark.slow
 def test_half_an_hour(tmp_path):
+    faulthandler.cancel_dump_traceback_later()  # it takes longer than pytest waits before it shows what hangs
     result = run(Soak(minutes=30.0), tmp_path / "log")
     assert result.problems == []
