@@ -21,6 +21,7 @@ from jsg.types import FinishType, SamplingParams
 OWNER = "health"  # no tenant is called so: its request is in nobody's count, and nobody can name it
 NAMESPACE = "health"  # nor is any tenant's namespace: its token is in nobody's cache
 PRIORITY = 2**31 - 1  # a long queue is no fault of the engine
+RETRY_S = 0.05  # nor is a full one, as long as there is room before the time is up
 
 router = new_router()
 
@@ -75,15 +76,16 @@ async def _probe(client: EngineClient, timeout_s: float) -> str | None:
     try:
         async with asyncio.timeout(timeout_s):
             while not await _makes_token(client):
-                pass  # somebody aborted everything, this too
+                await asyncio.sleep(RETRY_S)
     except TimeoutError:
         return f"the engine made no token within {timeout_s:g} s; see /health, and the server's log"
-    except (QueueFullError, EngineDeadError) as error:
+    except EngineDeadError as error:
         return str(error)
     return None
 
 
 async def _makes_token(client: EngineClient) -> bool:
+    """False where the queue is full, or somebody aborted everything, this too."""
     request = types.Request(
         rid=uuid.uuid4().hex,
         input_ids=(0,),
@@ -91,10 +93,11 @@ async def _makes_token(client: EngineClient) -> bool:
         namespace=NAMESPACE,
         priority=PRIORITY,
     )
-    async with contextlib.aclosing(client.generate(request, OWNER)) as outputs:
-        async for output in outputs:
-            if output.finish is not None and output.finish.type is FinishType.ABORT:
-                return False
-            if output.token_ids:
-                return True
+    with contextlib.suppress(QueueFullError):
+        async with contextlib.aclosing(client.generate(request, OWNER)) as outputs:
+            async for output in outputs:
+                if output.finish is not None and output.finish.type is FinishType.ABORT:
+                    return False
+                if output.token_ids:
+                    return True
     return False
