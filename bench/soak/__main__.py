@@ -227,7 +227,7 @@ def check_processes(knobs: Soak, before: Sample, after: Sample, samples: list[Sa
             if last > first:
                 yield f"{process}: {name} was {first} before and is {last} after, with no request under way"
         slope = theil_sen(minima(after_warm_up(knobs, samples), process, knobs.bin_s))
-        if slope is not None and knobs.minutes >= MIN_MINUTES_FOR_SLOPE and slope.low >= MAX_SLOPE_MIB_PER_HOUR:
+        if slope is not None and knobs.minutes >= MIN_MINUTES_FOR_SLOPE and slope.per_hour >= MAX_SLOPE_MIB_PER_HOUR:
             yield (
                 f"{process}: anonymous memory grows by {slope.per_hour:.2f} MiB/h "
                 f"({slope.low:.2f} to {slope.high:.2f}); less than {MAX_SLOPE_MIB_PER_HOUR} is due"

@@ -115,7 +115,7 @@ def test_scheduling_changes_no_answer(policy: str, overlaps: bool, monkeypatch: 
     monkeypatch.setattr(admission, "DECAY_STEPS", 5)  # else one retract makes the engine careful for the whole run
     happened: Counter[str] = Counter()
 
-    @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
     @given(shape=shapes, traffic=traffics)
     def play(shape: EngineShape, traffic: Traffic) -> None:
         engine = run_traffic(dataclasses.replace(shape, policy=policy, overlaps=overlaps), traffic)
@@ -129,7 +129,7 @@ def test_scheduling_changes_no_answer(policy: str, overlaps: bool, monkeypatch: 
             happened[answer.finish.type if answer.finish else "never"] += 1
 
     play()
-    rare = [name for name in ("retracts", "evictions", "hits", "aborts", "passed") if happened[name] < 20]
+    rare = [name for name in ("retracts", "evictions", "hits", "aborts", "passed") if happened[name] < 50]
     assert not rare, f"the traffic is too tame to prove anything: {happened}"
 
 
