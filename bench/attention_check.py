@@ -38,7 +38,7 @@ def largest_error(batch: Batch, dtype: jax.typing.DTypeLike, *, heads: int, kv_h
     keys, values = (jnp.asarray(rng.standard_normal(shape), dtype) for _ in range(2))
     queries = jnp.asarray(rng.standard_normal((sum(new for _, new in batch.rows), heads, head_dim)), dtype)
     attend = jax.jit(ops.paged_attention, static_argnames=("scale",))
-    found = attend(queries, keys, values, _inputs(batch, table), scale=head_dim**-0.5)
+    found = attend(queries, (keys, values), _inputs(batch, table), scale=head_dim**-0.5)
     expected = _by_definition(batch, table, *(np.asarray(x, np.float64) for x in (queries, keys, values)))
     return float(np.max(np.abs(np.asarray(found, np.float64) - expected)))
 

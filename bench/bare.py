@@ -172,7 +172,5 @@ def _deal_pages(num_pages: int, max_rows: int, columns: int, *, is_shuffled: boo
 def _random_pool(config: ModelConfig, num_pages: int, page_size: int, dtype: jax.typing.DTypeLike) -> KVPool:
     """A pool as full of keys and values as any that was used: zeros could be special to a processor."""
     pool = make_pool(1, num_pages, page_size, config.num_kv_heads, config.head_dim, dtype)
-    fill = jax.jit(lambda seed: jax.random.normal(jax.random.key(seed), pool.keys[0].shape, dtype))
-    seeds = range(2 * config.num_layers)
-    arrays = tuple(fill(seed) for seed in seeds)
-    return KVPool(arrays[: config.num_layers], arrays[config.num_layers :])
+    fill = jax.jit(lambda seed: jax.random.normal(jax.random.key(seed), pool.layers[0][0].shape, dtype))
+    return KVPool(tuple((fill(2 * layer), fill(2 * layer + 1)) for layer in range(config.num_layers)))

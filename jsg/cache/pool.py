@@ -1,4 +1,4 @@
-"""The KV pool on the device: one array per layer for keys and one for values.
+"""The KV pool on the device: per layer one array for keys and one for values, or both in one where a kernel wants that.
 
 Lists of arrays, not a stacked array: a stacked pool that rides through `scan` is copied (docs/architecture.md).
 Page 0 takes the writes of padding tokens and is never allocated.
@@ -12,23 +12,32 @@ from jaxtyping import Array, Float
 
 
 class KVPool(NamedTuple):
-    """Keys and values of every cached token, per layer. Donated to each step and returned by it."""
+    """Keys and values of every cached token, per layer. Donated to each step and returned by it.
 
-    keys: tuple[Float[Array, "P page_size K H"], ...]
-    values: tuple[Float[Array, "P page_size K H"], ...]
+    Attributes:
+        layers: Each (keys, values), `[P, page_size, K, H]`; or one array `[P, page_size, 2·K, H]`, in which the key and
+            the value of a head stand side by side (TPU). Only the ops of `kernels_pallas` look inside.
+    """
+
+    layers: tuple[tuple[Float[Array, "P page_size heads H"], ...], ...]
 
     @property
     def page_size(self) -> int:
         """KV slots in one page."""
-        return self.keys[0].shape[1]
+        return self.layers[0][0].shape[1]
 
 
 def make_pool(
-    num_layers: int, num_pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: jax.typing.DTypeLike
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: jax.typing.DTypeLike,
+    *,
+    is_interleaved: bool = False,
 ) -> KVPool:
     """A zeroed pool of `num_pages` pages, the dump page included. Zeros matter: 0 x NaN garbage would be NaN."""
-    shape = (num_pages, page_size, kv_heads, head_dim)
-    return KVPool(
-        keys=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-        values=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-    )
+    arrays = 1 if is_interleaved else 2
+    shape = (num_pages, page_size, kv_heads * 2 // arrays, head_dim)
+    return KVPool(tuple(tuple(jnp.zeros(shape, dtype) for _ in range(arrays)) for _ in range(num_layers)))

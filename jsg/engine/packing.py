@@ -7,7 +7,7 @@ the call has returned.
 import numpy as np
 
 from jsg.engine.step import SAMPLING_COLUMNS, packed_sizes
-from jsg.kernels_pallas.tile import QUERY_TILE
+from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
 from jsg.sched.buckets import BucketKey
 from jsg.sched.records import Batch, RunningRequest
 from jsg.types import SamplingParams
@@ -27,7 +27,8 @@ def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int
     sizes = packed_sizes(key)
     packed = np.zeros(sum(sizes), np.int32)
     parts = np.split(packed, np.cumsum(sizes)[:-1])
-    num_tiles, num_singles, token_ids, positions, slots, rows, logit_index, *tiles = parts
+    num_tiles, num_singles, token_ids, positions, slots, rows, logit_index, *rest = parts
+    groups, tiles = rest[:4], rest[4:]
     lens = np.array([entry.num_new for entry in batch.entries])
     ends = np.cumsum(lens)
     num_tokens = ends[-1]
@@ -41,6 +42,8 @@ def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int
     logit_index[: len(lens)] = ends - 1
     num_singles[0] = batch.num_singles
     num_tiles[0] = _fill_tiles(tiles, batch, ends - lens)
+    if key.num_groups:
+        _fill_groups(groups, batch)
     return packed
 
 
@@ -63,6 +66,21 @@ def _fill_tiles(tiles: list[np.ndarray], batch: Batch, offsets: np.ndarray) -> i
         for part, column in zip(tiles, np.array(cuts, np.int32).T, strict=True):
             part[: len(cuts)] = column
     return len(cuts)
+
+
+def _fill_groups(parts: list[np.ndarray], batch: Batch) -> None:
+    """Cuts every group into tiles of its members; entries of a decode step are packed tokens."""
+    shared_lens, group_rows, group_lens, group_members = parts
+    members_of = group_members.reshape(-1, GROUP_TILE)
+    members_of[:] = -1
+    tile = 0
+    for group in batch.groups:
+        shared_lens[list(group.members)] = group.num_tokens
+        for start in range(0, len(group.members), GROUP_TILE):
+            members = group.members[start : start + GROUP_TILE]
+            group_rows[tile], group_lens[tile] = batch.entries[members[0]].place.row, group.num_tokens
+            members_of[tile, : len(members)] = members
+            tile += 1
 
 
 def sampling_row(sampling: SamplingParams, seed: int, vocab_size: int) -> np.ndarray:

@@ -19,7 +19,8 @@ from jsg.engine.sampling import (
     count_tokens,
     token_logprobs,
 )
-from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
+from jsg.kernels_pallas.tile import GROUP_TILE
 from jsg.models.inputs import ForwardInputs
 from jsg.models.model import Model
 from jsg.sched.buckets import BucketKey
@@ -50,6 +51,7 @@ class PackedInputs(NamedTuple):
         slots: KV slot of each; 0 for those that must not be written.
         rows: Request row of each.
         logit_index: Index of the token that each row of logits belongs to.
+        shared_lens, group_rows, group_lens, group_members: See `PrefixGroups`; members of all tiles in a row.
         tile_rows, tile_starts, tile_lens, tile_positions: See `AttentionInputs`.
     """
 
@@ -60,6 +62,10 @@ class PackedInputs(NamedTuple):
     slots: Int[Array, " T"]
     rows: Int[Array, " T"]
     logit_index: Int[Array, " B"]
+    shared_lens: Int[Array, " S"]
+    group_rows: Int[Array, " U"]
+    group_lens: Int[Array, " U"]
+    group_members: Int[Array, " UM"]
     tile_rows: Int[Array, " Q"]
     tile_starts: Int[Array, " Q"]
     tile_lens: Int[Array, " Q"]
@@ -68,7 +74,9 @@ class PackedInputs(NamedTuple):
 
 def packed_sizes(key: BucketKey) -> tuple[int, ...]:
     """Length of each part of `PackedInputs` in a step of this shape."""
-    return (1, 1, *(key.num_tokens,) * 4, key.num_rows, *(key.num_tiles,) * 4)
+    shared = key.num_singles if key.num_groups else 0
+    groups = (shared, key.num_groups, key.num_groups, key.num_groups * GROUP_TILE)
+    return (1, 1, *(key.num_tokens,) * 4, key.num_rows, *groups, *(key.num_tiles,) * 4)
 
 
 def forward(
@@ -97,6 +105,8 @@ def _forward_inputs(
     key: BucketKey, parts: PackedInputs, page_table: Int[Array, "R C"], last_token: Int[Array, " R"]
 ) -> ForwardInputs:
     is_single = jnp.arange(key.num_singles) < parts.num_singles
+    members = parts.group_members.reshape(-1, GROUP_TILE)
+    groups = PrefixGroups(parts.shared_lens, parts.group_rows, parts.group_lens, members)
     attention = AttentionInputs(
         page_table=page_table,
         single_rows=parts.rows[: key.num_singles],
@@ -106,6 +116,7 @@ def _forward_inputs(
         tile_lens=parts.tile_lens,
         tile_positions=parts.tile_positions,
         num_tiles=parts.num_tiles[0],
+        groups=groups if key.num_groups else None,
     )
     token_ids = jnp.where(parts.token_ids < 0, last_token[parts.rows], parts.token_ids)
     return ForwardInputs(token_ids, parts.positions, parts.slots, attention)

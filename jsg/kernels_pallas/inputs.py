@@ -2,7 +2,30 @@
 
 from typing import NamedTuple
 
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
+
+LayerCache = tuple[Float[Array, "P page_size heads H"], ...]
+"""One layer of the KV pool: keys and values, `[P, page_size, K, H]` each; on a TPU one array `[P, page_size, 2·K, H]`
+in which the key and the value of each head stand side by side. Only the ops look inside."""
+
+
+class PrefixGroups(NamedTuple):
+    """Singles whose first tokens are in the very same pages, cut into group tiles of at most `GROUP_TILE` members.
+
+    A hint: whoever heeds it reads a shared prefix once per tile instead of once per member.
+
+    Attributes:
+        shared_lens: How many of its keys, from the first on, the group tile of packed token b covers; 0 where b is in
+            none.
+        rows: A request row whose pages hold the shared prefix of the tile.
+        lens: Tokens of the shared prefix; 0 where there is no such tile. A multiple of the page size.
+        members: The packed tokens of the tile; -1 for none. Real ones come first.
+    """
+
+    shared_lens: Int[Array, " B"]
+    rows: Int[Array, " U"]
+    lens: Int[Array, " U"]
+    members: Int[Array, "U members"]
 
 
 class AttentionInputs(NamedTuple):
@@ -20,6 +43,7 @@ class AttentionInputs(NamedTuple):
         tile_lens: Tokens in the tile.
         tile_positions: Position of the tile's first token in its sequence; its token i sees keys 0..position+i.
         num_tiles: How many tiles are real; they come first.
+        groups: Shared prefixes of singles; None where the step has no room for them.
     """
 
     page_table: Int[Array, "R C"]
@@ -30,3 +54,12 @@ class AttentionInputs(NamedTuple):
     tile_lens: Int[Array, " Q"]
     tile_positions: Int[Array, " Q"]
     num_tiles: Int[Array, ""]
+    groups: PrefixGroups | None = None
+
+
+class HeadNorms(NamedTuple):
+    """Weights of the RMS norms that some families put every head's query and key through before they are turned."""
+
+    query: Float[Array, " H"]
+    key: Float[Array, " H"]
+    eps: float

@@ -1,4 +1,10 @@
-"""A size that the scheduler shares with the kernels; here alone, so that the scheduler loads no JAX."""
+"""Sizes that the scheduler shares with the kernels; here alone, so that the scheduler loads no JAX."""
 
 QUERY_TILE = 64
 """Packed tokens of one request in a query tile, at most."""
+GROUP_TILE = 16
+"""Requests in a group tile, at most: together with the query heads of one key-value head they fill a matmul."""
+MIN_GROUP = 4
+"""Requests that must share a prefix before a pass of its own pays."""
+MIN_SHARED_TOKENS = 256
+"""Tokens that they must share."""

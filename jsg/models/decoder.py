@@ -7,16 +7,16 @@ heads, its key and its value, and [D, 2, F] holds gate and up, so a slice along 
 """
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from jsg.cache.pool import KVPool
 from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.models.config import ModelConfig
 from jsg.models.inputs import ForwardInputs
 from jsg.models.layers import Embedding, Linear, Origin, RMSNorm, Source, parameter, project
-from jsg.models.rope import Rotation, rotate, rotation
+from jsg.models.rope import Rotation, rotation
 
 
 class Attention(nnx.Module):
@@ -49,24 +49,25 @@ class Attention(nnx.Module):
         self.query_norm = RMSNorm(f"{prefix}.q_norm", head_dim, config.rms_norm_eps, dtype) if qk_norm else None
         self.key_norm = RMSNorm(f"{prefix}.k_norm", head_dim, config.rms_norm_eps, dtype) if qk_norm else None
 
+    @property
+    def norms(self) -> HeadNorms | None:
+        """Of the heads' queries and keys, where the family has them."""
+        if self.query_norm is None or self.key_norm is None:
+            return None
+        return HeadNorms(self.query_norm.weight[...], self.key_norm.weight[...], self.query_norm.eps)
+
     def __call__(
         self,
         x: Float[Array, "T D"],
         inputs: ForwardInputs,
         turn: Rotation,
-        keys: Float[Array, "P page_size K H"],
-        values: Float[Array, "P page_size K H"],
-    ) -> tuple[Float[Array, "T D"], Float[Array, "P page_size K H"], Float[Array, "P page_size K H"]]:
+        cache: LayerCache,
+    ) -> tuple[Float[Array, "T D"], LayerCache]:
         """What the tokens gather from their context; writes their keys and values to the pool first."""
-        num_tokens, head_dim = len(x), self.head_dim
-        query, key, value = jnp.split(self.qkv(x), [-2 * head_dim, -head_dim], axis=-1)
-        query = query.reshape(num_tokens, -1, head_dim)  # [T, K, G·H] to [T, N, H]: head n reads kv head n // G
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        query, key = rotate(query, turn), rotate(key, turn)
-        keys, values = ops.write_kv(keys, values, inputs.slots, key, value)
-        gathered = ops.paged_attention(query, keys, values, inputs.attention, scale=head_dim**-0.5, window=self.window)
-        return self.output(gathered.reshape(num_tokens, -1)), keys, values
+        queries, cache = ops.rotate_and_write(self.qkv(x), turn.cos, turn.sin, inputs.slots, cache, norms=self.norms)
+        scale = self.head_dim**-0.5
+        gathered = ops.paged_attention(queries, cache, inputs.attention, scale=scale, window=self.window)
+        return self.output(gathered.reshape(len(x), -1)), cache
 
 
 class FeedForward(nnx.Module):
@@ -100,13 +101,12 @@ class Layer(nnx.Module):
         x: Float[Array, "T D"],
         inputs: ForwardInputs,
         turn: Rotation,
-        keys: Float[Array, "P page_size K H"],
-        values: Float[Array, "P page_size K H"],
-    ) -> tuple[Float[Array, "T D"], Float[Array, "P page_size K H"], Float[Array, "P page_size K H"]]:
+        cache: LayerCache,
+    ) -> tuple[Float[Array, "T D"], LayerCache]:
         """The residual stream after this layer, and the layer's part of the pool."""
-        gathered, keys, values = self.attention(self.attention_norm(x), inputs, turn, keys, values)
+        gathered, cache = self.attention(self.attention_norm(x), inputs, turn, cache)
         x = x + gathered
-        return x + self.mlp(self.mlp_norm(x)), keys, values
+        return x + self.mlp(self.mlp_norm(x)), cache
 
 
 class Decoder(nnx.Module):
@@ -151,10 +151,10 @@ class Decoder(nnx.Module):
         """See `Model`."""
         x = self.embedding(inputs.token_ids)
         turn = rotation(inputs.positions, self.config.rope, self.config.head_dim)
-        keys, values = list(pool.keys), list(pool.values)
+        layers = list(pool.layers)
         for i, layer in enumerate(self.layers):
-            x, keys[i], values[i] = layer(x, inputs, turn, keys[i], values[i])
-        return self.final_norm(x), KVPool(tuple(keys), tuple(values))
+            x, layers[i] = layer(x, inputs, turn, layers[i])
+        return self.final_norm(x), KVPool(tuple(layers))
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """See `Model`."""

@@ -24,13 +24,6 @@ def rotation(positions: Int[Array, " T"], rope: RopeConfig, head_dim: int) -> Ro
     return Rotation(jnp.cos(angles) * scale, jnp.sin(angles) * scale)
 
 
-def rotate(x: Float[Array, "T heads H"], by: Rotation) -> Float[Array, "T heads H"]:
-    """Turns dimension pairs (i, i + H/2) of every head; float32 inside, the dtype of `x` outside."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = by.cos[:, None], by.sin[:, None]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-
-
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, " half"]:
     """Radians per position of each dimension pair, fastest first.
 

@@ -25,11 +25,13 @@ class BucketKey:
         phase: Decode or extend.
         num_tokens: Packed new tokens, padding included; in a decode step also the rows.
         num_rows: Rows of logits, padding included.
+        num_groups: Group tiles (see `AttentionInputs`); 0 where prefixes that rows share are not read together.
     """
 
     phase: Phase
     num_tokens: int
     num_rows: int
+    num_groups: int = 0
 
     @property
     def num_singles(self) -> int:

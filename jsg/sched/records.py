@@ -144,6 +144,19 @@ class BatchEntry:
         return self.running.place is not self.place
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class PrefixGroup:
+    """Requests of a decode step whose first tokens are in the very same pages.
+
+    Attributes:
+        members: Indices among the entries of the batch, ascending; no entry is in two groups.
+        num_tokens: Tokens that they share: whole pages, and fewer than any member has.
+    """
+
+    members: tuple[int, ...]
+    num_tokens: int
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """One step. One-token entries come first.
@@ -154,6 +167,7 @@ class Batch:
         num_singles: Leading entries with one new token.
         admitted: Those of its requests that were admitted for this step: their device tables must be written first.
         dirty_rows: Rows of the request table whose host copy is ahead of the device's.
+        groups: Prefixes worth reading once for several entries. A hint: a step may ignore them.
     """
 
     key: BucketKey
@@ -161,3 +175,4 @@ class Batch:
     num_singles: int
     admitted: tuple[RunningRequest, ...]
     dirty_rows: tuple[int, ...]
+    groups: tuple[PrefixGroup, ...] = ()

@@ -29,7 +29,7 @@ def forward_keys(core: EngineCore) -> list[BucketKey]:
 def test_the_forward_pass_writes_its_pools_in_place(core: EngineCore):
     state = core._runner._state
     pool_bytes = sum(x.nbytes for x in jax.tree.leaves(state.pool))
-    shape = "f32[" + ",".join(map(str, state.pool.keys[0].shape)) + "]"
+    shape = "f32[" + ",".join(map(str, state.pool.layers[0][0].shape)) + "]"
     for key in forward_keys(core):
         compiled = core._executables.compiled(("forward", key))
         analysis = compiled.memory_analysis()

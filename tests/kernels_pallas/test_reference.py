@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.reference_write import write_kv
 from tests.kernels_pallas import cases
 
 
 def attend(case: cases.Case, arrays: cases.Arrays) -> np.ndarray:
     run = jax.jit(
         lambda q, k, v, i: ops.paged_attention(
-            q, k, v, i, scale=case.head_dim**-0.5, window=case.window, softcap=case.softcap
+            q, (k, v), i, scale=case.head_dim**-0.5, window=case.window, softcap=case.softcap
         )
     )
     return np.asarray(run(arrays.queries, arrays.keys, arrays.values, arrays.inputs))
@@ -43,7 +44,7 @@ def test_garbage_in_unused_pages_is_never_read_into_a_result():
     table[1:] = np.where(table[1:] == 0, stale, table[1:])
     arrays = dataclasses.replace(arrays, inputs=arrays.inputs._replace(page_table=jnp.asarray(table)))
     arrays.keys[stale] = np.nan
-    arrays.values[stale] = 1e30  # values are always finite: see `ops.write_kv`
+    arrays.values[stale] = 1e30  # values are always finite: see `ops.rotate_and_write`
     np.testing.assert_array_equal(attend(case, arrays)[: len(arrays.expected)], clean[: len(arrays.expected)])
 
 
@@ -54,7 +55,8 @@ def test_what_is_not_finite_reaches_later_tokens_only():
     page = np.asarray(arrays.inputs.page_table)[1, 70]
     value = arrays.values[page].copy()
     value[0, 0, 3] = np.nan
-    pools = ops.write_kv(*map(jnp.asarray, (arrays.keys, arrays.values, np.array([page]), arrays.keys[page], value)))
+    cache = jnp.asarray(arrays.keys), jnp.asarray(arrays.values)
+    pools = write_kv(cache, jnp.array([page]), jnp.asarray(arrays.keys[page]), jnp.asarray(value))
     arrays = dataclasses.replace(arrays, keys=np.asarray(pools[0]), values=np.asarray(pools[1]))
     out = attend(case, arrays)
     np.testing.assert_array_equal(out[:70], clean[:70])
@@ -84,7 +86,7 @@ def test_write_kv_writes_each_slot_and_nothing_else(page_size: int):
     keys, values = (jnp.zeros((32 // page_size, page_size, 2, 4)) for _ in range(2))
     slots = jnp.array([3, 17, 30, 0, 0])
     new = jnp.array([1, 2, jnp.inf, jnp.nan, 5])[:, None, None] * jnp.ones((5, 2, 4))
-    keys, values = (np.asarray(x).reshape(32, 2, 4) for x in ops.write_kv(keys, values, slots, new + 1, new))
+    keys, values = (np.asarray(x).reshape(32, 2, 4) for x in write_kv((keys, values), slots, new + 1, new))
     assert [values[s, 0, 0] for s in (3, 17, 30)] == [1, 2, 0]
     assert [keys[s, 0, 0] for s in (3, 17)] == [2, 3]
     assert np.isnan(keys[30]).all()

@@ -73,7 +73,7 @@ def test_bfloat16_agrees_with_float32(paged, model):
 def test_only_the_slots_of_real_tokens_and_the_dump_are_written(paged):
     paged.reset()
     paged.extend({1: TOKENS[:9]})
-    pages = set(np.flatnonzero(np.asarray(paged.pool.keys[1]).any(axis=(1, 2, 3))))
+    pages = set(np.flatnonzero(np.asarray(paged.pool.layers[1][0]).any(axis=(1, 2, 3))))
     assert pages - {0} == set(paged.page_table[1, :5])
     assert not set(paged.page_table[[0, 2]].ravel()) & pages
     assert NUM_ROWS == 3

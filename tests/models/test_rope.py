@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jsg.kernels_pallas.reference_write import rotate
 from jsg.models.config import ModelConfig, RopeConfig
-from jsg.models.rope import attention_factor, inverse_frequencies, rotate, rotation
+from jsg.models.rope import attention_factor, inverse_frequencies, rotation
 from tests.golden.variants import ROPES
 
 RECORDED = Path(__file__).parents[1] / "golden" / "data" / "ropes.npz"
@@ -45,7 +46,7 @@ def test_scores_depend_on_the_distance_only():
 
     def score(query_position: int, key_position: int) -> float:
         turned = [
-            rotate(x, rotation(jnp.array([at]), RopeConfig(), 32))
+            rotate(x, *rotation(jnp.array([at]), RopeConfig(), 32))
             for x, at in ((query, query_position), (key, key_position))
         ]
         return float(jnp.vdot(*turned))
@@ -56,7 +57,7 @@ def test_scores_depend_on_the_distance_only():
 
 def test_bfloat16_heads_are_turned_in_float32():
     x = jnp.ones((1, 1, 8), jnp.bfloat16)
-    turned = rotate(x, rotation(jnp.array([1001]), RopeConfig(), 8))
-    exact = rotate(x.astype(jnp.float32), rotation(jnp.array([1001]), RopeConfig(), 8))
+    turned = rotate(x, *rotation(jnp.array([1001]), RopeConfig(), 8))
+    exact = rotate(x.astype(jnp.float32), *rotation(jnp.array([1001]), RopeConfig(), 8))
     assert turned.dtype == jnp.bfloat16
     np.testing.assert_array_equal(turned, exact.astype(jnp.bfloat16))

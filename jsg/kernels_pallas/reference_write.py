@@ -1,0 +1,79 @@
+"""Rotation of queries and keys, and the write into the KV pool, in plain `jnp`. Letters: `jsg/models/inputs.py`."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
+
+
+def rotate_and_write(
+    qkv: Float[Array, "T K joint"],
+    cos: Float[Array, "T half"],
+    sin: Float[Array, "T half"],
+    slots: Int[Array, " T"],
+    cache: LayerCache,
+    norms: HeadNorms | None,
+) -> tuple[Float[Array, "T N H"], LayerCache]:
+    """See `ops.rotate_and_write`."""
+    head_dim = 2 * cos.shape[1]
+    query, key, value = jnp.split(qkv, [-2 * head_dim, -head_dim], axis=-1)
+    query = query.reshape(len(query), -1, head_dim)  # [T, K, G·H] to [T, N, H]: head n reads kv head n // G
+    if norms is not None:
+        query, key = _normed(query, norms.query, norms.eps), _normed(key, norms.key, norms.eps)
+    return rotate(query, cos, sin), write_kv(cache, slots, rotate(key, cos, sin), value)
+
+
+def rotate(
+    x: Float[Array, "T heads H"], cos: Float[Array, "T half"], sin: Float[Array, "T half"]
+) -> Float[Array, "T heads H"]:
+    """Turns dimension pairs (i, i + H/2) of every head; float32 inside, the dtype of `x` outside."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def write_kv(
+    cache: LayerCache, slots: Int[Array, " T"], new_keys: Float[Array, "T K H"], new_values: Float[Array, "T K H"]
+) -> LayerCache:
+    """The pool with the new tokens at `slots`. What is not finite: see `ops.rotate_and_write`."""
+    is_kept = (slots > 0)[:, None, None]
+    is_finite = jnp.all(jnp.isfinite(new_values), axis=-1, keepdims=True)
+    new_keys = jnp.where(is_kept, jnp.where(is_finite, new_keys, jnp.nan), 0)
+    new_values = jnp.where(is_kept & is_finite, new_values, 0)
+    if len(cache) == 1:
+        both = jnp.stack([new_keys, new_values], axis=2)
+        return (_written(cache[0], slots, both.reshape(len(both), -1, both.shape[-1])),)
+    keys, values = cache
+    return _written(keys, slots, new_keys), _written(values, slots, new_values)
+
+
+def keys_and_values(
+    cache: LayerCache,
+) -> tuple[Float[Array, "P page_size K H"], Float[Array, "P page_size K H"]]:
+    """The two arrays of a layer; copies of them where both are in one."""
+    return cache if len(cache) == 2 else (cache[0][:, :, ::2], cache[0][:, :, 1::2])
+
+
+def _written(
+    pool: Float[Array, "P page_size heads H"], slots: Int[Array, " T"], new: Float[Array, "T heads H"]
+) -> Float[Array, "P page_size heads H"]:
+    page_size, new = pool.shape[1], to_pool_dtype(new, pool.dtype)
+    if page_size == 1:
+        return pool.at[slots, 0].set(new)
+    return pool.at[slots // page_size, slots % page_size].set(new)
+
+
+def to_pool_dtype(new: Float[Array, "*dims"], dtype: jax.typing.DTypeLike) -> Float[Array, "*dims"]:
+    """Rounds to the pool's type; 8-bit floats take the nearest they have where a number is too large for them."""
+    if jnp.dtype(dtype).itemsize == 1:
+        largest = float(jnp.finfo(dtype).max)
+        new = jnp.clip(new, -largest, largest)  # NaN stays NaN
+    return new.astype(dtype)
+
+
+def _normed(x: Float[Array, "T heads H"], weight: Float[Array, " H"], eps: float) -> Float[Array, "T heads H"]:
+    wide = x.astype(jnp.float32)
+    normed = wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return weight * normed.astype(x.dtype)
