@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jsg.kernels_pallas import reference, reference_write
+from jsg.kernels_pallas import reference, reference_norm, reference_write
 from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, LayerCache
 
 BEST = {"gpu": "triton", "cuda": "triton", "tpu": "tpu"}
@@ -30,6 +30,39 @@ def best_implementation() -> str:
 def is_pool_interleaved(platform: str) -> bool:
     """Whether the implementation for a platform wants keys and values in one array: see `LayerCache`."""
     return BEST.get(platform) == "tpu"
+
+
+def add_and_norm(
+    x: Float[Array, "T D"],
+    update: Float[Array, "T D"],
+    weight: Float[Array, " D"],
+    eps: float,
+    *,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
+    """x + update, and the RMS norm of that, scaled: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
+
+    Args:
+        x: The residual stream.
+        update: What a block adds to it.
+        weight: Scales each column.
+        eps: Added to the mean square.
+        implementation: "triton", "reference", or None for the best that works here.
+
+    Returns:
+        Both in the dtype of `x`. The mean is taken in float32, and the scale applied after rounding, as checkpoints
+        were trained.
+
+    Raises:
+        NotImplementedError: The implementation that was named cannot do this case.
+    """
+    if (implementation or best_implementation()) == "triton":
+        from jsg.kernels_pallas import add_and_norm as kernel
+
+        with _falling_back(implementation):
+            return kernel.add_and_norm(x, update, weight, eps, interpret=_interprets())
+    total = x + update
+    return total, reference_norm.rms_norm(total, weight, eps)
 
 
 def rotate_and_write(

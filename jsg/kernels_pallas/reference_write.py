@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
+from jsg.kernels_pallas.reference_norm import rms_norm
 
 
 def rotate_and_write(
@@ -21,7 +21,7 @@ def rotate_and_write(
     query, key, value = jnp.split(qkv, [-2 * head_dim, -head_dim], axis=-1)
     query = query.reshape(len(query), -1, head_dim)  # [T, K, G·H] to [T, N, H]: head n reads kv head n // G
     if norms is not None:
-        query, key = _normed(query, norms.query, norms.eps), _normed(key, norms.key, norms.eps)
+        query, key = rms_norm(query, norms.query, norms.eps), rms_norm(key, norms.key, norms.eps)
     return rotate(query, cos, sin), write_kv(cache, slots, rotate(key, cos, sin), value)
 
 
@@ -71,9 +71,3 @@ def to_pool_dtype(new: Float[Array, "*dims"], dtype: jax.typing.DTypeLike) -> Fl
         largest = float(jnp.finfo(dtype).max)
         new = jnp.clip(new, -largest, largest)  # NaN stays NaN
     return new.astype(dtype)
-
-
-def _normed(x: Float[Array, "T heads H"], weight: Float[Array, " H"], eps: float) -> Float[Array, "T heads H"]:
-    wide = x.astype(jnp.float32)
-    normed = wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
-    return weight * normed.astype(x.dtype)

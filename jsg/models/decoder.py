@@ -85,7 +85,7 @@ class FeedForward(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, each added to the residual stream."""
+    """Attention and feed-forward, each added to the residual stream by the norm that follows it."""
 
     def __init__(
         self, config: ModelConfig, layer: int, dtype: jax.typing.DTypeLike, attention: Attention, mlp: FeedForward
@@ -99,14 +99,24 @@ class Layer(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "T D"],
+        update: Float[Array, "T D"] | None,
         inputs: ForwardInputs,
         turn: Rotation,
         cache: LayerCache,
-    ) -> tuple[Float[Array, "T D"], LayerCache]:
-        """The residual stream after this layer, and the layer's part of the pool."""
-        gathered, cache = self.attention(self.attention_norm(x), inputs, turn, cache)
-        x = x + gathered
-        return x + self.mlp(self.mlp_norm(x)), cache
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"], LayerCache]:
+        """The residual stream, what is still to be added to it, and the layer's part of the pool.
+
+        Args:
+            x: The residual stream without the last block before.
+            update: What that block adds; None before the first layer.
+            inputs: The step.
+            turn: Angles of the tokens.
+            cache: The layer's part of the pool.
+        """
+        x, normed = (x, self.attention_norm(x)) if update is None else self.attention_norm.after_adding(x, update)
+        gathered, cache = self.attention(normed, inputs, turn, cache)
+        x, normed = self.mlp_norm.after_adding(x, gathered)
+        return x, self.mlp(normed), cache
 
 
 class Decoder(nnx.Module):
@@ -151,10 +161,12 @@ class Decoder(nnx.Module):
         """See `Model`."""
         x = self.embedding(inputs.token_ids)
         turn = rotation(inputs.positions, self.config.rope, self.config.head_dim)
-        layers = list(pool.layers)
+        update, layers = None, list(pool.layers)
         for i, layer in enumerate(self.layers):
-            x, layers[i] = layer(x, inputs, turn, layers[i])
-        return self.final_norm(x), KVPool(tuple(layers))
+            x, update, layers[i] = layer(x, update, inputs, turn, layers[i])
+        assert update is not None, "a model has at least one layer"
+        _, normed = self.final_norm.after_adding(x, update)
+        return normed, KVPool(tuple(layers))
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """See `Model`."""

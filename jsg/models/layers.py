@@ -14,6 +14,9 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.reference_norm import rms_norm
+
 
 class Source(NamedTuple):
     """One tensor of the checkpoint: its name and its shape in the file, where a projection is [out, in]."""
@@ -110,6 +113,10 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Normalises in float32; the scale is applied in the dtype of `x`, as the checkpoints were trained."""
-        wide = x.astype(jnp.float32)
-        normed = wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        return self.weight[...] * normed.astype(x.dtype)
+        return rms_norm(x, self.weight[...], self.eps)
+
+    def after_adding(
+        self, x: Float[Array, "T D"], update: Float[Array, "T D"]
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
+        """The residual stream with the update of a block, and its norm for the next block."""
+        return ops.add_and_norm(x, update, self.weight[...], self.eps)

@@ -1,0 +1,12 @@
+"""RMS norm in plain `jnp`. Letters: `jsg/models/inputs.py`."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+
+def rms_norm(x: Float[Array, "*rows D"], weight: Float[Array, " D"], eps: float) -> Float[Array, "*rows D"]:
+    """Divides by the root mean square of the last axis, in float32; scales in the dtype of `x`, as in training."""
+    wide = x.astype(jnp.float32)
+    normed = wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return weight * normed.astype(x.dtype)
