@@ -10,12 +10,15 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations 10
+# XLA's CUDA plugin lies outside the environment, because where it is installed JAX starts differently.
+H200 := .venv/h200
+H200_INSTALLED := $(H200)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve lint format test test-all constraints docs clean
+.PHONY: help serve lint format test test-all test-h200 constraints docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(INSTALLED) ## the embedded model at 127.0.0.1:30000; options in SERVE_ARGS
 	$(BIN)/jsg serve $(SERVE_ARGS)
@@ -35,6 +38,10 @@ test: lint ## lint and every fast test; options in PYTEST_ARGS
 
 test-all: lint ## lint and every test that needs no GPU; what CI runs
 	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
+	$(MAKE) test-h200
+
+test-h200: $(H200_INSTALLED) ## compile every program of a step for an H200, which needs no GPU, and look at the result
+	PYTHONPATH=$(H200) $(PYTEST) --dist worksteal tests/h200 --h200 $(PYTEST_ARGS)
 
 docs: $(INSTALLED) ## these pages and the API as a web site in .cache/docs
 	$(BIN)/mkdocs build --strict --quiet
@@ -57,6 +64,19 @@ endef
 $(INSTALLED): pyproject.toml constraints.txt
 	@set -e; $(find_python); set -x; $$python -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+# The plugin of the installed JAX, and the disassembler that the wheel of Triton carries; tests that need the second are
+# skipped where there is no such wheel.
+$(H200_INSTALLED): constraints.txt | $(INSTALLED)
+	rm -rf $(H200)
+	version=$$($(BIN)/python -c 'import jax; print(jax.__version__)'); $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check --no-deps --target $(H200) jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
+	-wheels=$$(mktemp -d); trap 'rm -rf "$$wheels"' EXIT; $(BIN)/python -m pip download --quiet \
+		--disable-pip-version-check --no-deps --only-binary :all: --dest "$$wheels" triton \
+		&& mkdir -p $(H200)/bin && $(BIN)/python -c 'import sys, zipfile; \
+		sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read("triton/backends/nvidia/bin/nvdisasm"))' \
+		"$$wheels"/*.whl > $(H200)/bin/nvdisasm && chmod +x $(H200)/bin/nvdisasm
 	@touch $@
 
 constraints: ## renew constraints.txt from one fresh resolve

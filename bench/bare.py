@@ -12,7 +12,7 @@ from jsg.cache.pool import KVPool, make_pool
 from jsg.engine import step
 from jsg.engine.executables import Executables
 from jsg.engine.runner import GREEDY
-from jsg.kernels_pallas.tile import QUERY_TILE
+from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
 from jsg.models.config import ModelConfig
 from jsg.models.loading import load_model
 from jsg.models.model import Model
@@ -65,6 +65,7 @@ class BareStep:
         columns = -(-context_len // page_size)
         num_pages = max_rows * columns if pool_tokens is None else pool_tokens // page_size
         self._pages = _deal_pages(num_pages, max_rows, columns, is_shuffled=is_shuffled)
+        self._shared_len = 0
         self._pool = _random_pool(config, num_pages + 1, page_size, dtype)
         self._page_table = jnp.asarray(self._pages)
         self._last_token = jnp.ones(max_rows + 1, jnp.int32)
@@ -75,11 +76,19 @@ class BareStep:
         """Bytes of all parameters."""
         return sum(leaf.size * leaf.dtype.itemsize for leaf in self._leaves)
 
+    def share_prefix(self, num_tokens: int) -> None:
+        """Lets the first tokens of all rows lie in the very same pages from now on; a multiple of the page size."""
+        columns = num_tokens // self.page_size
+        self._pages[1:, :columns] = self._pages[1, :columns]
+        self._page_table = jnp.asarray(self._pages)
+        self._shared_len = num_tokens
+
     def prepare(self, key: BucketKey, chunks: Sequence[tuple[int, int]]) -> Work:
         """Packs a step and compiles its programs.
 
         Args:
-            key: The shape; in a decode step every row is a single, in an extend step every row is cut into tiles.
+            key: The shape; in a decode step every row is a single, in an extend step every row is cut into tiles. With
+                room for groups, all rows are one.
             chunks: Per row its cached and its new tokens.
         """
         self._compile(key)
@@ -150,6 +159,8 @@ class BareStep:
             for start in range(0, num_new, QUERY_TILE):
                 tiles.append((row, done + start, min(QUERY_TILE, num_new - start), cached + start))
             done = new.stop
+        if key.num_groups:
+            _fill_groups(parts, len(chunks), self._shared_len)
         if key.phase is Phase.DECODE:
             parts.num_singles[0] = len(chunks)
         else:
@@ -157,6 +168,17 @@ class BareStep:
             for part, column in zip(parts[-4:], np.array(tiles, np.int32).T, strict=True):
                 part[: len(tiles)] = column
         return packed
+
+
+def _fill_groups(parts: step.PackedInputs, num_rows: int, shared_len: int) -> None:
+    """One group of all rows, in as few tiles as hold them."""
+    parts.shared_lens[:num_rows] = shared_len
+    members = parts.group_members.reshape(-1, GROUP_TILE)
+    members[:] = -1
+    for tile, first in enumerate(range(0, num_rows, GROUP_TILE)):
+        of_tile = np.arange(first, min(first + GROUP_TILE, num_rows))
+        members[tile, : len(of_tile)] = of_tile
+        parts.group_rows[tile], parts.group_lens[tile] = first + 1, shared_len
 
 
 def _deal_pages(num_pages: int, max_rows: int, columns: int, *, is_shuffled: bool) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The other side of `hf_worker.py`: Hugging Face transformers as something that can take turns with jsg."""
+"""The other side of `pytorch/forward_worker.py`: Hugging Face transformers, taking turns with jsg."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.clock import Sample, Timed
 
-WORKER = Path(__file__).with_name("hf_worker.py")
+WORKER = Path(__file__).parent / "pytorch" / "forward_worker.py"
 
 
 class HuggingFace:

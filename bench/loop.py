@@ -24,10 +24,12 @@ WARM_UP_STEPS = 5
 
 
 def make_engine(directory: Path, **knobs: Any) -> EngineCore:
-    """A float32 engine with random weights, once nothing compiles in its background any more."""
+    """A float32 engine with random weights, once nothing compiles in its background any more and all programs ran."""
     core = EngineCore(EngineConfig(model_path=str(directory), load_format="dummy", dtype="float32", **knobs))
     while core.stats()["num_programs_pending"]:
         time.sleep(0.1)
+    while core.has_work:
+        core.step()
     return core
 
 

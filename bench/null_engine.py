@@ -46,6 +46,7 @@ class NullCore:
             vocab_size=max(self._words) + 1,
             eos_token_ids=(),
             dtype="none",
+            kv_dtype="none",
             device="none",
             max_running_requests=MAX_RUNNING,
             max_total_tokens=CONTEXT_LENGTH,

@@ -23,6 +23,7 @@ from jsg.config import POLICIES
 from jsg.engine import packing
 from jsg.engine.step import SAMPLING_COLUMNS
 from jsg.sched.buckets import make_buckets
+from jsg.sched.groups import PrefixGrouping, find_groups
 from jsg.sched.records import Batch
 from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
 from jsg.types import Request, SamplingParams
@@ -245,6 +246,25 @@ def time_decode(report: Report, page_size: int, num_steps: int) -> None:
     report.add(f"decode of 256, page size {page_size}: together", "ms", total, target=1.5, p99=percentile_99(total))
 
 
+def time_groups(report: Report, num_families: int, num_samples: int) -> None:
+    """Groups of 256 decoding requests in so many families: found anew, and kept because the same requests decode."""
+    rng = np.random.default_rng(0)
+    host = make_host()
+    families = rng.integers(0, VOCAB, (num_families, 1000)).astype(np.int32)
+    for number, own in enumerate(rng.integers(0, VOCAB, (256, 300)).astype(np.int32)):
+        host.scheduler.add(request(f"r{number}", np.concatenate([families[number % num_families], own]), 500))
+    while len(host.scheduler.waiting) or host.step().num_singles < 256:
+        host.step()
+    places = [running.place for running in host.scheduler.running if running.place is not None]
+    grouping = PrefixGrouping(1)
+    num_groups = len(grouping.update(list(places)))
+    found = [milliseconds(lambda: find_groups(places, 1)) for _ in range(num_samples)]
+    kept = [milliseconds(lambda again=list(places): grouping.update(again)) for _ in range(num_samples)]
+    name = f"groups of 256 requests in {num_families} families"
+    report.add(f"{name}: found", "ms", found, target=0.2, p99=percentile_99(found), groups=num_groups)
+    report.add(f"{name}: kept", "ms", kept, p99=percentile_99(kept))
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.sched", description=__doc__)
     parser.add_argument("--output", type=Path, help="JSON file with every sample")
@@ -253,6 +273,8 @@ def main(arguments: list[str]) -> None:
     report = Report("bench.sched", arguments, options.output)
     for page_size in (1, 16):
         time_decode(report, page_size, options.steps)
+    for num_families in (1, 20, 256):
+        time_groups(report, num_families, options.steps)
     time_tree(report, max(options.steps // 3, 2))
     time_evictions(report, max(options.steps // 30, 2))
     measure_memory(report)

@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token")
     generate.add_argument("--json", action="store_true", help="print an object with text, output_ids and meta_info")
     add_command("chat", "talk to a model in the terminal")
-    add_command("check", "show devices, versions and the memory plan; prove that a cached prefix changes no answer")
+    add_command("check", "show device and memory plan, prove that a cached prefix changes no answer, time the step")
     return parser
 
 
@@ -222,7 +222,7 @@ def _read_message() -> str | None:
 
 
 def _check(config: EngineConfig) -> int:
-    """Answers one prompt with an empty cache and again with a full one, and compares."""
+    """Answers one prompt with an empty cache and again with a full one, and compares; times the step."""
     packages = ("jax", "jaxlib", "flax", "numpy", "tokenizers")
     print(
         "versions:", ", ".join([f"jsg {jsg.__version__}"] + [f"{p} {importlib.metadata.version(p)}" for p in packages])
@@ -233,12 +233,14 @@ def _check(config: EngineConfig) -> int:
         print(f"KV pool:  {engine.info.max_total_tokens} tokens; {engine.info.max_running_requests} requests at once")
         engine.flush_cache()
         cold, warm = (_greedy_answer(engine) for _ in range(2))
+        selfcheck = engine.selfcheck()
     problem = find_difference(cold, warm)
     cached_tokens = warm["meta_info"]["cached_tokens"]
     if problem is None and cached_tokens == 0 and not config.disable_radix_cache:
         problem = "the second answer took nothing from the cache"
     print(f"cached:   {cached_tokens} of {warm['meta_info']['prompt_tokens']} prompt tokens the second time")
     print(f"cold = warm: {'yes' if problem is None else f'NO: {problem}'}")
+    print(f"\n{selfcheck}")
     return 0 if problem is None else CHECK_FAILED
 
 

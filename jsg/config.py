@@ -12,6 +12,7 @@ from jsg.errors import ConfigError
 
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "fp8_e5m2")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 METRICS_ALIASES = ("sglang", "vllm")
 
@@ -28,8 +29,9 @@ class EngineConfig:
     tokenizer_path: str | None = _knob(None, "tokenizer directory or hub name; default: the model's")
     load_format: str = _knob("auto", "'dummy' makes seeded random weights of the model's shape", LOAD_FORMATS)
     dtype: str = _knob("auto", "compute and weight type; auto is float32 on CPU, bfloat16 elsewhere", DTYPES)
+    kv_cache_dtype: str = _knob("auto", "type of cached keys and values; auto is that of --dtype", KV_CACHE_DTYPES)
     context_length: int | None = _knob(None, "tokens of prompt and output together; default: the model's")
-    mem_fraction_static: float = _knob(0.85, "fraction of device memory for weights and KV pool together")
+    mem_fraction_static: float = _knob(0.85, "fraction of the device's whole memory that the engine may use")
     max_running_requests: int | None = _knob(None, "requests in one batch at most; default 32 on CPU, 256 elsewhere")
     max_total_tokens: int | None = _knob(None, "KV pool size in tokens; default: what the memory fraction leaves")
     max_queued_requests: int = _knob(10_000, "requests that may wait; more are refused")
@@ -42,7 +44,7 @@ class EngineConfig:
     max_bypass_tokens: int = _knob(
         16_384, "prefill tokens of later arrivals that may pass a waiting request before it goes to the head"
     )
-    page_size: int = _knob(1, "KV slots in one page; prefixes are shared in whole pages")
+    page_size: int | None = _knob(None, "KV slots in one page, what prefixes are shared in; default 1, more on a TPU")
     disable_radix_cache: bool = _knob(False, "share no prefixes")
     disable_overlap_schedule: bool = _knob(False, "wait for each step's tokens before planning the next")
     random_seed: int = _knob(0, "seed of dummy weights and of requests that name none")
@@ -52,15 +54,20 @@ class EngineConfig:
         None, "owner-only directory of compiled programs; default ~/.cache/jsg/xla"
     )
     disable_compilation_cache: bool = _knob(False, "keep no compiled programs on disk")
+    profile_dir: str | None = _knob(
+        None, "owner-only directory for a trace of 20 steps, after the first 10; TensorBoard and Perfetto read it"
+    )
 
     def __post_init__(self) -> None:
         _check_types(self)
         _one_of("schedule_policy", self.schedule_policy, POLICIES)
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _between("mem_fraction_static", self.mem_fraction_static, 0.01, 1.0)
         _between("schedule_conservativeness", self.schedule_conservativeness, 0.01, 100.0)
-        _between("page_size", self.page_size, 1, 1024)
+        if self.page_size is not None:
+            _between("page_size", self.page_size, 1, 1024)
         _between("max_queued_requests", self.max_queued_requests, 1, 10_000_000)
         _between("max_prefill_tokens", self.max_prefill_tokens, 1, 2**31 - 1)
         _between("max_bypass_tokens", self.max_bypass_tokens, 0, 2**31 - 1)

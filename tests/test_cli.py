@@ -118,6 +118,7 @@ class FakeEngine:
             vocab_size=300,
             eos_token_ids=(257,),
             dtype="float32",
+            kv_dtype="float32",
             device="fake",
             max_running_requests=1,
             max_total_tokens=195,
@@ -156,6 +157,9 @@ class FakeEngine:
 
     def flush_cache(self) -> bool:
         return True
+
+    def selfcheck(self) -> str:
+        return "decode steps beside their floor"
 
     def close(self) -> None:
         self.is_closed = True
@@ -241,6 +245,7 @@ class TestCheck:
         said = capsys.readouterr().out
         assert "cold = warm: yes" in said
         assert "5 of 6 prompt tokens" in said
+        assert "decode steps beside their floor" in said
         assert "jaxlib" in said
 
     def test_other_logprobs_fail(self, engine, capsys):
@@ -329,6 +334,15 @@ class TestEndToEnd:
         assert shown["text"] == "one two three"
         assert shown["logprobs"]["token_logprobs"][0] is None
         assert all(value < 0 for value in shown["logprobs"]["token_logprobs"][1:])
+
+    def test_check_times_the_step(self):
+        done = run("check", "--max-total-tokens", "4096", "--max-running-requests", "4")
+        assert done.returncode == 0
+        assert done.stderr.startswith("device: cpu: cpu; JAX has no other device\nprograms: float32, attention by")
+        assert "memory plan: weights" in done.stderr
+        steps = [line for line in done.stdout.splitlines() if line.endswith(tuple("0123456789")) and "cached" in line]
+        assert len(steps) == 2
+        assert "this device copies" in done.stdout
 
     def test_refusals_of_the_engine_arrive(self, server):
         response = server.post("/generate", json={"text": "a", "sampling_params": {"max_new_tokens": 10**6}})

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from jsg.config import EngineConfig
+from jsg.engine.profile import StepProfiler
 from jsg.engine.protocol import Call, Failure, ModelInfo, Progress, Refusal
 from jsg.engine.results import InFlight
+from jsg.engine.selfcheck import SelfCheck, check_steps
 from jsg.engine.startup import start
-from jsg.errors import QueueTimeoutError
+from jsg.errors import JsgError, QueueTimeoutError
 from jsg.types import Request, RequestOutput
 
 
@@ -27,15 +29,21 @@ class EngineCore:
         self._cache = parts.cache
         self._runner = parts.runner
         self._executables = parts.executables
+        self._decode_steps = parts.decode_steps
         self._overlaps = not config.disable_overlap_schedule
         self._in_flight: InFlight | None = None
         self._num_steps = 0
         self._num_generated = 0
         self._queue_timeout_s = config.queue_timeout
+        self._profiler = None if config.profile_dir is None else StepProfiler(config.profile_dir)
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something."""
+        """Whether a step would do something: serve requests, or run a program that has just been compiled."""
+        return self._has_requests or not self._runner.is_warm
+
+    @property
+    def _has_requests(self) -> bool:
         return self._in_flight is not None or not self.scheduler.is_idle
 
     def add(self, request: Request) -> None:
@@ -54,8 +62,12 @@ class EngineCore:
     def step(self) -> list[RequestOutput]:
         """Plans and starts the next step, then takes the results of the one before it.
 
-        The device works on the new step while the host handles the old one.
+        The device works on the new step while the host handles the old one. A program that was compiled in the
+        background makes its first runs here, one a step.
         """
+        self._runner.warm_one()
+        if self._profiler is not None and self._has_requests:
+            self._profiler.before_step()
         batch = self.scheduler.plan(time.monotonic())
         before, self._in_flight = self._in_flight, None
         if batch is not None:
@@ -96,7 +108,20 @@ class EngineCore:
 
     def flush_cache(self) -> bool:
         """Forgets every cached prefix; False, and no change, while requests run or wait."""
-        return not self.has_work and self._cache.reset()
+        return not self._has_requests and self._cache.reset()
+
+    def selfcheck(self, budget_s: float) -> SelfCheck:
+        """Times decode steps against what the device can do at best, in about so many seconds.
+
+        Raises:
+            JsgError: Requests run or wait.
+        """
+        if self._has_requests:
+            raise JsgError("steps are timed while nothing runs, but requests run or wait; try again later")
+        try:
+            return check_steps(self._decode_steps, self.info.dtype, budget_s)
+        finally:
+            self._runner.write_pages(self.scheduler.table.pages)
 
     def stats(self) -> dict[str, int | float]:
         """Gauges and totals: see `protocol.CORE_STATS`."""
@@ -137,4 +162,6 @@ class EngineCore:
     def close(self) -> None:
         """Ends background work. Requests that still run are forgotten."""
         self._in_flight = None
+        if self._profiler is not None:
+            self._profiler.close()
         self._executables.close()

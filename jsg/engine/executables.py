@@ -2,21 +2,21 @@
 
 Programs are lowered before the engine is ready (tracing holds the GIL) and compiled then or, for those that have a
 larger one to stand in for them, in a thread afterwards (compiling does not). Calls go to the compiled program itself,
-so a call can never trace or compile: after warm-up both counters stand still.
+so a call can never trace or compile: after warm-up both counters stand still. Where the first runs of a program are not
+like those that follow, it is ready only after some that whoever calls has made for their own sake.
 """
 
 import logging
-import os
-import stat
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jsg.errors import ConfigError, ForbiddenCompileError
+from jsg.engine.private_directory import private_directory
+from jsg.errors import ForbiddenCompileError
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,11 @@ CACHE_BYTES = 4 * 2**30
 """Size of the persistent cache. Only a bounded one is locked, so that two engines may share it."""
 COMPILE_THREADS = 2
 """XLA compiles without the GIL, so two programs at a time use the two cores of the smallest machine we care for."""
+
+COMPILER_OPTIONS: Mapping[str, Mapping[str, bool]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
+"""XLA's options for every program, by platform. With matmuls left to cuBLASLt a dense layer is 9 launches, because the
+residual stream is added inside them; XLA's own Triton matmuls split their sums and leave 10 to 12 (counted in the step
+compiled for an H200; which is faster was not measured on a device)."""
 
 
 class Executables:
@@ -33,8 +38,24 @@ class Executables:
         num_lowered: Traces so far.
     """
 
-    def __init__(self, *, forbid_compile: bool):
+    def __init__(
+        self,
+        *,
+        forbid_compile: bool,
+        runs_before_ready: int = 0,
+        compiler_options: Mapping[str, str | bool] | None = None,
+    ):
+        """Starts empty.
+
+        Args:
+            forbid_compile: After `seal` no further program may be lowered.
+            runs_before_ready: Times that a program must have run before it is ready.
+            compiler_options: XLA's, for every program.
+        """
         self.num_lowered = 0
+        self._runs_before_ready = runs_before_ready
+        self._compiler_options = dict(compiler_options or {}) or None
+        self._cold: dict[Hashable, int] = {}  # compiled programs that are not ready, and how often they have to run
         self._forbid_compile = forbid_compile
         self._is_sealed = False
         self._lowered: dict[Hashable, jax.stages.Lowered] = {}
@@ -68,6 +89,7 @@ class Executables:
         """Drops every program, so that they can be lowered for other shapes."""
         self._lowered.clear()
         self._compiled.clear()
+        self._cold.clear()
 
     def compile_rest_in_background(self) -> None:
         """Compiles what is lowered but not compiled in a thread, in the order it was lowered."""
@@ -85,8 +107,12 @@ class Executables:
         return list(self._lowered)
 
     def is_ready(self, name: Hashable) -> bool:
-        """Whether the program can be called."""
-        return name in self._compiled
+        """Whether the program can be called and runs as it always will."""
+        return name in self._compiled and name not in self._cold
+
+    def cold(self) -> list[Hashable]:
+        """Compiled programs that have to run before they are ready."""
+        return list(self._cold)
 
     @property
     def num_compiled(self) -> int:
@@ -108,6 +134,8 @@ class Executables:
 
     def __call__(self, name: Hashable, *args: Any) -> Any:
         """Runs a compiled program."""
+        if self._cold:
+            self._count_run(name)
         return self._compiled[name](*args)
 
     def close(self) -> None:
@@ -117,8 +145,20 @@ class Executables:
             self._thread.join()
 
     def _compile_one(self, name: Hashable) -> Hashable:
-        self._compiled[name] = self._lowered[name].compile()
+        if name in self._compiled:  # since it was put on the list
+            return name
+        compiled = self._lowered[name].compile(self._compiler_options)
+        if self._runs_before_ready:
+            self._cold[name] = self._runs_before_ready  # first, for another thread may ask whether it is ready
+        self._compiled[name] = compiled
         return name
+
+    def _count_run(self, name: Hashable) -> None:
+        if (left := self._cold.get(name)) is not None:
+            if left > 1:
+                self._cold[name] = left - 1
+            else:
+                del self._cold[name]
 
     def _compile_rest(self, names: list[Hashable]) -> None:
         for name in names:
@@ -140,13 +180,7 @@ def use_compilation_cache(directory: str | None) -> None:
         ConfigError: The directory belongs to somebody else, or others can write to it.
     """
     path = Path(directory) if directory else Path.home() / ".cache" / "jsg" / "xla"
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = path.stat()
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise ConfigError(
-            "--compilation-cache-dir must be yours and closed to everybody else, because what lies there is run as "
-            "code; change its owner and mode (chmod 700) or choose another"
-        )
+    private_directory(path, "--compilation-cache-dir", "what lies there is run as code")
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

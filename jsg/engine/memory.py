@@ -6,6 +6,7 @@ import os
 import jax
 
 from jsg.config import EngineConfig
+from jsg.engine.device import Device
 from jsg.errors import MemoryPlanError
 from jsg.models.config import ModelConfig
 
@@ -13,6 +14,9 @@ CPU_POOL_BYTES = 2**30
 """KV pool on CPU unless asked otherwise: host memory has other users."""
 PENALTY_BYTES = 4 + 1 + 4
 """Per request row and vocabulary entry: count, presence, bias."""
+RESERVE_FRACTION = 0.02
+"""Of what a device may use, left unplanned: an allocator that is full to the last byte fails where memory lies in
+pieces, and while a step samples the results of its forward pass are still there. Not measured on a device."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +24,11 @@ class MemoryPlan:
     """Bytes on one device, and the size of the KV pool that they leave.
 
     Attributes:
-        limit_bytes: What may be used: the device's memory times `--mem-fraction-static`.
+        limit_bytes: What may be used: see `usable_bytes`.
         weights_bytes: Parameters.
         temporary_bytes: Intermediate results and outputs of the largest step.
         table_bytes: Page table and penalty tables.
+        reserve_bytes: Left for what cannot be planned.
         pool_tokens: KV slots, the dump page not counted.
         bytes_per_token: Keys and values of one token in all layers.
     """
@@ -32,6 +37,7 @@ class MemoryPlan:
     weights_bytes: int
     temporary_bytes: int
     table_bytes: int
+    reserve_bytes: int
     pool_tokens: int
     bytes_per_token: int
 
@@ -40,6 +46,7 @@ class MemoryPlan:
             "weights": self.weights_bytes,
             "largest step": self.temporary_bytes,
             "tables": self.table_bytes,
+            "reserve": self.reserve_bytes,
             "KV pool": self.pool_tokens * self.bytes_per_token,
         }
         shown = " + ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in parts.items())
@@ -47,10 +54,26 @@ class MemoryPlan:
         return f"memory plan: {shown} ({pool}) of {self.limit_bytes / 2**20:.0f} MiB"
 
 
-def device_memory_bytes() -> int:
-    """Memory of the first device, or what is available on the host for a CPU."""
-    device = jax.devices()[0]
-    return _available_host_bytes() if device.platform == "cpu" else int(device.memory_stats()["bytes_limit"])
+def usable_bytes(mem_fraction: float, device: Device) -> int:
+    """Bytes that an engine may use of the memory of its device.
+
+    On a GPU `--mem-fraction-static` of all there is, but no more than JAX has reserved: that is less where others hold
+    memory, where `XLA_CLIENT_MEM_FRACTION` says so, or where JAX was started before. Elsewhere the fraction of what JAX
+    may use, and on a CPU of what the host has available.
+
+    Raises:
+        MemoryPlanError: JAX does not say how much it may use.
+    """
+    if device.platform == "cpu":
+        return int(_available_host_bytes() * mem_fraction)
+    reserved = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    if reserved is None:
+        raise MemoryPlanError(
+            "JAX must say how much of the device's memory it may use, but does not; unset XLA_PYTHON_CLIENT_ALLOCATOR"
+        )
+    if device.platform != "gpu":
+        return int(reserved * mem_fraction)
+    return reserved if device.gpu is None else min(reserved, int(device.gpu.total_bytes * mem_fraction))
 
 
 def plan_memory(
@@ -58,6 +81,8 @@ def plan_memory(
     model: ModelConfig,
     *,
     platform: str,
+    limit_bytes: int,
+    page_size: int,
     kv_itemsize: int,
     weights_bytes: int,
     temporary_bytes: int,
@@ -69,22 +94,23 @@ def plan_memory(
     Raises:
         MemoryPlanError: What is left does not hold one request of the context length, or not the tokens asked for.
     """
-    limit = int(device_memory_bytes() * config.mem_fraction_static)
-    columns = -(-context_length // config.page_size)
+    columns = -(-context_length // page_size)
     tables = (max_running + 1) * (4 * columns + PENALTY_BYTES * model.vocab_size)
     per_token = model.kv_bytes_per_token(kv_itemsize)
-    left = limit - weights_bytes - temporary_bytes - tables
-    fits = max(left, 0) // per_token // config.page_size * config.page_size - config.page_size
+    reserve = 0 if platform == "cpu" else int(limit_bytes * RESERVE_FRACTION)
+    left = limit_bytes - weights_bytes - temporary_bytes - tables - reserve
+    fits = max(left, 0) // per_token // page_size * page_size - page_size
     wanted = config.max_total_tokens
     if wanted is None:
         roof = CPU_POOL_BYTES // per_token if platform == "cpu" else fits
-        wanted = max(min(fits, roof, max_running * columns * config.page_size), context_length)
-    pool_tokens = -(-wanted // config.page_size) * config.page_size
+        wanted = max(min(fits, roof, max_running * columns * page_size), context_length)
+    pool_tokens = -(-wanted // page_size) * page_size
     plan = MemoryPlan(
-        limit_bytes=limit,
+        limit_bytes=limit_bytes,
         weights_bytes=weights_bytes,
         temporary_bytes=temporary_bytes,
         table_bytes=tables,
+        reserve_bytes=reserve,
         pool_tokens=pool_tokens,
         bytes_per_token=per_token,
     )

@@ -12,6 +12,7 @@ from jsg.config import EngineConfig
 from jsg.engine.core import EngineCore
 from jsg.engine.driver import Driver
 from jsg.engine.protocol import ModelInfo, Progress
+from jsg.engine.selfcheck import SelfCheck
 from jsg.errors import ConfigError, JsgError, RequestError
 from jsg.processing.answer import Answer, Prompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
@@ -132,6 +133,10 @@ class Engine:
         """The model, the sizes and the counters of the engine."""
         stats: dict[str, Any] = self._driver.call(EngineCore.stats)
         return {field: getattr(self.info, field) for field in self.info.__dataclass_fields__} | stats
+
+    def selfcheck(self, budget_s: float = 20.0) -> SelfCheck:
+        """Times decode steps against what the device can do at best; raises JsgError while requests run."""
+        return self._driver.call(lambda core: core.selfcheck(budget_s))
 
     def flush_cache(self) -> bool:
         """Forgets every cached prefix; False, and no change, while requests run."""

@@ -6,7 +6,7 @@ the call has returned.
 
 import numpy as np
 
-from jsg.engine.step import SAMPLING_COLUMNS, packed_sizes
+from jsg.engine.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
 from jsg.sched.buckets import BucketKey
 from jsg.sched.records import Batch, RunningRequest
@@ -44,6 +44,15 @@ def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int
     num_tiles[0] = _fill_tiles(tiles, batch, ends - lens)
     if key.num_groups:
         _fill_groups(groups, batch)
+    return packed
+
+
+def pack_padding(key: BucketKey) -> np.ndarray:
+    """A step of this shape in which there is nothing: every token is padding, every group has no members."""
+    sizes = packed_sizes(key)
+    packed = np.zeros(sum(sizes), np.int32)
+    parts = dict(zip(PackedInputs._fields, np.split(packed, np.cumsum(sizes)[:-1]), strict=True))
+    parts["group_members"][:] = -1
     return packed
 
 

@@ -59,6 +59,7 @@ class ModelInfo:
         vocab_size: Token ids are below it.
         eos_token_ids: Tokens that end an answer.
         dtype: Compute and weight type.
+        kv_dtype: Type of cached keys and values.
         device: Platform and kind of the devices, for people.
         max_running_requests: Requests in one batch, at most.
         max_total_tokens: Size of the KV pool in tokens.
@@ -71,6 +72,7 @@ class ModelInfo:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     dtype: str
+    kv_dtype: str
     device: str
     max_running_requests: int
     max_total_tokens: int

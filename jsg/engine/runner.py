@@ -136,7 +136,8 @@ class ModelRunner:
     def essential(self) -> list[Hashable]:
         """Programs that must be compiled before the first request.
 
-        They are those that nothing larger can stand in for, and the shapes that a first request meets.
+        They are those that nothing larger can stand in for, and the shapes that a first request meets. For a shape that
+        reads shared prefixes once, one that does not can always stand in.
         """
         buckets = self._buckets
         keys = {buckets.extend[-1], buckets.extend[0], *buckets.decode[-1:], *buckets.decode[:1]}
@@ -225,20 +226,22 @@ class ModelRunner:
         self._write_rows(batch.dirty_rows, table.pages)
         scores_prompt = any(entry.scores_prompt for entry in batch.entries)
         needed = Variant(*np.any(self._needs[rows], axis=0).tolist())
-        key, variant = self._ready(batch.key, needed, scores_prompt)
+        key, variant = self._ready(batch, needed, scores_prompt)
         packed = packing.pack_forward(batch, key, table.pages, self._config.page_size)
-        state = self._state
-        logits, hidden, pool, page_table = self._executables(
-            ("forward", key), self._leaves, state.pool, state.page_table, state.last_token, packed
-        )
-        self._state = state._replace(pool=pool, page_table=page_table)
+        logits, hidden = self._run_forward(key, packed)
         scores = self._prompt_logprobs(batch, key, hidden) if scores_prompt else None
         return InFlight(batch, self._sample(batch, key, variant, logits), scores, tuple(failed))
 
-    def _ready(self, key: BucketKey, needed: Variant, scores_prompt: bool) -> tuple[BucketKey, Variant]:
-        """The smallest compiled shape and the cheapest compiled variant that can run the batch."""
-        is_ready = self._executables.is_ready
-        for larger in self._buckets.decode if key.phase is Phase.DECODE else self._buckets.extend:
+    def _ready(self, batch: Batch, needed: Variant, scores_prompt: bool) -> tuple[BucketKey, Variant]:
+        """The smallest compiled shape and the cheapest compiled variant that can run the batch.
+
+        Where requests of the batch share prefixes, one that reads those once is taken first, if it is compiled.
+        """
+        key, buckets, is_ready = batch.key, self._buckets, self._executables.is_ready
+        keys = buckets.decode if key.phase is Phase.DECODE else buckets.extend
+        if batch.groups and (grouped := buckets.pick_grouped(key.num_tokens)):
+            keys = (grouped, *keys)
+        for larger in keys:
             if larger < key or not is_ready(("forward", larger)):
                 continue
             if scores_prompt and not is_ready(("prompt_logprobs", larger.num_tokens)):
@@ -249,18 +252,34 @@ class ModelRunner:
         raise AssertionError(f"no program can run {key} with {needed}")
 
     def _sample(self, batch: Batch, key: BucketKey, variant: Variant, logits: jax.Array) -> step.StepOutput:
-        state = self._state
-        output, last_token, penalties = self._executables(
-            ("sample", key.num_rows, variant),
-            logits,
-            packing.pack_sampling(batch, key, self._constants),
-            state.last_token,
-            state.penalties if variant.has_tables else None,
-            _chosen_ids(batch.entries, key.num_rows) if variant.has_logprobs else None,
-        )
-        self._state = state._replace(last_token=last_token, penalties=penalties or state.penalties)
+        chosen = _chosen_ids(batch.entries, key.num_rows) if variant.has_logprobs else None
+        output = self._run_sample(variant, logits, packing.pack_sampling(batch, key, self._constants), chosen)
         for array in jax.tree.leaves(output):
             array.copy_to_host_async()
+        return output
+
+    def _run_forward(self, key: BucketKey, packed: np.ndarray) -> tuple[jax.Array, jax.Array]:
+        """Logits and hidden states of a packed step; its keys and values are in the pool."""
+        state = self._state
+        logits, hidden, pool, page_table = self._executables(
+            ("forward", key), self._leaves, state.pool, state.page_table, state.last_token, packed
+        )
+        self._state = state._replace(pool=pool, page_table=page_table)
+        return logits, hidden
+
+    def _run_sample(
+        self, variant: Variant, logits: jax.Array | np.ndarray, packed: np.ndarray, chosen: np.ndarray | None
+    ) -> step.StepOutput:
+        state = self._state
+        output, last_token, penalties = self._executables(
+            ("sample", len(packed), variant),
+            logits,
+            packed,
+            state.last_token,
+            state.penalties if variant.has_tables else None,
+            chosen,
+        )
+        self._state = state._replace(last_token=last_token, penalties=penalties or state.penalties)
         return output
 
     def _prompt_logprobs(self, batch: Batch, key: BucketKey, hidden: jax.Array) -> Logprobs:
@@ -275,6 +294,76 @@ class ModelRunner:
                 chosen[offset : offset + entry.num_new, : len(ids)] = ids
             offset += entry.num_new
         return self._executables(("prompt_logprobs", key.num_tokens), self._leaves, hidden, targets, chosen)
+
+    # Runs for the sake of the programs. They read and write the dump row and the dump page only.
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether every compiled program is ready."""
+        return not self._executables.cold()
+
+    def warm_up(self) -> None:
+        """Runs compiled programs until all are ready, and waits for the device."""
+        while not self.is_warm:
+            self.warm_one()
+        jax.block_until_ready(self._state)
+
+    def warm_one(self) -> None:
+        """Runs one program that is not ready yet, once; does not wait. Nothing happens where all are."""
+        for name in self._executables.cold()[:1]:
+            self._run_on_padding(name)
+
+    @property
+    def num_table_rows(self) -> int:
+        """Rows of the page table, the dump row included."""
+        return self._config.num_rows
+
+    @property
+    def num_table_columns(self) -> int:
+        """Pages of one row of the page table."""
+        return self._config.columns
+
+    def prepare_idle_steps(self, key: BucketKey) -> None:
+        """Compiles what `run_idle_step` needs, if it is not yet, and makes its first runs."""
+        self._executables.compile([("forward", key), ("sample", key.num_rows, GREEDY)])
+        self.warm_up()
+
+    def run_idle_step(self, key: BucketKey, packed: np.ndarray) -> jax.Array:
+        """A forward pass and a greedy sampling whose tokens nobody gets; they may not be there yet.
+
+        Args:
+            key: The shape.
+            packed: `step.PackedInputs` that name slot 0 for every token. They read what the page table names.
+        """
+        logits, _ = self._run_forward(key, packed)
+        return self._run_sample(GREEDY, logits, np.zeros((key.num_rows, step.SAMPLING_COLUMNS), np.int32), None).tokens
+
+    def write_pages(self, pages: np.ndarray) -> None:
+        """Fills the device's page table, [rows, pages of a row]; only while no request runs."""
+        self._write_rows(range(1, self._config.num_rows), pages)
+
+    def _run_on_padding(self, name: Hashable) -> None:
+        vocab_size, columns = self._config.vocab_size, self._config.columns
+        match name:
+            case ("forward", BucketKey() as key):
+                self._run_forward(key, packing.pack_padding(key))
+            case ("sample", int(num_rows), Variant() as variant):
+                chosen = np.zeros((num_rows, MAX_TOP_LOGPROBS), np.int32) if variant.has_logprobs else None
+                logits = np.zeros((num_rows, vocab_size), np.float32)
+                self._run_sample(variant, logits, np.zeros((num_rows, step.SAMPLING_COLUMNS), np.int32), chosen)
+            case ("prompt_logprobs", int(num_tokens)):
+                key = next(key for key in self._buckets.extend if key.num_tokens == num_tokens)
+                hidden = self._executables.output_shape(("forward", key))[1]
+                targets, chosen = np.zeros(num_tokens, np.int32), np.zeros((num_tokens, MAX_TOP_LOGPROBS), np.int32)
+                self._executables(name, self._leaves, np.zeros(hidden.shape, hidden.dtype), targets, chosen)
+            case ("write_rows", int(k)):
+                self._write_rows([0] * k, np.zeros((1, columns), np.int32))
+            case ("write_counts",):
+                self._call_write_counts(0, True, np.full(COUNT_CHUNK, -1, np.int32), np.zeros(COUNT_CHUNK, np.int32))
+            case ("write_bias",):
+                self._write_bias(0, (np.full(BIAS_CHUNK, -1, np.int32), np.zeros(BIAS_CHUNK, np.float32)))
+            case _:
+                raise AssertionError(f"nobody knows how to run {name}")
 
     # Device tables.
 
@@ -337,10 +426,13 @@ class ModelRunner:
             ids = np.full(COUNT_CHUNK, -1, np.int32)
             ids[: len(part)] = part
             is_output = (np.arange(start, start + COUNT_CHUNK) >= running.num_prompt).astype(np.int32)
-            penalties = self._executables(
-                ("write_counts",), self._state.penalties, np.int32(row), np.int32(start == 0), ids, is_output
-            )
-            self._state = self._state._replace(penalties=penalties)
+            self._call_write_counts(row, start == 0, ids, is_output)
+
+    def _call_write_counts(self, row: int, resets: bool, ids: np.ndarray, is_output: np.ndarray) -> None:
+        penalties = self._executables(
+            ("write_counts",), self._state.penalties, np.int32(row), np.int32(resets), ids, is_output
+        )
+        self._state = self._state._replace(penalties=penalties)
 
     def _write_bias(self, row: int, bias: tuple[np.ndarray, np.ndarray]) -> None:
         penalties = self._executables(("write_bias",), self._state.penalties, np.int32(row), *bias)

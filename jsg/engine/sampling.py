@@ -8,12 +8,12 @@ vocabulary id). So a request draws the same tokens in any batch, after a retract
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jsg.engine.noise import gumbel
+from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.reference_threshold import sortable
 
 
 class SamplingInputs(NamedTuple):
@@ -76,11 +76,12 @@ def choose_tokens(
     """
     adjusted = logits if tables is None else _penalised(logits, inputs, tables)
     if is_sampled:
-        is_greedy = (inputs.temperature == 0)[:, None]
-        scaled = adjusted / jnp.where(is_greedy, 1.0, inputs.temperature[:, None])
+        is_greedy = inputs.temperature == 0
+        temperature = jnp.where(is_greedy, 1.0, inputs.temperature)
+        is_kept = _is_kept(adjusted, jnp.max(adjusted, axis=-1), temperature, inputs)
         noise = gumbel(inputs.seeds, inputs.output_index, logits.shape[1])
-        kept = jnp.where(_is_kept(scaled, inputs), scaled + noise, -jnp.inf)
-        adjusted = jnp.where(is_greedy, adjusted, kept)
+        drawn = jnp.where(is_kept, adjusted / temperature[:, None] + noise, -jnp.inf)
+        adjusted = jnp.where(is_greedy[:, None], adjusted, drawn)
     is_bad = jnp.isnan(jnp.max(logits, axis=-1))
     return jnp.where(is_bad, -1, jnp.argmax(adjusted, axis=-1)).astype(jnp.int32)
 
@@ -95,54 +96,36 @@ def token_logprobs(
     logits: Float[Array, "R V"], tokens: Int[Array, " R"], chosen: Int[Array, "R chosen"], num_top: int
 ) -> Logprobs:
     """Log-probabilities of the given tokens, of the `num_top` best, and of the ids that the client chose."""
-    logprobs = jax.nn.log_softmax(logits, axis=-1)
-    top, top_ids = lax.top_k(logprobs, num_top)
-    return Logprobs(
-        token=jnp.take_along_axis(logprobs, jnp.maximum(tokens, 0)[:, None], axis=-1)[:, 0],
-        top_ids=top_ids,
-        top=top,
-        chosen=jnp.take_along_axis(logprobs, chosen, axis=-1),
-    )
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    total = jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1, keepdims=True))
+    top, top_ids = ops.top_logits(logits, num_top)
+    asked = jnp.concatenate([jnp.maximum(tokens, 0)[:, None], chosen], axis=-1)
+    scores = jnp.take_along_axis(logits, asked, axis=-1) - largest - total
+    return Logprobs(token=scores[:, 0], top_ids=top_ids, top=top - largest - total, chosen=scores[:, 1:])
 
 
 def _penalised(logits: Float[Array, "R V"], inputs: SamplingInputs, tables: PenaltyTables) -> Float[Array, "R V"]:
-    counts = tables.output_counts[inputs.rows]
+    counts = tables.output_counts[inputs.rows].astype(jnp.float32)
     is_seen = tables.in_prompt[inputs.rows] | (counts > 0)
     repetition = inputs.repetition[:, None]
     repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
     out = jnp.where(is_seen, repeated, logits)
-    out -= inputs.frequency[:, None] * counts + inputs.presence[:, None] * (counts > 0)
+    once = jnp.minimum(counts, 1)  # a comparison used twice would be kept in memory by XLA, [R, V]
+    out -= inputs.frequency[:, None] * counts + inputs.presence[:, None] * once
     return jnp.where(inputs.uses_tables[:, None], out + tables.bias[inputs.rows], logits)
 
 
-def _is_kept(scaled: Float[Array, "R V"], inputs: SamplingInputs) -> Bool[Array, "R V"]:
+def _is_kept(
+    logits: Float[Array, "R V"], largest: Float[Array, " R"], temperature: Float[Array, " R"], inputs: SamplingInputs
+) -> Bool[Array, "R V"]:
     """Which tokens top-k, then top-p of what top-k left, then min-p keep. Ties with the last one kept stay in."""
-    order = _sortable(scaled)
-    kept = order >= _threshold(order, jnp.ones_like(scaled), inputs.top_k.astype(jnp.float32))[:, None]
-    weights = jnp.where(kept, jnp.exp(scaled - jnp.max(scaled, axis=-1, keepdims=True)), 0.0)
-    mass = inputs.top_p * jnp.sum(weights, axis=-1)
-    kept &= (order >= _threshold(order, weights, mass)[:, None]) | (inputs.top_p >= 1)[:, None]
-    return kept & (weights >= inputs.min_p[:, None])
-
-
-def _threshold(
-    order: UInt[Array, "R V"], weights: Float[Array, "R V"], needed: Float[Array, " R"]
-) -> UInt[Array, " R"]:
-    """The largest value such that the weights of everything from it up reach what is needed; 0 where all do not.
-
-    Bisection over the bits of the value, highest first: exact after 32 halvings.
-    """
-
-    def one_bit(index: Int[Array, ""], low: UInt[Array, " R"]) -> UInt[Array, " R"]:
-        middle = low | (jnp.uint32(1) << (31 - index).astype(jnp.uint32))
-        total = jnp.sum(jnp.where(order >= middle[:, None], weights, 0.0), axis=-1)
-        return jnp.where(total >= needed, middle, low)
-
-    return lax.fori_loop(0, 32, one_bit, jnp.zeros(len(order), jnp.uint32))
-
-
-def _sortable(values: Float[Array, "R V"]) -> UInt[Array, "R V"]:
-    """Unsigned integers in the same order as the floats."""
-    bits = lax.bitcast_convert_type(values, jnp.uint32)
-    is_negative = bits >> 31 == 1
-    return jnp.where(is_negative, ~bits, bits | jnp.uint32(1 << 31))
+    needs_all = inputs.temperature == 0
+    threshold = ops.kept_threshold(
+        logits,
+        largest,
+        temperature,
+        top_k=jnp.where(needs_all, logits.shape[1], inputs.top_k),
+        top_p=jnp.where(needs_all, 1.0, inputs.top_p),
+    )
+    weights = jnp.exp((logits - largest[:, None]) / temperature[:, None])
+    return (sortable(logits) >= threshold[:, None]) & (weights >= inputs.min_p[:, None])

@@ -12,18 +12,31 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.pool import make_pool
 from jsg.cache.radix import RadixCache
 from jsg.config import EngineConfig
-from jsg.engine.executables import Executables, use_compilation_cache
-from jsg.engine.memory import MemoryPlan, plan_memory
+from jsg.engine.device import Device, open_device
+from jsg.engine.executables import COMPILER_OPTIONS, Executables, use_compilation_cache
+from jsg.engine.memory import MemoryPlan, plan_memory, usable_bytes
+from jsg.engine.profile import profiled_compiler_options
 from jsg.engine.protocol import ModelInfo, Progress
 from jsg.engine.runner import DeviceState, ModelRunner, RunnerConfig, make_state
+from jsg.engine.selfcheck import DecodeSteps
 from jsg.errors import ConfigError
+from jsg.kernels_pallas import ops
 from jsg.models.config import ModelConfig
-from jsg.models.loading import abstract_model, load_model, resolve_dtype
+from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype
 from jsg.sched.buckets import Buckets, make_buckets, make_deterministic_buckets
 from jsg.sched.scheduler import Scheduler, SchedulerConfig
 from jsg.sources import resolve_model
 
 Report = Callable[[Progress], None]
+
+RUNS_BEFORE_READY = {"gpu": 4}
+"""Runs of each program, by platform, before a request may meet it. On NVIDIA, XLA first runs a program as it is and
+makes its CUDA graph in a later run; in one of its modes it watches three runs to learn what changes between them."""
+
+ROW_MULTIPLE = {"gpu": 8}
+"""What every number of rows is a multiple of, by platform. cuBLASLt pads operands to it, in launches of its own, and of
+a single row XLA makes a product of vectors for which it converts every weight to float32 (seen in programs compiled for
+an H200). Weights are read once whatever the number of rows, so the padding is nearly free."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +44,7 @@ class Parts:
     """What an engine is made of."""
 
     info: ModelInfo
-    plan: MemoryPlan
+    decode_steps: DecodeSteps
     scheduler: Scheduler
     cache: RadixCache
     allocator: PageAllocator
@@ -47,25 +60,47 @@ class _Settings:
     directory: Path
     model: ModelConfig
     dtype: jnp.dtype
+    kv_dtype: jnp.dtype
     context_length: int
+    page_size: int
     max_running: int
     buckets: Buckets
-    platform: str
-    device_name: str
+    device: Device
+
+    @property
+    def platform(self) -> str:
+        """JAX's name of the kind of device."""
+        return self.device.platform
+
+    def __str__(self) -> str:
+        """What was chosen and why, for people; the memory plan comes after it."""
+        implementation, shapes = ops.best_implementation(), self.buckets
+        return (
+            f"device: {self.device}\n"
+            f"programs: {self.dtype.name}, attention by {implementation!r}, KV pool in {self.kv_dtype.name}, page size "
+            f"{self.page_size}; steps of up to {shapes.max_rows} requests and {shapes.max_tokens} new tokens in "
+            f"{len(shapes.all)} shapes"
+        )
 
     def runner_config(self) -> RunnerConfig:
         return RunnerConfig(
             vocab_size=self.model.vocab_size,
             num_rows=self.max_running + 1,
-            columns=-(-self.context_length // self.config.page_size),
-            page_size=self.config.page_size,
+            columns=-(-self.context_length // self.page_size),
+            page_size=self.page_size,
             eos_token_ids=frozenset(self.model.eos_token_ids),
         )
 
     def make_state(self, num_pages: int) -> DeviceState:
         model = self.model
         pool = make_pool(
-            model.num_layers, num_pages, self.config.page_size, model.num_kv_heads, model.head_dim, self.dtype
+            model.num_layers,
+            num_pages,
+            self.page_size,
+            model.num_kv_heads,
+            model.head_dim,
+            self.kv_dtype,
+            is_interleaved=ops.is_pool_interleaved(self.platform),
         )
         return make_state(self.runner_config(), pool)
 
@@ -78,10 +113,14 @@ def start(config: EngineConfig, report: Report) -> Parts:
     """
     if not config.disable_compilation_cache:
         use_compilation_cache(config.compilation_cache_dir)
-    settings = _settle(config)
-    executables = Executables(forbid_compile=config.forbid_compile)
+    settings = _settle(config, open_device(config.mem_fraction_static))
+    executables = Executables(
+        forbid_compile=config.forbid_compile,
+        runs_before_ready=RUNS_BEFORE_READY.get(settings.platform, 0),
+        compiler_options=_compiler_options(config, settings.platform),
+    )
     plan = _plan(settings, executables)
-    report(Progress("plan", 1, 1, str(plan)))
+    report(Progress("plan", 1, 1, f"{settings}\n{plan}"))
     model = load_model(
         settings.directory,
         settings.model,
@@ -90,19 +129,24 @@ def start(config: EngineConfig, report: Report) -> Parts:
         seed=config.random_seed,
         progress=lambda done, total: report(Progress("load", done, total)),
     )
-    allocator = PageAllocator(plan.pool_tokens // config.page_size + 1)
+    allocator = PageAllocator(plan.pool_tokens // settings.page_size + 1)
     state = settings.make_state(allocator.num_total + 1)
     runner = ModelRunner(model, settings.runner_config(), state, settings.buckets, executables)
     _warm_up(runner, executables, config, report)
-    cache = RadixCache(config.page_size, allocator, enabled=not config.disable_radix_cache)
+    cache = RadixCache(settings.page_size, allocator, enabled=not config.disable_radix_cache)
     scheduler = Scheduler(_scheduler_config(settings), allocator, cache)
-    return Parts(_info(settings, plan), plan, scheduler, cache, allocator, runner, executables)
+    steps = _decode_steps(settings, plan, runner)
+    return Parts(_info(settings, plan), steps, scheduler, cache, allocator, runner, executables)
 
 
-def _settle(config: EngineConfig) -> _Settings:
+def _compiler_options(config: EngineConfig, platform: str) -> dict[str, str | bool]:
+    profiled = profiled_compiler_options(platform) if config.profile_dir else {}
+    return {**COMPILER_OPTIONS.get(platform, {}), **profiled}
+
+
+def _settle(config: EngineConfig, device: Device) -> _Settings:
     directory = resolve_model(config.model_path)
     model = ModelConfig.from_directory(directory)
-    device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
     context_length = config.context_length or model.max_position_embeddings
     if context_length > model.max_position_embeddings:
@@ -110,40 +154,53 @@ def _settle(config: EngineConfig) -> _Settings:
             f"--context-length must be at most the model's {model.max_position_embeddings}, but got {context_length}"
         )
     max_running = config.max_running_requests or (32 if on_cpu else 256)
+    dtype = resolve_dtype(config.dtype, device.platform)
     return _Settings(
         config=config,
         directory=directory,
         model=model,
-        dtype=resolve_dtype(config.dtype, device.platform),
+        dtype=dtype,
+        kv_dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype),
         context_length=context_length,
+        page_size=config.page_size or ops.default_page_size(max_running + 1, context_length),
         max_running=max_running,
-        buckets=_buckets(config, max_running, on_cpu=on_cpu),
-        platform=device.platform,
-        device_name=f"{device.platform}: {device.device_kind}",
+        buckets=_buckets(config, model, max_running, device.platform),
+        device=device,
     )
 
 
-def _buckets(config: EngineConfig, max_running: int, *, on_cpu: bool) -> Buckets:
+def _buckets(config: EngineConfig, model: ModelConfig, max_running: int, platform: str) -> Buckets:
+    """The shapes of the engine. A layer with a sliding window reads little of a prefix, and nothing for several."""
+    on_cpu = platform == "cpu"
     if config.deterministic:
         num_tokens = 64 if on_cpu else 512
         return make_deterministic_buckets(max_running, config.chunked_prefill_size or num_tokens, num_tokens)
-    return make_buckets(max_running, config.chunked_prefill_size or max(512 if on_cpu else 8192, max_running))
+    return make_buckets(
+        max_running,
+        config.chunked_prefill_size or max(512 if on_cpu else 8192, max_running),
+        row_multiple=ROW_MULTIPLE.get(platform, 1),
+        shares_prefixes=ops.best_implementation() == "triton" and None in model.layer_windows,
+    )
 
 
 def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
     """The memory plan, from the temporaries of the largest programs.
 
     They are only known once those are compiled, which is done for abstract arrays: nothing is allocated. Where the pool
-    has to shrink for them, they are compiled anew, for the smaller pool.
+    has to shrink for them, they are compiled anew, for the smaller pool. What cannot fit even without temporaries is
+    refused before anything is compiled.
     """
     model = abstract_model(settings.model, settings.dtype)
+    limit_bytes = usable_bytes(settings.config.mem_fraction_static, settings.device)
 
     def plan(temporary_bytes: int) -> MemoryPlan:
         return plan_memory(
             settings.config,
             settings.model,
             platform=settings.platform,
-            kv_itemsize=settings.dtype.itemsize,
+            limit_bytes=limit_bytes,
+            page_size=settings.page_size,
+            kv_itemsize=settings.kv_dtype.itemsize,
             weights_bytes=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(nnx.state(model))),
             temporary_bytes=temporary_bytes,
             max_running=settings.max_running,
@@ -163,7 +220,7 @@ def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.M
 
     They run one after another. Each needs its intermediate results, and its outputs that are not donated inputs.
     """
-    state = jax.eval_shape(lambda: settings.make_state(pool_tokens // settings.config.page_size + 1))
+    state = jax.eval_shape(lambda: settings.make_state(pool_tokens // settings.page_size + 1))
     runner = ModelRunner(model, settings.runner_config(), state, settings.buckets, executables)
     names = runner.lower_largest()
     executables.compile(names)
@@ -182,6 +239,7 @@ def _warm_up(runner: ModelRunner, executables: Executables, config: EngineConfig
         done += 1
 
     executables.compile(names, tell)
+    runner.warm_up()
     report(Progress("warm-up", len(names), len(names)))
     executables.seal()
     executables.compile_rest_in_background()
@@ -204,6 +262,19 @@ def _scheduler_config(settings: _Settings) -> SchedulerConfig:
     )
 
 
+def _decode_steps(settings: _Settings, plan: MemoryPlan, runner: ModelRunner) -> DecodeSteps:
+    return DecodeSteps(
+        runner=runner,
+        buckets=settings.buckets,
+        model=settings.model,
+        itemsize=settings.dtype.itemsize,
+        bytes_per_token=plan.bytes_per_token,
+        pool_tokens=plan.pool_tokens,
+        context_length=settings.context_length,
+        page_size=settings.page_size,
+    )
+
+
 def _info(settings: _Settings, plan: MemoryPlan) -> ModelInfo:
     return ModelInfo(
         model_path=settings.config.model_path,
@@ -211,9 +282,10 @@ def _info(settings: _Settings, plan: MemoryPlan) -> ModelInfo:
         vocab_size=settings.model.vocab_size,
         eos_token_ids=settings.model.eos_token_ids,
         dtype=settings.dtype.name,
-        device=settings.device_name,
+        kv_dtype=settings.kv_dtype.name,
+        device=settings.device.name,
         max_running_requests=settings.max_running,
         max_total_tokens=plan.pool_tokens,
         max_request_tokens=min(settings.context_length, plan.pool_tokens),
-        page_size=settings.config.page_size,
+        page_size=settings.page_size,
     )

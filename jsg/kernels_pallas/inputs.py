@@ -38,7 +38,8 @@ class AttentionInputs(NamedTuple):
         page_table: Request row → its pages, in order of position. Entries past a row's length are 0 or stale.
         single_rows: Request row of packed token b, for the leading tokens that are alone in their row.
         single_kv_lens: Keys that packed token b sees, itself included; 0 where b is not such a token.
-        tile_rows: Request row of each query tile: at most `QUERY_TILE` consecutive packed tokens of one request.
+        tile_rows: Request row of each query tile: at most `QUERY_TILE` consecutive packed tokens of one request. Only
+            the last tile of a row is shorter, and a row brings either a single or tiles: room is sized by that.
         tile_starts: Index of the tile's first token among the packed tokens.
         tile_lens: Tokens in the tile.
         tile_positions: Position of the tile's first token in its sequence; its token i sees keys 0..position+i.

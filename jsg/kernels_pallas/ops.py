@@ -8,9 +8,9 @@ import contextlib
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
 
-from jsg.kernels_pallas import reference, reference_norm, reference_write
+from jsg.kernels_pallas import reference, reference_threshold, reference_write
 from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, LayerCache
 
 BEST = {"gpu": "triton", "cuda": "triton", "tpu": "tpu"}
@@ -32,37 +32,13 @@ def is_pool_interleaved(platform: str) -> bool:
     return BEST.get(platform) == "tpu"
 
 
-def add_and_norm(
-    x: Float[Array, "T D"],
-    update: Float[Array, "T D"],
-    weight: Float[Array, " D"],
-    eps: float,
-    *,
-    implementation: str | None = None,
-) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
-    """x + update, and the RMS norm of that, scaled: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
+def default_page_size(num_rows: int, context_len: int) -> int:
+    """KV slots in one page where nobody says: a token, or what the best implementation has room for."""
+    if best_implementation() != "tpu":
+        return 1
+    from jsg.kernels_pallas import tpu
 
-    Args:
-        x: The residual stream.
-        update: What a block adds to it.
-        weight: Scales each column.
-        eps: Added to the mean square.
-        implementation: "triton", "reference", or None for the best that works here.
-
-    Returns:
-        Both in the dtype of `x`. The mean is taken in float32, and the scale applied after rounding, as checkpoints
-        were trained.
-
-    Raises:
-        NotImplementedError: The implementation that was named cannot do this case.
-    """
-    if (implementation or best_implementation()) == "triton":
-        from jsg.kernels_pallas import add_and_norm as kernel
-
-        with _falling_back(implementation):
-            return kernel.add_and_norm(x, update, weight, eps, interpret=_interprets())
-    total = x + update
-    return total, reference_norm.rms_norm(total, weight, eps)
+    return tpu.smallest_page_size(num_rows, context_len)
 
 
 def rotate_and_write(
@@ -149,6 +125,53 @@ def paged_attention(
     keys, values = reference_write.keys_and_values(cache)
     out = reference.paged_attention(queries, keys, values, inputs, scale=scale, window=window, softcap=softcap)
     return jnp.asarray(out, queries.dtype)
+
+
+def kept_threshold(
+    logits: Float[Array, "R V"],
+    largest: Float[Array, " R"],
+    temperature: Float[Array, " R"],
+    top_k: Int[Array, " R"],
+    top_p: Float[Array, " R"],
+    *,
+    implementation: str | None = None,
+) -> UInt[Array, " R"]:
+    """Per row the threshold that top-k, then top-p of what top-k leaves, put to its logits. Without a sort.
+
+    A logit is kept where `reference_threshold.sortable` of it is at least the threshold. Logits that are equal to the
+    last one kept stay. Top-k is exact. Top-p adds up float32 probabilities, in another order in each implementation:
+    they agree but where a sum is within rounding of `top_p`.
+
+    Args:
+        logits: Before the temperature. A row with NaN has some threshold or other.
+        largest: The largest logit of each row.
+        temperature: Probabilities are proportional to exp(logit / temperature); more than 0.
+        top_k: Most likely logits to keep; from V on all.
+        top_p: Mass to keep; from 1 on all.
+        implementation: "triton", "reference", or None for the best that works here.
+    """
+    if (implementation or best_implementation()) == "triton":
+        from jsg.kernels_pallas import token_threshold as kernel
+
+        return kernel.kept_threshold(logits, largest, temperature, top_k, top_p, interpret=_interprets())
+    return reference_threshold.kept_threshold(logits, largest, temperature, top_k, top_p)
+
+
+def top_logits(
+    logits: Float[Array, "R V"], count: int, *, implementation: str | None = None
+) -> tuple[Float[Array, "R top"], Int[Array, "R top"]]:
+    """The `count` largest of each row, in descending order, and their ids; of equal ones the lower ids first.
+
+    Args:
+        logits: A row with NaN has some `count` of them or other.
+        count: At most V.
+        implementation: "triton", "reference", or None for the best that works here.
+    """
+    if (implementation or best_implementation()) == "triton":
+        from jsg.kernels_pallas import token_threshold as kernel
+
+        return kernel.top_logits(logits, count, interpret=_interprets())
+    return reference_threshold.top_logits(logits, count)
 
 
 def _triton_attention(

@@ -74,6 +74,12 @@ def resolve_dtype(name: str, platform: str) -> jnp.dtype:
     return jnp.dtype(name)
 
 
+def resolve_kv_dtype(name: str, dtype: jnp.dtype) -> jnp.dtype:
+    """The type of cached keys and values that `--kv-cache-dtype` means: `auto` is that of the model, `dtype`."""
+    eight_bits = {"fp8_e4m3": jnp.float8_e4m3fn, "fp8_e5m2": jnp.float8_e5m2}
+    return jnp.dtype(eight_bits.get(name, dtype))
+
+
 def _fill(
     model: nnx.Module, dtype: jax.typing.DTypeLike, read: Callable[[Source], Array], progress: Progress | None
 ) -> None:

@@ -5,9 +5,10 @@ import dataclasses
 import enum
 
 from jsg.errors import ConfigError
-from jsg.kernels_pallas.tile import QUERY_TILE
+from jsg.kernels_pallas.tile import MIN_GROUP, QUERY_TILE
 
 SMALLEST_EXTEND = 64
+SMALLEST_GROUPED = 32
 
 
 class Phase(enum.StrEnum):
@@ -41,7 +42,7 @@ class BucketKey:
     @property
     def num_tiles(self) -> int:
         """Query tiles that any batch of this shape needs at most."""
-        return 0 if self.phase is Phase.DECODE else self.num_tokens // QUERY_TILE + self.num_rows
+        return 0 if self.phase is Phase.DECODE else self.num_tokens // QUERY_TILE + min(self.num_rows, self.num_tokens)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,16 +53,19 @@ class Buckets:
         decode: Keys of decode steps, smallest first; empty in deterministic mode.
         extend: Keys of extend steps, smallest first; exactly one in deterministic mode.
         chunk: New tokens in one step at most.
+        grouped: Keys of decode steps that read shared prefixes once, smallest first; empty where nothing can. Each has
+            room for the groups of any batch of its size.
     """
 
     decode: tuple[BucketKey, ...]
     extend: tuple[BucketKey, ...]
     chunk: int
+    grouped: tuple[BucketKey, ...] = ()
 
     @property
     def all(self) -> tuple[BucketKey, ...]:
         """Every key."""
-        return self.decode + self.extend
+        return self.decode + self.extend + self.grouped
 
     @property
     def max_rows(self) -> int:
@@ -78,23 +82,39 @@ class Buckets:
         keys = self.decode if phase is Phase.DECODE and self.decode else self.extend
         return keys[bisect.bisect_left(keys, num_tokens, key=lambda key: key.num_tokens)]
 
+    def pick_grouped(self, num_tokens: int) -> BucketKey | None:
+        """The smallest decode shape that reads shared prefixes once and holds `num_tokens`; None where there is none.
 
-def make_buckets(max_running: int, chunk: int) -> Buckets:
+        Larger ones are no stand-in: their padding may cost more than a shared prefix saves.
+        """
+        return next((key for key in self.grouped if key.num_tokens >= num_tokens), None)
+
+
+def make_buckets(max_running: int, chunk: int, *, row_multiple: int = 1, shares_prefixes: bool = False) -> Buckets:
     """Shapes for at most `max_running` requests and `chunk` new tokens a step.
 
     Decode has 1, the powers of two from 4 to 64 rows, then steps of 32 (finer where padding would cost most); extend
-    has the powers of two from 64 tokens.
+    has the powers of two from 64 tokens. With `shares_prefixes` decode has the powers of two from 32 rows once more,
+    with room for groups: fewer, because a step may always go without.
+
+    Args:
+        max_running: Requests in one step.
+        chunk: New tokens in one step.
+        row_multiple: Every number of rows is a multiple of it.
+        shares_prefixes: Steps may read a prefix once for several requests.
 
     Raises:
         ConfigError: A chunk cannot hold one token of every running request.
     """
     _check_chunk(max_running, chunk)
-    top = -(-chunk // SMALLEST_EXTEND) * SMALLEST_EXTEND
+    max_rows = -(-max_running // row_multiple) * row_multiple
+    top = -(-max(chunk, max_rows) // SMALLEST_EXTEND) * SMALLEST_EXTEND
     extend = [size for size in (2**i * SMALLEST_EXTEND for i in range(32)) if size < top] + [top]
     return Buckets(
-        decode=tuple(BucketKey(Phase.DECODE, size, size) for size in _decode_sizes(max_running)),
-        extend=tuple(BucketKey(Phase.EXTEND, size, max_running) for size in extend),
+        decode=tuple(BucketKey(Phase.DECODE, size, size) for size in _decode_sizes(max_rows, row_multiple)),
+        extend=tuple(BucketKey(Phase.EXTEND, size, max_rows) for size in extend),
         chunk=chunk,
+        grouped=tuple(_grouped_keys(max_rows)) if shares_prefixes else (),
     )
 
 
@@ -122,6 +142,13 @@ def _check_chunk(max_running: int, chunk: int) -> None:
         )
 
 
-def _decode_sizes(max_running: int) -> list[int]:
-    sizes = [1, 4, 8, 16, 32, 64, *range(96, max_running, 32)]
-    return [size for size in sizes if size < max_running] + [max_running]
+def _decode_sizes(max_rows: int, multiple: int) -> list[int]:
+    sizes = [1, 4, 8, 16, 32, 64, *range(96, max_rows, 32)]
+    return [size for size in sizes if size < max_rows and size % multiple == 0] + [max_rows]
+
+
+def _grouped_keys(max_rows: int) -> list[BucketKey]:
+    """A group of n >= `MIN_GROUP` members has at most n // `MIN_GROUP` tiles, so all of a batch have no more."""
+    powers = [2**i * SMALLEST_GROUPED for i in range(32)]
+    sizes = [size for size in powers if size < max_rows] + [max_rows]
+    return [BucketKey(Phase.DECODE, size, size, size // MIN_GROUP) for size in sizes if size >= MIN_GROUP]

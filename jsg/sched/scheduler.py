@@ -18,6 +18,7 @@ from jsg.errors import QueueFullError, RequestError, check_length
 from jsg.sched.admission import AdmissionEstimate
 from jsg.sched.buckets import Buckets, Phase
 from jsg.sched.bypass import BypassLedger
+from jsg.sched.groups import PrefixGrouping
 from jsg.sched.policy import make_policy
 from jsg.sched.records import (
     Batch,
@@ -89,6 +90,7 @@ class Scheduler:
         self._num_arrived = 0
         self._ledger = BypassLedger(config.max_bypass_tokens)
         self._estimate = AdmissionEstimate(config.conservativeness)
+        self._grouping = PrefixGrouping(cache.page_size)
         self._finished: list[RequestOutput] = []
         self._admitted: list[RunningRequest] = []
         self._num_in_flight = 0
@@ -316,11 +318,13 @@ class Scheduler:
         key = self._config.buckets.pick(Phase.DECODE if is_decode else Phase.EXTEND, num_tokens)
         if not self._config.buckets.decode:
             num_singles = 0
+        may_share = is_decode and bool(self._config.buckets.grouped)
+        groups = self._grouping.update([entry.place for entry in decoding]) if may_share else ()
         admitted, self._admitted = tuple(self._admitted), []
         dirty = tuple(sorted(self.table.dirty_rows))
         self.table.dirty_rows.clear()
         self._num_in_flight += 1
-        return Batch(key, (*decoding, *short, *long), num_singles, admitted, dirty)
+        return Batch(key, (*decoding, *short, *long), num_singles, admitted, dirty, groups)
 
     def _retract_latest(self) -> None:
         """Sends the running request that arrived last back to the queue; what it computed stays in the tree for now."""

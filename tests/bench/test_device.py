@@ -1,24 +1,27 @@
-"""`python -m bench.device` where nothing but jax, flax, numpy and jaxtyping is installed."""
+"""`python -m bench.device`: parts that fail, crash or hang cost no other, and everything runs on four packages."""
 
 import importlib.metadata
+import io
 import json
+import os
 import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
-from bench import device
+from bench import plot_roofline
+from bench import report as reporting
+from bench.device import __main__ as program
+from bench.device import catalogue, coordinator, events, summary
+from bench.device.plan import ACCELERATOR, PLANS, TRIAL, Plan
 
 ROOT = pathlib.Path(__file__).parents[2]
-ALLOWED = ("jax", "jaxlib", "flax", "numpy", "jaxtyping")
-CHILD = """
-import runpy, sys
-blocked, sys.argv = sys.argv[1].split(","), ["device", *sys.argv[2:]]
-sys.modules.update(dict.fromkeys(blocked))
-runpy.run_module("bench.device", run_name="__main__")
-"""
+ALLOWED = ("jax", "jaxlib", "flax", "numpy", "jaxtyping", "ml_dtypes")
+BLOCK = "import sys; sys.modules.update(dict.fromkeys({names!r}))"
+"""As `sitecustomize.py` on the path: these imports fail, in child processes too."""
 
 
 def canonical(name: str) -> str:
@@ -42,54 +45,292 @@ def closure(names: tuple[str, ...]) -> set[str]:
     return found
 
 
-def modules_of_others() -> list[str]:
+@pytest.fixture
+def bare_environment(tmp_path: pathlib.Path) -> dict[str, str]:
+    """An environment in which only the allowed packages can be imported."""
     allowed = closure(ALLOWED)
-    return sorted(
+    blocked = sorted(
         module
         for module, owners in importlib.metadata.packages_distributions().items()
         if not {canonical(owner) for owner in owners} & allowed and module.isidentifier()
     )
-
-
-def test_runs_with_four_packages_only(tmp_path: pathlib.Path):
-    blocked = modules_of_others()
     assert {"safetensors", "transformers", "tokenizers", "msgspec", "zmq", "fastapi", "interegular"} <= set(blocked)
     assert not {"jax", "flax", "numpy", "jaxtyping", "jsg", "bench"} & set(blocked)
-    output = tmp_path / "run.json"
-    arguments = ["--plan", "trial", "--samples", "2", "--output", str(output)]
+    (tmp_path / "sitecustomize.py").write_text(BLOCK.format(names=blocked))
+    return os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+
+
+def run_program(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench.device", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_every_part_imports_with_few_packages(bare_environment: dict[str, str]):
+    modules = sorted({entry.run.partition(":")[0] for entry in catalogue.PARTS.values() if entry.run})
+    assert "bench.device.engine" in modules
+    script = f"import {', '.join(modules)}; from bench import prefill_attention"
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, ",".join(blocked), *arguments], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", script], cwd=ROOT, env=bare_environment, capture_output=True, text=True
     )
+    assert done.returncode == 0, done.stderr
+    blocked = subprocess.run([sys.executable, "-c", "import msgspec"], cwd=ROOT, env=bare_environment, check=False)
+    assert blocked.returncode == 1
+
+
+@pytest.mark.slow
+def test_runs_as_a_whole(tmp_path: pathlib.Path, bare_environment: dict[str, str]):
+    output = tmp_path / "run.json"
+    left_out = {"xla-skip-temp", "xla-skip-profiled", "xla-cublas", "xla-no-autotune"}  # as xla-no-graphs
+    chosen = [name for name in catalogue.PARTS if name not in left_out]
+    arguments = ["--plan", "trial", "--samples", "2", "--commit", "abc", "--only", ",".join(chosen)]
+    done = run_program([*arguments, "--output", str(output)], bare_environment)
     assert done.returncode == 0, done.stdout + done.stderr
     run = json.loads(output.read_text())
-    names = [figure["name"] for figure in run["figures"]]
-    for part in ("copy", "matmul", "attention error, decode", "decode B=1", "decode B=4", "prefill T=64", "greedy"):
-        assert any(name.startswith(part) for name in names), part
-    steps = [figure for figure in run["figures"] if figure["name"].startswith(("decode", "prefill"))]
-    assert all(figure["facts"]["floor_ms"] > 0 and len(figure["samples"]) == 2 for figure in steps)
-    assert run["header"]["unmeasured"] == []
-    assert run["header"]["torch"].startswith("not compared")
+    torch_parts = [name for name, entry in catalogue.PARTS.items() if entry.run is None]
+    assert run["header"]["unmeasured"] == [
+        f"{name}: no interpreter with torch (--torch-python)" for name in torch_parts
+    ]
+    assert set(run["header"]["part_s"]) == set(chosen) - set(torch_parts)
+    assert run["header"]["commit"] == "abc"
+    kinds = {figure["facts"]["kind"] for figure in run["figures"]}
+    assert kinds == {
+        *("copy", "matmul", "error", "decode", "prefill", "decode-shared", "attention", "attention-cascade"),
+        *("engine", "engine-alone", "engine-load", "cascade-gain", "agreement", "start-cold", "start-warm"),
+        *("sampling", "attention-prefill", "compare"),
+    }
+    assert all(figure["facts"]["is_right"] for figure in run["figures"] if figure["facts"]["kind"] == "error")
+    steps = [figure for figure in run["figures"] if figure["facts"]["kind"] in ("decode", "prefill")]
+    assert len(steps) == 3 and all(figure["facts"]["of_floor"] > 0 for figure in steps)
+    once, each = (figure["facts"] for figure in run["figures"] if figure["facts"]["kind"] == "decode-shared")
+    assert once["floor"] > each["floor"], "the first reads the prefix for every row"
+    wanted = {row["what"] for row in run["header"]["targets"]}
+    assert {"bare step, B=4", "through the engine, B=4", "start, warm cache, weights aside"} <= wanted
+    assert not output.with_suffix(".log").exists()
+    plot_roofline.main([str(output), "-o", str(tmp_path / "run.svg")])
+    assert "decode B=4 ctx 264" in (tmp_path / "run.svg").read_text()
+
+
+def test_measures_the_step_in_a_process_of_its_own(tmp_path: pathlib.Path, bare_environment: dict[str, str]):
+    output = tmp_path / "run.json"
+    arguments = ["--plan", "trial", "--samples", "1", "--only", "sampling", "--output", str(output)]
+    done = run_program(arguments, bare_environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = json.loads(output.read_text())
+    assert list(run["header"]["part_s"]) == ["rates", "sampling"]
+    assert [figure["facts"]["kind"] for figure in run["figures"]] == ["copy", "matmul"] + ["sampling"] * 5
+    assert run["figures"][-1]["facts"]["floor"] > 0, "the floor comes from the rates of the process before"
+    assert run["header"]["device_kind"] == "cpu" and run["header"]["nvidia"] == "no nvidia-smi"
+
+
+SCRIPTED = """
+import json, os, subprocess, sys, time
+task = json.loads(sys.stdin.readline())
+def tell(**event):
+    print(json.dumps(event), flush=True)
+match task["part"]:
+    case "fine":
+        print("a library says hello")
+        tell(header={"torch": "1"})
+        tell(figure={"name": "a", "unit": "ms", "samples": [1.0], "facts": {"context": task["context"]}})
+    case "crashes":
+        tell(figure={"name": "b", "unit": "ms", "samples": [2.0], "facts": {}})
+        print("the device fell off", file=sys.stderr, flush=True)
+        os.abort()
+    case "hangs":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        tell(header={"child": child.pid})
+        time.sleep(600)
+    case "complains":
+        tell(failed="c: ValueError: no file " + __file__)
+        tell(left_out="d: no time left")
+        tell(figure={"name": "e", "unit": "ms", "samples": [float("nan")], "facts": {}})
+        tell(figure={"name": "f", "unit": "ms", "samples": [], "facts": {}})
+        sys.exit(1)
+"""
+
+
+@pytest.fixture
+def scripted(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> coordinator.Coordinator:
+    """A coordinator whose parts are real processes that do what `SCRIPTED` says."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(SCRIPTED)
+    limits = {"fine": 60, "crashes": 60, "hangs": 2, "complains": 60}
+    monkeypatch.setattr(coordinator, "TORCH_WORKER", worker)
+    monkeypatch.setattr(coordinator, "PARTS", {name: catalogue.Entry(name, limit) for name, limit in limits.items()})
+    report = reporting.Report("bench.device", [], tmp_path / "run.json", part_s={}, unmeasured=[])
+    return coordinator.Coordinator(
+        report,
+        TRIAL,
+        log=tmp_path / "run.log",
+        deadline=time.monotonic() + 60,
+        samples=1,
+        torch_python=sys.executable,
+    )
+
+
+def test_a_part_that_crashes_or_hangs_costs_no_other(scripted: coordinator.Coordinator, tmp_path: pathlib.Path):
+    assert scripted.run(["crashes", "hangs", "complains", "fine"]) == 5
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert [figure["name"] for figure in run["figures"]] == ["b", "a"]
+    assert run["figures"][1]["facts"]["context"] == TRIAL.context
+    assert run["header"]["torch"] == "1"
+    assert run["header"]["unmeasured"] == [
+        "crashes: exit status -6",
+        "hangs: ended after 2 s",
+        "c: ValueError: no file worker.py",
+        "d: no time left",
+        "e: some of its samples are no numbers",
+        "a figure that has no name, no unit, no samples or no facts",
+    ]
+    assert "the device fell off" in (tmp_path / "run.log").read_text()
+    with pytest.raises(ProcessLookupError):  # what the part had started is gone too
+        wait_until_gone(run["header"]["child"])
+
+
+def wait_until_gone(pid: int) -> None:
+    for _ in range(200):
+        os.kill(pid, 0)
+        if pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            raise ProcessLookupError  # nobody has reaped it yet
+        time.sleep(0.05)
+
+
+def test_without_time_or_torch_a_part_is_left_out(scripted: coordinator.Coordinator, tmp_path: pathlib.Path):
+    scripted._torch_python = None
+    assert scripted.run(["fine"]) == 0
+    scripted._torch_python, scripted._deadline = sys.executable, time.monotonic()
+    assert scripted.run(["fine"]) == 0
+    assert scripted._report.header["unmeasured"] == [
+        "fine: no interpreter with torch (--torch-python)",
+        "fine: no time left",
+    ]
+
+
+def test_an_interpreter_that_is_not_there_costs_its_part_only(scripted: coordinator.Coordinator):
+    scripted._torch_python = "/no/such/python"
+    assert scripted.run(["fine"]) == 1
+    assert scripted._report.header["unmeasured"] == ["fine: it could not be started: No such file or directory"]
+
+
+def test_a_gpu_that_jax_does_not_find_ends_the_run(scripted: coordinator.Coordinator):
+    scripted.plan = ACCELERATOR
+    scripted._report.header["platform"] = "cpu"
+    assert scripted.run(["fine", "crashes"]) == 1
+    assert "no work for a CPU" in scripted._report.header["unmeasured"][0]
+
+
+def test_the_plan_is_cut_down_once_the_memory_is_known(scripted: coordinator.Coordinator):
+    scripted.plan = ACCELERATOR
+    scripted._take({"header": {"memory_bytes": 40 * 2**30}})
+    assert 1 < scripted.plan.shape["num_hidden_layers"] < 32
+    assert scripted._report.header["num_layers"] == scripted.plan.shape["num_hidden_layers"]
+
+
+def make_part(output: io.StringIO, **changes: object) -> events.Part:
+    task = {"part": "steps", "plan": TRIAL.as_json(), "rates": [1e9, 1e12], "samples": 2, "folder": "x"}
+    return events.Part(task | {"seconds": 60, "started_at": time.time()} | changes, output)
+
+
+def test_what_fails_within_a_part_costs_the_part_nothing(capsys: pytest.CaptureFixture[str]):
+    output = io.StringIO()
+    part = make_part(output)
+    part.attempt("a", lambda: [][0])
+    part.attempt("b", lambda: part.add("b", "ms", [1.0], kind="x"))
+    late = make_part(output, seconds=-1)
+    late.attempt("c", lambda: pytest.fail("it is too late"))
+    assert [events.read(line) for line in output.getvalue().splitlines()] == [
+        {"failed": "a: IndexError: list index out of range"},
+        {"figure": {"name": "b", "unit": "ms", "samples": [1.0], "facts": {"kind": "x"}}},
+        {"left_out": "c: no time left"},
+    ]
+    assert "IndexError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["", "hello", "7", "[]", '{"a": 1}', '{"figure": {}, "failed": ""}', "NaN"])
+def test_other_lines_are_no_events(line: str):
+    assert events.read(line) is None
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_plan_survives_the_way_to_a_part(plan: Plan):
+    assert Plan.from_json(json.loads(json.dumps(plan.as_json()))) == plan
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_plan_asks_for_nothing_that_its_model_cannot_do(plan: Plan):
+    longest = max(plan.context + 1, *plan.prefills, plan.engine_context)
+    assert longest <= plan.shape["max_position_embeddings"]
+    assert plan.shared_context < plan.context and not any(plan.shared_context % size for size in plan.page_sizes)
+    assert plan.context > 16 * plan.steps // 2 + plan.alone_tokens // 2
 
 
 def test_a_model_that_does_not_fit_has_fewer_layers():
-    plan = device.ACCELERATOR
-    assert device.fit(plan, None) is plan
-    assert device.fit(plan, 104 * 2**30) == plan  # what JAX takes of an H200
-    small = device.fit(plan, 24 * 2**30).shape["num_hidden_layers"]
-    assert 1 < small < plan.shape["num_hidden_layers"]
-    assert device.fit(plan, 2**30).shape["num_hidden_layers"] == 1
+    assert ACCELERATOR.fit(None) is ACCELERATOR
+    assert ACCELERATOR.fit(104 * 2**30) is ACCELERATOR  # what JAX takes of an H200
+    small = ACCELERATOR.fit(40 * 2**30).shape["num_hidden_layers"]
+    assert 1 < small < ACCELERATOR.shape["num_hidden_layers"]
+    assert ACCELERATOR.fit(2**30).shape["num_hidden_layers"] == 1
 
 
-def test_a_part_that_fails_is_noted_and_the_others_run(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
-    report = device.reporting.Report("bench.device", [], tmp_path / "run.json", unmeasured=[])
-    config = None
-    bench = device.Bench(report, device.TRIAL, config, 1, 1.0, 0.0)  # pyright: ignore[reportArgumentType]
+def test_parts_are_taken_in_their_order_and_rates_always():
+    assert program._part_names("sampling,steps") == ["rates", "steps", "sampling"]
+    with pytest.raises(program.argparse.ArgumentTypeError, match=r"the parts are rates, .*, but got nothing"):
+        program._part_names("nothing")
 
-    def fails() -> None:
-        raise ArithmeticError("attention is wrong\nand more")
 
-    assert device.run_parts(bench, [fails, lambda: report.add("b", "ms", [1.0])]) == 1
-    run = json.loads((tmp_path / "run.json").read_text())
-    assert run["header"]["unmeasured"] == ["ArithmeticError: attention is wrong"]
-    assert [figure["name"] for figure in run["figures"]] == ["b"]
-    assert "attention is wrong" in capsys.readouterr().out
+def test_a_gpu_is_described_by_its_driver(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    script = tmp_path / "nvidia-smi"
+    script.write_text('#!/bin/sh\necho "NVIDIA H200, 580.1, 143771 MiB, 700.00 W, 1980 MHz, 3201 MHz"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    gpu = program.describe_gpu()
+    assert gpu is not None and gpu["name"] == "NVIDIA H200" and gpu["driver_version"] == "580.1"
+    assert re.fullmatch(r"nvidia-h200-\d{4}-\d\d-\d\d\.json", program._default_output(gpu).name)
+    script.write_text("#!/bin/sh\necho 'no devices were found'\nexit 6\n")
+    assert program.describe_gpu() is None
+
+
+def figure(samples: list[float], **facts: object) -> reporting.Figure:
+    return reporting.Figure(str(facts["kind"]), "ms", tuple(samples), facts)
+
+
+FIGURES = (
+    figure([5.0, 4.0], kind="decode", rows=32, tokens_per_s=8000, floor=3.0, of_floor=0.75, floor_tokens_per_s=10_667),
+    figure([9.0], kind="prefill", tokens_per_s=20_000),
+    figure([8.0], kind="prefill", tokens_per_s=36_000),
+    figure([3000.0, 3900.0], kind="attention", floor=4000.0, of_floor=0.975),
+    figure([10.0], kind="attention-cascade", case="nothing shared", times_plain=1.05),
+    figure([4.1], kind="engine", rows=32, tokens_per_s=7800),
+    figure([1.6], kind="cascade-gain", can_share=True),
+    figure([2.0], kind="engine-load", load="shared", shares=True, tokens_per_s=7000),
+    figure([3.0], kind="engine-load", load="shared", shares=False, tokens_per_s=4400),
+    figure([3.0], kind="torch-load", load="shared", tokens_per_s=500),
+    figure([3.0], kind="torch-load", load="shared", tokens_per_s=1000),
+    figure([4.0], kind="engine-alone", tokens_per_s=250),
+    figure([5.0], kind="torch-alone", tokens_per_s=200),
+    figure([31.0], kind="start-warm"),
+)
+
+
+def test_targets_compare_figures_with_floors_and_with_each_other():
+    rows = {row.what: row for row in summary.targets(FIGURES)}
+    assert {what: round(row.ratio, 3) for what, row in rows.items()} == {
+        "bare step, B=32": 0.75,
+        "prefill": 1.029,
+        "attention": 0.975,
+        "cascade with nothing to share": 0.952,
+        "through the engine, B=32": 0.976,
+        "shared prefix, with cascade": 1.6,
+        "against PyTorch, one request": 1.25,
+        "against PyTorch, shared load": 7.0,
+        "start, warm cache, weights aside": 0.968,
+    }
+    missed = {what for what, row in rows.items() if not row.is_met}
+    assert missed == {"bare step, B=32", "cascade with nothing to share", "start, warm cache, weights aside"}
+    _, first, *rest = summary.table(list(rows.values())).splitlines()
+    assert first.split()[:3] == ["bare", "step,", "B=32"] and first.endswith("missed") and len(rest) == len(rows) - 1
+
+
+def test_what_was_not_measured_has_no_row():
+    assert summary.targets([]) == []
+    assert summary.targets(FIGURES[5:6]) == [], "the engine without the bare step"

@@ -159,6 +159,7 @@ class FakeCore:
             vocab_size=VOCAB_SIZE,
             eos_token_ids=(257,),
             dtype="float32",
+            kv_dtype="float32",
             device="fake",
             max_running_requests=config.max_running_requests or MAX_RUNNING,
             max_total_tokens=pool_tokens,

@@ -3,10 +3,12 @@
 import dataclasses
 import pathlib
 
+import jax
 import pytest
 
 from jsg.config import EngineConfig
 from jsg.engine import memory
+from jsg.engine.device import Device, Gpu
 from jsg.engine.memory import MemoryPlan, plan_memory
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.models.config import ModelConfig
@@ -20,11 +22,15 @@ def model(small_model: pathlib.Path) -> ModelConfig:
     return dataclasses.replace(ModelConfig.from_directory(small_model), num_layers=32, num_kv_heads=8, head_dim=128)
 
 
-def plan(model: ModelConfig, platform: str = "gpu", *, weights: int = 16 * GIB, **knobs: object) -> MemoryPlan:
+def plan(
+    model: ModelConfig, platform: str = "gpu", *, weights: int = 16 * GIB, page_size: int = 1, **knobs: object
+) -> MemoryPlan:
     return plan_memory(
         EngineConfig(**knobs),  # pyright: ignore[reportArgumentType]
         model,
         platform=platform,
+        limit_bytes=int(EngineConfig(**knobs).mem_fraction_static * 140 * GIB),  # pyright: ignore[reportArgumentType]
+        page_size=page_size,
         kv_itemsize=2,
         weights_bytes=weights,
         temporary_bytes=GIB,
@@ -33,14 +39,10 @@ def plan(model: ModelConfig, platform: str = "gpu", *, weights: int = 16 * GIB, 
     )
 
 
-@pytest.fixture(autouse=True)
-def memory_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "device_memory_bytes", lambda: 140 * GIB)
-
-
 def test_the_pool_takes_what_is_left(model: ModelConfig):
     made = plan(model, mem_fraction_static=0.9)
     used = made.weights_bytes + made.temporary_bytes + made.table_bytes + made.pool_tokens * made.bytes_per_token
+    used += made.reserve_bytes
     assert made.bytes_per_token == 128 * 1024
     assert made.limit_bytes - 2 * made.bytes_per_token <= used <= made.limit_bytes
     assert f"{made.pool_tokens} tokens" in str(made)
@@ -68,3 +70,41 @@ def test_what_does_not_fit_is_refused_with_the_plan(model: ModelConfig, knobs: d
 def test_a_context_longer_than_the_model_is_refused(small_model: pathlib.Path, compile_cache_dir: str):
     with pytest.raises(ConfigError, match="256"):
         small.make_core(small_model, compile_cache_dir, context_length=10_000)
+
+
+class TestUsableBytes:
+    """What JAX reserved is what counts, and never more of a GPU than was asked for."""
+
+    @pytest.fixture(autouse=True)
+    def reserved(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Accelerator:
+            def memory_stats(self) -> dict[str, int]:
+                return {"bytes_limit": 100 * GIB}
+
+        monkeypatch.setattr(jax, "devices", lambda: [Accelerator()])
+
+    @pytest.mark.parametrize(
+        ("platform", "total", "mem_fraction", "expected"),
+        [
+            ("gpu", 140 * GIB, 0.85, 100 * GIB),  # others hold the rest
+            ("gpu", 140 * GIB, 0.5, 70 * GIB),  # JAX had started before, with more
+            ("gpu", None, 0.5, 100 * GIB),  # nobody knows how much there is
+            ("tpu", None, 0.5, 50 * GIB),
+        ],
+    )
+    def test_of_an_accelerator(self, platform: str, total: int | None, mem_fraction: float, expected: int):
+        gpu = None if total is None else Gpu(0, "GPU-a", "NVIDIA H200", total, total)
+        assert memory.usable_bytes(mem_fraction, Device(platform=platform, kind="x", gpu=gpu, why="")) == expected
+
+    def test_of_one_that_does_not_say(self, monkeypatch: pytest.MonkeyPatch):
+        class Silent:
+            def memory_stats(self) -> None:
+                return None
+
+        monkeypatch.setattr(jax, "devices", lambda: [Silent()])
+        with pytest.raises(MemoryPlanError, match="unset XLA_PYTHON_CLIENT_ALLOCATOR"):
+            memory.usable_bytes(0.5, Device(platform="gpu", kind="x", gpu=None, why=""))
+
+    def test_of_a_cpu(self):
+        cpu = Device(platform="cpu", kind="cpu", gpu=None, why="")
+        assert 0 < memory.usable_bytes(0.5, cpu) < memory.usable_bytes(1.0, cpu)

@@ -14,7 +14,8 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.engine import packing
 from jsg.engine.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
-from jsg.kernels_pallas.tile import QUERY_TILE
+from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP, QUERY_TILE
+from jsg.sched import groups
 from jsg.sched.buckets import BucketKey, Buckets, Phase
 from jsg.sched.records import Batch, BatchEntry, Placement
 from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
@@ -25,13 +26,17 @@ VOCAB = 8
 EOS = frozenset({VOCAB - 1})
 
 
-def make_test_buckets(max_running: int, chunk: int, *, has_decode: bool = True) -> Buckets:
+def make_test_buckets(
+    max_running: int, chunk: int, *, has_decode: bool = True, shares_prefixes: bool = False
+) -> Buckets:
     """Shapes far smaller than those of `make_buckets`, so that short prompts are cut into chunks."""
     sizes = sorted({-(-chunk // 2), chunk})
+    grouped = BucketKey(Phase.DECODE, max_running, max_running, max_running // MIN_GROUP)
     return Buckets(
         decode=tuple(BucketKey(Phase.DECODE, n, n) for n in sorted({1, max_running})) if has_decode else (),
         extend=tuple(BucketKey(Phase.EXTEND, n, max_running) for n in sizes),
         chunk=chunk,
+        grouped=(grouped,) if has_decode and shares_prefixes and grouped.num_groups else (),
     )
 
 
@@ -125,7 +130,7 @@ class SimulatedDevice:
         assert all(self._owners[entry.place.row] is entry.place for entry in batch.entries), "a row was not prepared"
         for row in batch.dirty_rows:
             self._page_table[row] = table.pages[row]
-        key = self._program(batch.key)
+        key = self._program(batch)
         packed = packing.pack_forward(batch, key, table.pages, self._page_size)
         assert packed.dtype == np.int32 and len(packed) == sum(packed_sizes(key))
         parts = PackedInputs(*np.split(packed, np.cumsum(packed_sizes(key))[:-1]))  # pyright: ignore[reportArgumentType]
@@ -133,6 +138,9 @@ class SimulatedDevice:
         self._write(batch, parts)
         for entry in batch.entries:
             self._check_row(entry)
+        check_groups(batch, table)
+        if key.num_groups:
+            self._check_group_tiles(batch, parts)
         return self._sample(batch, key)
 
     def forget_free_pages(self, allocator: PageAllocator) -> None:
@@ -140,9 +148,12 @@ class SimulatedDevice:
         free = np.flatnonzero(allocator.is_free(np.arange(len(self._kv) // self._page_size)))
         self._kv.reshape(-1, self._page_size)[free] = 0
 
-    def _program(self, key: BucketKey) -> BucketKey:
+    def _program(self, batch: Batch) -> BucketKey:
         """Every other step runs in the largest shape, as if the right one were not compiled yet."""
         self._num_steps += 1
+        key = batch.key
+        if batch.groups and (grouped := self._buckets.pick_grouped(key.num_tokens)) and self._num_steps % 3:
+            return grouped
         keys = self._buckets.decode if key.phase is Phase.DECODE else self._buckets.extend
         return keys[-1] if self._num_steps % 2 else key
 
@@ -178,6 +189,22 @@ class SimulatedDevice:
         found = self._kv[pages * self._page_size + positions % self._page_size]
         wrong = np.flatnonzero(found != self._hashes[entry.place.row])
         assert not len(wrong), f"{entry.running.request.rid} reads something else's keys at positions {wrong}"
+
+    def _check_group_tiles(self, batch: Batch, parts: PackedInputs) -> None:
+        """Every member of a tile has its own hashes in the pages that the tile reads, and is in no other tile."""
+        shared_lens = np.zeros(len(parts.shared_lens), int)
+        members_of = np.asarray(parts.group_members).reshape(-1, GROUP_TILE)
+        for row, length, members in zip(parts.group_rows, parts.group_lens, members_of, strict=True):
+            positions, real = np.arange(int(length)), members[members >= 0]
+            assert (members[: len(real)] == real).all() and len(real) > 1 if length else not len(real)
+            pages = self._page_table[int(row), positions // self._page_size]
+            found = self._kv[pages * self._page_size + positions % self._page_size]
+            for member in real.tolist():
+                hashes = self._hashes[batch.entries[member].place.row]
+                assert length < len(hashes) and (found == hashes[: int(length)]).all(), "a group reads something else"
+                assert not shared_lens[member], "a token is in two tiles"
+                shared_lens[member] = int(length)
+        assert (parts.shared_lens == shared_lens).all()
 
     def _sample(self, batch: Batch, key: BucketKey) -> StepResult:
         constants = np.zeros((len(self._last_token), SAMPLING_COLUMNS - 2), np.int32)
@@ -222,6 +249,19 @@ def check_packing(batch: Batch, key: BucketKey, parts: PackedInputs) -> None:
     assert (times_covered == (np.arange(key.num_tokens) < num_tokens)).all(), "tiles miss or repeat a token"
 
 
+def check_groups(batch: Batch, table: RequestTable) -> None:
+    """Asserts that members of a group have the very same pages, more tokens than they share, and no other group."""
+    members = [member for group in batch.groups for member in group.members]
+    assert len(set(members)) == len(members), "a request is in two groups"
+    for group in batch.groups:
+        assert len(group.members) >= MIN_GROUP and list(group.members) == sorted(group.members)
+        assert group.num_tokens % table.page_size == 0 and group.num_tokens >= groups.MIN_SHARED_TOKENS
+        entries = [batch.entries[member] for member in group.members]
+        pages = table.pages[[entry.place.row for entry in entries], : group.num_tokens // table.page_size]
+        assert (pages == pages[0]).all() and pages.all(), "members of a group have different pages"
+        assert all(entry.from_device and entry.start >= group.num_tokens for entry in entries)
+
+
 @dataclasses.dataclass
 class Answer:
     """What a client has seen of one request."""
@@ -251,6 +291,7 @@ class EngineShape:
     overlaps: bool = True
     has_decode: bool = True
     has_cache: bool = True
+    shares_prefixes: bool = False
     max_bypass_tokens: int = 64
     max_prefill_tokens: int = 1000
     max_queued: int = 1000
@@ -265,7 +306,9 @@ class SimulatedEngine:
         self.model = model or TokenModel()
         self.allocator = PageAllocator(shape.num_pages + 1)
         self.cache = RadixCache(shape.page_size, self.allocator, enabled=shape.has_cache)
-        buckets = make_test_buckets(shape.max_running, shape.chunk, has_decode=shape.has_decode)
+        buckets = make_test_buckets(
+            shape.max_running, shape.chunk, has_decode=shape.has_decode, shares_prefixes=shape.shares_prefixes
+        )
         config = SchedulerConfig(
             context_length=shape.context_length,
             vocab_size=VOCAB,

@@ -90,6 +90,15 @@ def test_buckets_hold_every_step_with_little_padding(max_running: int, more: int
     assert is_deterministic == (not buckets.decode)
 
 
+@pytest.mark.parametrize("max_running", [1, 8, 10, 250, 256])
+def test_every_number_of_rows_can_be_a_multiple_of_something(max_running: int):
+    buckets = make_buckets(max_running, max_running, row_multiple=8, shares_prefixes=True)
+    assert all(key.num_rows % 8 == key.num_tokens % 8 == 0 for key in buckets.all)
+    assert max_running <= buckets.decode[-1].num_rows == buckets.max_rows < max_running + 8
+    assert buckets.pick(Phase.DECODE, max_running).num_tokens == buckets.max_rows
+    assert buckets.decode[0].num_rows == 8
+
+
 @pytest.mark.parametrize("make", [make_buckets, lambda rows, chunk: make_deterministic_buckets(rows, chunk, 512)])
 def test_a_chunk_must_hold_a_token_of_everybody(make):
     with pytest.raises(ConfigError, match="--chunked-prefill-size must be at least --max-running-requests"):

@@ -1,0 +1,206 @@
+"""The one table of attention cases, for tests and benchmarks, and the definition of attention that all must equal."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
+from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A batch, and the shape of the model.
+
+    Attributes:
+        name: Names it in a report.
+        rows: Per row (cached tokens, new tokens); rows with one new token come first.
+        heads: Query heads.
+        kv_heads: Key-value heads.
+        head_dim: Of each head.
+        page_size: Tokens in a page.
+        window: See `ops.paged_attention`.
+        softcap: Likewise.
+        shared: Groups of rows, each with how many of their first tokens are in the same pages.
+        padding: Tokens that belong to no row.
+    """
+
+    name: str
+    rows: tuple[tuple[int, int], ...]
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    page_size: int = 1
+    window: int | None = None
+    softcap: float | None = None
+    shared: tuple[tuple[tuple[int, ...], int], ...] = ()
+    padding: int = 3
+
+
+CASES = (
+    Case("decode", ((0, 1), (7, 1), (130, 1), (300, 1))),
+    Case("decode-mha", ((5, 1), (200, 1)), heads=3, kv_heads=3),
+    Case("decode-8-kv-heads", ((5, 1), (200, 1)), heads=16, kv_heads=8),
+    Case("decode-pages-of-16", ((40, 1), (31, 1), (14, 1), (15, 1)), page_size=16),
+    Case("decode-pages-of-64", ((100, 1), (62, 1), (63, 1), (64, 1)), page_size=64),
+    Case("decode-window", ((300, 1), (3, 1), (140, 1), (32, 1)), window=32),
+    Case("decode-softcap", ((30, 1), (200, 1)), softcap=2.0),
+    Case("decode-without-padding", ((15, 1), (16, 1), (31, 1), (32, 1), (63, 1), (64, 1), (95, 1)), padding=0),
+    Case("prefill-below-a-tile", ((0, 5),)),
+    Case("prefill-many-tiles", ((0, 150),)),
+    Case("extend", ((64, 70), (3, 2), (129, 64))),
+    Case("mixed", ((40, 1), (200, 1), (10, 65), (0, 3))),
+    Case("pages-of-16", ((40, 1), (31, 1), (16, 40), (0, 17)), page_size=16),
+    Case("window", ((300, 1), (3, 1), (140, 90), (0, 80)), window=32),
+    Case("softcap", ((30, 1), (9, 20)), softcap=5.0),
+    Case(
+        "shared",
+        ((99, 1), (63, 1), (90, 1), (3, 1), (70, 1), (130, 1), (63, 1)),
+        shared=(((5, 6), 33), ((0, 2, 4, 1), 60)),
+        padding=0,
+    ),
+    Case("shared-pages-of-16", ((99, 1), (47, 1), (60, 1)), heads=3, kv_heads=1, page_size=16, shared=(((2, 0), 32),)),
+    Case("shared-by-two-tiles", tuple((20 + i, 1) for i in range(19)), heads=2, shared=((tuple(range(18)), 17),)),
+    Case("nothing", (), padding=4),
+)
+"""What can differ in a batch, on heads so small that every implementation can afford them."""
+
+DECODE = tuple(case for case in CASES if all(new == 1 for _, new in case.rows))
+"""Those of which each row brings one token."""
+
+MODELS = {
+    "llama-3-8b": (32, 8, 128),
+    "llama-3.2-1b": (32, 8, 64),
+    "qwen2.5-7b": (28, 4, 128),
+    "phi-3-mini": (32, 32, 96),
+    "phi-2": (32, 32, 80),
+    "gemma-2b": (8, 1, 256),
+}
+"""Query heads, key-value heads and head_dim of models that people run."""
+
+
+def for_model(case: Case, model: str) -> Case:
+    """The same batch with the heads of one of `MODELS`."""
+    heads, kv_heads, head_dim = MODELS[model]
+    return dataclasses.replace(case, name=f"{case.name}-{model}", heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrays:
+    """A case made into arrays; what is expected is of the real packed tokens only."""
+
+    queries: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    inputs: AttentionInputs
+    expected: np.ndarray
+    expected_lse: np.ndarray
+
+
+def make(
+    case: Case,
+    *,
+    dtype: jax.typing.DTypeLike = "float32",
+    pool_dtype: jax.typing.DTypeLike | None = None,
+    singles: bool = True,
+    seed: int = 0,
+) -> Arrays:
+    """Random tensors on permuted pages, and attention by its definition, of what they are after rounding.
+
+    Args:
+        case: The case.
+        dtype: Of the queries.
+        pool_dtype: Of keys and values; None for that of the queries.
+        singles: False sends one-token rows through tiles too, and leaves their groups out.
+        seed: Of all that is random.
+    """
+    rng = np.random.default_rng(seed)
+    pages_of = [-(-(old + new) // case.page_size) for old, new in case.rows]
+    num_pages = sum(pages_of) + 2
+    table = np.zeros((len(case.rows) + 1, max(pages_of, default=1) + 1), np.int32)
+    free = rng.permutation(np.arange(1, num_pages)).astype(np.int32)
+    for row, count in enumerate(pages_of):
+        table[row + 1, :count], free = free[:count], free[count:]
+    for members, shared_len in case.shared:
+        pages = shared_len // case.page_size
+        table[np.array(members) + 1, :pages] = table[members[0] + 1, :pages]
+    shape = (num_pages, case.page_size, case.kv_heads, case.head_dim)
+    num_tokens = sum(new for _, new in case.rows) + case.padding
+    keys, values = (_rounded(rng, shape, pool_dtype or dtype) for _ in range(2))
+    keys[0] = values[0] = 0  # the dump
+    queries = _rounded(rng, (num_tokens, case.heads, case.head_dim), dtype)
+    out = np.zeros((num_tokens - case.padding, case.heads, case.head_dim), np.float32)
+    lse = np.zeros(out.shape[:2], np.float32)
+    for row, tokens in enumerate(_tokens_of(case)):
+        out[tokens], lse[tokens] = _by_definition(case, queries[tokens], keys, values, table[row + 1], *case.rows[row])
+    return Arrays(queries, keys, values, _inputs(case, table, singles), out, lse)
+
+
+def _tokens_of(case: Case) -> list[slice]:
+    """Where each row's new tokens stand among the packed ones."""
+    ends = list(itertools.accumulate(new for _, new in case.rows))
+    return [slice(end - new, end) for end, (_, new) in zip(ends, case.rows, strict=True)]
+
+
+def _rounded(rng: np.random.Generator, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> np.ndarray:
+    return rng.standard_normal(shape, dtype=np.float32).astype(jnp.dtype(dtype))
+
+
+def _inputs(case: Case, table: np.ndarray, singles: bool) -> AttentionInputs:
+    leading = 0
+    while singles and leading < len(case.rows) and case.rows[leading][1] == 1:
+        leading += 1
+    tiles, start = [], leading
+    for row, (old, new) in enumerate(case.rows[leading:], start=leading):
+        for offset in range(0, new, QUERY_TILE):
+            tiles.append((row + 1, start + offset, min(QUERY_TILE, new - offset), old + offset))
+        start += new
+    padded = np.array(tiles + [(0, 0, 0, 0)] * 2, np.int32)
+    return AttentionInputs(
+        page_table=jnp.asarray(table),
+        single_rows=jnp.asarray(np.arange(1, leading + 3) * (np.arange(leading + 2) < leading), jnp.int32),
+        single_kv_lens=jnp.asarray([old + 1 for old, _ in case.rows[:leading]] + [0, 0], jnp.int32),
+        tile_rows=jnp.asarray(padded[:, 0]),
+        tile_starts=jnp.asarray(padded[:, 1]),
+        tile_lens=jnp.asarray(padded[:, 2]),
+        tile_positions=jnp.asarray(padded[:, 3]),
+        num_tiles=jnp.int32(len(tiles)),
+        groups=_groups(case, leading + 2) if case.shared and singles else None,
+    )
+
+
+def _groups(case: Case, num_singles: int) -> PrefixGroups:
+    """Every group of `case.shared` in tiles of its members, and one tile that is not real."""
+    shared_lens, tiles = np.zeros(num_singles, np.int32), []
+    for members, shared_len in case.shared:
+        shared_lens[list(members)] = shared_len
+        for start in range(0, len(members), GROUP_TILE):
+            tile = members[start : start + GROUP_TILE]
+            tiles.append((tile[0] + 1, shared_len, *tile, *[-1] * (GROUP_TILE - len(tile))))
+    padded = jnp.asarray([*tiles, (0, 0, *[-1] * GROUP_TILE)], jnp.int32)
+    return PrefixGroups(jnp.asarray(shared_lens), padded[:, 0], padded[:, 1], padded[:, 2:])
+
+
+def _by_definition(
+    case: Case, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, pages: np.ndarray, old: int, new: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Softmax attention of one row's new tokens and its log-sum-exp, in float64."""
+    position, query_position = np.arange(old + new), np.arange(old, old + new)[:, None]
+    at = pages[position // case.page_size], position % case.page_size
+    group = case.heads // case.kv_heads
+    key, value = (np.repeat(pool[at].astype(np.float64), group, axis=1) for pool in (keys, values))
+    scores = case.head_dim**-0.5 * np.einsum("qnh,snh->nqs", queries.astype(np.float64), key)
+    if case.softcap is not None:
+        scores = case.softcap * np.tanh(scores / case.softcap)
+    is_seen = position <= query_position
+    if case.window is not None:
+        is_seen &= position > query_position - case.window
+    scores = np.where(is_seen, scores, -np.inf)
+    largest = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - largest)
+    total = weights.sum(axis=-1, keepdims=True)
+    out = np.einsum("nqs,snh->qnh", weights / total, value)
+    return out.astype(np.float32), (largest + np.log(total))[..., 0].T.astype(np.float32)

@@ -1,0 +1,58 @@
+"""The parts of `bench.device`: what runs each, and for how long at most. No JAX: the coordinator imports it.
+
+They stand in the order of what their figures are worth, because the last ones are left out when time runs out.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+TORCH_WORKER = Path(__file__).parent.parent / "pytorch" / "worker.py"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """One part, which is one process.
+
+    Attributes:
+        about: What it measures.
+        limit_s: Seconds after which it is ended.
+        run: "module:function" of a function that takes a `Part`; None for a part of the PyTorch worker.
+        xla_flags: What is put behind XLA_FLAGS.
+    """
+
+    about: str
+    limit_s: float
+    run: str | None = None
+    xla_flags: str = ""
+
+
+def _compare(about: str, flags: str = "") -> Entry:
+    return Entry(about, 45, "bench.device.steps:compare", flags)
+
+
+PARTS: Mapping[str, Entry] = {
+    "rates": Entry("copy bandwidth and matmul rate, from which every floor follows", 60, "bench.device.rates:measure"),
+    "correct": Entry("every kernel against float64 or plain jnp", 90, "bench.device.kernels:check"),
+    "steps": Entry("the bare step: decode, prefill, a shared prefix", 180, "bench.device.steps:measure"),
+    "attention": Entry("attention of one layer alone", 90, "bench.device.kernels:measure"),
+    "engine": Entry("requests through the engine", 180, "bench.device.engine:measure"),
+    "torch-static": Entry("transformers' generate with a static cache, compiled", 100),
+    "torch-generate": Entry("its generate with SDPA", 90),
+    "torch-continuous": Entry("its continuous batching", 120),
+    "start-cold": Entry("the start of the engine as it comes", 180, "bench.device.engine:measure_start"),
+    "start-warm": Entry("the same with a warm compile cache", 90, "bench.device.engine:measure_start"),
+    "sampling": Entry("every variant of the sampling program", 60, "bench.device.sampling:measure"),
+    "prefill": Entry("attention of a whole prompt, against what JAX brings", 60, "bench.device.kernels:prefill"),
+    "torch-ops": Entry("matmul and attention in PyTorch", 45),
+    "xla-default": _compare("a few layers as XLA compiles them"),
+    "xla-skip-temp": _compare(
+        "CUDA graphs not updated for temporaries", "--xla_gpu_command_buffer_update_mode=SKIP_TEMP"
+    ),
+    "xla-skip-profiled": _compare(
+        "CUDA graphs updated as profiled", "--xla_gpu_command_buffer_update_mode=SKIP_PROFILED"
+    ),
+    "xla-no-graphs": _compare("no CUDA graphs", "--xla_gpu_enable_command_buffer="),
+    "xla-cublas": _compare("no matmuls by Triton", "--xla_gpu_enable_triton_gemm=false"),
+    "xla-no-autotune": _compare("no autotuning", "--xla_gpu_autotune_level=0"),
+}

@@ -1,0 +1,259 @@
+"""Requests through the whole engine: what is left of the bare step, what a shared prefix is worth, how it starts."""
+
+import contextlib
+import dataclasses
+import functools
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from bench.device.events import Part
+from bench.device.plan import Load, Plan
+from jsg.config import EngineConfig
+from jsg.engine import startup
+from jsg.engine.core import EngineCore
+from jsg.engine.protocol import Progress
+from jsg.engine.runner import GREEDY
+from jsg.sched.buckets import Buckets, Phase, make_buckets
+from jsg.types import Request, SamplingParams
+
+BLOCKS = 8
+"""Groups of steps that are timed; a group before them is not."""
+SETTLING_STEPS = 8
+AGREEMENT_ROWS = 8
+
+
+def measure(part: Part) -> None:
+    """One engine for everything, with the shapes that are measured and no others: lowering all would take too long."""
+    startup.make_buckets = functools.partial(_few_buckets, part.plan)
+    core = EngineCore(_config(part, chunk=part.plan.chunk))
+    core.close()  # the variants that nobody will use would compile beside what is measured
+    _compile_what_is_measured(core)
+    part.header(engine=dataclasses.asdict(core.info) | {"model_path": "random weights"})
+    for rows in part.plan.batches:
+        name = f"engine, decode B={rows}"
+        part.attempt(name, functools.partial(_decode, part, core, name, rows))
+    part.attempt("engine, alone", functools.partial(_alone, part, core))
+    part.attempt("engine, shared load", functools.partial(_shared, part, core))
+    part.attempt("engine, concurrent load", functools.partial(_concurrent, part, core))
+    part.attempt("engine, agreement", functools.partial(_agreement, part, core))
+    core.check_integrity()
+
+
+def measure_start(part: Part) -> None:
+    """Starts the engine as it comes, and notes how long each stage took: first with a cold, then with a warm cache."""
+    phases = _Phases(part.age_s)
+    core = EngineCore(_config(part, chunk=None), report=phases.note)
+    ready_s, seconds = part.age_s, phases.seconds()
+    core.close()
+    state = part.name.removeprefix("start-")
+    facts = {f"{name}_s": value for name, value in seconds.items()} | {"with_weights_s": round(ready_s, 2)}
+    weightless = ready_s - seconds.get("load", 0.0)
+    part.add(f"start of process to ready, weights aside, {state}", "s", [weightless], kind=f"start-{state}", **facts)
+
+
+def _few_buckets(plan: Plan, max_running: int, chunk: int, **options: Any) -> Buckets:
+    """The smallest and the largest extend shape, and the decode shapes of the loads."""
+    every = make_buckets(max_running, chunk, **options)
+    rows = {*plan.batches, plan.concurrent.num_requests, plan.shared.num_requests}
+    grouped = every.pick_grouped(plan.shared.num_requests)
+    return dataclasses.replace(
+        every,
+        decode=tuple(sorted({every.pick(Phase.DECODE, count) for count in rows})),
+        extend=tuple(sorted({every.extend[0], every.extend[-1]})),
+        grouped=(grouped,) if grouped else (),
+    )
+
+
+def _compile_what_is_measured(core: EngineCore) -> None:
+    """Compiles the shapes that an engine in service would compile in its background."""
+    buckets = core.scheduler._config.buckets
+    names: list[Any] = [("forward", key) for key in buckets.all]
+    names += [("sample", num_rows, GREEDY) for num_rows in sorted({key.num_rows for key in buckets.all})]
+    core._executables.compile(names)
+    core._runner.warm_up()
+
+
+class _Phases:
+    """How long each stage of a start takes, from its progress reports."""
+
+    def __init__(self, before_s: float):
+        self._last = time.monotonic()
+        self._seconds = {"before": before_s}
+
+    def note(self, progress: Progress) -> None:
+        """Counts the time since the last report as that of this stage: each reports at its end too."""
+        now = time.monotonic()
+        self._seconds[progress.stage] = self._seconds.get(progress.stage, 0.0) + now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        """By stage; what came before the engine, such as imports, is "before"."""
+        return {name: round(value, 2) for name, value in self._seconds.items()}
+
+
+def _config(part: Part, chunk: int | None) -> EngineConfig:
+    plan = part.plan
+    return EngineConfig(
+        model_path=str(part.model_directory()),
+        load_format="dummy",
+        dtype=plan.dtype,
+        context_length=min(plan.engine_context, plan.shape["max_position_embeddings"]),
+        max_running_requests=plan.max_running,
+        max_total_tokens=plan.engine_pool_tokens,
+        chunked_prefill_size=chunk and max(chunk, plan.max_running),
+        compilation_cache_dir=str(part.folder / "cache"),
+    )
+
+
+def _decode(part: Part, core: EngineCore, name: str, rows: int) -> None:
+    """Milliseconds of a decode step, the mean of several: steps overlap, so single ones cannot be told apart."""
+    plan = part.plan
+    core.flush_cache()
+    num_timed = BLOCKS * plan.steps
+    prompt_len = max(1, plan.context - SETTLING_STEPS - num_timed // 2)
+    tokens_left = core.info.context_length - prompt_len
+    prompts = _prompts(part, Load(rows, 0, prompt_len, tokens_left), seed=rows)
+    with _running(core, prompts, tokens_left):
+        _step(core, SETTLING_STEPS)
+        samples = []
+        for _ in range(BLOCKS):
+            begin = time.perf_counter()
+            _step(core, plan.steps)
+            samples.append((time.perf_counter() - begin) / plan.steps * 1e3)
+    facts = {"rows": rows, "context": plan.context, "tokens_per_s": rows / min(samples) * 1e3}
+    part.add(f"{name} ctx {plan.context}", "ms", samples, kind="engine", **facts)
+
+
+def _alone(part: Part, core: EngineCore) -> None:
+    """One request, from its first token to its last."""
+    plan, count = part.plan, part.plan.alone_tokens
+    load = Load(1, 0, plan.context - count // 2, count)
+    samples = []
+    for seed in range(4):
+        core.flush_cache()
+        [times] = _run_all(core, _prompts(part, load, seed), count).times.values()
+        samples.append((times[-1] - times[0]) / (count - 1) * 1e3)
+    facts = {"tokens_per_s": 1e3 / min(samples[1:]), "context": plan.context}
+    part.add(f"engine, one request alone ctx {plan.context}", "ms/token", samples[1:], kind="engine-alone", **facts)
+
+
+def _concurrent(part: Part, core: EngineCore) -> None:
+    samples = _load_seconds(part, core, part.plan.concurrent)
+    _add_load(part, "concurrent", samples, part.plan.concurrent, shares=True)
+
+
+def _shared(part: Part, core: EngineCore) -> None:
+    """The same load twice: prefixes of running requests read together, and each for itself."""
+    load, seconds = part.plan.shared, {}
+    for shares in (True, False):
+        with contextlib.nullcontext() if shares else _reading_alone(core):
+            seconds[shares] = _load_seconds(part, core, load)
+        _add_load(part, "shared", seconds[shares], load, shares=shares)
+    ratio = [min(seconds[False]) / min(seconds[True])]
+    can_share = bool(core.scheduler._config.buckets.grouped)
+    part.add("shared load, without cascade / with", "x", ratio, kind="cascade-gain", can_share=can_share)
+
+
+def _load_seconds(part: Part, core: EngineCore, load: Load) -> list[float]:
+    """Of the whole load, prefill included, each time with other prompts and an empty cache; the first is not timed."""
+    found = []
+    for seed in range(3):
+        core.flush_cache()
+        run = _run_all(core, _prompts(part, load, seed), load.output_len)
+        found.append(run.seconds)
+        if any(len(tokens) != load.output_len for tokens in run.tokens.values()):
+            raise RuntimeError("a request ended early")
+    return found[1:]
+
+
+def _add_load(part: Part, name: str, samples: list[float], load: Load, *, shares: bool) -> None:
+    rate = load.num_requests * load.output_len / min(samples)
+    shown = f"engine, {name} load" + ("" if shares else ", no cascade")
+    facts = dataclasses.asdict(load) | {"load": name, "shares": shares, "tokens_per_s": rate}
+    part.add(shown, "s", samples, kind="engine-load", **facts)
+
+
+def _agreement(part: Part, core: EngineCore) -> None:
+    """The same prompts in one batch and one by one. In bfloat16 they need not agree; how often is what is noted."""
+    load = Load(min(AGREEMENT_ROWS, part.plan.max_running), 0, 32, 16)
+    prompts = _prompts(part, load, seed=0)
+    together = _run_all(core, prompts, load.output_len).tokens
+    equal = 0
+    for index, prompt in enumerate(prompts):
+        core.flush_cache()
+        [alone] = _run_all(core, [prompt], load.output_len).tokens.values()
+        equal += sum(a == b for a, b in zip(together[str(index)], alone, strict=True))
+    rate = equal / (load.num_requests * load.output_len)
+    part.add("greedy tokens equal in a batch and alone", "fraction", [rate], kind="agreement", answer=together["0"])
+
+
+@contextlib.contextmanager
+def _reading_alone(core: EngineCore) -> Iterator[None]:
+    """Lets the scheduler form no groups for a while."""
+    config = core.scheduler._config
+    core.scheduler._config = dataclasses.replace(config, buckets=dataclasses.replace(config.buckets, grouped=()))
+    try:
+        yield
+    finally:
+        core.scheduler._config = config
+
+
+@contextlib.contextmanager
+def _running(core: EngineCore, prompts: Sequence[tuple[int, ...]], num_tokens: int) -> Iterator[None]:
+    """Requests that all have their first token, and are aborted in the end."""
+    waiting = {str(index) for index in range(len(prompts))}
+    for index, prompt in enumerate(prompts):
+        core.add(Request(rid=str(index), input_ids=prompt, sampling=_greedy(num_tokens)))
+    try:
+        while waiting:
+            waiting -= {output.rid for output in core.step() if output.token_ids}
+        yield
+    finally:
+        for index in range(len(prompts)):
+            core.abort(str(index))
+        while core.has_work:
+            core.step()
+
+
+def _step(core: EngineCore, count: int) -> None:
+    """So many steps. Each reads the tokens of the one before it, so the clock is right to one step's variation."""
+    for _ in range(count):
+        core.step()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Answers:
+    """What came of some requests: tokens and the time of each, by rid, and how long all took."""
+
+    tokens: dict[str, list[int]]
+    times: dict[str, list[float]]
+    seconds: float
+
+
+def _run_all(core: EngineCore, prompts: Sequence[tuple[int, ...]], num_tokens: int) -> _Answers:
+    tokens: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
+    times: dict[str, list[float]] = {rid: [] for rid in tokens}
+    begin = time.perf_counter()
+    for rid, prompt in zip(tokens, prompts, strict=True):
+        core.add(Request(rid=rid, input_ids=prompt, sampling=_greedy(num_tokens)))
+    while core.has_work:
+        for output in core.step():
+            tokens[output.rid] += output.token_ids
+            times[output.rid] += [time.perf_counter()] * len(output.token_ids)
+    jax.block_until_ready(jax.live_arrays())
+    return _Answers(tokens, times, time.perf_counter() - begin)
+
+
+def _prompts(part: Part, load: Load, seed: int) -> list[tuple[int, ...]]:
+    """The same prompts each time; different ones for each seed."""
+    vocabulary, generator = range(part.plan.shape["vocab_size"]), random.Random(seed)
+    shared = tuple(generator.choices(vocabulary, k=load.shared_len))
+    return [shared + tuple(generator.choices(vocabulary, k=load.own_len)) for _ in range(load.num_requests)]
+
+
+def _greedy(num_tokens: int) -> SamplingParams:
+    return SamplingParams(max_new_tokens=num_tokens, temperature=0.0, ignore_eos=True)

@@ -1,0 +1,109 @@
+"""What a part tells the coordinator, one JSON object on each line of its standard output.
+
+    {"figure": {"name": ..., "unit": ..., "samples": [...], "facts": {...}}}    something was measured
+    {"header": {...}}                                                           for the head of the report
+    {"failed": "..."}                                                           why something has no figure
+    {"left_out": "..."}                                                         likewise, for want of time
+
+`bench/pytorch/worker.py`, which must not import anything from here, speaks the same.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from bench import clock
+from bench.device.plan import Plan
+from bench.shapes import write_model
+
+
+class Part:
+    """What one part is given, and its way to say what it found.
+
+    Attributes:
+        name: Of the part.
+        plan: What to measure.
+        rates: Copy bandwidth and matmul rate of this device, `(bytes/s, flops/s)`; None where they are not known.
+        folder: Scratch folder of the run.
+        samples: Timed calls of each thing, at most.
+    """
+
+    def __init__(self, task: dict[str, Any], output: TextIO):
+        self.name: str = task["part"]
+        self.plan = Plan.from_json(task["plan"])
+        self.rates: tuple[float, float] | None = task["rates"] and tuple(task["rates"])
+        self.folder = Path(task["folder"])
+        self.samples: int = task["samples"]
+        self._started_at: float = task["started_at"]
+        self._deadline = time.monotonic() + task["seconds"]
+        self._output = output
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since this process was started, its interpreter and its imports included."""
+        return time.time() - self._started_at
+
+    def model_directory(self, plan: Plan | None = None) -> Path:
+        """A directory that the model of the plan can be loaded from."""
+        shape = (plan or self.plan).shape
+        return write_model(self.folder / f"model-{shape['num_hidden_layers']}", shape)
+
+    def add(self, name: str, unit: str, samples: Iterable[float], **facts: Any) -> None:
+        """Notes a figure."""
+        self._write({"figure": {"name": name, "unit": unit, "samples": list(samples), "facts": facts}})
+
+    def header(self, **fields: Any) -> None:
+        """Notes something for the head of the report."""
+        self._write({"header": fields})
+
+    def failed(self, name: str, error: Exception) -> None:
+        """Notes why something has no figure."""
+        traceback.print_exc()
+        self._write({"failed": f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"})
+
+    def attempt(self, name: str, run: Callable[[], object]) -> None:
+        """Runs something that gives figures: what fails, or would begin too late, costs the others nothing."""
+        if time.monotonic() > self._deadline:
+            self._write({"left_out": f"{name}: no time left"})
+            return
+        try:
+            run()
+        except Exception as error:
+            self.failed(name, error)
+        gc.collect()
+
+    def time(self, run: Callable[[], object], *, budget_s: float = 5.0) -> list[float]:
+        """Milliseconds of each call after five others: XLA makes its graphs in the first ones."""
+        return clock.sample_until(run, count=self.samples, warm_up=5, budget_s=budget_s)
+
+    def _write(self, event: dict[str, Any]) -> None:
+        print(json.dumps(event), file=self._output, flush=True)
+
+
+def read(line: str) -> dict[str, Any] | None:
+    """The event on a line; None for anything else."""
+    with contextlib.suppress(json.JSONDecodeError):
+        event = json.loads(line)
+        if (
+            isinstance(event, dict)
+            and len(event) == 1
+            and next(iter(event)) in ("figure", "header", "failed", "left_out")
+        ):
+            return event
+    return None
+
+
+@contextlib.contextmanager
+def private_stdout() -> Iterator[TextIO]:
+    """Standard output for events alone: what libraries print, in whatever language, goes to standard error."""
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w") as private:
+        os.dup2(2, 1)
+        yield private

@@ -1,0 +1,263 @@
+"""Attention without a model around it: is it right, and how fast does it read the KV pool?"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench import attention_cases, attention_check
+from bench.device.events import Part
+from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
+from jsg.kernels_pallas.reference_threshold import sortable
+from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP
+
+MAX_ERROR = {"float32": 5e-3, "bfloat16": 5e-2}
+"""Of attention over unit normal values; an accelerator may multiply float32 in a shorter type."""
+MAX_DIFFERING_ROWS = 0.02
+"""Top-p adds up probabilities in an order of its own, so a row may end one token earlier or later."""
+CASES_OF_ALL = ("decode", "mixed")
+"""The others are checked with the heads and the type of the plan only."""
+QUEUED_BYTES = 32 * 2**30
+"""Keys and values read between two looks at the clock: so many programs are queued that starting them is hidden."""
+COLD_BYTES = 2**30
+"""The calls of a chain go through so many different keys and values: far more than the device's caches hold."""
+
+
+def check(part: Part) -> None:
+    """Errors of `ops.paged_attention` against float64, over the case table; then of the other kernels."""
+    plan, shape = part.plan, part.plan.shape
+    own = f"{shape['num_attention_heads']}/{shape['num_key_value_heads']}/{shape['head_dim']}"
+    heads = {own: (shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"])}
+    heads |= {name: attention_cases.MODELS[name] for name in plan.check_models}
+    wrong: list[str] = []
+
+    def one(name: str, case: attention_cases.Case, dtype: str, sizes: tuple[int, int, int]) -> None:
+        found = attention_check.largest_error(case, dtype, heads=sizes[0], kv_heads=sizes[1], head_dim=sizes[2])
+        _add_error(part, wrong, f"attention error, {name}, {dtype}", found, MAX_ERROR[dtype])
+
+    for model, sizes in heads.items():
+        for dtype in dict.fromkeys((plan.dtype, "float32")):
+            for case in attention_check.BATCHES:
+                is_asked = case.name in (plan.checks or [case.name])
+                is_first = model == own and dtype == plan.dtype
+                if is_asked and (is_first or case.name in CASES_OF_ALL):
+                    name = f"{case.name} {model}"
+                    part.attempt(name, functools.partial(one, name, case, dtype, sizes))
+    for dtype in dict.fromkeys((plan.dtype, "float32")):
+        part.attempt(f"rotate_and_write, {dtype}", functools.partial(_check_write, part, wrong, dtype, heads[own]))
+    part.attempt("sampling", functools.partial(_check_sampling, part, wrong))
+    if wrong:
+        raise ArithmeticError(f"wrong on this device: {', '.join(wrong)}")
+
+
+def _add_error(part: Part, wrong: list[str], name: str, error: float, at_most: float) -> None:
+    is_right = error <= at_most  # not so for NaN
+    wrong.extend([] if is_right else [name])
+    if not np.isfinite(error):
+        raise ArithmeticError(f"the error is {error}")
+    part.add(name, "abs", [error], kind="error", at_most=at_most, is_right=is_right)
+
+
+def _check_write(part: Part, wrong: list[str], dtype: str, sizes: tuple[int, int, int]) -> None:
+    """The kernel against plain `jnp` on the same device: rotated queries, and the pool after the write."""
+    heads, kv_heads, head_dim = sizes
+    count, page_size = 70, 16
+    keys = jax.random.split(jax.random.key(0), 4)
+    qkv = jax.random.normal(keys[0], (count, kv_heads, (heads // kv_heads + 2) * head_dim), dtype)
+    angles = jax.random.uniform(keys[1], (count, head_dim // 2), maxval=6.0)
+    slots = jnp.asarray(np.r_[0, np.random.default_rng(0).permutation(160)[: count - 1] + page_size], jnp.int32)
+    cache = tuple(jax.random.normal(key, (11, page_size, kv_heads, head_dim), dtype) for key in keys[2:])
+    write = jax.jit(ops.rotate_and_write, static_argnames=("implementation",))
+    found, expected = (
+        write(qkv, jnp.cos(angles), jnp.sin(angles), slots, cache, implementation=name) for name in (None, "reference")
+    )
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    error = max(float(jnp.max(jnp.abs(a.astype(jnp.float32) - b.astype(jnp.float32)))) for a, b in pairs)
+    _add_error(part, wrong, f"rotate_and_write error, {dtype}", error, MAX_ERROR[dtype])
+
+
+def _check_sampling(part: Part, wrong: list[str]) -> None:
+    """Over a whole vocabulary: rows of which kernel and plain `jnp` keep different tokens, or take different best."""
+    rows, vocab = max(part.plan.sampling_rows), part.plan.shape["vocab_size"]
+    logits = 3 * jax.random.normal(jax.random.key(0), (rows, vocab))
+    ones = jnp.ones(rows)
+    fields = (logits, jnp.max(logits, axis=-1), ones, jnp.full(rows, 50, jnp.int32), 0.9 * ones)
+    find = jax.jit(ops.kept_threshold, static_argnames=("implementation",))
+    found, expected = (
+        np.asarray(sortable(logits) >= find(*fields, implementation=name)[:, None]) for name in (None, "reference")
+    )
+    differing = float(np.mean(np.any(found != expected, axis=-1)))
+    _add_error(part, wrong, "rows of which top-k and top-p keep other tokens", differing, MAX_DIFFERING_ROWS)
+    best = jax.jit(ops.top_logits, static_argnums=1, static_argnames=("implementation",))
+    found, expected = (np.asarray(best(logits, 20, implementation=name)[1]) for name in (None, "reference"))
+    _add_error(part, wrong, "best tokens that are others", float(np.mean(found != expected)), 0.0)
+
+
+def measure(part: Part) -> None:
+    """Gigabytes of keys and values read per second by the attention of one layer of a decode step."""
+    plan = part.plan
+    for page_size in plan.page_sizes:
+        layer, is_first = _Layer(part, page_size), page_size == plan.page_sizes[0]
+        for context in plan.attention_contexts if is_first else _extremes(plan.attention_contexts):
+            for rows in plan.attention_batches if is_first else _extremes(plan.attention_batches):
+                name = f"attention B={rows} ctx {context} page {page_size}"
+                part.attempt(name, functools.partial(_measure_decode, part, layer, name, rows, context))
+        if is_first:
+            part.attempt("cascade", functools.partial(_measure_cascade, part, layer))
+
+
+def _extremes(values: Sequence[int]) -> list[int]:
+    return sorted({min(values), max(values)})
+
+
+class _Layer:
+    """One layer's KV pool, as large as the largest case needs, and queries for it."""
+
+    def __init__(self, part: Part, page_size: int):
+        plan, shape = part.plan, part.plan.shape
+        self.page_size = page_size
+        self.heads, self.head_dim = shape["num_attention_heads"], shape["head_dim"]
+        longest = max(*plan.attention_contexts, plan.context, plan.shared_context + page_size)
+        num_tokens = max(plan.attention_batches) * -(-longest // page_size) * page_size
+        self.num_pages = num_tokens // page_size
+        pool = (self.num_pages + 1, page_size, shape["num_key_value_heads"], self.head_dim)
+        # A single random page, repeated: the time to make more of them would be longer than that to read them.
+        page = jax.random.normal(jax.random.key(0), (1, *pool[1:]), plan.dtype)
+        self.cache = tuple(jnp.broadcast_to(page, pool) for _ in range(2))
+        self.token_bytes = 2 * pool[2] * pool[3] * plan.itemsize
+        self.dtype = plan.dtype
+
+    def page_tables(self, rows: int, context: int, shared: int = 0) -> list[jax.Array]:
+        """Tables of different pages, shuffled; the first `shared` tokens of all rows are in the same ones."""
+        columns = -(-context // self.page_size)
+        count = max(1, min(self.num_pages // (rows * columns), COLD_BYTES // (rows * context * self.token_bytes) + 1))
+        pages = 1 + np.random.default_rng(0).permutation(self.num_pages)[: count * rows * columns].astype(np.int32)
+        tables = pages.reshape(count, rows, columns)
+        tables[:, :, : shared // self.page_size] = tables[:, :1, : shared // self.page_size]
+        return [jnp.asarray(np.concatenate([np.zeros((1, columns), np.int32), table])) for table in tables]
+
+    def time(
+        self,
+        part: Part,
+        tables: Sequence[jax.Array],
+        rows: int,
+        context: int,
+        groups: PrefixGroups | None = None,
+    ) -> list[float]:
+        """Microseconds of one call of attention, from programs of many calls, each on the result of the one before."""
+        num_bytes = rows * context * self.token_bytes
+        length = max(1, min(part.plan.attention_calls, QUEUED_BYTES // num_bytes))
+        num_queued = max(1, min(2 * part.plan.attention_calls, QUEUED_BYTES // (length * num_bytes)))
+        program = jax.jit(functools.partial(_attend_repeatedly, length=length, scale=self.head_dim**-0.5))
+        queries = jax.random.normal(jax.random.key(1), (rows, self.heads, self.head_dim), self.dtype)
+        kv_lens = jnp.full(rows, context, jnp.int32)
+
+        def run() -> None:
+            outs = [program(queries, self.cache, list(tables), kv_lens, groups) for _ in range(num_queued)]
+            outs[-1].block_until_ready()
+
+        return [ms * 1e3 / (length * num_queued) for ms in part.time(run, budget_s=2)]
+
+
+def _attend_repeatedly(
+    queries: jax.Array,
+    cache: tuple[jax.Array, ...],
+    tables: Sequence[jax.Array],
+    kv_lens: jax.Array,
+    groups: PrefixGroups | None,
+    *,
+    length: int,
+    scale: float,
+) -> jax.Array:
+    none = jnp.zeros(0, jnp.int32)
+    for index in range(length):
+        inputs = AttentionInputs(
+            page_table=tables[index % len(tables)],
+            single_rows=jnp.arange(1, len(queries) + 1, dtype=jnp.int32),
+            single_kv_lens=kv_lens,
+            tile_rows=none,
+            tile_starts=none,
+            tile_lens=none,
+            tile_positions=none,
+            num_tiles=jnp.int32(0),
+            groups=groups,
+        )
+        queries = ops.paged_attention(queries, cache, inputs, scale=scale)
+    return queries
+
+
+def _measure_decode(part: Part, layer: _Layer, name: str, rows: int, context: int) -> None:
+    samples = layer.time(part, layer.page_tables(rows, context), rows, context)
+    num_bytes = rows * context * layer.token_bytes
+    rates = [num_bytes / 1e3 / us for us in samples]
+    flops = 4 * rows * context * layer.heads * layer.head_dim
+    facts: dict[str, Any] = {"rows": rows, "context": context, "page_size": layer.page_size}
+    facts |= {"ms": min(samples) / 1e3, "num_bytes": num_bytes, "num_flops": flops}
+    if part.rates is not None:
+        facts |= {"floor": part.rates[0] / 1e9, "of_floor": max(rates) * 1e9 / part.rates[0]}
+    part.add(name, "GB/s", rates, kind="attention", **facts)
+
+
+class _Sharing(NamedTuple):
+    """How rows share a prefix in the figure of this name; `has_groups`: whether attention is told of groups."""
+
+    name: str
+    has_groups: bool
+    is_shared: bool
+
+
+def _measure_cascade(part: Part, layer: _Layer) -> None:
+    """A decode step's attention with all rows in one group, without groups, and with room for groups but none there."""
+    plan = part.plan
+    rows, context, shared = max(plan.attention_batches), plan.context, plan.shared_context
+    context = max(context, shared + layer.page_size)
+    tables = layer.page_tables(rows, context, shared)
+    best: dict[str, float] = {}
+    for case in (
+        _Sharing("plain", False, False),
+        _Sharing("nothing shared", True, False),
+        _Sharing("shared", True, True),
+    ):
+        groups = _groups(rows, shared if case.is_shared else 0) if case.has_groups else None
+        samples = layer.time(part, tables, rows, context, groups)
+        best[case.name] = min(samples)
+        facts = {"times_plain": min(samples) / best["plain"], "rows": rows, "context": context, "shared": shared}
+        name = f"attention B={rows} ctx {context}, {shared} of them shared, cascade: {case.name}"
+        part.add(name, "us", samples, kind="attention-cascade", case=case.name, **facts)
+
+
+def _groups(rows: int, shared: int) -> PrefixGroups:
+    """All rows in one group; with `shared` 0 room for as many, and nothing in it."""
+    num_tiles = max(rows // MIN_GROUP, -(-rows // GROUP_TILE))
+    members = np.full((num_tiles, GROUP_TILE), -1, np.int32)
+    lens = np.zeros(num_tiles, np.int32)
+    group_rows = np.zeros(num_tiles, np.int32)
+    if shared:
+        used = -(-rows // GROUP_TILE)
+        flat = members[:used].reshape(-1)
+        flat[:rows] = np.arange(rows)
+        members[:used] = flat.reshape(used, GROUP_TILE)
+        lens[:used], group_rows[:used] = shared, 1
+    arrays = (np.full(rows, shared, np.int32), group_rows, lens, members)
+    return PrefixGroups(*(jnp.asarray(array) for array in arrays))
+
+
+def prefill(part: Part) -> None:
+    """The kernel for a whole prompt against the attention that JAX brings."""
+    from bench import prefill_attention  # imports Pallas
+
+    shape = part.plan.shape
+    sizes = {"heads": shape["num_attention_heads"], "kv_heads": shape["num_key_value_heads"]}
+    for length in part.plan.prefills:
+
+        def one(length: int = length) -> None:
+            found = prefill_attention.measure(length, part.plan.dtype, head_dim=shape["head_dim"], **sizes)
+            for name, samples in found.items():
+                facts = {"kind": "attention-prefill", "implementation": name, "length": length}
+                part.add(f"attention of a prompt, T={length}, {name}", "ms", samples, **facts)
+
+        part.attempt(f"attention of a prompt, T={length}", one)

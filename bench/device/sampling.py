@@ -1,0 +1,64 @@
+"""The sampling program in every variant, over the model's vocabulary; no model is needed."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench.device.events import Part
+from jsg.engine import packing, step
+from jsg.engine.runner import VARIANTS, Variant
+from jsg.engine.sampling import PenaltyTables
+from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
+
+PARAMS = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.02, frequency_penalty=0.1)
+
+
+def measure(part: Part) -> None:
+    """Milliseconds of each variant, beside the time that reading the logits once takes."""
+    for rows in part.plan.sampling_rows:
+        for variant in VARIANTS:
+            words = [name for name, has in zip(("sampled", "tables", "logprobs"), variant, strict=True) if has]
+            name = f"sample B={rows}, {' and '.join(words) or 'greedy'}"
+            part.attempt(name, functools.partial(_measure, part, name, rows, variant))
+
+
+def _measure(part: Part, name: str, rows: int, variant: Variant) -> None:
+    vocab = part.plan.shape["vocab_size"]
+    logits = 3 * jax.random.normal(jax.random.key(0), (rows, vocab))
+    last_token = jnp.zeros(rows + 1, jnp.int32)
+    tables = None
+    if variant.has_tables:
+        shape = (rows + 1, vocab)
+        tables = PenaltyTables(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape))
+    chosen = np.zeros((rows, MAX_TOP_LOGPROBS), np.int32) if variant.has_logprobs else None
+    sample = functools.partial(step.sample, is_sampled=variant.is_sampled, num_top=min(MAX_TOP_LOGPROBS, vocab))
+    program = jax.jit(sample, donate_argnums=(2, 3)).lower(
+        logits, _packed(rows, vocab, variant), last_token, tables, chosen
+    )
+    compiled = program.compile()
+    packed = _packed(rows, vocab, variant)
+
+    def run() -> None:
+        nonlocal last_token, tables
+        output, last_token, tables = compiled(logits, packed, last_token, tables, chosen)
+        output.tokens.block_until_ready()
+
+    samples = part.time(run, budget_s=1)
+    facts: dict[str, Any] = {"rows": rows, "vocab": vocab}
+    if (analysis := compiled.memory_analysis()) is not None:
+        facts["temporary_mib"] = analysis.temp_size_in_bytes / 2**20
+    if part.rates is not None:
+        facts["floor"] = logits.nbytes / part.rates[0] * 1e3
+    part.add(name, "ms", samples, kind="sampling", **facts)
+
+
+def _packed(rows: int, vocab: int, variant: Variant) -> np.ndarray:
+    packed = np.zeros((rows, step.SAMPLING_COLUMNS), np.int32)
+    packed[:, 0] = np.arange(1, rows + 1)
+    for row in range(rows):
+        params = PARAMS if variant.is_sampled else SamplingParams(temperature=0.0)
+        packed[row, 2:] = packing.sampling_row(params, row, vocab)
+    return packed

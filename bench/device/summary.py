@@ -1,0 +1,129 @@
+"""Floors, targets and figures side by side, and what follows from several figures together."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from bench.report import Figure
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One target.
+
+    Attributes:
+        what: Is to be reached.
+        figure: What was measured, for people.
+        ratio: What is compared with the target.
+        at_least: The target; for what should be small, the reciprocals are compared.
+        reference: The floor, or what the figure is compared with.
+    """
+
+    what: str
+    figure: str
+    ratio: float
+    at_least: float
+    reference: str
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the target is reached."""
+        return self.ratio >= self.at_least
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, and the verdict."""
+        return dataclasses.asdict(self) | {"is_met": self.is_met}
+
+
+def targets(figures: Sequence[Figure]) -> list[Row]:
+    """A row for each target whose figures were measured, on whatever device and shape."""
+    found = _Figures(figures)
+    return [*_steps(found), *_attention(found), *_engine(found), *_torch(found), *_start(found)]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows as lines of fixed columns."""
+    lines = [f"{'target':<50}{'figure':>22}{'beside':>26}{'ratio':>9}{'wanted':>9}"]
+    for row in rows:
+        verdict = "met" if row.is_met else "missed"
+        lines.append(
+            f"{row.what:<50}{row.figure:>22}{row.reference:>26}{row.ratio:>9.3g}{row.at_least:>9.3g}  {verdict}"
+        )
+    return "\n".join(lines)
+
+
+class _Figures:
+    """Finds figures by their facts."""
+
+    def __init__(self, figures: Iterable[Figure]):
+        self._figures = tuple(figures)
+
+    def all(self, **facts: Any) -> list[Figure]:
+        """Those that have all these facts."""
+        return [figure for figure in self._figures if facts.items() <= _hashable(figure.facts)]
+
+    def first(self, **facts: Any) -> Figure | None:
+        """The first of them."""
+        return next(iter(self.all(**facts)), None)
+
+    def fastest(self, **facts: Any) -> Figure | None:
+        """The one with the most tokens per second."""
+        return max(self.all(**facts), key=lambda figure: figure.facts["tokens_per_s"], default=None)
+
+
+def _hashable(facts: dict[str, Any]) -> Any:
+    return {name: value for name, value in facts.items() if isinstance(value, str | int | float | bool)}.items()
+
+
+def _rate(figure: Figure) -> str:
+    return f"{figure.facts['tokens_per_s']:.0f} tokens/s"
+
+
+def _steps(found: _Figures) -> Iterator[Row]:
+    for figure in found.all(kind="decode"):
+        if "floor" in figure.facts:
+            floor = f"floor {figure.facts['floor_tokens_per_s']:.0f} tokens/s"
+            yield Row(f"bare step, B={figure.facts['rows']}", _rate(figure), figure.facts["of_floor"], 0.8, floor)
+    if (best := found.fastest(kind="prefill")) is not None:
+        wanted = 35_000
+        yield Row("prefill", _rate(best), best.facts["tokens_per_s"] / wanted, 1.0, f"target {wanted} tokens/s")
+
+
+def _attention(found: _Figures) -> Iterator[Row]:
+    for figure in found.all(kind="attention"):
+        if "floor" in figure.facts:
+            best = f"{max(figure.samples):.0f} GB/s"
+            yield Row(figure.name, best, figure.facts["of_floor"], 0.8, f"copy {figure.facts['floor']:.0f} GB/s")
+    if (empty := found.first(kind="attention-cascade", case="nothing shared")) is not None:
+        ratio = empty.facts["times_plain"]
+        yield Row("cascade with nothing to share", f"{empty.smallest:.1f} us", 1 / ratio, 1 / 1.02, f"x {ratio:.3f}")
+
+
+def _engine(found: _Figures) -> Iterator[Row]:
+    for figure in found.all(kind="engine"):
+        rows = figure.facts["rows"]
+        if (bare := found.first(kind="decode", rows=rows)) is not None:
+            ratio = bare.smallest / figure.smallest
+            yield Row(f"through the engine, B={rows}", _rate(figure), ratio, 0.95, f"bare {_rate(bare)}")
+    gain = found.first(kind="cascade-gain")
+    with_it, without = (found.first(kind="engine-load", load="shared", shares=shares) for shares in (True, False))
+    if gain is not None and gain.facts["can_share"] and with_it is not None and without is not None:
+        yield Row("shared prefix, with cascade", _rate(with_it), gain.smallest, 1.5, f"without {_rate(without)}")
+
+
+def _torch(found: _Figures) -> Iterator[Row]:
+    ours, theirs = found.first(kind="engine-alone"), found.fastest(kind="torch-alone")
+    if ours is not None and theirs is not None:
+        ratio = ours.facts["tokens_per_s"] / theirs.facts["tokens_per_s"]
+        yield Row("against PyTorch, one request", _rate(ours), ratio, 1.0, f"PyTorch {_rate(theirs)}")
+    for load, wanted in (("concurrent", 3.0), ("shared", 6.0)):
+        ours = found.first(kind="engine-load", load=load, shares=True)
+        theirs = found.fastest(kind="torch-load", load=load)
+        if ours is not None and theirs is not None:
+            ratio = ours.facts["tokens_per_s"] / theirs.facts["tokens_per_s"]
+            yield Row(f"against PyTorch, {load} load", _rate(ours), ratio, wanted, f"PyTorch {_rate(theirs)}")
+
+
+def _start(found: _Figures) -> Iterator[Row]:
+    if (warm := found.first(kind="start-warm")) is not None:
+        yield Row("start, warm cache, weights aside", f"{warm.smallest:.1f} s", 30 / warm.smallest, 1.0, "target 30 s")

@@ -1,0 +1,146 @@
+"""Attention of one whole prompt: the kernel over pages against what JAX brings for arrays that lie in order.
+
+    ragged, pages of 1     `ragged_paged_attention`, every token's keys and values in a page of their own
+    ragged, pages of 16    the same, sixteen tokens to a page
+    cudnn, xla             `jax.nn.dot_product_attention`, which would need keys and values gathered first
+
+The engine always runs the first. cuDNN is to take its place for prompts without a cached prefix only where a device
+shows that it wins; no device has been asked yet.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench.clock import sample_until
+from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.ragged_paged_attention import ragged_paged_attention
+from jsg.kernels_pallas.tile import QUERY_TILE
+
+ON_GPU = ("ragged, pages of 1", "ragged, pages of 16", "cudnn", "xla")
+ON_CPU = ("xla",)
+"""The kernel could only be interpreted there: too slow for more than a test."""
+QUEUED = 10
+"""Calls in one sample, so that what a call costs the host is hidden as it is in a step."""
+MAX_SCORES = 2**30
+"""Of all heads together: "xla" writes them to memory, and is left out where there are more."""
+MAX_ERROR = {"float32": 1e-4, "bfloat16": 3e-2}
+"""By which two sides may differ over unit normal values."""
+
+
+class Prompt(NamedTuple):
+    """Random queries, keys and values of one prompt."""
+
+    queries: jax.Array
+    keys: jax.Array
+    values: jax.Array
+
+
+def measure(
+    num_tokens: int,
+    dtype: str,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    sides: Sequence[str] | None = None,
+    count: int = 20,
+    budget_s: float = 2.0,
+) -> dict[str, list[float]]:
+    """Milliseconds of one layer's attention, by side.
+
+    Args:
+        num_tokens: Of the prompt; a multiple of 16.
+        dtype: Of everything.
+        heads: Query heads.
+        kv_heads: Key-value heads.
+        head_dim: Of each head.
+        sides: Which to measure; None for all that this device can run.
+        count: Samples of each side, fewer where time runs out.
+        budget_s: Time for the samples of one side.
+
+    Raises:
+        ArithmeticError: Two sides differ by more than rounding explains: a wrong kernel is fast too.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    shapes = [(num_tokens, each, head_dim) for each in (heads, kv_heads, kv_heads)]
+    keys = jax.random.split(jax.random.key(0), 3)
+    prompt = Prompt(*(jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)))
+    samples: dict[str, list[float]] = {}
+    expected = None
+    for name in sides or (ON_CPU if on_cpu else ON_GPU):
+        if name == "xla" and heads * num_tokens**2 > MAX_SCORES:
+            continue
+        run = _side(name, prompt, interpret=on_cpu)
+        try:
+            found = np.asarray(run(), np.float32)
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            if name != "cudnn":
+                raise
+            print(f"without cuDNN: {error}", file=sys.stderr)  # not every machine has it
+            continue
+        expected = found if expected is None else expected
+        if not (error := np.max(np.abs(found - expected))) <= MAX_ERROR[dtype]:
+            raise ArithmeticError(f"{name!r} differs from the side before it by {error:.2g} at {num_tokens} tokens")
+        samples[name] = [
+            sample / QUEUED
+            for sample in sample_until(functools.partial(_queue, run), count=count, warm_up=1, budget_s=budget_s)
+        ]
+    return samples
+
+
+def _queue(run: Callable[[], jax.Array]) -> None:
+    for _ in range(QUEUED - 1):
+        run()
+    run().block_until_ready()
+
+
+def _side(name: str, prompt: Prompt, *, interpret: bool) -> Callable[[], jax.Array]:
+    """Attention of the prompt by one side, its inputs already where the side wants them."""
+    match name:
+        case "xla" | "cudnn":
+            return functools.partial(jax.jit(functools.partial(_dense, implementation=name)), *prompt)
+        case _:
+            page_size = int(name.rpartition(" ")[2])
+            run = jax.jit(functools.partial(_ragged, interpret=interpret))
+            return functools.partial(run, *_in_pages(prompt, page_size))
+
+
+def _dense(
+    queries: jax.Array, keys: jax.Array, values: jax.Array, *, implementation: Literal["xla", "cudnn"]
+) -> jax.Array:
+    return jax.nn.dot_product_attention(queries, keys, values, is_causal=True, implementation=implementation)
+
+
+def _ragged(
+    queries: jax.Array, keys: jax.Array, values: jax.Array, inputs: AttentionInputs, *, interpret: bool
+) -> jax.Array:
+    scale = queries.shape[-1] ** -0.5
+    return ragged_paged_attention(queries, keys, values, inputs, scale=scale, interpret=interpret).out
+
+
+def _in_pages(prompt: Prompt, page_size: int) -> tuple[jax.Array, jax.Array, jax.Array, AttentionInputs]:
+    """Queries, pools of shuffled pages, and who sees what."""
+    num_tokens = len(prompt.queries)
+    num_pages = num_tokens // page_size
+    pages = 1 + np.random.default_rng(0).permutation(num_pages).astype(np.int32)
+    in_order = [x.reshape(num_pages, page_size, *x.shape[1:]) for x in (prompt.keys, prompt.values)]
+    pools = [jnp.zeros((num_pages + 1, *x.shape[1:]), x.dtype).at[pages].set(x) for x in in_order]
+    starts = np.arange(0, num_tokens, QUERY_TILE, dtype=np.int32)
+    nobody = jnp.zeros(1, jnp.int32)
+    inputs = AttentionInputs(
+        page_table=jnp.asarray(np.stack([np.zeros_like(pages), pages])),
+        single_rows=nobody,
+        single_kv_lens=nobody,
+        tile_rows=jnp.ones(len(starts), jnp.int32),
+        tile_starts=jnp.asarray(starts),
+        tile_lens=jnp.asarray(np.minimum(QUERY_TILE, num_tokens - starts)),
+        tile_positions=jnp.asarray(starts),
+        num_tiles=jnp.int32(len(starts)),
+    )
+    return prompt.queries, pools[0], pools[1], inputs

@@ -1,0 +1,233 @@
+"""What the attention kernels share: an online softmax over the pages of one request, inside a Pallas kernel.
+
+Triton wants sizes that are powers of two and matmuls of at least 16 rows, so a query block is `[M, H]` with both padded
+(`padded_rows`, `padded_head_dim`): padding rows are any rows whose result nobody stores, padding dimensions are zeros.
+
+The online softmax is that of Milakov and Gimelshein (2018) and Dao et al. (FlashAttention, 2022), in base 2.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Bool, Float, Int
+
+MIN_ROWS = 16
+MAX_HEAD_DIM = 256
+MAX_PAGE_SIZE = 64
+LOWEST = -1e30
+KEY_BYTES = 256
+"""What block sizes are chosen for: 128 dimensions of bfloat16."""
+LOG2_E = math.log2(math.e)
+
+Ref = Any
+"""A Pallas reference to an array in the device's memory; Pallas offers no type for what a kernel is given."""
+
+
+class Attended(NamedTuple):
+    """Attention, and what two results over different keys need to become one.
+
+    Attributes:
+        out: In the queries' dtype; zeros for a token that sees nothing.
+        lse: Natural logarithm of the sum of exponentials of a token's scores; -inf where it sees nothing.
+    """
+
+    out: Float[Array, "T N H"]
+    lse: Float[Array, "T N"]
+
+
+class Scoring(NamedTuple):
+    """How queries and keys become scores; the same for a whole call.
+
+    Attributes:
+        scale: Multiplies queries · keys; above zero.
+        window: A token sees the last `window` positions, its own included; None for all.
+        softcap: Scores become softcap * tanh(score / softcap); None for none.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+class Softmax(NamedTuple):
+    """State of an online softmax over some keys, in base 2.
+
+    Attributes:
+        weighted: Values, each times two to its score minus `largest`, summed.
+        largest: The largest score; `LOWEST` where no key was seen.
+        total: The sum of those powers; 0 where no key was seen.
+    """
+
+    weighted: Float[Array, "M H"]
+    largest: Float[Array, " M"]
+    total: Float[Array, " M"]
+
+
+class _Carry(NamedTuple):
+    """What goes from one block of keys to the next.
+
+    The pages of a block are loaded one iteration ahead. Loaded in the same one, they would stand between the compiler's
+    pipeline and the keys: with three stages it then keeps one block in shared memory, and waits for it.
+    """
+
+    state: Softmax
+    page: Int[Array, " S"]
+
+
+def padded_rows(rows: int) -> int:
+    """The number of rows that a query block of `rows` rows gets: a power of two, at least 16."""
+    return max(MIN_ROWS, pl.next_power_of_2(rows))
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """The number of dimensions that a block of heads gets: a power of two. 80 and 96 become 128."""
+    return pl.next_power_of_2(head_dim)
+
+
+def check_supported(keys: Float[Array, "P page_size K H"]) -> None:
+    """Raises NotImplementedError where the kernels cannot read a pool of this shape."""
+    _, page_size, _, head_dim = keys.shape
+    if head_dim > MAX_HEAD_DIM or head_dim % 16:
+        raise NotImplementedError(
+            f"the Triton attention kernels want a head_dim that is a multiple of 16 and at most {MAX_HEAD_DIM}, "
+            f"but got {head_dim}; the implementation 'reference' takes any"
+        )
+    if page_size > MAX_PAGE_SIZE or page_size & (page_size - 1):
+        raise NotImplementedError(
+            f"the Triton attention kernels want a page_size that is a power of two and at most {MAX_PAGE_SIZE}, "
+            f"but got {page_size}; the implementation 'reference' takes any"
+        )
+
+
+def keys_in_block(block_k: int, queries: Float[Array, "T N H"], keys: Float[Array, "P page_size K H"]) -> int:
+    """`block_k`, less where a key has more than `KEY_BYTES`, so that the blocks in flight fit in shared memory."""
+    num_bytes = padded_head_dim(keys.shape[3]) * max(queries.dtype.itemsize, keys.dtype.itemsize)
+    return max(MIN_ROWS, block_k * KEY_BYTES // max(num_bytes, KEY_BYTES))
+
+
+def pool_spec(pool: Float[Array, "P page_size K H"], head_axis: int) -> pl.BlockSpec:
+    """One kv head of the whole pool, which stays where it is; the head is the program's index on `head_axis`."""
+    pages, page_size, _, head_dim = pool.shape
+    return pl.BlockSpec((pages, page_size, None, head_dim), lambda *program: (0, 0, program[head_axis], 0))
+
+
+def whole_spec(array: Array) -> pl.BlockSpec:
+    """A whole array, which stays where it is."""
+    return pl.BlockSpec(array.shape, lambda *_: (0,) * array.ndim)
+
+
+def attend(
+    query: Float[Array, "M H"],
+    keys: Ref,
+    values: Ref,
+    page_table: Ref,
+    row: Int[Array, ""],
+    first: Int[Array, ""] | int,
+    last: Int[Array, ""],
+    *,
+    scoring: Scoring,
+    block_k: int,
+    query_positions: Int[Array, " M"] | None = None,
+) -> Softmax:
+    """Softmax attention of a block of queries to positions `first` to `last` - 1 of one request. For use in kernels.
+
+    Goes over blocks of `block_k` positions that start at multiples of it, so which keys are summed together is the same
+    whatever `first` and `last` are. Positions outside of the range are masked, and read from page 0, the dump, which is
+    always zeros: no stale page-table entry is followed. What lies in a page is not masked otherwise, because values
+    are finite and a key that is NaN may only reach who sees it: scores are masked after the matmul.
+
+    Args:
+        query: M rows of any request that shares these keys; padding dimensions are zero.
+        keys: `[P, page_size, H]`, one kv head: see `pool_spec`.
+        values: Likewise.
+        page_table: `[R, C]`, whole.
+        row: Whose pages.
+        first: The first position that anyone sees.
+        last: Behind the last position that anyone sees.
+        scoring: Scale, window and soft-cap. The window counts only together with `query_positions`.
+        block_k: Keys per iteration; a power of two, at least 16.
+        query_positions: The last position that each row sees: causal attention. None where all see the whole range.
+    """
+    query = query.astype(_matmul_dtype(query.dtype, keys.dtype))
+    rows, dims = query.shape
+    page_size = keys.shape[1]
+    dim = jnp.arange(dims)
+    to_base_2 = LOG2_E * (scoring.scale if scoring.softcap is None else scoring.softcap)
+
+    def positions_of(index: Int[Array, ""]) -> tuple[Int[Array, " S"], Bool[Array, " S"]]:
+        position = index * block_k + jnp.arange(block_k)
+        return position, (position >= first) & (position < last)
+
+    def pages_of(index: Int[Array, ""]) -> Int[Array, " S"]:
+        position, in_range = positions_of(index)
+        return plgpu.load(page_table.at[row, lax.div(position, page_size)], mask=in_range, other=0)
+
+    def one_block(index: Int[Array, ""], carry: _Carry) -> _Carry:
+        state, page = carry
+        position, in_range = positions_of(index)
+        where = page[:, None], lax.rem(position, page_size)[:, None], dim[None, :]
+
+        scores_MS = plgpu.dot(query, _load(keys, where, query.dtype), trans_b=True, allow_tf32=False)
+        if scoring.softcap is not None:
+            scores_MS = jnp.tanh(scores_MS * (scoring.scale / scoring.softcap))
+        seen_MS = in_range[None, :]
+        if query_positions is not None:
+            seen_MS &= _is_visible(position[None, :], query_positions[:, None], scoring.window)
+        scores_MS = jnp.where(seen_MS, scores_MS, -jnp.inf)
+
+        largest = jnp.maximum(state.largest, jnp.max(scores_MS, axis=1) * to_base_2)
+        shrink = jnp.exp2(state.largest - largest)
+        weights_MS = jnp.exp2(scores_MS * to_base_2 - largest[:, None])
+        value = _load(values, where, query.dtype)
+        if values.dtype.itemsize == 1:
+            # Zero already, but without this the compiler copies 8 bytes at a time and turns the block byte by byte.
+            value = jnp.where(in_range[:, None], value, 0)
+        weighted = plgpu.dot(weights_MS.astype(value.dtype), value, allow_tf32=False)
+        state = Softmax(
+            weighted=state.weighted * shrink[:, None] + weighted,
+            largest=largest,
+            total=state.total * shrink + jnp.sum(weights_MS, axis=1),
+        )
+        return _Carry(state, pages_of(index + 1))
+
+    begin, end = lax.div(jnp.int32(first), block_k), lax.div(last + block_k - 1, block_k)
+    empty = Softmax(
+        jnp.zeros((rows, dims), jnp.float32), jnp.full((rows,), LOWEST, jnp.float32), jnp.zeros((rows,), jnp.float32)
+    )
+    return lax.fori_loop(begin, end, one_block, _Carry(empty, pages_of(begin))).state
+
+
+def finish(state: Softmax) -> tuple[Float[Array, "M H"], Float[Array, " M"]]:
+    """Attention and its log-sum-exp from the state behind the last key; zeros and -inf where no key was seen."""
+    out = state.weighted / jnp.where(state.total == 0, 1, state.total)[:, None]
+    return out, state.largest / LOG2_E + jnp.log(state.total)
+
+
+def _matmul_dtype(queries: jnp.dtype, pool: jnp.dtype) -> jnp.dtype:
+    """What both matmuls take. Sums are float32 whatever it is.
+
+    8-bit floats are exact in float16, and become it in one instruction for two; bfloat16 would take three more. A
+    bfloat16 query beyond 65504 then gives NaN.
+    """
+    if pool.itemsize == 1:
+        return jnp.dtype(jnp.float16 if queries.itemsize == 2 else jnp.float32)
+    return jnp.promote_types(queries, pool)
+
+
+def _is_visible(key: Int[Array, "1 S"], query: Int[Array, "M 1"], window: int | None) -> Bool[Array, "M S"]:
+    is_visible = key <= query
+    return is_visible if window is None else is_visible & (key > query - window)
+
+
+def _load(pool: Ref, where: tuple[Array, Array, Array], dtype: jnp.dtype) -> Float[Array, "S H"]:
+    """Rows of a pool in `dtype`; zeros in the padding dimensions, which lie in the next head's memory."""
+    head_dim = pool.shape[2]
+    if head_dim == where[2].size:
+        return pool[where].astype(dtype)
+    is_real = where[2] < head_dim
+    rows = plgpu.load(pool.at[where], mask=is_real)  # no `other`: 8-bit floats cannot be lowered with one
+    return jnp.where(is_real, rows.astype(dtype), 0)

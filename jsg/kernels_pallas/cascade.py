@@ -1,0 +1,245 @@
+"""Attention of rows that bring one token, where groups of them share their first pages: those are read once per tile.
+
+    launch    programs                         attend to                        whose keys they load
+    prefix    group tile × kv head × split     the keys that its members share  once for up to 16 requests
+    rest      token × kv head × split          the keys behind those            its own: `paged_decode`
+    combine   token × query head               both, merged by log-sum-exp      none
+
+A token in no group has an empty prefix and all its keys in the rest, so one executable serves every step, and where
+nothing is shared the first launch is one of programs that return at once. The merge is exact.
+
+Cascade attention: Ye et al., "Cascade inference" (FlashInfer, 2024); Juravsky et al., "Hydragen" (2024).
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Float, Int
+
+from jsg.kernels_pallas import paged_decode
+from jsg.kernels_pallas.attention_block import (
+    Attended,
+    Ref,
+    Scoring,
+    attend,
+    check_supported,
+    finish,
+    keys_in_block,
+    padded_head_dim,
+    padded_rows,
+    pool_spec,
+    whole_spec,
+)
+from jsg.kernels_pallas.combine import Partials, combine, split_range
+from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
+from jsg.kernels_pallas.tile import GROUP_TILE
+from jsg.kernels_pallas.tuning import sizes_for
+
+MAX_COLUMN_BYTES = 256
+"""Rows of a query block times the bytes of a number, at most: 128 rows of bfloat16, 64 of float32. With more, the
+accumulators do not fit in the registers."""
+
+
+class Sizes(NamedTuple):
+    """How the prefix pass is cut. `tuning` has them by group tiles of the step.
+
+    Attributes:
+        splits: Programs that share the keys of one group tile and kv head, at most.
+        block_k: Keys per iteration of a program, if they are no larger than `keys_in_block` says; a split is a multiple
+            of it.
+        num_warps: Warps of a program whose query block has 64 rows or less; twice as many have 128.
+        num_stages: Iterations whose loads are in flight.
+        rest: For `paged_decode` of the rest.
+    """
+
+    splits: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    rest: paged_decode.Sizes
+
+
+def cascade(
+    queries: Float[Array, "T N H"],
+    keys: Float[Array, "P page_size K H"],
+    values: Float[Array, "P page_size K H"],
+    inputs: AttentionInputs,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sizes: Sizes | None = None,
+    interpret: bool = False,
+) -> Attended:
+    """What `paged_decode` gives, with shared prefixes read once per group tile.
+
+    Args:
+        queries: See `ops.paged_attention`, as for `scale`, `window` and `softcap`.
+        keys: The pool of one layer.
+        values: Likewise.
+        inputs: Of which only the page table, the singles and the groups count here.
+        scale: Above zero.
+        window: With one, groups are not heeded: their members may each see another part of the prefix, or none.
+        softcap: See above.
+        sizes: How to cut the work; None for what is best on this device.
+        interpret: Run on a CPU, slowly, in place of compiling for a GPU.
+
+    Raises:
+        NotImplementedError: See `attention_block.check_supported`.
+    """
+    if inputs.groups is None or window is not None:
+        return paged_decode.paged_decode(
+            queries,
+            keys,
+            values,
+            inputs,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sizes=sizes.rest if sizes else None,
+            interpret=interpret,
+        )
+    num_singles = min(len(inputs.single_rows), len(queries))
+    sizes = sizes or default_sizes(len(inputs.groups.lens), num_singles, keys)
+    single_queries, scoring = queries[:num_singles], Scoring(scale, softcap=softcap)
+    shared_lens = inputs.groups.shared_lens[:num_singles]
+    ranges = paged_decode.Ranges(inputs.single_rows[:num_singles], shared_lens, inputs.single_kv_lens[:num_singles])
+    prefix = _attend_prefixes(
+        single_queries, keys, values, inputs.page_table, inputs.groups, shared_lens, scoring, sizes, interpret=interpret
+    )
+    rest = paged_decode.attend_splits(
+        single_queries,
+        keys,
+        values,
+        inputs.page_table,
+        ranges,
+        scoring,
+        sizes.rest,
+        out_dtype=jnp.float32,
+        interpret=interpret,
+    )
+    attended = combine([prefix, rest], queries.dtype, interpret=interpret)
+    return paged_decode.with_padding(attended, len(queries))
+
+
+def default_sizes(num_tiles: int, num_singles: int, keys: Float[Array, "P page_size K H"]) -> Sizes:
+    """What is best on this device for a step of this shape."""
+    kernel = "cascade" if keys.dtype.itemsize < 4 else "cascade_float32"
+    return Sizes(**sizes_for(kernel, rows=num_tiles), rest=paged_decode.default_sizes(num_singles, keys))
+
+
+def _attend_prefixes(
+    queries: Float[Array, "B N H"],
+    keys: Float[Array, "P page_size K H"],
+    values: Float[Array, "P page_size K H"],
+    page_table: Int[Array, "R C"],
+    groups: PrefixGroups,
+    shared_lens: Int[Array, " B"],
+    scoring: Scoring,
+    sizes: Sizes,
+    *,
+    interpret: bool,
+) -> Partials:
+    """Attention of each group's members to every split of their shared prefix: one launch."""
+    check_supported(keys)
+    sizes = sizes._replace(block_k=keys_in_block(sizes.block_k, queries, keys))
+    tokens, heads, head_dim = queries.shape
+    kv_heads, num_tiles = keys.shape[2], len(groups.lens)
+    group = heads // kv_heads
+    members = members_per_program(group, queries.dtype.itemsize)
+    rows = padded_rows(members * pl.next_power_of_2(group))
+    out, lse = pl.pallas_call(
+        functools.partial(_prefix_kernel, members_per_program=members, scoring=scoring, sizes=sizes),
+        grid=(kv_heads, sizes.splits, num_tiles * (GROUP_TILE // members)),
+        in_specs=[
+            *(whole_spec(array) for array in (groups.rows, groups.lens, groups.members, page_table)),
+            pl.BlockSpec((tokens, None, group, head_dim), lambda k, s, t: (0, k, 0, 0)),
+            pool_spec(keys, head_axis=0),
+            pool_spec(values, head_axis=0),
+        ],
+        out_specs=[
+            pl.BlockSpec((tokens, None, None, group, head_dim), lambda k, s, t: (0, s, k, 0, 0)),
+            pl.BlockSpec((tokens, None, None, group), lambda k, s, t: (0, s, k, 0)),
+        ],
+        out_shape=[
+            jax.ShapeDtypeStruct((tokens, sizes.splits, kv_heads, group, head_dim), jnp.float32),
+            jax.ShapeDtypeStruct((tokens, sizes.splits, kv_heads, group), jnp.float32),
+        ],
+        compiler_params=plgpu.CompilerParams(
+            num_warps=sizes.num_warps * max(1, rows // 64),
+            num_stages=sizes.num_stages,
+        ),
+        interpret=interpret,
+    )(
+        groups.rows,
+        groups.lens,
+        groups.members,
+        page_table,
+        queries.reshape(tokens, kv_heads, group, head_dim),
+        keys,
+        values,
+    )
+    shape = (tokens, sizes.splits, heads)
+    return Partials(
+        out.reshape(*shape, head_dim), lse.reshape(shape), jnp.zeros_like(shared_lens), shared_lens, sizes.block_k
+    )
+
+
+def members_per_program(group: int, itemsize: int) -> int:
+    """How many requests of a group tile one program takes, each with the `group` query heads of one kv head."""
+    return max(1, min(GROUP_TILE, MAX_COLUMN_BYTES // itemsize // pl.next_power_of_2(group)))
+
+
+def _prefix_kernel(
+    tile_rows: Ref,
+    tile_lens: Ref,
+    tile_members: Ref,
+    page_table: Ref,
+    queries: Ref,
+    keys: Ref,
+    values: Ref,
+    out: Ref,
+    lse: Ref,
+    *,
+    members_per_program: int,
+    scoring: Scoring,
+    sizes: Sizes,
+) -> None:
+    """The query heads of one kv head of some members of a group tile, over one split of the shared prefix.
+
+    Grid: (K, splits, U · programs per tile); a tile has more than one where its members have so many query heads that
+    16 of them do not fit in a query block. Row m · Gpad + g of the block is query head g of member m, with Gpad the
+    next power of two of G; rows of no member and dimensions beyond H are masked on load and store. Everything is whole,
+    but for the kv head; a program owns the rows `[G, H]` of `out` and `[G]` of `lse` of its members, split and kv head:
+    a scatter. One whose split no key is in, or that has no members, writes nothing.
+    """
+    num_tokens, group, head_dim = queries.shape
+    programs_per_tile = GROUP_TILE // members_per_program
+    split, program = pl.program_id(1), pl.program_id(2)
+    tile = lax.div(program, programs_per_tile)
+    first_member = lax.rem(program, programs_per_tile) * members_per_program
+    first, last = split_range(jnp.int32(0), tile_lens[tile], split, sizes.splits, sizes.block_k)
+
+    @pl.when((first < last) & (tile_members[tile, first_member] >= 0))
+    def _() -> None:
+        padded_group = pl.next_power_of_2(group)
+        row, dim = jnp.arange(padded_rows(members_per_program * padded_group)), jnp.arange(padded_head_dim(head_dim))
+        member, head = lax.div(row, padded_group), lax.rem(row, padded_group)
+        is_row = (member < members_per_program) & (head < group)
+        token = plgpu.load(tile_members.at[tile, first_member + member], mask=is_row, other=-1)
+        is_row &= token >= 0
+        token = jnp.where(is_row, token, num_tokens)  # interpret mode writes masked rows back, so they need a place
+        block = token[:, None], head[:, None], dim[None, :]
+        is_real = is_row[:, None] & (dim[None, :] < head_dim)
+        query = plgpu.load(queries.at[block], mask=is_real, other=0.0)
+        state = attend(
+            query, keys, values, page_table, tile_rows[tile], first, last, scoring=scoring, block_k=sizes.block_k
+        )
+        found, found_lse = finish(state)
+        plgpu.store(out.at[block], found, mask=is_real)
+        plgpu.store(lse.at[token, head], found_lse, mask=is_row)

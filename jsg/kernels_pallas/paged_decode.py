@@ -1,0 +1,218 @@
+"""Attention of rows that bring one token: flash decoding over pages, with long contexts split between programs.
+
+    rows      kv heads   splits of a row's keys          partials, float32              result
+    token 0 ─ head 0 ─┬─ keys [0, c)        ── program ─▶ out, lse ─┐
+                      ├─ keys [c, 2c)       ── program ─▶ out, lse ─┼─ combine, one program a head ─▶ out, lse
+                      └─ keys [2c, len)     ── program ─▶ out, lse ─┘
+
+The length c of a split follows from the row's real length, so that a step of short rows and one of long rows run the
+same executable. With one split there is nothing to combine, and one launch.
+
+Split-KV decoding: Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference" (2023).
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Float, Int
+
+from jsg.kernels_pallas.attention_block import (
+    Attended,
+    Ref,
+    Scoring,
+    attend,
+    check_supported,
+    finish,
+    keys_in_block,
+    padded_head_dim,
+    padded_rows,
+    pool_spec,
+    whole_spec,
+)
+from jsg.kernels_pallas.combine import Partials, combine, split_range
+from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.tuning import sizes_for
+
+
+class Sizes(NamedTuple):
+    """How the work is cut. `tuning` has them by rows of the step.
+
+    Attributes:
+        splits: Programs that share the keys of one row and kv head, at most.
+        block_k: Keys per iteration of a program, if they are no larger than `keys_in_block` says; a split is a multiple
+            of it.
+        num_warps: Warps per program.
+        num_stages: Iterations whose loads are in flight.
+    """
+
+    splits: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+class Ranges(NamedTuple):
+    """Which keys of its request each packed token attends to: positions `first` to `last` - 1.
+
+    Attributes:
+        rows: Request row.
+        first: The first position.
+        last: Behind the last position; not more than `first` for a token that attends to none.
+    """
+
+    rows: Int[Array, " B"]
+    first: Int[Array, " B"]
+    last: Int[Array, " B"]
+
+
+def paged_decode(
+    queries: Float[Array, "T N H"],
+    keys: Float[Array, "P page_size K H"],
+    values: Float[Array, "P page_size K H"],
+    inputs: AttentionInputs,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sizes: Sizes | None = None,
+    interpret: bool = False,
+) -> Attended:
+    """Attention of the leading one-token rows of a step; zeros for all other tokens.
+
+    Args:
+        queries: See `ops.paged_attention`, as for `scale`, `window` and `softcap`.
+        keys: The pool of one layer.
+        values: Likewise.
+        inputs: Of which only the page table and the singles count here.
+        scale: Above zero.
+        window: See above.
+        softcap: See above.
+        sizes: How to cut the work; None for what is best on this device.
+        interpret: Run on a CPU, slowly, in place of compiling for a GPU.
+
+    Raises:
+        NotImplementedError: See `attention_block.check_supported`.
+    """
+    num_singles = min(len(inputs.single_rows), len(queries))
+    sizes = sizes or default_sizes(num_singles, keys)
+    last = inputs.single_kv_lens[:num_singles]
+    first = jnp.zeros_like(last) if window is None else jnp.maximum(last - window, 0)
+    ranges = Ranges(inputs.single_rows[:num_singles], first, last)
+    partials = attend_splits(
+        queries[:num_singles],
+        keys,
+        values,
+        inputs.page_table,
+        ranges,
+        Scoring(scale, softcap=softcap),
+        sizes,
+        out_dtype=queries.dtype if sizes.splits == 1 else jnp.float32,
+        interpret=interpret,
+    )
+    if sizes.splits == 1:
+        attended = Attended(partials.out[:, 0], partials.lse[:, 0])
+    else:
+        attended = combine([partials], queries.dtype, interpret=interpret)
+    return with_padding(attended, len(queries))
+
+
+def default_sizes(rows: int, keys: Float[Array, "P page_size K H"]) -> Sizes:
+    """What is best on this device for a step of this many rows."""
+    kernel = "paged_decode" if keys.dtype.itemsize < 4 else "paged_decode_float32"
+    return Sizes(**sizes_for(kernel, rows=rows))
+
+
+def attend_splits(
+    queries: Float[Array, "B N H"],
+    keys: Float[Array, "P page_size K H"],
+    values: Float[Array, "P page_size K H"],
+    page_table: Int[Array, "R C"],
+    ranges: Ranges,
+    scoring: Scoring,
+    sizes: Sizes,
+    *,
+    out_dtype: jax.typing.DTypeLike,
+    interpret: bool,
+) -> Partials:
+    """Attention of each token to every split of its range: one launch."""
+    check_supported(keys)
+    sizes = sizes._replace(block_k=keys_in_block(sizes.block_k, queries, keys))
+    rows, heads, head_dim = queries.shape
+    kv_heads = keys.shape[2]
+    group = heads // kv_heads
+    head_block = (None, None, None, group, head_dim)
+    out, lse = pl.pallas_call(
+        functools.partial(_decode_kernel, scoring=scoring, sizes=sizes),
+        grid=(kv_heads, sizes.splits, rows),
+        in_specs=[
+            *(whole_spec(array) for array in (*ranges, page_table)),
+            pl.BlockSpec((None, None, group, head_dim), lambda k, s, b: (b, k, 0, 0)),
+            pool_spec(keys, head_axis=0),
+            pool_spec(values, head_axis=0),
+        ],
+        out_specs=[
+            pl.BlockSpec(head_block, lambda k, s, b: (b, s, k, 0, 0)),
+            pl.BlockSpec(head_block[:-1], lambda k, s, b: (b, s, k, 0)),
+        ],
+        out_shape=[
+            jax.ShapeDtypeStruct((rows, sizes.splits, kv_heads, group, head_dim), out_dtype),
+            jax.ShapeDtypeStruct((rows, sizes.splits, kv_heads, group), jnp.float32),
+        ],
+        compiler_params=plgpu.CompilerParams(num_warps=sizes.num_warps, num_stages=sizes.num_stages),
+        interpret=interpret,
+    )(*ranges, page_table, queries.reshape(rows, kv_heads, group, head_dim), keys, values)
+    shape = (rows, sizes.splits, heads)
+    return Partials(out.reshape(*shape, head_dim), lse.reshape(shape), ranges.first, ranges.last, sizes.block_k)
+
+
+def with_padding(attended: Attended, num_tokens: int) -> Attended:
+    """The same with tokens behind it that see nothing, up to `num_tokens`."""
+    missing = num_tokens - len(attended.out)
+    if not missing:
+        return attended
+    return Attended(
+        jnp.pad(attended.out, ((0, missing), (0, 0), (0, 0))),
+        jnp.pad(attended.lse, ((0, missing), (0, 0)), constant_values=-jnp.inf),
+    )
+
+
+def _decode_kernel(
+    rows: Ref,
+    firsts: Ref,
+    lasts: Ref,
+    page_table: Ref,
+    queries: Ref,
+    keys: Ref,
+    values: Ref,
+    out: Ref,
+    lse: Ref,
+    *,
+    scoring: Scoring,
+    sizes: Sizes,
+) -> None:
+    """The query heads of one kv head of one token, over one split of the token's keys.
+
+    Grid: (K, splits, B); programs that run together read neighbouring heads of the same pages. Queries `[G, H]` are
+    padded to a block of at least 16 rows in registers, masked on load and store; rows, ranges, page table and pool are
+    whole. A program owns the block `[G, H]` of `out` and `[G]` of `lse` of its token, split and kv head. One whose
+    split no key is in writes nothing; the first split always writes.
+    """
+    split, token = pl.program_id(1), pl.program_id(2)
+    first, last = split_range(firsts[token], lasts[token], split, sizes.splits, sizes.block_k)
+
+    @pl.when((first < last) | (split == 0))
+    def _() -> None:
+        group, head_dim = queries.shape
+        head, dim = jnp.arange(padded_rows(group)), jnp.arange(padded_head_dim(head_dim))
+        block, is_real = (head[:, None], dim[None, :]), (head[:, None] < group) & (dim[None, :] < head_dim)
+        query = plgpu.load(queries.at[block], mask=is_real, other=0.0)
+        state = attend(
+            query, keys, values, page_table, rows[token], first, last, scoring=scoring, block_k=sizes.block_k
+        )
+        found, found_lse = finish(state)
+        plgpu.store(out.at[block], found.astype(out.dtype), mask=is_real)
+        plgpu.store(lse.at[head], found_lse, mask=head < group)

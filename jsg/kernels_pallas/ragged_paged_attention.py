@@ -1,0 +1,281 @@
+"""Attention of an extend step in one launch: chunks of prompts, and beside them rows that bring a single token.
+
+    packed tokens   a   b   c │ d d d d d d d │ e e e │ padding       d and e: chunks of two prompts
+    query tiles               │ d d d d │ d d d │ e e e │             from the host
+    items           a   b   c │ e │ e e │ d │ d d │ d d │ d d │       here: tiles in parts of two, the last one first
+
+One program does an item for one kv head. A tile is as large as any kernel could want; a part of one has `block_q`
+tokens, which with the query heads of a kv head fill a matmul. A single is an item with a smaller matmul: it waits for
+memory, not for multiplications. A prompt without a cached prefix is the case in which positions begin at 0.
+
+Keys in pages: Kwon et al., "Efficient memory management for large language model serving with PagedAttention" (2023).
+The loop over them is `attention_block.attend`.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Bool, Float, Int
+
+from jsg.kernels_pallas import attention_block
+from jsg.kernels_pallas.attention_block import Attended, Ref, Scoring
+from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.tile import QUERY_TILE
+from jsg.kernels_pallas.tuning import sizes_for
+
+
+class Sizes(NamedTuple):
+    """How the work is cut. `tuning` has them by packed tokens of the step.
+
+    Attributes:
+        block_m: Rows of the query block of a part of a tile: tokens times query heads of one kv head.
+        block_k: Keys per iteration: see `keys_in_block`.
+        num_warps: Warps per program.
+        num_stages: Blocks of keys and values in shared memory: one in use, the others on their way.
+    """
+
+    block_m: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+class Items(NamedTuple):
+    """What the programs of one kv head do: consecutive packed tokens of one request each.
+
+    Attributes:
+        rows: Request row.
+        starts: The first packed token.
+        lens: Tokens; 0 where there is no such item. Real ones come first.
+        positions: Position of the first token in its sequence.
+        num_singles: How many items are singles; they come first.
+        num_tokens: Packed tokens that are no padding; they come first.
+    """
+
+    rows: Int[Array, " I"]
+    starts: Int[Array, " I"]
+    lens: Int[Array, " I"]
+    positions: Int[Array, " I"]
+    num_singles: Int[Array, " 1"]
+    num_tokens: Int[Array, " 1"]
+
+
+class Block(NamedTuple):
+    """The rows of a query block: which packed token and which query head of the kv head each is.
+
+    Attributes:
+        nth: Which token of the item.
+        where: Index arrays into `[T, G, H]`.
+        is_head: Whether a row is a head that exists.
+        is_dim: Whether a column is a dimension that exists.
+    """
+
+    nth: Int[Array, " M"]
+    where: tuple[Int[Array, "M 1"], Int[Array, "M 1"], Int[Array, "1 H"]]
+    is_head: Bool[Array, " M"]
+    is_dim: Bool[Array, "1 H"]
+
+
+def ragged_paged_attention(
+    queries: Float[Array, "T N H"],
+    keys: Float[Array, "P page_size K H"],
+    values: Float[Array, "P page_size K H"],
+    inputs: AttentionInputs,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sizes: Sizes | None = None,
+    interpret: bool = False,
+) -> Attended:
+    """Attention of the singles and the query tiles of a step, zeros for padding tokens: one launch.
+
+    The result of a token in a tile depends on its own request only, not on how the prompt is cut or what else is in the
+    step: blocks of keys begin at multiples of `block_k` whatever the tile, and one that a token sees nothing of leaves
+    its softmax as it is. Deterministic mode rests on that. A single takes other instructions than a token in a tile.
+
+    Args:
+        queries: See `ops.paged_attention`, as for `scale`, `window` and `softcap`.
+        keys: The pool of one layer.
+        values: Likewise.
+        inputs: With at least one query tile and one single, real or not.
+        scale: Above zero.
+        window: See above.
+        softcap: See above.
+        sizes: How to cut the work; None for what is best on this device.
+        interpret: Run on a CPU, slowly, in place of compiling for a GPU.
+
+    Raises:
+        NotImplementedError: See `attention_block.check_supported`.
+    """
+    attention_block.check_supported(keys)
+    num_tokens, heads, head_dim = queries.shape
+    kv_heads = keys.shape[2]
+    group = heads // kv_heads
+    sizes = sizes or Sizes(**sizes_for("ragged_paged_attention", rows=num_tokens))
+    block_q = min(QUERY_TILE, max(1, sizes.block_m // pl.next_power_of_2(group)))
+    items = list_items(inputs, block_q, num_tokens)
+    grouped = queries.reshape(num_tokens, kv_heads, group, head_dim)
+    launch = _launch(
+        jax.ShapeDtypeStruct(grouped.shape, grouped.dtype),
+        jax.ShapeDtypeStruct(keys.shape, keys.dtype),
+        len(items.lens),
+        Scoring(scale, window, softcap),
+        sizes._replace(block_k=attention_block.keys_in_block(sizes.block_k, queries, keys)),
+        block_q,
+        interpret,
+    )
+    out, lse = launch(items, inputs.page_table, grouped, keys, values)
+    return Attended(out.reshape(queries.shape), lse.reshape(num_tokens, heads))
+
+
+def list_items(inputs: AttentionInputs, block_q: int, num_tokens: int) -> Items:
+    """The work of a step: singles, then parts of at most `block_q` tokens of query tiles, from the last to the first.
+
+    The last part of a chunk sees the most keys. It starts early, so that a launch ends with short work and no
+    multiprocessor waits for another. A request row brings one single, or one chunk whose tiles are full but the last:
+    there is room for an item of each row and for all full parts. All layers of a model list the same items, which XLA
+    sees and does once.
+    """
+    num_items = pl.cdiv(num_tokens, block_q) + min(num_tokens, inputs.page_table.shape[0])
+    num_singles = jnp.sum(inputs.single_kv_lens > 0)
+    is_tile = jnp.arange(len(inputs.tile_lens)) < inputs.num_tiles
+    tile_lens = jnp.where(is_tile, inputs.tile_lens, 0)
+    parts = pl.cdiv(tile_lens, block_q)
+    ends = jnp.cumsum(parts)
+
+    index = jnp.arange(num_items)
+    part = ends[-1] - 1 - (index - num_singles)
+    tile = jnp.minimum(jnp.sum(ends[None, :] <= part[:, None], axis=1), len(ends) - 1)
+    offset = (part - ends[tile] + parts[tile]) * block_q
+    part_len = jnp.where(part >= 0, jnp.minimum(tile_lens[tile] - offset, block_q), 0)
+    is_single = index < num_singles
+    single = jnp.minimum(index, len(inputs.single_rows) - 1)
+    return Items(
+        rows=jnp.where(is_single, inputs.single_rows[single], inputs.tile_rows[tile]),
+        starts=jnp.where(is_single, single, inputs.tile_starts[tile] + offset),
+        lens=jnp.where(is_single, 1, part_len),
+        positions=jnp.where(is_single, inputs.single_kv_lens[single] - 1, inputs.tile_positions[tile] + offset),
+        num_singles=num_singles.reshape(1),
+        num_tokens=(num_singles + jnp.sum(tile_lens)).reshape(1),
+    )
+
+
+@functools.cache
+def _launch(
+    queries: jax.ShapeDtypeStruct,
+    pool: jax.ShapeDtypeStruct,
+    num_items: int,
+    scoring: Scoring,
+    sizes: Sizes,
+    block_q: int,
+    interpret: bool,
+) -> Callable[..., tuple[Array, Array]]:
+    """The launch for arrays of these shapes: layers share it, so that a step traces and lowers the kernel once."""
+    num_tokens, kv_heads, group, head_dim = queries.shape
+    pages, page_size = pool.shape[:2]
+    of_head = pl.BlockSpec((num_tokens, None, group, head_dim), lambda head, _: (0, head, 0, 0))
+    pool_of_head = pl.BlockSpec((pages, page_size, None, head_dim), lambda head, _: (0, 0, head, 0))
+    whole = pl.BlockSpec()
+    return pl.pallas_call(
+        functools.partial(_kernel, scoring=scoring, block_q=block_q, block_k=sizes.block_k),
+        grid=(kv_heads, num_items),
+        in_specs=[Items._make([whole] * len(Items._fields)), whole, of_head, pool_of_head, pool_of_head],
+        out_specs=[of_head, pl.BlockSpec((num_tokens, None, group), lambda head, _: (0, head, 0))],
+        out_shape=[
+            jax.ShapeDtypeStruct(queries.shape, queries.dtype),
+            jax.ShapeDtypeStruct(queries.shape[:3], jnp.float32),
+        ],
+        compiler_params=plgpu.CompilerParams(num_warps=sizes.num_warps, num_stages=sizes.num_stages),
+        interpret=interpret,
+        name="ragged_paged_attention",
+    )
+
+
+def _kernel(
+    items: Items,
+    page_table: Ref,
+    queries: Ref,
+    keys: Ref,
+    values: Ref,
+    out: Ref,
+    lse: Ref,
+    *,
+    scoring: Scoring,
+    block_q: int,
+    block_k: int,
+) -> None:
+    """All query heads of one kv head of one item: see `Items`, whose fields are references here.
+
+    Grid: (K, items); programs that run together read neighbouring heads of the same pages. All arrays are whole, but
+    queries, pool and results for one kv head only. A program owns `out` and `lse` of the tokens of its item, and
+    besides of those padding tokens that are among packed tokens item·block_q to item·block_q + block_q - 1: padding
+    costs no pass of its own. Query blocks, `[block_q·G, H]` for a part of a tile and `[G, H]` for a single, are padded
+    in registers, masked on load and store; tokens behind the end of an item are masked likewise.
+    """
+    item = pl.program_id(1)
+    length, is_single = items.lens[item], item < items.num_singles[0]
+
+    def attend(block_q: int) -> None:
+        start, position = items.starts[item], items.positions[item]
+        block = _block(start, block_q, queries)
+        is_real = block.is_head & (block.nth < length)
+        query = plgpu.load(queries.at[block.where], mask=is_real[:, None] & block.is_dim, other=0.0)
+        state = attention_block.attend(
+            query,
+            keys,
+            values,
+            page_table,
+            items.rows[item],
+            0 if scoring.window is None else jnp.maximum(position + 1 - scoring.window, 0),
+            position + length,
+            scoring=scoring,
+            block_k=block_k,
+            query_positions=None if block_q == 1 else position + block.nth,
+        )
+        _store(out, lse, block, is_real, *attention_block.finish(state))
+
+    @pl.when(is_single)
+    def _() -> None:
+        attend(1)
+
+    @pl.when(~is_single & (length > 0))
+    def _() -> None:
+        attend(block_q)
+
+    @pl.when((item + 1) * block_q > items.num_tokens[0])
+    def _() -> None:
+        block = _block(item * block_q, block_q, queries)
+        token = item * block_q + block.nth
+        is_padding = block.is_head & (token >= items.num_tokens[0]) & (token < len(queries))
+        zeros = jnp.zeros((len(token), block.is_dim.size), jnp.float32)
+        _store(out, lse, block, is_padding, zeros, jnp.full(token.shape, -jnp.inf, jnp.float32))
+
+
+def _block(start: Int[Array, ""], block_q: int, queries: Ref) -> Block:
+    """The query block of `block_q` packed tokens from `start` on; the heads of a token are consecutive rows."""
+    _, group, head_dim = queries.shape
+    padded_group = pl.next_power_of_2(group)
+    row = jnp.arange(attention_block.padded_rows(block_q * padded_group))
+    nth, head = lax.div(row, padded_group), lax.rem(row, padded_group)
+    dim = jnp.arange(attention_block.padded_head_dim(head_dim))[None, :]
+    return Block(nth, ((start + nth)[:, None], head[:, None], dim), head < group, dim < head_dim)
+
+
+def _store(
+    out: Ref,
+    lse: Ref,
+    block: Block,
+    mask: Bool[Array, " M"],
+    out_MH: Float[Array, "M H"],
+    lse_M: Float[Array, " M"],
+) -> None:
+    token, head, _ = block.where
+    plgpu.store(out.at[block.where], out_MH.astype(out.dtype), mask=mask[:, None] & block.is_dim)
+    plgpu.store(lse.at[token[:, 0], head[:, 0]], lse_M, mask=mask)

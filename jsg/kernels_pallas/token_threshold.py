@@ -1,0 +1,256 @@
+"""Top-k and top-p over a vocabulary without a sort, as Pallas-Triton kernels. Letters: `jsg/models/inputs.py`.
+
+Both ask for the largest threshold above which enough is left: enough logits, or enough probability. A search keeps a
+bracket of it, in the order-preserving integers of `reference_threshold.sortable`:
+
+    0 ........ low ................ high ........ 2^32      total(low) >= needed > total(high)
+                |  pivot  pivot ...  |
+
+One pass over the row adds up what is above each of `PIVOTS` pivots in the bracket, and the part between two of them in
+which the answer lies is the next bracket. The first pivots are whole temperatures below the largest logit, later ones
+evenly spaced, so the bracket is a single integer after at most `MAX_PASSES`; but a search ends as soon as leaving out
+the least of what is kept would be too much, because then every threshold in the bracket keeps the same logits.
+
+A row is one program, because a pass needs the result of the one before it.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from jsg.kernels_pallas.reference_threshold import sortable
+
+PIVOTS = 15
+MAX_PASSES = 9
+"""One with the first pivots, and eight that each divide the bracket by 16."""
+ABOVE_INFINITY = 0xFF800001
+"""The integer after that of the largest number."""
+BLOCK = 4096
+"""Logits that a program reads at a time."""
+VECTOR = 4
+"""Of those, how many a thread reads as 16 bytes and adds up by itself."""
+NUM_WARPS = 32
+"""A multiprocessor's registers hold the sums of one such program without spilling. Not measured on a device."""
+
+
+class _Row(NamedTuple):
+    """One row of logits in device memory, and what turns a logit into a weight.
+
+    Attributes:
+        logits: Of one row, [V].
+        largest: The largest of them.
+        temperature: Weights are exp((logit - largest) / temperature).
+    """
+
+    logits: jax.Ref
+    largest: Float[Array, ""]
+    temperature: Float[Array, ""]
+
+    def weights(self, logits: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
+        """Of these logits: 1 for the largest, 0 for what is not a number."""
+        weights = jnp.exp((logits - self.largest) / self.temperature)
+        return jnp.where(weights > 0, weights, 0.0)
+
+
+class _Bracket(NamedTuple):
+    """Where a threshold lies: totals of what is at least `low`, which is enough, and at least `high`, which is not."""
+
+    low: UInt[Array, ""]
+    high: UInt[Array, ""]
+    total_low: Float[Array, ""]
+    total_high: Float[Array, ""]
+
+
+def kept_threshold(
+    logits: Float[Array, "R V"],
+    largest: Float[Array, " R"],
+    temperature: Float[Array, " R"],
+    top_k: Int[Array, " R"],
+    top_p: Float[Array, " R"],
+    *,
+    interpret: bool = False,
+) -> UInt[Array, " R"]:
+    """See `ops.kept_threshold`. The threshold itself may be a smaller one that keeps the same logits."""
+    num_rows, vocab = logits.shape
+    scalar = pl.BlockSpec((None,), lambda row: (row,))
+    return pl.pallas_call(
+        kept_threshold_kernel,
+        grid=(num_rows,),
+        in_specs=[_row_of(vocab), *(scalar,) * 4],
+        out_specs=scalar,
+        out_shape=jax.ShapeDtypeStruct((num_rows,), jnp.uint32),
+        compiler_params=plgpu.CompilerParams(num_warps=NUM_WARPS, num_stages=1),
+        interpret=interpret,
+    )(logits, largest, temperature, top_k, top_p)
+
+
+def kept_threshold_kernel(
+    logits: jax.Ref, largest: jax.Ref, temperature: jax.Ref, top_k: jax.Ref, top_p: jax.Ref, threshold: jax.Ref
+) -> None:
+    """One program: the threshold of one row.
+
+    Grid: (R,). Blocks: a row of logits [V] stays in device memory and is read once per pass; the rest are scalars.
+    Masked: what lies past V counts as NaN.
+    """
+    row = _Row(logits, largest[...], temperature[...])
+    vocab = logits.shape[0]
+    needed = top_k[...].astype(jnp.float32)
+    least = _search(row, _widest(jnp.float32(vocab)), needed, needed < vocab, is_mass=False).low
+    is_cut = top_p[...] < 1
+    [mass] = _totals(row, [least], is_cut, is_mass=True)
+    nucleus = _widest(mass)._replace(low=least)
+    threshold[...] = _search(row, nucleus, top_p[...] * mass, is_cut, is_mass=True).low
+
+
+def top_logits(
+    logits: Float[Array, "R V"], count: int, *, interpret: bool = False
+) -> tuple[Float[Array, "R top"], Int[Array, "R top"]]:
+    """See `ops.top_logits`. A kernel picks them, and a sort of no more than `count` puts them into order."""
+    num_rows, vocab = logits.shape
+    values, ids = pl.pallas_call(
+        functools.partial(top_logits_kernel, count),
+        grid=(num_rows,),
+        in_specs=[_row_of(vocab), pl.BlockSpec((None,), lambda row: (row,))],
+        out_specs=[_row_of(count)] * 2,
+        out_shape=[jax.ShapeDtypeStruct((num_rows, count), dtype) for dtype in (jnp.float32, jnp.int32)],
+        compiler_params=plgpu.CompilerParams(num_warps=NUM_WARPS, num_stages=1),
+        interpret=interpret,
+    )(logits, jnp.max(logits, axis=-1))
+    values, places = lax.top_k(values, count)
+    return values, jnp.take_along_axis(ids, places, axis=-1)
+
+
+def top_logits_kernel(count: int, logits: jax.Ref, largest: jax.Ref, values: jax.Ref, ids: jax.Ref) -> None:
+    """One program: the `count` largest logits of one row and their ids.
+
+    Grid: (R,). Blocks: a row of logits [V] stays in device memory, read once per pass; values and ids are [count].
+    Order: what is above the bracket of the threshold, then what is in it, each by id. Equal logits are in one of the
+    two, so a stable sort afterwards leaves them ordered by id. Masked: what lies past V.
+    """
+    vocab = logits.shape[0]
+    row = _Row(logits, largest[...], jnp.float32(1))
+    widest = _widest(jnp.float32(vocab))
+    bracket = _search(row, widest, jnp.float32(count), jnp.bool(count < vocab), is_mass=False)
+    num_above = bracket.total_high.astype(jnp.int32)
+
+    def one_block(block: Int[Array, ""], found: tuple[Array, Array]) -> tuple[Array, Array]:
+        tokens = block * BLOCK + jnp.arange(BLOCK)
+        part = plgpu.load(logits.at[tokens], mask=tokens < vocab, other=0)
+        order = _ordered(part)
+        is_above = (tokens < vocab) & (order >= bracket.high)
+        is_inside = (tokens < vocab) & (order >= bracket.low) & ~is_above
+        both = is_above.astype(jnp.int32) + (is_inside.astype(jnp.int32) << 16)  # a block is smaller than 2^16
+        counts = jnp.sum(both)
+
+        @pl.when(counts > 0)
+        def _() -> None:
+            counted = jnp.cumsum(both)
+            place_inside = num_above + found[1] + (counted >> 16)
+            places = jnp.where(is_above, found[0] + (counted & 0xFFFF), place_inside)
+            is_picked = (is_above | is_inside) & (places <= count)
+            places = jnp.where(is_picked, places - 1, count)  # interpret mode wants no place twice, masked or not
+            plgpu.store(values.at[places], part, mask=is_picked)
+            plgpu.store(ids.at[places], tokens, mask=is_picked)
+
+        return found[0] + (counts & 0xFFFF), found[1] + (counts >> 16)
+
+    lax.fori_loop(0, pl.cdiv(vocab, BLOCK), one_block, (jnp.int32(0), jnp.int32(0)))
+
+
+def _search(
+    row: _Row, widest: _Bracket, needed: Float[Array, ""], is_wanted: Bool[Array, ""], *, is_mass: bool
+) -> _Bracket:
+    """The bracket within which every threshold keeps the same logits; the widest where no search is wanted.
+
+    Whatever the pivots, a bracket stays one, so `largest` is only a hint; their number bounds the passes even of NaN.
+    """
+
+    def goes_on(state: tuple[Array, _Bracket]) -> Bool[Array, ""]:
+        passes, bracket = state
+        least = row.weights(_float_of(bracket.low)) if is_mass else 1.0
+        can_drop = bracket.total_low - least >= needed
+        return is_wanted & (passes < MAX_PASSES) & (bracket.high - bracket.low > 1) & can_drop
+
+    def one_pass(state: tuple[Array, _Bracket]) -> tuple[Array, _Bracket]:
+        passes, bracket = state
+        step = (bracket.high - bracket.low + jnp.uint32(PIVOTS)) // jnp.uint32(PIVOTS + 1)
+        evenly = [bracket.low + jnp.uint32(i) * step for i in range(1, PIVOTS + 1)]
+        pivots = [
+            jnp.clip(jnp.where(passes == 0, pivots[0], pivots[1]), bracket.low, bracket.high)
+            for pivots in zip(_first_pivots(row), evenly, strict=True)
+        ]
+        return passes + 1, _narrowed(bracket, pivots, _totals(row, pivots, is_wanted, is_mass=is_mass), needed)
+
+    return lax.while_loop(goes_on, one_pass, (jnp.int32(0), widest))[1]
+
+
+def _widest(total: Float[Array, ""]) -> _Bracket:
+    """The bracket of all numbers. NaN is in it as 0: see `_ordered`."""
+    return _Bracket(jnp.uint32(0), jnp.uint32(ABOVE_INFINITY), total, jnp.float32(0))
+
+
+def _first_pivots(row: _Row) -> list[UInt[Array, ""]]:
+    """Just above the largest logit, the largest itself, and whole temperatures below it; in ascending order."""
+    below = [sortable(row.largest - steps * row.temperature) for steps in reversed(range(PIVOTS - 1))]
+    return [*below, sortable(row.largest) + jnp.uint32(1)]
+
+
+def _narrowed(
+    bracket: _Bracket, pivots: Sequence[Array], totals: Sequence[Array], needed: Float[Array, ""]
+) -> _Bracket:
+    """The part of the bracket between the last pivot whose total is enough, and the next one."""
+    low, high, total_low, total_high = bracket
+    for pivot, total in zip(pivots, totals, strict=True):  # ascending
+        is_enough = total >= needed
+        low, total_low = jnp.where(is_enough, pivot, low), jnp.where(is_enough, total, total_low)
+    for pivot, total in zip(reversed(pivots), reversed(totals), strict=True):
+        is_enough = total >= needed
+        high, total_high = jnp.where(is_enough, high, pivot), jnp.where(is_enough, total_high, total)
+    return _Bracket(low, high, total_low, total_high)
+
+
+def _totals(row: _Row, pivots: Sequence[Array], is_wanted: Bool[Array, ""], *, is_mass: bool) -> list[Float[Array, ""]]:
+    """Per pivot the weights, or else the number, of the logits from it up: one pass. Zeros where it is not wanted.
+
+    Sums are float32, in an order that depends on the place in the row alone: a higher pivot never has a larger total.
+    """
+    vocab = row.logits.shape[0]
+    threads = jnp.arange(BLOCK // VECTOR)
+    offsets = threads[:, None] * VECTOR + jnp.arange(VECTOR)[None]
+
+    def one_block(block: Int[Array, ""], totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        tokens = block * BLOCK + offsets
+        logits = plgpu.load(row.logits.at[tokens], mask=tokens < vocab, other=jnp.nan)
+        order = _ordered(logits)
+        weights = row.weights(logits) if is_mass else jnp.ones_like(logits)
+        return tuple(
+            total + jnp.sum(jnp.where(order >= pivot, weights, 0.0), axis=1)
+            for pivot, total in zip(pivots, totals, strict=True)
+        )
+
+    num_blocks = jnp.where(is_wanted, jnp.int32(pl.cdiv(vocab, BLOCK)), jnp.int32(0))
+    totals = lax.fori_loop(jnp.int32(0), num_blocks, one_block, (jnp.zeros(BLOCK // VECTOR),) * len(pivots))
+    return [jnp.sum(total) for total in totals]
+
+
+def _ordered(logits: Float[Array, "*dims"]) -> UInt[Array, "*dims"]:
+    """`sortable`, but for NaN, which is below everything: so nothing is above a bracket that ends at infinity."""
+    return jnp.where(logits == logits, sortable(logits), jnp.uint32(0))
+
+
+def _float_of(order: UInt[Array, ""]) -> Float[Array, ""]:
+    """What `sortable` makes this integer from."""
+    is_positive = order >> 31 == 1
+    return lax.bitcast_convert_type(jnp.where(is_positive, order ^ jnp.uint32(1 << 31), ~order), jnp.float32)
+
+
+def _row_of(length: int) -> pl.BlockSpec:
+    """The program's row of an array [R, length]."""
+    return pl.BlockSpec((None, length), lambda row: (row, 0))

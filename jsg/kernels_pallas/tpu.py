@@ -1,0 +1,157 @@
+"""Attention on a TPU: JAX's own ragged paged attention, told of our packing. Letters: `jsg/models/inputs.py`.
+
+The kernel is the library's; here stands what it must be given, and what it cannot do. It ran in TPU interpret mode and
+was compiled for TPU v4, v5e and v6e; no TPU has run it, so nothing is known of its speed here.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
+from jaxtyping import Array, Bool, Float, Int
+
+from jsg.kernels_pallas.inputs import AttentionInputs, LayerCache
+
+QUERY_BLOCK = 32
+"""Packed tokens in one program of the kernel: what the library takes where its tables know nothing better."""
+KEY_BLOCK = 512
+"""Keys that are fetched at a time. With 8 key-value heads in bfloat16 and two buffers, 4 MiB of vector memory; the
+library's own choice for small pages, 128 pages, is more than a kernel may have (compiled for v5e)."""
+MAX_PAGES_PER_BLOCK = 32
+"""Each page is a copy of its own, and the kernel writes them out one by one."""
+MIN_PAGE_SIZE = 16
+"""The least that the library recommends."""
+PAGE_TABLE_BYTES = 2**20 - 2**16
+"""Room for the page table in a TPU's scalar memory of 1 MiB, where the kernel keeps it whole."""
+
+
+class Sequences(NamedTuple):
+    """A step as the kernel wants it: the packed tokens of each sequence stand together, one sequence after another.
+
+    Attributes:
+        pages: Pages of each sequence, in order of position.
+        kv_lens: Keys of each, its new tokens included.
+        starts: Index of each one's first packed token; where the next one starts, it ends.
+        num_sequences: How many are real; they come first. Never 0: see `sequences_of`.
+        num_tokens: Real packed tokens.
+    """
+
+    pages: Int[Array, "M C"]
+    kv_lens: Int[Array, " M"]
+    starts: Int[Array, " M+1"]
+    num_sequences: Int[Array, " 1"]
+    num_tokens: Int[Array, ""]
+
+
+def paged_attention(
+    queries: Float[Array, "T N H"],
+    cache: LayerCache,
+    inputs: AttentionInputs,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Float[Array, "T N H"]:
+    """See `ops.paged_attention`. Accumulates in float32 and returns the queries' dtype.
+
+    Grid (blocks of heads, blocks of `QUERY_BLOCK` tokens), in order. A program walks over the sequences that have a
+    token in its block, and for each over its keys, `KEY_BLOCK` at a time, fetched page by page into one of two buffers
+    while the other is worked on. Page table and lengths lie in scalar memory, the pool stays in HBM. Masked are keys
+    after a token, before its window, and beyond the sequence; a token of another sequence is not stored to.
+
+    One thing is weaker than in the other implementations: masked scores are lowered, not replaced, so a key that is
+    not finite reaches all tokens that its request has in this step, the earlier ones too.
+
+    Raises:
+        NotImplementedError: The kernel cannot do this shape or type; the message names it.
+    """
+    if len(cache) != 1:
+        raise NotImplementedError("the TPU kernel wants the key and the value of a head side by side in one array")
+    (pool,) = cache
+    sequences = sequences_of(inputs)
+    _check(queries, pool, sequences)
+    page_size, columns = pool.shape[1], sequences.pages.shape[1]
+    out = ragged_paged_attention(
+        queries,
+        pool,
+        sequences.kv_lens,
+        sequences.pages,
+        sequences.starts,
+        sequences.num_sequences,
+        sm_scale=scale,
+        sliding_window=window,
+        soft_cap=softcap,
+        num_kv_pages_per_block=min(KEY_BLOCK // page_size, MAX_PAGES_PER_BLOCK, columns),
+        num_queries_per_block=min(QUERY_BLOCK, len(queries)),
+    )
+    is_real = jnp.arange(len(queries)) < sequences.num_tokens  # the kernel leaves garbage in the others
+    return jnp.where(is_real[:, None, None], out, 0)
+
+
+def sequences_of(inputs: AttentionInputs) -> Sequences:
+    """The singles, then the tiles, those of one row joined to one sequence.
+
+    A tile by itself would read fewer keys, but a sequence takes a row of the page table in scalar memory, and there is
+    no room for one per tile. A step without any token has one sequence of one token all the same, which reads the dump
+    page: the kernel starts its first copy before it looks whether there is anything to do.
+    """
+    ends = jnp.concatenate([jnp.arange(1, len(inputs.single_rows) + 1), inputs.tile_starts + inputs.tile_lens])
+    kv_lens = jnp.concatenate([inputs.single_kv_lens, inputs.tile_positions + inputs.tile_lens])
+    rows = jnp.concatenate([inputs.single_rows, inputs.tile_rows])
+    is_real, is_first = _pieces(inputs)
+    largest = min(len(rows), len(inputs.page_table))
+    index = jnp.where(is_real, jnp.cumsum(is_first) - 1, largest)  # of the sequence that each piece belongs to
+    ones = jnp.ones(largest, jnp.int32)
+    last = jax.lax.cummax(ones.at[index].max(ends, mode="drop"))
+    return Sequences(
+        pages=inputs.page_table[jnp.zeros_like(ones).at[index].set(rows, mode="drop")],
+        kv_lens=ones.at[index].max(kv_lens, mode="drop"),
+        starts=jnp.concatenate([jnp.zeros(1, jnp.int32), last]),
+        num_sequences=jnp.maximum(jnp.sum(is_first, dtype=jnp.int32), 1)[None],
+        num_tokens=jnp.max(jnp.where(is_real, ends, 0)),
+    )
+
+
+def _pieces(inputs: AttentionInputs) -> tuple[Bool[Array, " pieces"], Bool[Array, " pieces"]]:
+    """Which singles and tiles are real, and which of those begin a sequence; the tiles of a row are neighbours."""
+    is_single = inputs.single_kv_lens > 0
+    is_tile = jnp.arange(len(inputs.tile_rows)) < inputs.num_tiles
+    follows = jnp.diff(inputs.tile_rows, prepend=-1) == 0
+    return jnp.concatenate([is_single, is_tile]), jnp.concatenate([is_single, is_tile & ~follows])
+
+
+def smallest_page_size(num_rows: int, context_len: int) -> int:
+    """The smallest page, a power of two, with which a page table of this size fits into scalar memory."""
+    page_size = MIN_PAGE_SIZE
+    while _table_bytes(num_rows, -(-context_len // page_size)) > PAGE_TABLE_BYTES:
+        page_size *= 2
+    return page_size
+
+
+def _table_bytes(num_rows: int, columns: int) -> int:
+    """Of an int32 array in scalar memory, which is padded to tiles of 8 x 128."""
+    return 4 * (-(-num_rows // 8) * 8) * (-(-columns // 128) * 128)
+
+
+def _check(queries: Float[Array, "T N H"], pool: Float[Array, "P page_size heads H"], sequences: Sequences) -> None:
+    """Raises for what the library refuses, and for what it only finds out when the kernel is compiled."""
+    _, page_size, heads, head_dim = pool.shape
+    if head_dim != 128:
+        raise NotImplementedError(f"the TPU kernel wants a head_dim of 128, but got {head_dim}")
+    if queries.dtype not in (jnp.float32, jnp.bfloat16):
+        raise NotImplementedError(f"the TPU kernel wants float32 or bfloat16 queries, but got {queries.dtype}")
+    if page_size > KEY_BLOCK:
+        raise NotImplementedError(f"the TPU kernel wants pages of at most {KEY_BLOCK} tokens, but got {page_size}")
+    packing = 4 // pool.dtype.itemsize  # numbers in one 32-bit word
+    words = heads // packing
+    if heads % packing or (words not in (1, 2, 4) and words % 8):
+        raise NotImplementedError(
+            f"the TPU kernel wants keys and values to fill 1, 2, 4 or a multiple of 8 words, but got {heads} of "
+            f"{pool.dtype}"
+        )
+    if _table_bytes(*sequences.pages.shape) > PAGE_TABLE_BYTES:
+        raise NotImplementedError(
+            f"the TPU kernel wants the page table in scalar memory, but got {sequences.pages.shape}; larger pages or a "
+            "shorter context make it smaller"
+        )

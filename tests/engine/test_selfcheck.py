@@ -1,0 +1,134 @@
+"""The check of a step against the device: what a step must cost, what is timed, and that nothing is harmed by it."""
+
+import dataclasses
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jsg.engine import selfcheck
+from jsg.engine.core import EngineCore
+from jsg.engine.selfcheck import Cost, DecodeSteps, Rates, SelfCheck, StepTime
+from jsg.errors import JsgError
+from jsg.types import Request, SamplingParams
+from tests.engine import small
+
+REQUEST = Request(rid="r", input_ids=(2, 3, 4, 5), sampling=SamplingParams(max_new_tokens=8, temperature=0))
+
+
+@pytest.fixture
+def core(core_of) -> EngineCore:
+    return core_of()
+
+
+@pytest.fixture
+def steps(core: EngineCore) -> DecodeSteps:
+    return core._decode_steps
+
+
+def test_products_and_attention_come_one_after_the_other():
+    rates = Rates(copy_bytes_per_s=1e3, matmul_flops_per_s=1e6)
+    by_memory = Cost(weight_bytes=10, kv_bytes=5, matmul_flops=1, attention_flops=1)
+    by_arithmetic = Cost(weight_bytes=10, kv_bytes=5, matmul_flops=20_000, attention_flops=10_000)
+    assert by_memory.floor_ms(rates) == pytest.approx(15)
+    assert by_arithmetic.floor_ms(rates) == pytest.approx(30)
+
+
+@pytest.mark.parametrize(("cached", "new", "window"), [(0, 5, None), (7, 1, None), (3, 4, 5), (9, 4, 5), (0, 3, 1)])
+def test_tokens_outside_the_window_cost_nothing(cached: int, new: int, window: int | None):
+    seen = [range(max(0, last + 1 - (window or 99)), last + 1) for last in range(cached, cached + new)]
+    expected = (len({key for keys in seen for key in keys}), sum(map(len, seen)))
+    assert selfcheck._keys_and_pairs(cached, new, window) == expected
+
+
+def test_the_engines_own_programs_are_timed(core: EngineCore):
+    check = core.selfcheck(2.0)
+    assert [(step.num_rows, step.context) for step in check.steps] == [(1, small.CONTEXT - 1), (4, 255)]
+    for step in check.steps:
+        assert 0 < step.floor_ms < 1e4 * step.ms
+        assert step.tokens_per_s == pytest.approx(1e3 * step.num_rows / step.ms)
+    assert min(dataclasses.astuple(check.rates)) > 0
+
+
+def test_nothing_is_harmed(core: EngineCore):
+    expected = small.alone(core, REQUEST).token_ids
+    before = [np.asarray(x) for x in jax.tree.leaves(core._runner._state._replace(page_table=None))]
+    core.selfcheck(0.5)
+    after = jax.tree.leaves(core._runner._state._replace(page_table=None))
+    num_dump = 0
+    for was, now in zip(before, after, strict=True):
+        changed = np.flatnonzero(np.any(was.reshape(len(was), -1) != np.asarray(now).reshape(len(was), -1), axis=1))
+        assert set(changed) <= {0}
+        num_dump += len(changed)
+    assert num_dump <= 1, "only the last token of the dump row"
+    np.testing.assert_array_equal(np.asarray(core._runner._state.page_table), core.scheduler.table.pages)
+    core.check_integrity()
+    outcome = small.run(core, [(0, REQUEST)])["r"]
+    assert outcome.token_ids == expected
+    assert outcome.cached_tokens == 3, "what was cached is still there"
+
+
+def test_the_timed_step_reads_what_it_says(core: EngineCore, steps: DecodeSteps):
+    """Every row has pages of its own, all of them of the pool and none the dump page."""
+    key = steps.keys()[-1]
+    pages = steps._pages(key.num_rows, steps.context(key) + 1)
+    used = pages[1 : key.num_rows + 1, : steps.context(key) + 1]
+    assert pages.shape == core.scheduler.table.pages.shape
+    assert len(set(used.flat)) == used.size
+    assert used.min() >= 1
+    assert used.max() <= steps.pool_tokens
+    assert not pages[key.num_rows + 1 :].any()
+
+
+def test_a_row_is_as_long_as_context_and_pool_allow(steps: DecodeSteps):
+    one, four = steps.keys()
+    assert dataclasses.replace(steps, context_length=9999, pool_tokens=9999).context(one) == selfcheck.CONTEXT
+    assert dataclasses.replace(steps, pool_tokens=100).context(four) == 24
+    assert dataclasses.replace(steps, pool_tokens=128, page_size=16).context(four) == 31
+    nothing = dataclasses.replace(steps, pool_tokens=7)
+    assert nothing.time(four, Rates(1.0, 1.0), time.monotonic()) is None
+
+
+def test_without_time_the_smallest_shape_is_timed(core: EngineCore):
+    assert [step.num_rows for step in core.selfcheck(0.0).steps] == [1]
+
+
+def test_deterministic_mode_has_no_decode_steps(core_of):
+    assert core_of(deterministic=True).selfcheck(0.0).steps == ()
+
+
+def test_requests_are_not_disturbed(core: EngineCore):
+    core.add(REQUEST)
+    with pytest.raises(JsgError, match="requests run or wait"):
+        core.selfcheck(1.0)
+    core.abort("r")
+    core.step()
+
+
+def test_the_rates_fit_into_what_is_free(monkeypatch: pytest.MonkeyPatch):
+    class Nearly:
+        platform = "gpu"
+
+        def memory_stats(self) -> dict[str, int]:
+            return {"bytes_limit": 2**36, "bytes_in_use": 2**36 - 2**29}
+
+    sizes = []
+    monkeypatch.setattr(jax, "devices", lambda: [Nearly()])
+    monkeypatch.setattr(selfcheck, "copy_rates", lambda size, deadline: sizes.append(size) or [1.0, 2.0])
+    monkeypatch.setattr(selfcheck, "matmul_rates", lambda size, *rest: sizes.append(size) or [3.0])
+    assert selfcheck.measure_rates("bfloat16") == Rates(2e9, 3e12)
+    assert sizes == [2**27, 2048]
+
+
+def test_it_is_a_table():
+    steps = (
+        StepTime(num_rows=1, context=9, ms=4.0, floor_ms=3.0),
+        StepTime(num_rows=2, context=9, ms=5.0, floor_ms=1.0),
+    )
+    lines = str(SelfCheck(Rates(4e12, 7e14), steps)).splitlines()
+    assert lines[0].startswith("this device copies 4000.0 GB/s and multiplies matrices at 700.00 TFLOP/s")
+    assert [line.split() for line in lines[2:]] == [
+        ["1", "row,", "9", "cached", "4.000", "3.000", "75%", "250"],
+        ["2", "rows,", "9", "cached", "5.000", "1.000", "20%", "400"],
+    ]

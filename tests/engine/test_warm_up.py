@@ -1,0 +1,96 @@
+"""First runs: programs run on padding before a request may meet them, which changes nothing that anybody sees."""
+
+import pathlib
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsg.engine import startup
+from jsg.engine.core import EngineCore
+from jsg.engine.executables import Executables
+from jsg.errors import MemoryPlanError
+from tests.engine import small
+
+RUNS = 4
+
+
+@pytest.fixture
+def core(small_model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineCore]:
+    """As on a GPU: the essential programs are warm, the others compile in the background."""
+    monkeypatch.setitem(startup.RUNS_BEFORE_READY, "cpu", RUNS)
+    core = small.make_core(small_model, compile_cache_dir, forbid_compile=False)
+    yield core
+    core.close()
+
+
+def test_a_program_is_ready_after_its_runs():
+    programs = Executables(forbid_compile=False, runs_before_ready=2)
+    programs.lower("a", lambda x: x + 1, jax.ShapeDtypeStruct((), jnp.float32))
+    programs.compile(["a"])
+    for left in (["a"], ["a"], []):
+        assert programs.cold() == left
+        assert programs.is_ready("a") == (not left)
+        programs("a", np.float32(1))
+
+
+def test_the_first_runs_touch_the_dump_row_and_the_dump_page_only(core: EngineCore):
+    core._executables._thread.join()  # pyright: ignore[reportOptionalMemberAccess]
+    core._runner.warm_up()
+    assert all(core._executables.is_ready(name) for name in core._executables.names())
+    state = core._runner._state
+    rows = [state.page_table, state.last_token, *state.penalties]
+    assert not any(np.asarray(array)[1:].any() for array in rows)
+    assert not any(np.asarray(array).any() for array in jax.tree.leaves(state.pool))
+    core.check_integrity()
+
+
+def test_what_is_compiled_in_the_background_runs_once_a_step(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
+    core._executables._thread.join()  # pyright: ignore[reportOptionalMemberAccess]
+    names = core._executables.cold()
+    essential = set(core._runner.essential())
+    assert names
+    assert not essential & set(names)
+    assert not any(core._executables.is_ready(name) for name in names)
+    calls: list[object] = []
+    call = Executables.__call__
+
+    def spy(self: Executables, name: tuple, *args: object) -> object:
+        calls.append(name)
+        return call(self, name, *args)
+
+    monkeypatch.setattr(Executables, "__call__", spy)
+    num_steps = 0
+    while core.has_work:
+        assert core.step() == []
+        num_steps += 1
+        assert len(calls) == num_steps
+    assert num_steps == RUNS * len(names)
+    assert core.flush_cache()
+
+
+def test_answers_are_the_same_while_programs_make_their_first_runs(core: EngineCore, core_of):
+    traffic = small.traffic(5, count=8)
+    expected = small.run(core_of(), traffic)
+    core._executables._thread.join()  # pyright: ignore[reportOptionalMemberAccess]
+    outcomes = small.run(core, traffic)
+    assert {rid: each.token_ids for rid, each in outcomes.items()} == {
+        rid: each.token_ids for rid, each in expected.items()
+    }
+
+
+def test_the_cache_can_be_flushed_while_programs_make_their_first_runs(core: EngineCore):
+    core._executables._thread.join()  # pyright: ignore[reportOptionalMemberAccess]
+    assert core.has_work
+    assert core.flush_cache()
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_compiled_or_loaded(
+    small_model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Without weights in the directory, loading would fail otherwise."""
+    monkeypatch.setattr(Executables, "lower", lambda *args, **kwargs: pytest.fail("a program was lowered"))
+    with pytest.raises(MemoryPlanError, match="memory is left for"):
+        small.make_core(small_model, compile_cache_dir, load_format="auto", max_total_tokens=2**31 - 1)

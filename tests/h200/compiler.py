@@ -1,0 +1,165 @@
+"""Compiles functions for NVIDIA H200s on a machine that has none, and reads what came out.
+
+XLA's CUDA plugin needs no GPU to compile, only a description of one (`h200_target_config.txtpb`). What the tests read:
+the memory analysis, the optimised program, the machine code, and the list of launches, which XLA writes to a folder.
+None of it says how fast the program is, or that its results are right.
+"""
+
+import dataclasses
+import functools
+import math
+import pathlib
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tests.h200 import machine_code
+
+TARGET = pathlib.Path(__file__).with_name("h200_target_config.txtpb")
+SHARED_MEMORY_BYTES = 232_448
+"""What one thread block of an H200 may ask for: 227 KiB."""
+CONTAINERS = ("kCommandBuffer", "kConditional", "kSequential", "kWhile")
+IN_PLACE = {"parameter", "bitcast", "tuple", "get-tuple-element", "custom-call"}
+"""Operations that may result in something as large as the pool: arguments, other views of them, and our own kernels, which
+write it in place. Anything else, a copy or a conversion for instance, reads and writes all of it."""
+OPTIONS = {"xla_gpu_autotune_level": 0}
+"""There is no device to time alternatives on."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a kernel, a copy, or a call of a library.
+
+    Attributes:
+        name: Of the kernel; of the kind for what has no name.
+        containers: The command buffers, loops and branches that it is in, outermost first; each with its line in the
+            list, which tells two of a kind apart.
+        shared_bytes: Shared memory of one thread block.
+    """
+
+    name: str
+    containers: tuple[str, ...]
+    shared_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """A program compiled for H200s.
+
+    Attributes:
+        hlo: The optimised program as text.
+        launches: In order. What a loop holds is listed once.
+    """
+
+    compiled: jax.stages.Compiled
+    hlo: str
+    launches: tuple[Launch, ...]
+
+    @property
+    def temporary_bytes(self) -> int:
+        """Memory beside arguments and results."""
+        return self.compiled.memory_analysis().temp_size_in_bytes
+
+    @property
+    def aliased_bytes(self) -> int:
+        """Bytes of results that take the place of donated arguments."""
+        return self.compiled.memory_analysis().alias_size_in_bytes
+
+    @property
+    def is_one_command_buffer(self) -> bool:
+        """Whether all launches are in the same command buffer, and neither before, behind, nor in a loop around it."""
+        places = {launch.containers for launch in self.launches}
+        return len(places) == 1 and all(len(place) == 1 and "kCommandBuffer" in place[0] for place in places)
+
+    def makers_of(self, elements: int) -> set[str]:
+        """The operations, fused ones included, that result in an array of `elements` numbers or more."""
+        makers = set()
+        for result, operation in re.findall(r"^ +(?:ROOT )?%\S+ = (.*?) ([a-z][a-z-]*)\(", self.hlo, re.MULTILINE):
+            shapes = re.findall(r"\w\[([\d,]*)\]", result)
+            if any(math.prod(map(int, filter(None, shape.split(",")))) >= elements for shape in shapes):
+                makers.add(operation)
+        return makers
+
+    def kernel(self, name: str) -> Launch:
+        """The only kernel whose name begins like this."""
+        (found,) = {launch for launch in self.launches if launch.name.startswith(name)}
+        return found
+
+    def instructions(self, kernel: str, nvdisasm: pathlib.Path) -> Counter[str]:
+        """How often each instruction stands in the machine code of a kernel."""
+        executable = self.compiled.runtime_executable()
+        assert executable is not None
+        return machine_code.instructions(executable.serialize(), kernel, nvdisasm)
+
+
+@functools.cache
+def mesh(num_devices: int = 1) -> Mesh:
+    """H200s that can be compiled for, along one axis `tensor`."""
+    topology = topologies.get_topology_desc(
+        platform="cuda", target_config=TARGET.read_text(encoding="utf-8"), topology=f"1x1x{num_devices}"
+    )
+    return topologies.make_mesh(topo=topology, mesh_shape=(num_devices,), axis_names=("tensor",))
+
+
+def placed(tree: Any, num_devices: int = 1) -> Any:
+    """The same shapes, each on every H200; nothing is allocated."""
+    sharding = NamedSharding(mesh(num_devices), PartitionSpec())
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
+def array(*dims: int, dtype: jax.typing.DTypeLike = "bfloat16") -> jax.ShapeDtypeStruct:
+    """The shape of an array on one H200."""
+    return placed(jax.ShapeDtypeStruct(dims, dtype))
+
+
+def compile_for_h200(
+    fn: Callable[..., Any],
+    *args: Any,
+    donate: tuple[int, ...] = (),
+    num_devices: int = 1,
+    options: Mapping[str, bool | int | str] | None = None,
+) -> Program:
+    """Traces, lowers and compiles `fn`.
+
+    Args:
+        fn: Pure function of arrays.
+        args: Shapes, at least one of them `placed`.
+        donate: Arguments that results may take the place of.
+        num_devices: How many H200s; the trace sees their mesh, so that ops choose kernels for a GPU.
+        options: Compiler options.
+    """
+    with jax.sharding.use_abstract_mesh(mesh(num_devices).abstract_mesh):
+        lowered = jax.jit(fn, donate_argnums=donate).lower(*args)
+    folder = tempfile.mkdtemp()
+    try:
+        compiled = lowered.compile(compiler_options=OPTIONS | dict(options or {}) | {"xla_dump_to": folder})
+        listings = sorted(pathlib.Path(folder).glob("*.thunk_sequence*.txt"))  # as made, then as changed, if it was
+        launches = _launches(listings[-1].read_text(encoding="utf-8"))
+    finally:
+        shutil.rmtree(folder)
+    return Program(compiled, compiled.as_text(), launches)
+
+
+def _launches(listing: str) -> tuple[Launch, ...]:
+    """Reads XLA's list, in which what a container holds is indented below it."""
+    launches, open_containers = [], []
+    for index, line in enumerate(listing.splitlines()):
+        match = re.match(r"( *)\d+: (\w+)\s+\[.*?\]\s*(\S*)(?:.*shared_memory: (\d+))?", line)
+        if match is None:
+            continue
+        indent, kind, name, shared = match.groups()
+        while open_containers and open_containers[-1][0] >= len(indent):
+            open_containers.pop()
+        if kind in CONTAINERS:
+            open_containers.append((len(indent), f"{kind} {index}"))
+            continue
+        containers = tuple(container for _, container in open_containers)
+        launches.append(Launch(name if kind == "kCustomKernel" else kind, containers, int(shared or 0)))
+    return tuple(launches)

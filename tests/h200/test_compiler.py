@@ -1,0 +1,89 @@
+"""The checks of these tests fail where they should, and the machine code is read right."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.h200 import compiler, machine_code
+from tests.h200.compiler import IN_PLACE, array, compile_for_h200
+
+POOL = 1_000_000
+
+
+def write(pool, index, new):
+    return pool.at[index].set(new)
+
+
+def test_a_pool_that_is_not_donated_is_not_aliased():
+    args = array(POOL, 8), array(4, dtype="int32"), array(4, 8)
+    assert compile_for_h200(write, *args, donate=(0,)).aliased_bytes == POOL * 16
+    assert compile_for_h200(write, *args).aliased_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("fn", "maker"),
+    [
+        (lambda pool: jnp.sum(pool.astype(jnp.float32) ** 2), "convert"),
+        (lambda pool: (write(pool, jnp.arange(4), 1), pool), "copy"),
+        (lambda pool: jnp.roll(pool, 1, axis=0), "concatenate"),
+    ],
+)
+def test_what_touches_all_of_a_pool_is_seen(fn, maker: str):
+    program = compile_for_h200(fn, array(POOL, 8))
+    assert maker in program.makers_of(POOL * 8) - IN_PLACE
+    assert program.makers_of(POOL * 8 + 1) == set()
+
+
+def test_a_loop_is_not_one_command_buffer():
+    def chain(x, times):
+        for _ in range(times):
+            x = jnp.sin(jnp.cumsum(x @ x, axis=0))
+        return x
+
+    def loop(x):
+        return jax.lax.fori_loop(0, 9, lambda _, x: chain(x, 4), x)
+
+    assert compile_for_h200(lambda x: chain(x, 4), array(512, 512)).is_one_command_buffer
+    program = compile_for_h200(loop, array(512, 512))
+    assert not program.is_one_command_buffer
+    assert any("kCommandBuffer" in name for launch in program.launches for name in launch.containers)
+
+
+def test_launches_have_names_and_shared_memory():
+    program = compile_for_h200(jax.nn.softmax, array(512, 4096))
+    assert [launch.shared_bytes > 0 for launch in program.launches] == [True]
+    assert program.kernel(program.launches[0].name) == program.launches[0]
+
+
+def test_one_program_for_four_devices():
+    sharding = jax.sharding.NamedSharding(compiler.mesh(4), jax.sharding.PartitionSpec("tensor"))
+    x = jax.ShapeDtypeStruct((8, 1024), jnp.float32, sharding=sharding)
+    program = compile_for_h200(lambda x: jnp.sum(x, axis=0), x, num_devices=4)
+    assert " all-reduce" in program.hlo
+
+
+def test_instructions_are_those_of_the_machine_code(nvdisasm):
+    program = compile_for_h200(lambda x: jnp.exp2(x) * 3, array(1024, dtype="float32"))
+    (kernel,) = program.launches
+    counts = program.instructions(kernel.name, nvdisasm)
+    assert counts["MUFU.EX2"] == 1
+    assert counts["EXIT"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [
+        (b"\x05\x10hello", b"hello"),
+        (b"\x0a\x10hello\x05\x05", b"hellohello"),  # a copy of 5 bytes, 5 back
+        (b"\x09\x00a\x11\x01", b"a" * 9),  # a copy that overlaps what it writes
+        (b"\x09\x00a\x1e\x01\x00", b"a" * 9),
+        (b"\x46\xf0\x45" + bytes(range(70)), bytes(range(70))),  # a literal whose length stands in a byte of its own
+    ],
+)
+def test_snappy(stream, expected):
+    assert machine_code._snappy(stream, 0) == expected
+
+
+def test_numbers_of_several_bytes():
+    assert machine_code._varint(np.array([0xAC, 0x02], np.uint8).tobytes(), 0) == (300, 2)

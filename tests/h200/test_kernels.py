@@ -1,0 +1,209 @@
+"""Each kernel alone, compiled for an H200: what it asks of memory, and the instructions it is made of.
+
+No kernel ran on a device. What its machine code shows is whether keys and values come in 16-byte asynchronous copies,
+whether the tensor cores multiply, and whether registers spill to memory.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bench.attention_cases import MODELS
+from jsg.kernels_pallas.cascade import cascade
+from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, PrefixGroups
+from jsg.kernels_pallas.paged_decode import paged_decode
+from jsg.kernels_pallas.ragged_paged_attention import ragged_paged_attention
+from jsg.kernels_pallas.rotate_and_write import rotate_and_write
+from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
+from jsg.kernels_pallas.token_threshold import kept_threshold, top_logits
+from tests.h200.compiler import IN_PLACE, SHARED_MEMORY_BYTES, Program, array, compile_for_h200
+
+ROWS = 256
+CONTEXT_LEN = 8192
+POOL_TOKENS = 2**19
+VOCAB = 128_256
+GROUPS = 32
+
+LLAMA = "llama-3-8b"
+KERNELS = {
+    # Entry, packed tokens, and the kernels that it launches.
+    "decode": (paged_decode, ROWS, {"_decode_kernel"}),
+    "decode-in-splits": (paged_decode, 32, {"_decode_kernel", "_combine_kernel"}),
+    "cascade": (cascade, ROWS, {"_prefix_kernel", "_decode_kernel", "_combine_kernel"}),
+    "ragged": (ragged_paged_attention, 2048, {"ragged_paged_attention"}),
+}
+POOLS = (
+    *((model, "bfloat16", 1) for model in MODELS),
+    (LLAMA, "bfloat16", 16),
+    (LLAMA, "bfloat16", 64),
+    (LLAMA, "float8_e4m3fn", 1),
+    (LLAMA, "float8_e5m2", 16),
+    (LLAMA, "float32", 1),
+)
+"""Model, type of the pool, page size."""
+
+
+def attention_inputs(num_tokens: int, page_size: int, *, tiles: int, groups: int) -> AttentionInputs:
+    index = functools.partial(array, dtype="int32")
+    singles = min(num_tokens, ROWS)
+    shared = PrefixGroups(index(singles), index(groups), index(groups), index(groups, GROUP_TILE))
+    return AttentionInputs(
+        page_table=index(ROWS + 1, CONTEXT_LEN // page_size),
+        single_rows=index(singles),
+        single_kv_lens=index(singles),
+        tile_rows=index(tiles),
+        tile_starts=index(tiles),
+        tile_lens=index(tiles),
+        tile_positions=index(tiles),
+        num_tiles=index(),
+        groups=shared if groups else None,
+    )
+
+
+@functools.cache
+def attention(kernel: str, model: str, pool_dtype: str, page_size: int) -> Program:
+    entry, num_tokens, _ = KERNELS[kernel]
+    heads, kv_heads, head_dim = MODELS[model]
+    pool = array(POOL_TOKENS // page_size, page_size, kv_heads, head_dim, dtype=pool_dtype)
+    queries = array(num_tokens, heads, head_dim, dtype="float32" if pool_dtype == "float32" else "bfloat16")
+    tiles = num_tokens // QUERY_TILE + ROWS if kernel == "ragged" else 0
+    inputs = attention_inputs(num_tokens, page_size, tiles=tiles, groups=GROUPS if kernel == "cascade" else 0)
+    return compile_for_h200(lambda *args: entry(*args, scale=head_dim**-0.5).out, queries, pool, pool, inputs)
+
+
+@pytest.mark.parametrize(("model", "pool_dtype", "page_size"), POOLS, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_attention_fits(kernel: str, model: str, pool_dtype: str, page_size: int):
+    program = attention(kernel, model, pool_dtype, page_size)
+    _, num_tokens, names = KERNELS[kernel]
+    heads, kv_heads, head_dim = MODELS[model]
+    assert names <= {launch.name for launch in program.launches}
+    assert max(launch.shared_bytes for launch in program.launches) <= SHARED_MEMORY_BYTES
+    assert program.makers_of(POOL_TOKENS * kv_heads * head_dim) <= IN_PLACE
+    partial_bytes = 4 * num_tokens * heads * (head_dim + 1)  # of one split, in float32
+    splits = {"decode": 0, "decode-in-splits": 4, "cascade": 9, "ragged": 0}[kernel]
+    assert program.temporary_bytes <= splits * partial_bytes + 2**20
+
+
+@pytest.mark.parametrize(("model", "pool_dtype", "page_size"), POOLS, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_attention_instructions(kernel: str, model: str, pool_dtype: str, page_size: int, nvdisasm):
+    program = attention(kernel, model, pool_dtype, page_size)
+    for name in KERNELS[kernel][2]:
+        counts = program.instructions(name, nvdisasm)
+        assert having(counts, "LDL|STL") == set(), "registers spill"
+        if name == "_combine_kernel":
+            continue
+        copies = having(counts, "LDGSTS")
+        assert copies and all(copy.endswith(".128") for copy in copies), "keys and values come in 16-byte copies"
+        if pool_dtype != "float32":  # its products are exact to the last bit on purpose, which tensor cores are not
+            assert having(counts, "HMMA|HGMMA"), "tensor cores multiply"
+            assert bool(having(counts, "HGMMA")) == (query_rows(name, model) >= 64), "by warp groups from 64 rows on"
+
+
+def query_rows(kernel: str, model: str) -> int:
+    """Queries that one program multiplies with a block of keys: those of the heads of a group, of several tokens."""
+    heads, kv_heads, _ = MODELS[model]
+    return heads // kv_heads * {"_decode_kernel": 1, "_prefix_kernel": GROUP_TILE}.get(kernel, QUERY_TILE)
+
+
+def having(counts: dict[str, int], pattern: str) -> set[str]:
+    """Instructions that begin like that."""
+    return {name for name in counts if re.match(pattern, name)}
+
+
+def test_copies_of_decode_overlap_with_its_matmuls():
+    """Two blocks of 64 keys and values: one is in flight while the other is multiplied."""
+    block_bytes = 2 * 64 * MODELS[LLAMA][2] * 2
+    assert attention("decode", LLAMA, "bfloat16", 1).kernel("_decode_kernel").shared_bytes >= 2 * block_bytes
+
+
+def test_page_size_does_not_change_the_inner_loop(nvdisasm):
+    one, sixteen = (
+        attention("decode", LLAMA, "bfloat16", page_size).instructions("_decode_kernel", nvdisasm)
+        for page_size in (1, 16)
+    )
+    pattern = "LDGSTS|HMMA|MUFU|LDSM"
+    assert {name: one[name] for name in having(one, pattern)} == {
+        name: sixteen[name] for name in having(sixteen, pattern)
+    }
+
+
+@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize(("pool_dtype", "page_size"), [("bfloat16", 1), ("bfloat16", 16), ("float8_e4m3fn", 1)])
+def test_rotate_and_write_is_in_place(pool_dtype: str, page_size: int, has_norms: bool):
+    program = rotation(pool_dtype, page_size, has_norms)
+    _, kv_heads, head_dim = MODELS[LLAMA]
+    elements = POOL_TOKENS * kv_heads * head_dim
+    assert program.aliased_bytes == 2 * elements * jnp.dtype(pool_dtype).itemsize
+    assert program.makers_of(elements) <= IN_PLACE
+    assert program.temporary_bytes < 2**16
+    assert [launch.name for launch in program.launches] == ["rotate_and_write_kernel"]
+
+
+@functools.cache
+def rotation(pool_dtype: str, page_size: int, has_norms: bool) -> Program:
+    heads, kv_heads, head_dim = MODELS[LLAMA]
+    pool = array(POOL_TOKENS // page_size, page_size, kv_heads, head_dim, dtype=pool_dtype)
+    angles = array(ROWS, head_dim // 2, dtype="float32")
+
+    def fn(qkv, cos, sin, slots, pools, weights):
+        norms = HeadNorms(*weights, 1e-6) if has_norms else None
+        return rotate_and_write(qkv, cos, sin, slots, pools, norms)
+
+    joint = array(ROWS, kv_heads, (heads // kv_heads + 2) * head_dim)
+    slots = array(ROWS, dtype="int32")
+    weights = (array(head_dim), array(head_dim)) if has_norms else ()
+    return compile_for_h200(fn, joint, angles, angles, slots, (pool, pool), weights, donate=(4,))
+
+
+def test_rotate_and_write_does_not_spill(nvdisasm):
+    counts = rotation("bfloat16", 1, True).instructions("rotate_and_write_kernel", nvdisasm)
+    assert having(counts, "LDL|STL") == set()
+    assert having(counts, r"LDG\.E\.(64|128)"), "heads are read 8 bytes at a time and more"
+
+
+@functools.cache
+def threshold() -> Program:
+    per_row = functools.partial(array, ROWS)
+    args = array(ROWS, VOCAB, dtype="float32"), per_row(dtype="float32"), per_row(dtype="float32")
+    return compile_for_h200(kept_threshold, *args, per_row(dtype="int32"), per_row(dtype="float32"))
+
+
+@functools.cache
+def top() -> Program:
+    return compile_for_h200(lambda logits: top_logits(logits, 20), array(ROWS, VOCAB, dtype="float32"))
+
+
+@pytest.mark.parametrize("program", [threshold, top], ids=["threshold", "top"])
+def test_sampling_neither_copies_nor_sorts_the_vocabulary(program):
+    assert program().temporary_bytes < 2**20
+    assert max(launch.shared_bytes for launch in program().launches) <= SHARED_MEMORY_BYTES
+    assert "sort" not in program().makers_of(ROWS * VOCAB // 8), "only what is left may be sorted"
+
+
+@pytest.mark.parametrize(
+    ("program", "kernel"), [(threshold, "kept_threshold_kernel"), (top, "top_logits_kernel")], ids=["threshold", "top"]
+)
+def test_sampling_reads_16_bytes_at_a_time_and_does_not_spill(program, kernel: str, nvdisasm):
+    counts = program().instructions(kernel, nvdisasm)
+    assert having(counts, "LDL|STL") == set()
+    assert having(counts, r"LDG\.E\S*\.128")
+
+
+def test_one_entry_for_a_gpu():
+    """`ops` chooses these kernels where the trace is for a GPU."""
+    from jsg.kernels_pallas import ops
+
+    heads, kv_heads, head_dim = MODELS[LLAMA]
+    pool = array(POOL_TOKENS, 1, kv_heads, head_dim)
+    inputs = attention_inputs(ROWS, 1, tiles=0, groups=0)
+
+    def fn(queries: jax.Array, pools: tuple[jax.Array, jax.Array], inputs: AttentionInputs) -> jax.Array:
+        return ops.paged_attention(queries, pools, inputs, scale=1.0)
+
+    program = compile_for_h200(fn, array(ROWS, heads, head_dim), (pool, pool), inputs)
+    assert "_decode_kernel" in {launch.name for launch in program.launches}

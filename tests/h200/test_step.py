@@ -1,0 +1,128 @@
+"""Every program of an 8B Llama, compiled for an H200: what it keeps in memory and how many launches it is.
+
+Nothing here ran on a device. A step at the memory roofline changes the pool in place, keeps little beside it, and is
+one CUDA graph ("command buffer") of few launches; whether it is can be read off the compiled program.
+"""
+
+import functools
+
+import jax.numpy as jnp
+import pytest
+
+from bench.shapes import LLAMA_8B
+from jsg.engine.runner import GREEDY, VARIANTS, Variant
+from jsg.sched.buckets import BucketKey, Phase
+from tests.h200 import model
+from tests.h200.compiler import IN_PLACE, SHARED_MEMORY_BYTES, Program
+
+MAX_LAUNCHES = 10
+"""Of a dense layer: two norms, four matmuls, rotation with the write to the pool, attention and its combination of
+splits, and the activation."""
+SHARED_PREFIX_LAUNCHES = 11
+"""One more where prefixes are read once per group: the pass over them."""
+GREEDY_TEMPORARY_BYTES = 128 * 10**6
+SAMPLING_TEMPORARY_BYTES = 300 * 10**6
+WORKSPACE_BYTES = 64 * 10**6
+"""Of an extend step beside its activations: cuBLAS asks for 32 MiB."""
+
+
+@functools.cache
+def llama(num_layers: int = LLAMA_8B["num_hidden_layers"]) -> model.Model:
+    return model.make_model(LLAMA_8B, num_hidden_layers=num_layers)
+
+
+def check_forward(program: Program, of: model.Model) -> None:
+    """What holds for every step: pool and table in place, one graph, kernels that an H200 can launch."""
+    assert program.aliased_bytes >= of.donated_bytes
+    assert program.makers_of(of.layer_elements) <= IN_PLACE
+    assert program.is_one_command_buffer
+    assert max(launch.shared_bytes for launch in program.launches) <= SHARED_MEMORY_BYTES
+
+
+def max_temporary_bytes(key: BucketKey) -> int:
+    """Decode: next to nothing. Extend: gate and up of every token, and their product, which the matmuls pass on."""
+    if key.phase is Phase.DECODE:
+        return GREEDY_TEMPORARY_BYTES
+    return key.num_tokens * 3 * LLAMA_8B["intermediate_size"] * jnp.bfloat16.dtype.itemsize + WORKSPACE_BYTES
+
+
+@pytest.mark.parametrize("key", model.BUCKETS.all, ids=lambda key: f"{key.phase}-{key.num_tokens}-{key.num_groups}")
+def test_forward_of_every_bucket(key: BucketKey):
+    full, shallow = (of.programs.program(("forward", key)) for of in (llama(), llama(2)))
+    check_forward(full, llama())
+    assert full.temporary_bytes <= max_temporary_bytes(key)
+    launches = (len(full.launches) - len(shallow.launches)) / (llama().config.num_layers - 2)
+    assert launches <= (SHARED_PREFIX_LAUNCHES if key.num_groups else MAX_LAUNCHES)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_sampling(variant: Variant):
+    program = llama(2).programs.program(("sample", model.MAX_RUNNING, variant))
+    assert program.temporary_bytes <= (GREEDY_TEMPORARY_BYTES if variant == GREEDY else SAMPLING_TEMPORARY_BYTES)
+    assert [launch for launch in program.launches if any("kWhile" in name for name in launch.containers)] == []
+    counts = (model.MAX_RUNNING + 1) * LLAMA_8B["vocab_size"] * jnp.int32.dtype.itemsize
+    assert not variant.has_tables or program.aliased_bytes >= counts
+
+
+def test_prompt_logprobs_take_the_head_in_parts():
+    program = llama(2).programs.program(("prompt_logprobs", model.CHUNK))
+    assert program.temporary_bytes <= GREEDY_TEMPORARY_BYTES
+
+
+@pytest.mark.parametrize("name", [("write_rows", 1), ("write_rows", 8), ("write_counts",), ("write_bias",)], ids=str)
+def test_tables_change_in_place(name: tuple[object, ...]):
+    program = llama(2).programs.program(name)
+    table = (model.MAX_RUNNING + 1) * LLAMA_8B["max_position_embeddings"] * jnp.int32.dtype.itemsize
+    assert program.aliased_bytes >= table
+    assert program.temporary_bytes < table // 4
+
+
+QWEN3_4B = LLAMA_8B | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151_936,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "tie_word_embeddings": True,
+}
+QWEN2_7B = LLAMA_8B | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": 152_064,
+    "hidden_size": 3584,
+    "intermediate_size": 18_944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+}
+MISTRAL_7B = LLAMA_8B | {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "vocab_size": 32_000,
+    "sliding_window": 4096,
+}
+FAMILIES = {
+    "page-size-16": (LLAMA_8B, {"page_size": 16}),
+    "fp8-pool": (LLAMA_8B, {"kv_dtype": jnp.float8_e4m3fn}),
+    "head-norms": (QWEN3_4B, {}),
+    "biases": (QWEN2_7B, {}),
+    "window": (MISTRAL_7B, {}),
+}
+
+
+@functools.cache
+def family(name: str) -> model.Model:
+    shape, options = FAMILIES[name]
+    return model.make_model(shape, num_hidden_layers=2, **options)
+
+
+@pytest.mark.parametrize("num_tokens", [32, 256])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_decode_of_other_models(name: str, num_tokens: int):
+    program = family(name).programs.program(("forward", BucketKey(Phase.DECODE, num_tokens, num_tokens)))
+    check_forward(program, family(name))
+    assert program.temporary_bytes <= GREEDY_TEMPORARY_BYTES
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_extend_of_other_models(name: str):
+    check_forward(family(name).programs.program(("forward", BucketKey(Phase.EXTEND, 512, 256))), family(name))

@@ -1,0 +1,139 @@
+"""`cascade` in interpret mode against attention by its definition, and against `paged_decode`."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bench import attention_cases as cases
+from jsg.kernels_pallas import paged_decode
+from jsg.kernels_pallas.attention_block import Attended
+from jsg.kernels_pallas.cascade import Sizes, cascade, members_per_program
+
+TOLERANCES = {"float32": 3e-6, "bfloat16": 2e-2}
+REST = paged_decode.Sizes(splits=2, block_k=32, num_warps=4, num_stages=3)
+ONE = Sizes(splits=1, block_k=32, num_warps=4, num_stages=3, rest=REST._replace(splits=1))
+TWO = Sizes(splits=2, block_k=16, num_warps=4, num_stages=3, rest=REST)
+SHARED = [case for case in cases.CASES if case.shared]
+
+
+def named(name: str) -> cases.Case:
+    return next(case for case in cases.CASES if case.name == name)
+
+
+def attend(case: cases.Case, arrays: cases.Arrays, sizes: Sizes) -> Attended:
+    def run(*args: Any) -> Attended:
+        scale = case.head_dim**-0.5
+        return cascade(*args, scale=scale, window=case.window, softcap=case.softcap, sizes=sizes, interpret=True)
+
+    return jax.tree.map(np.asarray, jax.jit(run)(arrays.queries, arrays.keys, arrays.values, arrays.inputs))
+
+
+def check(case: cases.Case, sizes: Sizes, dtype: str = "float32", pool_dtype: str | None = None) -> None:
+    arrays = cases.make(case, dtype=dtype, pool_dtype=pool_dtype)
+    found = attend(case, arrays, sizes)
+    assert found.out.dtype == jnp.dtype(dtype)
+    num_real = len(arrays.expected)
+    np.testing.assert_allclose(found.out[:num_real].astype(np.float32), arrays.expected, atol=TOLERANCES[dtype])
+    np.testing.assert_allclose(found.lse[:num_real], arrays.expected_lse, atol=TOLERANCES[dtype])
+    assert len(found.out) == num_real + case.padding
+    assert not found.out[num_real:].any()
+    assert (found.lse[num_real:] == -np.inf).all()
+
+
+@pytest.mark.parametrize("case", SHARED, ids=lambda case: case.name)
+def test_equals_the_definition(case: cases.Case):
+    check(case, TWO)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SHARED, ids=lambda case: case.name)
+@pytest.mark.parametrize("sizes", [ONE, TWO._replace(splits=5)], ids=["one-split", "five-splits"])
+@pytest.mark.parametrize(
+    ("dtype", "pool_dtype"),
+    [("float32", None), ("bfloat16", None), ("bfloat16", "float8_e4m3fn"), ("bfloat16", "float8_e5m2")],
+)
+def test_equals_the_definition_in_every_type(case: cases.Case, sizes: Sizes, dtype: str, pool_dtype: str | None):
+    check(dataclasses.replace(case, softcap=3.0), sizes, dtype, pool_dtype)
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "pool_dtype"),
+    [
+        ("qwen2.5-7b", "bfloat16", "float8_e4m3fn"),
+        *(pytest.param(model, "bfloat16", None, marks=pytest.mark.slow) for model in cases.MODELS),
+    ],
+)
+def test_equals_the_definition_with_the_heads_of_real_models(model: str, dtype: str, pool_dtype: str | None):
+    check(cases.for_model(named("shared-pages-of-16"), model), ONE, dtype, pool_dtype)
+
+
+@pytest.mark.parametrize("group", [2, pytest.param(64, marks=pytest.mark.slow)])
+def test_a_tile_whose_query_heads_do_not_fit_in_a_block_has_several_programs(
+    group: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("jsg.kernels_pallas.cascade.MAX_COLUMN_BYTES", 32 * group)
+    assert members_per_program(group, 4) == 8
+    check(dataclasses.replace(named("shared-by-two-tiles"), heads=group, kv_heads=1), ONE)
+
+
+def random_groups(rng: np.random.Generator, num_rows: int, page_size: int) -> cases.Case:
+    """Rows of random lengths, some of them dealt out to groups of random prefixes."""
+    lens = rng.integers(1, 150, num_rows)
+    dealt, shared = list(rng.permutation(num_rows)), []
+    while len(dealt) > 2:
+        members = [dealt.pop() for _ in range(min(len(dealt), int(rng.integers(2, 6))))]
+        most = (lens[members].min() - 1) // page_size * page_size
+        if most:
+            shared.append((tuple(int(m) for m in members), int(rng.integers(1, most // page_size + 1)) * page_size))
+    return cases.Case(
+        f"random-{page_size}", tuple((int(n) - 1, 1) for n in lens), page_size=page_size, shared=tuple(shared)
+    )
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+def test_equals_the_plain_path_whatever_the_groups(seed: int):
+    rng = np.random.default_rng(seed)
+    case = random_groups(rng, num_rows=12, page_size=int(rng.choice([1, 4])))
+    assert case.shared
+    arrays = cases.make(case)
+    found = attend(case, arrays, TWO)
+    plain = dataclasses.replace(arrays, inputs=arrays.inputs._replace(groups=None))
+    expected = attend(case, plain, TWO)
+    np.testing.assert_allclose(found.out, expected.out, atol=1e-5)
+    np.testing.assert_allclose(found.lse, expected.lse, atol=1e-5)
+    np.testing.assert_allclose(found.out[: len(arrays.expected)], arrays.expected, atol=3e-6)
+
+
+def test_the_prefix_is_read_by_the_tile_and_not_by_its_members():
+    case = named("shared-pages-of-16")
+    arrays = cases.make(case)
+    clean = attend(case, arrays, ONE)
+    table = np.array(arrays.inputs.page_table)
+    table[1, :2] = 0  # the pages of a member; the tile reads those of the row that it names, which is another
+    arrays = dataclasses.replace(arrays, inputs=arrays.inputs._replace(page_table=jnp.asarray(table)))
+    assert arrays.inputs.groups is not None
+    assert arrays.inputs.groups.rows[0] == 3
+    np.testing.assert_array_equal(attend(case, arrays, ONE).out, clean.out)
+
+
+def test_with_a_window_groups_are_not_heeded():
+    case = dataclasses.replace(named("shared-pages-of-16"), window=40)
+    check(case, TWO)
+
+
+def test_a_key_that_is_not_a_number_reaches_who_sees_it_only():
+    case = named("shared")
+    arrays = cases.make(case)
+    clean = attend(case, arrays, TWO)
+    table = np.asarray(arrays.inputs.page_table)
+    arrays.keys[table[1, 20], 0, 0] = np.nan  # in the prefix of rows 0, 1, 2 and 4
+    arrays.keys[table[6, 100], 0, 0] = np.nan  # in row 5 alone
+    found = attend(case, arrays, TWO)
+    is_hit = np.zeros(found.lse.shape, bool)
+    is_hit[[0, 1, 2, 4, 5], : case.heads // case.kv_heads] = True
+    assert np.isnan(found.out[is_hit]).all()
+    np.testing.assert_array_equal(found.out[~is_hit], clean.out[~is_hit])

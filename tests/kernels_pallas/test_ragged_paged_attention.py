@@ -1,0 +1,173 @@
+"""The kernel of extend steps, in interpret mode, against attention by its definition."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bench import attention_cases as cases
+from bench.attention_cases import CASES, MODELS, Arrays, Case
+from jsg.kernels_pallas import ragged_paged_attention as kernel
+from jsg.kernels_pallas.attention_block import Attended
+from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.ragged_paged_attention import Sizes
+from jsg.kernels_pallas.tile import QUERY_TILE
+
+SMALL = Sizes(block_m=32, block_k=32, num_warps=4, num_stages=3)
+NAMED = {case.name: case for case in CASES}
+ERROR = {"float32": 2e-6, "bfloat16": 2e-2}
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A case of the table in some dtype."""
+
+    case: Case
+    dtype: str = "float32"
+    pool: str | None = None
+    singles: bool = True
+
+    @property
+    def name(self) -> str:
+        parts = (self.case.name, self.dtype, self.pool, None if self.singles else "tiles", self.case.page_size)
+        return "-".join(str(part) for part in parts if part)
+
+
+SHORT = Case("short", ((9, 1), (20, 1), (3, 9), (0, 2)))
+FAST = (
+    Variant(NAMED["mixed"]),
+    Variant(NAMED["pages-of-16"], "bfloat16"),
+    Variant(NAMED["window"]),
+    Variant(NAMED["softcap"], "bfloat16", FP8[0]),
+    Variant(dataclasses.replace(SHORT, heads=7, kv_heads=1, head_dim=80)),
+)
+SLOW = (
+    *(Variant(case) for case in CASES),
+    *(Variant(case, singles=False) for case in CASES),
+    *(Variant(cases.for_model(SHORT, model), "bfloat16") for model in MODELS),
+    *(Variant(dataclasses.replace(SHORT, page_size=2**i), "bfloat16") for i in range(7)),
+    *(Variant(NAMED["window"], "bfloat16", pool) for pool in FP8),
+    *(Variant(dataclasses.replace(SHORT, head_dim=head_dim), "bfloat16", FP8[1]) for head_dim in (80, 96, 256)),
+)
+
+
+def attend(case: Case, arrays: Arrays, sizes: Sizes | None = SMALL) -> Attended:
+    def run(queries: jax.Array, keys: jax.Array, values: jax.Array, inputs: AttentionInputs) -> Attended:
+        return kernel.ragged_paged_attention(
+            queries,
+            keys,
+            values,
+            inputs,
+            scale=case.head_dim**-0.5,
+            window=case.window,
+            softcap=case.softcap,
+            sizes=sizes,
+            interpret=True,
+        )
+
+    return jax.device_get(jax.jit(run)(arrays.queries, arrays.keys, arrays.values, arrays.inputs))
+
+
+def check(variant: Variant, sizes: Sizes | None = SMALL) -> None:
+    arrays = cases.make(variant.case, dtype=variant.dtype, pool_dtype=variant.pool, singles=variant.singles)
+    found = attend(variant.case, arrays, sizes)
+    real, error = len(arrays.expected), ERROR[variant.dtype]
+    assert found.out.dtype == variant.dtype
+    np.testing.assert_allclose(found.out[:real].astype(np.float32), arrays.expected, atol=error)
+    np.testing.assert_allclose(found.lse[:real], arrays.expected_lse, atol=error)
+    assert not found.out[real:].any(), "padding tokens have zeros"
+    assert np.isneginf(found.lse[real:]).all()
+
+
+@pytest.mark.parametrize("variant", FAST, ids=lambda v: v.name)
+def test_equals_attention_by_definition(variant: Variant):
+    check(variant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", SLOW, ids=lambda v: v.name)
+def test_equals_attention_by_definition_for_the_whole_table(variant: Variant):
+    check(variant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [Variant(NAMED["extend"]), Variant(NAMED["mixed"])], ids=lambda v: v.name)
+@pytest.mark.parametrize("sizes", [None, Sizes(16, 16, 4, 2), Sizes(256, 128, 8, 2)])
+def test_the_sizes_change_nothing(variant: Variant, sizes: Sizes | None):
+    check(variant, sizes)
+
+
+def test_a_query_is_the_same_to_the_last_bit_however_the_prompt_is_cut():
+    whole = Case("whole", ((0, 90),), padding=0, window=40)
+    arrays = cases.make(whole)
+    expected = attend(whole, arrays)
+    done = 0
+    for chunk in (7, 1, 64, 18):
+        part = dataclasses.replace(whole, rows=((done, chunk),), padding=90 - chunk)
+        inputs = cases.make(part, singles=False).inputs._replace(page_table=arrays.inputs.page_table)
+        queries = np.zeros_like(arrays.queries)
+        queries[:chunk] = arrays.queries[done : done + chunk]
+        found = attend(whole, dataclasses.replace(arrays, queries=queries, inputs=inputs))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one[:chunk], other[done : done + chunk])
+        done += chunk
+
+
+def test_garbage_in_unused_pages_is_never_read_into_a_result():
+    arrays = cases.make(SHORT)
+    clean = attend(SHORT, arrays)
+    table = np.array(arrays.inputs.page_table)
+    (stale,) = set(range(1, len(arrays.keys))) - set(table.flat)
+    table[1:] = np.where(table[1:] == 0, stale, table[1:])
+    arrays = dataclasses.replace(arrays, inputs=arrays.inputs._replace(page_table=jnp.asarray(table)))
+    arrays.keys[stale] = np.nan
+    arrays.values[stale] = 1e30  # values are always finite: see `ops.rotate_and_write`
+    np.testing.assert_array_equal(attend(SHORT, arrays).out, clean.out)
+
+
+def test_a_key_that_is_nan_reaches_those_who_see_it_and_no_other():
+    case = Case("whole", ((0, 40), (0, 5)), padding=0)
+    arrays = cases.make(case)
+    clean = attend(case, arrays).out
+    page = np.asarray(arrays.inputs.page_table)[1, 21]
+    arrays.keys[page, 0, 0] = np.nan
+    found = attend(case, arrays).out
+    sees = np.zeros(found.shape, bool)
+    sees[21:40, : case.heads // case.kv_heads] = True
+    assert np.isnan(found[sees]).all()
+    np.testing.assert_array_equal(found[~sees], clean[~sees])
+
+
+@pytest.mark.parametrize("block_q", [1, 16, QUERY_TILE])
+@pytest.mark.parametrize("case", [NAMED["mixed"], NAMED["decode"], NAMED["nothing"]], ids=lambda c: c.name)
+def test_items_are_every_token_once_and_end_with_the_shortest_part_of_a_prompt(case: Case, block_q: int):
+    inputs = cases.make(case).inputs
+    is_tile = np.arange(len(inputs.tile_lens)) < inputs.num_tiles
+    inputs = inputs._replace(tile_lens=jnp.where(is_tile, inputs.tile_lens, 7))  # what lies behind them means nothing
+    num_tokens = sum(new for _, new in case.rows) + case.padding
+    items = jax.device_get(kernel.list_items(inputs, block_q, num_tokens))
+    found = [
+        (row, start + i, position + i)
+        for row, start, length, position in zip(*items[:4], strict=True)
+        for i in range(length)
+    ]
+    packed = [(row, old + i) for row, (old, new) in enumerate(case.rows, start=1) for i in range(new)]
+    assert sorted(found) == sorted((row, token, position) for token, (row, position) in enumerate(packed))
+    assert items.lens.max(initial=0) <= block_q
+    assert items.num_singles == sum(new == 1 for _, new in case.rows)
+    assert items.num_tokens == len(packed)
+    parts = [item for item in zip(*items[:4], strict=True) if item[2]][items.num_singles[0] :]
+    assert parts == sorted(parts, key=lambda part: -part[1])
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "page_size", "named"),
+    [(72, 1, "head_dim"), (272, 1, "head_dim"), (32, 24, "page_size"), (32, 128, "page_size")],
+)
+def test_what_it_cannot_do_is_said_to_be_so(head_dim: int, page_size: int, named: str):
+    case = dataclasses.replace(SHORT, head_dim=head_dim, page_size=page_size)
+    with pytest.raises(NotImplementedError, match=named):
+        attend(case, cases.make(case))

@@ -1,0 +1,176 @@
+"""The fused rotation and write, in interpret mode, against its jnp reference."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jsg.kernels_pallas import ops, rotate_and_write
+from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
+
+EPS = 0.5
+"""Large enough to be seen."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A step's shape. `pool` is the type of the pool, None for that of the activations."""
+
+    name: str
+    tokens: int = 5
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    page_size: int = 1
+    dtype: str = "float32"
+    pool: str | None = None
+    norms: bool = False
+
+
+FAST = (
+    Case("two-blocks", tokens=35),
+    Case("norms-pages-of-8", norms=True, page_size=8, dtype="bfloat16"),
+    Case("head-dim-80-odd-group", tokens=3, heads=3, kv_heads=1, head_dim=80, norms=True),
+    Case("fp8-pool", dtype="bfloat16", pool="float8_e4m3fn", page_size=4),
+)
+SLOW = (
+    Case("several-blocks", tokens=70, heads=8, head_dim=64),
+    Case("one-token", tokens=1),
+    Case("mha", heads=3, kv_heads=3, head_dim=64, dtype="bfloat16"),
+    Case("head-dim-96", head_dim=96, dtype="bfloat16"),
+    Case("head-dim-128", tokens=9, heads=8, head_dim=128, dtype="bfloat16", page_size=16, norms=True),
+    Case("head-dim-256", tokens=3, head_dim=256),
+    Case("group-of-7", heads=14, kv_heads=2, norms=True),
+    Case("fp8-e5m2", pool="float8_e5m2"),
+    Case("f32-activations-bf16-pool", pool="bfloat16", norms=True),
+    Case("pages-of-64", page_size=64),
+)
+
+
+class Arrays(NamedTuple):
+    """A case made into arguments."""
+
+    qkv: jax.Array
+    cos: jax.Array
+    sin: jax.Array
+    slots: jax.Array
+    cache: LayerCache
+    weights: tuple[jax.Array, jax.Array] | None
+
+
+def make(case: Case) -> Arrays:
+    """Random tensors; the last token is padding. The pool is full, but for its page 0."""
+    rng = np.random.default_rng(len(case.name))
+
+    def normal(*shape: int, scale: float = 1.0, dtype: str = case.dtype) -> jax.Array:
+        return jnp.asarray(scale * rng.standard_normal(shape, dtype=np.float32)).astype(dtype)
+
+    num_pages = 2 + case.tokens // case.page_size
+    slots = rng.permutation(np.arange(case.page_size, num_pages * case.page_size))[: case.tokens]
+    slots = np.where(np.arange(case.tokens) == case.tokens - 1, 0, slots) if case.tokens > 1 else slots
+    pool_shape = (num_pages, case.page_size, case.kv_heads, case.head_dim)
+    angle = rng.uniform(-9, 9, size=(case.tokens, case.head_dim // 2)).astype(np.float32)
+    joint = (case.heads // case.kv_heads + 2) * case.head_dim
+    return Arrays(
+        qkv=normal(case.tokens, case.kv_heads, joint, scale=3),
+        cos=jnp.cos(angle),
+        sin=jnp.sin(angle),
+        slots=jnp.asarray(slots, jnp.int32),
+        cache=tuple(normal(*pool_shape, dtype=case.pool or case.dtype).at[0].set(0) for _ in range(2)),
+        weights=(normal(case.head_dim), normal(case.head_dim)) if case.norms else None,
+    )
+
+
+def run(arrays: Arrays, implementation: str) -> list[np.ndarray]:
+    """Queries, keys and values as they come out, in float32."""
+
+    def call(a: Arrays) -> tuple[jax.Array, LayerCache]:
+        norms = None if a.weights is None else HeadNorms(*a.weights, EPS)
+        return ops.rotate_and_write(a.qkv, a.cos, a.sin, a.slots, a.cache, norms=norms, implementation=implementation)
+
+    queries, (keys, values) = jax.jit(call)(arrays)
+    return [np.asarray(x.astype(jnp.float32)) for x in (queries, keys, values)]
+
+
+def check(case: Case, arrays: Arrays) -> None:
+    """The kernel gives what the reference gives, to the rounding of one operation."""
+    for name, got, expected, dtype in zip(
+        ("queries", "keys", "values"),
+        run(arrays, "triton"),
+        run(arrays, "reference"),
+        (case.dtype, case.pool or case.dtype, case.pool or case.dtype),
+        strict=True,
+    ):
+        if name == "values":
+            np.testing.assert_array_equal(got, expected)
+            continue
+        eps = float(ml_dtypes.finfo(dtype).eps)
+        np.testing.assert_allclose(got, expected, rtol=2 * eps, atol=1e-6, err_msg=name)
+        if dtype != "float32":
+            assert np.mean(got != expected) < 0.02, f"{name} differ in more than a few last bits"
+
+
+@pytest.mark.parametrize("case", FAST, ids=lambda case: case.name)
+def test_equals_the_reference(case: Case):
+    check(case, make(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW, ids=lambda case: case.name)
+def test_equals_the_reference_in_every_shape(case: Case):
+    check(case, make(case))
+
+
+@pytest.mark.parametrize("pool", ["float32", pytest.param("float8_e4m3fn", marks=pytest.mark.slow)])
+def test_what_is_not_finite_becomes_a_key_of_nan_and_a_value_of_zeros(pool: str):
+    case = Case("not-finite", tokens=6, pool=pool)
+    arrays = make(case)
+    value = case.heads // case.kv_heads + 1
+    bad = np.array(arrays.qkv).reshape(case.tokens, case.kv_heads, -1, case.head_dim)
+    bad[1, 0, value, 3] = np.nan
+    bad[2, 1, value, 0] = -np.inf
+    bad[3, 0, value - 1, 5] = np.nan  # a key: stays what it is
+    bad[4, 1, 0, 7] = np.inf  # a query
+    bad[5] = np.nan  # padding, which goes to slot 0
+    arrays = arrays._replace(qkv=jnp.asarray(bad.reshape(arrays.qkv.shape)))
+    got, expected = run(arrays, "triton"), run(arrays, "reference")
+    for mine, reference in zip(got, expected, strict=True):
+        np.testing.assert_allclose(mine, reference, rtol=1e-6, atol=1e-6)
+    _, keys, values = (x.reshape(-1, *x.shape[-2:]) for x in got)
+    slots = np.asarray(arrays.slots)
+    assert np.isnan(keys[slots[1], 0]).all()
+    assert not values[slots[1], 0].any()
+    assert np.isfinite(keys[slots[1], 1]).all(), "another head of the same token"
+    assert np.isfinite(values).all()
+    assert not keys[0].any()
+
+
+def test_too_large_numbers_take_the_largest_of_an_8_bit_pool():
+    case = Case("fp8-saturates", tokens=2, kv_heads=1, heads=1, pool="float8_e4m3fn")
+    arrays = make(case)
+    arrays = arrays._replace(qkv=arrays.qkv * 1e4)
+    _, keys, values = run(arrays, "triton")
+    assert np.isfinite(keys).all()
+    assert np.abs(values).max() == 448
+
+
+def test_what_the_kernel_cannot_do_is_left_to_the_reference():
+    arrays = make(Case("one-pool"))
+    interleaved = jnp.concatenate(arrays.cache, axis=2)
+    with pytest.raises(NotImplementedError, match="arrays of their own"):
+        run(arrays._replace(cache=(interleaved,)), "triton")
+    queries, _ = ops.rotate_and_write(arrays.qkv, arrays.cos, arrays.sin, arrays.slots, (interleaved,))
+    assert queries.shape == (5, 4, 32)
+    shape = jax.ShapeDtypeStruct
+    too_large = (shape((2**25, 1, 2, 48), "float8_e4m3fn"),) * 2
+    with pytest.raises(NotImplementedError, match=r"2147483648 numbers, but got 3221225472"):
+        jax.eval_shape(
+            lambda cache: rotate_and_write.rotate_and_write(
+                jnp.zeros((1, 2, 4 * 48)), jnp.zeros((1, 24)), jnp.zeros((1, 24)), arrays.slots[:1], cache, None
+            ),
+            too_large,
+        )
