@@ -1,7 +1,9 @@
 """Shared prefixes from the scheduler to the device: which program runs, what it is told, and that no answer changes."""
 
 import pathlib
+from collections.abc import Callable, Iterator
 
+import jax
 import numpy as np
 import pytest
 
@@ -63,15 +65,15 @@ def test_a_plain_program_is_told_of_no_groups():
 # Which engines have room for groups.
 
 
-def buckets_of(directory: pathlib.Path, *, on_cpu: bool = False, **knobs: object) -> Buckets:
+def buckets_of(directory: pathlib.Path, platform: str = "gpu", **knobs: object) -> Buckets:
     config = EngineConfig(model_path=str(directory), **knobs)  # pyright: ignore[reportArgumentType]
-    return startup._buckets(config, ModelConfig.from_directory(directory), 256, on_cpu=on_cpu)
+    return startup._buckets(config, ModelConfig.from_directory(directory), 256, platform)
 
 
 def test_room_for_groups_is_where_a_kernel_reads_them(
     small_model: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    assert not buckets_of(small_model, on_cpu=True).grouped, "the reference reads every prefix for itself"
+    assert not buckets_of(small_model, "cpu").grouped, "the reference reads every prefix for itself"
     monkeypatch.setattr(ops, "best_implementation", lambda: "triton")
     assert [key.num_rows for key in buckets_of(small_model).grouped] == [32, 64, 128, 256]
     assert len(buckets_of(small_model).all) <= 24
@@ -131,9 +133,21 @@ def test_a_step_with_groups_runs_the_program_that_reads_them(
     core.close()
 
 
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Makes the kernels for NVIDIA the best ones from the call on. What was traced before and meanwhile is forgotten."""
+
+    def choose() -> None:
+        jax.clear_caches()
+        monkeypatch.setattr(ops, "best_implementation", lambda: "triton")
+
+    yield choose
+    jax.clear_caches()
+
+
 @pytest.mark.slow
 def test_the_tokens_are_those_of_steps_that_share_nothing(
-    tmp_path: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch, triton: Callable[[], None]
 ):
     """The kernels for NVIDIA in Pallas' interpret mode, with groups and without, and the reference."""
     directory = small.write_model(tmp_path / "long", max_position_embeddings=512)
@@ -149,7 +163,7 @@ def test_the_tokens_are_those_of_steps_that_share_nothing(
     reference = small.make_core(directory, compile_cache_dir, max_running_requests=5)
     expected = answers(reference)
     reference.close()
-    monkeypatch.setattr(ops, "best_implementation", lambda: "triton")
+    triton()
     core = small.make_core(directory, compile_cache_dir, max_running_requests=5)
     keys = forward_keys(core, monkeypatch)
     assert answers(core) == expected

@@ -27,8 +27,8 @@ SHARED_MEMORY_BYTES = 232_448
 """What one thread block of an H200 may ask for: 227 KiB."""
 CONTAINERS = ("kCommandBuffer", "kConditional", "kSequential", "kWhile")
 IN_PLACE = {"parameter", "bitcast", "tuple", "get-tuple-element", "custom-call"}
-"""Operations that may result in something as large as the pool: arguments, other views of them, and our own kernels, which
-write it in place. Anything else, a copy or a conversion for instance, reads and writes all of it."""
+"""Operations that may result in something as large as the pool: arguments, other views of them, and our own kernels,
+which write it in place. Anything else, a copy or a conversion for instance, reads and writes all of it."""
 OPTIONS = {"xla_gpu_autotune_level": 0}
 """There is no device to time alternatives on."""
 
