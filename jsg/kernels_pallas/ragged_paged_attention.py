@@ -118,7 +118,8 @@ def ragged_paged_attention(
     num_tokens, heads, head_dim = queries.shape
     kv_heads = keys.shape[2]
     group = heads // kv_heads
-    sizes = sizes or Sizes(**sizes_for("ragged_paged_attention", rows=num_tokens))
+    kernel = "ragged_paged_attention" if keys.dtype.itemsize < 4 else "ragged_paged_attention_float32"
+    sizes = sizes or Sizes(**sizes_for(kernel, rows=num_tokens))
     block_q = min(QUERY_TILE, max(1, sizes.block_m // pl.next_power_of_2(group)))
     items = list_items(inputs, block_q, num_tokens)
     grouped = queries.reshape(num_tokens, kv_heads, group, head_dim)

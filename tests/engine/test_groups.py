@@ -135,7 +135,7 @@ def test_a_step_with_groups_runs_the_program_that_reads_them(
 
 @pytest.fixture
 def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Makes the kernels for NVIDIA the best ones from the call on. What was traced before and meanwhile is forgotten."""
+    """Makes the kernels for NVIDIA the best ones from the call on; no trace outlives the change."""
 
     def choose() -> None:
         jax.clear_caches()
