@@ -1,6 +1,6 @@
 """The two programs of a step, forward and sample, called as the engine calls them but with nothing around them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import jax
@@ -10,7 +10,7 @@ from flax import nnx
 
 from jsg.cache.pool import KVPool, make_pool
 from jsg.engine import step
-from jsg.engine.executables import Executables
+from jsg.engine.executables import COMPILER_OPTIONS, Executables
 from jsg.engine.runner import GREEDY
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
 from jsg.models.config import ModelConfig
@@ -43,6 +43,7 @@ class BareStep:
         pool_tokens: int | None = None,
         page_size: int = 1,
         is_shuffled: bool = True,
+        compiler_options: Mapping[str, str | bool] | None = None,
     ):
         """Allocates everything.
 
@@ -55,6 +56,7 @@ class BareStep:
                 longer than its share runs on into the pages of the next.
             page_size: KV slots in one page.
             is_shuffled: Pages of a row lie anywhere in the pool, as after long service; else side by side.
+            compiler_options: XLA's; by default those of the engine on this platform.
         """
         self.config = config
         self.page_size = page_size
@@ -69,7 +71,9 @@ class BareStep:
         self._pool = _random_pool(config, num_pages + 1, page_size, dtype)
         self._page_table = jnp.asarray(self._pages)
         self._last_token = jnp.ones(max_rows + 1, jnp.int32)
-        self._executables = Executables(forbid_compile=False)
+        if compiler_options is None:
+            compiler_options = COMPILER_OPTIONS.get(jax.default_backend())
+        self._executables = Executables(forbid_compile=False, compiler_options=compiler_options)
 
     @property
     def weight_bytes(self) -> int:

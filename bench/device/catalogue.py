@@ -18,17 +18,19 @@ class Entry:
         about: What it measures.
         limit_s: Seconds after which it is ended.
         run: "module:function" of a function that takes a `Part`; None for a part of the PyTorch worker.
-        xla_flags: What is put behind XLA_FLAGS.
+        xla_flags: What is put behind XLA_FLAGS. Options of the engine's own stand above them.
+        has_engine_options: Whether the bare step is compiled with the engine's options, or as XLA comes.
     """
 
     about: str
     limit_s: float
     run: str | None = None
     xla_flags: str = ""
+    has_engine_options: bool = True
 
 
-def _compare(about: str, flags: str = "") -> Entry:
-    return Entry(about, 45, "bench.device.steps:compare", flags)
+def _compare(about: str, flags: str = "", *, has_engine_options: bool = True) -> Entry:
+    return Entry(about, 45, "bench.device.steps:compare", flags, has_engine_options)
 
 
 PARTS: Mapping[str, Entry] = {
@@ -45,7 +47,14 @@ PARTS: Mapping[str, Entry] = {
     "sampling": Entry("every variant of the sampling program", 60, "bench.device.sampling:measure"),
     "prefill": Entry("attention of a whole prompt, against what JAX brings", 60, "bench.device.kernels:prefill"),
     "torch-ops": Entry("matmul and attention in PyTorch", 45),
-    "xla-default": _compare("a few layers as XLA compiles them"),
+    "xla-engine": _compare("a few layers with the options of the engine"),
+    "xla-default": _compare("the same as XLA comes: matmuls by Triton, tuned", has_engine_options=False),
+    "xla-no-split-k": _compare(
+        "matmuls by Triton that split no sums",
+        "--xla_gpu_experimental_force_split_k=1",
+        has_engine_options=False,
+    ),
+    "xla-ftz": _compare("denormal numbers flushed to zero", "--xla_gpu_ftz=true"),
     "xla-skip-temp": _compare(
         "CUDA graphs not updated for temporaries", "--xla_gpu_command_buffer_update_mode=SKIP_TEMP"
     ),
@@ -53,6 +62,5 @@ PARTS: Mapping[str, Entry] = {
         "CUDA graphs updated as profiled", "--xla_gpu_command_buffer_update_mode=SKIP_PROFILED"
     ),
     "xla-no-graphs": _compare("no CUDA graphs", "--xla_gpu_enable_command_buffer="),
-    "xla-cublas": _compare("no matmuls by Triton", "--xla_gpu_enable_triton_gemm=false"),
     "xla-no-autotune": _compare("no autotuning", "--xla_gpu_autotune_level=0"),
 }

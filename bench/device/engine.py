@@ -29,7 +29,7 @@ AGREEMENT_ROWS = 8
 def measure(part: Part) -> None:
     """One engine for everything, with the shapes that are measured and no others: lowering all would take too long."""
     startup.make_buckets = functools.partial(_few_buckets, part.plan)
-    core = EngineCore(_config(part, chunk=part.plan.chunk))
+    core = EngineCore(_config(part, chunk=part.plan.chunk, cache="cache"))
     core.close()  # the variants that nobody will use would compile beside what is measured
     _compile_what_is_measured(core)
     part.header(engine=dataclasses.asdict(core.info) | {"model_path": "random weights"})
@@ -46,7 +46,8 @@ def measure(part: Part) -> None:
 def measure_start(part: Part) -> None:
     """Starts the engine as it comes, and notes how long each stage took: first with a cold, then with a warm cache."""
     phases = _Phases(part.age_s)
-    core = EngineCore(_config(part, chunk=None), report=phases.note)
+    # In a cache of its own: the parts before have compiled some of the same programs.
+    core = EngineCore(_config(part, chunk=None, cache="start-cache"), report=phases.note)
     ready_s, seconds = part.age_s, phases.seconds()
     core.close()
     state = part.name.removeprefix("start-")
@@ -95,7 +96,7 @@ class _Phases:
         return {name: round(value, 2) for name, value in self._seconds.items()}
 
 
-def _config(part: Part, chunk: int | None) -> EngineConfig:
+def _config(part: Part, *, chunk: int | None, cache: str) -> EngineConfig:
     plan = part.plan
     return EngineConfig(
         model_path=str(part.model_directory()),
@@ -105,7 +106,7 @@ def _config(part: Part, chunk: int | None) -> EngineConfig:
         max_running_requests=plan.max_running,
         max_total_tokens=plan.engine_pool_tokens,
         chunked_prefill_size=chunk and max(chunk, plan.max_running),
-        compilation_cache_dir=str(part.folder / "cache"),
+        compilation_cache_dir=str(part.folder / cache),
     )
 
 
@@ -114,17 +115,21 @@ def _decode(part: Part, core: EngineCore, name: str, rows: int) -> None:
     plan = part.plan
     core.flush_cache()
     num_timed = BLOCKS * plan.steps
-    prompt_len = max(1, plan.context - SETTLING_STEPS - num_timed // 2)
+    num_prefills = rows * plan.context // plan.chunk  # meanwhile the first requests go on, the last ones do not
+    prompt_len = max(1, plan.context - SETTLING_STEPS - (num_timed + num_prefills) // 2)
     tokens_left = core.info.context_length - prompt_len
     prompts = _prompts(part, Load(rows, 0, prompt_len, tokens_left), seed=rows)
-    with _running(core, prompts, tokens_left):
-        _step(core, SETTLING_STEPS)
-        samples = []
+    with _running(core, prompts, tokens_left) as num_generated:
+        num_generated += _step(core, SETTLING_STEPS)
+        samples, num_tokens = [], 0
         for _ in range(BLOCKS):
             begin = time.perf_counter()
-            _step(core, plan.steps)
+            num_tokens += _step(core, plan.steps)
             samples.append((time.perf_counter() - begin) / plan.steps * 1e3)
-    facts = {"rows": rows, "context": plan.context, "tokens_per_s": rows / min(samples) * 1e3}
+    context = prompt_len + (num_generated + num_tokens / 2) / rows
+    per_step = num_tokens / num_timed  # the rows, or the figure is of something else
+    facts = {"rows": rows, "context": context, "tokens_per_step": per_step}
+    facts["tokens_per_s"] = per_step / min(samples) * 1e3
     part.add(f"{name} ctx {plan.context}", "ms", samples, kind="engine", **facts)
 
 
@@ -203,15 +208,17 @@ def _reading_alone(core: EngineCore) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _running(core: EngineCore, prompts: Sequence[tuple[int, ...]], num_tokens: int) -> Iterator[None]:
-    """Requests that all have their first token, and are aborted in the end."""
-    waiting = {str(index) for index in range(len(prompts))}
+def _running(core: EngineCore, prompts: Sequence[tuple[int, ...]], num_tokens: int) -> Iterator[int]:
+    """Requests that all have their first token, and are aborted in the end; gives the tokens that there are so far."""
+    waiting, num_generated = {str(index) for index in range(len(prompts))}, 0
     for index, prompt in enumerate(prompts):
         core.add(Request(rid=str(index), input_ids=prompt, sampling=_greedy(num_tokens)))
     try:
         while waiting:
-            waiting -= {output.rid for output in core.step() if output.token_ids}
-        yield
+            outputs = core.step()
+            waiting -= {output.rid for output in outputs if output.token_ids}
+            num_generated += sum(len(output.token_ids) for output in outputs)
+        yield num_generated
     finally:
         for index in range(len(prompts)):
             core.abort(str(index))
@@ -219,10 +226,9 @@ def _running(core: EngineCore, prompts: Sequence[tuple[int, ...]], num_tokens: i
             core.step()
 
 
-def _step(core: EngineCore, count: int) -> None:
-    """So many steps. Each reads the tokens of the one before it, so the clock is right to one step's variation."""
-    for _ in range(count):
-        core.step()
+def _step(core: EngineCore, count: int) -> int:
+    """So many steps; returns their tokens. Each reads those of the one before, so the clock is right to one step."""
+    return sum(len(output.token_ids) for _ in range(count) for output in core.step())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

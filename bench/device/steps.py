@@ -5,12 +5,15 @@ import functools
 import time
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from bench import roofline
 from bench.bare import BareStep, Work
+from bench.device.catalogue import PARTS
 from bench.device.events import Part
 from bench.device.plan import Plan
+from jsg.engine.startup import ROW_MULTIPLE
 from jsg.kernels_pallas.tile import MIN_GROUP
 from jsg.models.config import ModelConfig
 from jsg.sched.buckets import BucketKey, Phase
@@ -51,29 +54,41 @@ def _bare(part: Part, plan: Plan) -> BareStep:
         max_rows=max(plan.batches),
         context_len=max(plan.context + 1, *plan.prefills),
         pool_tokens=plan.pool_tokens,
+        compiler_options=None if PARTS[part.name].has_engine_options else {},
     )
     part.header(weight_gb=round(bare.weight_bytes / 1e9, 3), weights_s=round(time.monotonic() - begin, 1))
     return bare
 
 
+def padded(rows: int) -> int:
+    """The rows of the shape that the engine would run so many requests in."""
+    multiple = ROW_MULTIPLE.get(jax.default_backend(), 1)
+    return -(-rows // multiple) * multiple
+
+
 def _decode(part: Part, bare: BareStep, rows: int, *, kind: str, plan: Plan | None = None) -> None:
     plan = plan or part.plan
-    work = bare.prepare(BucketKey(Phase.DECODE, rows, rows), [(plan.context, 1)] * rows)
+    bucket = padded(rows)
+    work = bare.prepare(BucketKey(Phase.DECODE, bucket, bucket), [(plan.context, 1)] * rows)
     cost = roofline.step_cost(bare.config, plan.itemsize, rows=rows, cached=plan.context, new=1)
     name = f"decode B={rows} ctx {plan.context}"
+    if bucket > rows:
+        name += f" in the shape of {bucket} rows"
     if kind == "compare":
         name += f", {plan.shape['num_hidden_layers']} layers, {part.name}"
-    _measure_step(part, name, bare, work, cost, rows, kind=kind, rows=rows, context=plan.context)
+    facts = {"rows": rows, "bucket": bucket, "context": plan.context}
+    _measure_step(part, name, bare, work, cost, rows, kind=kind, **facts)
 
 
 def _decode_shared(part: Part, bare: BareStep, name: str, rows: int, *, shares: bool) -> None:
     plan = part.plan
-    num_groups = max(rows // MIN_GROUP, 1) if shares else 0
-    work = bare.prepare(BucketKey(Phase.DECODE, rows, rows, num_groups), [(plan.context, 1)] * rows)
+    bucket = padded(rows)
+    num_groups = max(bucket // MIN_GROUP, 1) if shares else 0
+    work = bare.prepare(BucketKey(Phase.DECODE, bucket, bucket, num_groups), [(plan.context, 1)] * rows)
     cost = roofline.step_cost(bare.config, plan.itemsize, rows=rows, cached=plan.context, new=1)
-    if shares:
-        saved = (rows - 1) * plan.shared_context * bare.config.kv_bytes_per_token(plan.itemsize)
-        cost = dataclasses.replace(cost, kv_bytes=cost.kv_bytes - saved)
+    # Either way the prefix has to come from memory only once: caches may hold it for those who read it many times.
+    saved = (rows - 1) * plan.shared_context * bare.config.kv_bytes_per_token(plan.itemsize)
+    cost = dataclasses.replace(cost, kv_bytes=cost.kv_bytes - saved)
     facts = {"rows": rows, "context": plan.context, "shared": plan.shared_context, "shares": shares}
     _measure_step(part, name, bare, work, cost, rows, kind="decode-shared", **facts)
 

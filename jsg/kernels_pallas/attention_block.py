@@ -18,6 +18,8 @@ from jaxtyping import Array, Bool, Float, Int
 MIN_ROWS = 16
 MAX_HEAD_DIM = 256
 MAX_PAGE_SIZE = 64
+MAX_POOL_ELEMENTS = 2**31
+"""What 32-bit offsets reach. Pallas takes 64-bit ones above 2^32 bytes, which is late for a pool of 8-bit numbers."""
 LOWEST = -1e30
 KEY_BYTES = 256
 """What block sizes are chosen for: 128 dimensions of bfloat16."""
@@ -100,6 +102,16 @@ def check_supported(keys: Float[Array, "P page_size K H"]) -> None:
         raise NotImplementedError(
             f"the Triton attention kernels want a page_size that is a power of two and at most {MAX_PAGE_SIZE}, "
             f"but got {page_size}; the implementation 'reference' takes any"
+        )
+    check_addressable(keys)
+
+
+def check_addressable(pool: Float[Array, "P page_size K H"]) -> None:
+    """Raises NotImplementedError where an offset into a pool of this shape does not fit into the integers it gets."""
+    if pool.size > MAX_POOL_ELEMENTS and pool.size * pool.dtype.itemsize <= 2 * MAX_POOL_ELEMENTS:
+        raise NotImplementedError(
+            f"the Triton kernels address {MAX_POOL_ELEMENTS} numbers of a pool of {pool.dtype.name}, but got "
+            f"{pool.size}; the implementation 'reference' takes any"
         )
 
 
@@ -205,6 +217,18 @@ def finish(state: Softmax) -> tuple[Float[Array, "M H"], Float[Array, " M"]]:
     """Attention and its log-sum-exp from the state behind the last key; zeros and -inf where no key was seen."""
     out = state.weighted / jnp.where(state.total == 0, 1, state.total)[:, None]
     return out, state.largest / LOG2_E + jnp.log(state.total)
+
+
+def joined(state: Softmax, out: Float[Array, "M H"], lse: Float[Array, " M"]) -> Softmax:
+    """The state as if it had seen other keys too, given what `finish` made of those; -inf is for rows with none."""
+    score = lse * LOG2_E
+    largest = jnp.maximum(state.largest, score)
+    shrink, weight = jnp.exp2(state.largest - largest), jnp.exp2(score - largest)
+    return Softmax(
+        weighted=state.weighted * shrink[:, None] + out * weight[:, None],
+        largest=largest,
+        total=state.total * shrink + weight,
+    )
 
 
 def _matmul_dtype(queries: jnp.dtype, pool: jnp.dtype) -> jnp.dtype:

@@ -2,11 +2,11 @@
 
     launch    programs                         attend to                        whose keys they load
     prefix    group tile × kv head × split     the keys that its members share  once for up to 16 requests
-    rest      token × kv head × split          the keys behind those            its own: `paged_decode`
-    combine   token × query head               both, merged by log-sum-exp      none
+    rest      token × kv head                  the keys behind those            its own: `paged_decode` in one split
 
-A token in no group has an empty prefix and all its keys in the rest, so one executable serves every step, and where
-nothing is shared the first launch is one of programs that return at once. The merge is exact.
+A program of the rest joins what the first launch found for its token, by log-sum-exp, which is exact. A token in no
+group has an empty prefix and all its keys in the rest, so one executable serves every step, and where nothing is shared
+the first launch is one of programs that return at once.
 
 Cascade attention: Ye et al., "Cascade inference" (FlashInfer, 2024); Juravsky et al., "Hydragen" (2024).
 """
@@ -35,7 +35,7 @@ from jsg.kernels_pallas.attention_block import (
     pool_spec,
     whole_spec,
 )
-from jsg.kernels_pallas.combine import Partials, combine, split_range
+from jsg.kernels_pallas.combine import Partials, split_range
 from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
 from jsg.kernels_pallas.tile import GROUP_TILE
 from jsg.kernels_pallas.tuning import sizes_for
@@ -54,7 +54,7 @@ class Sizes(NamedTuple):
             of it.
         num_warps: Warps of a program whose query block has 64 rows or less; twice as many have 128.
         num_stages: Iterations whose loads are in flight.
-        rest: For `paged_decode` of the rest.
+        rest: For the rest, which is in one split whatever this says.
     """
 
     splits: int
@@ -119,12 +119,12 @@ def cascade(
         inputs.page_table,
         ranges,
         scoring,
-        sizes.rest,
-        out_dtype=jnp.float32,
+        sizes.rest._replace(splits=1),
+        prefix=prefix,
+        out_dtype=queries.dtype,
         interpret=interpret,
     )
-    attended = combine([prefix, rest], queries.dtype, interpret=interpret)
-    return paged_decode.with_padding(attended, len(queries))
+    return paged_decode.with_padding(Attended(rest.out[:, 0], rest.lse[:, 0]), len(queries))
 
 
 def default_sizes(num_tiles: int, num_singles: int, keys: Float[Array, "P page_size K H"]) -> Sizes:

@@ -4,7 +4,6 @@ With parts i of outputs o_i and log-sum-exps l_i:  out = Σ o_i·exp(l_i) / Σ e
 """
 
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -50,31 +49,25 @@ def split_range(
     return jnp.maximum(begin, first), jnp.minimum(begin + length, last)
 
 
-def combine(parts: Sequence[Partials], dtype: jax.typing.DTypeLike, *, interpret: bool) -> Attended:
-    """Attention of each token to all keys of all its ranges: one launch.
+def combine(part: Partials, dtype: jax.typing.DTypeLike, *, interpret: bool) -> Attended:
+    """Attention of each token to all keys of its range: one launch.
 
     Args:
-        parts: Ranges of the same tokens that have no position in common.
+        part: Attention to the splits of the range.
         dtype: Of the result.
         interpret: Run on a CPU, slowly, in place of compiling for a GPU.
     """
-    rows, _, heads, head_dim = parts[0].out.shape
-    arrays, specs = [], []
-    for part in parts:
-        splits = part.out.shape[1]
-        arrays += part[:4]
-        specs += [
+    rows, splits, heads, head_dim = part.out.shape
+    num_warps = min(8, pl.next_power_of_2(pl.cdiv(padded_head_dim(head_dim) * splits, ELEMENTS_PER_WARP)))
+    out, lse = pl.pallas_call(
+        functools.partial(_combine_kernel, block_k=part.block_k),
+        grid=(heads, rows),
+        in_specs=[
             pl.BlockSpec((None, splits, None, head_dim), lambda n, b: (b, 0, n, 0)),
             pl.BlockSpec((None, splits, None), lambda n, b: (b, 0, n)),
             whole_spec(part.first),
             whole_spec(part.last),
-        ]
-    elements = padded_head_dim(head_dim) * sum(part.out.shape[1] for part in parts)
-    num_warps = min(8, pl.next_power_of_2(pl.cdiv(elements, ELEMENTS_PER_WARP)))
-    out, lse = pl.pallas_call(
-        functools.partial(_combine_kernel, blocks=[part.block_k for part in parts]),
-        grid=(heads, rows),
-        in_specs=specs,
+        ],
         out_specs=[
             pl.BlockSpec((None, None, head_dim), lambda n, b: (b, n, 0)),
             pl.BlockSpec((None, None), lambda n, b: (b, n)),
@@ -85,35 +78,28 @@ def combine(parts: Sequence[Partials], dtype: jax.typing.DTypeLike, *, interpret
         ],
         compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=1),
         interpret=interpret,
-    )(*arrays)
+    )(part.out, part.lse, part.first, part.last)
     return Attended(out, lse)
 
 
-def _combine_kernel(*refs: Ref, blocks: Sequence[int]) -> None:
+def _combine_kernel(part: Ref, part_lse: Ref, first: Ref, last: Ref, out: Ref, lse: Ref, *, block_k: int) -> None:
     """One query head of one token.
 
-    Grid: (N, B). Per range the block `[splits, H]` of outputs and `[splits]` of log-sum-exps, both padded to powers of
-    two and masked where no key is in a split; the bounds of all ranges are whole. A program owns the block `[H]` of the
-    result and its one log-sum-exp.
+    Grid: (N, B). The block `[splits, H]` of outputs and `[splits]` of log-sum-exps, both padded to powers of two and
+    masked where no key is in a split; the bounds of all ranges are whole. A program owns the block `[H]` of the result
+    and its one log-sum-exp.
     """
-    *inputs, out, lse = refs
-    token, (head_dim,) = pl.program_id(1), out.shape
-    dim = jnp.arange(padded_head_dim(head_dim))
-    parts, lses = [], []
-    for i, block_k in enumerate(blocks):
-        part, part_lse, first, last = inputs[4 * i : 4 * i + 4]
-        splits = part.shape[0]
-        split = jnp.arange(pl.next_power_of_2(splits))
-        begin, end = split_range(first[token], last[token], split, splits, block_k)
-        is_used = begin < end
-        is_real = is_used[:, None] & (dim[None, :] < head_dim)
-        parts.append(plgpu.load(part.at[split[:, None], dim[None, :]], mask=is_real, other=0.0))
-        lses.append(plgpu.load(part_lse.at[split], mask=is_used, other=-jnp.inf))
+    token, (splits, head_dim) = pl.program_id(1), part.shape
+    split, dim = jnp.arange(pl.next_power_of_2(splits)), jnp.arange(padded_head_dim(head_dim))
+    begin, end = split_range(first[token], last[token], split, splits, block_k)
+    is_used = begin < end
+    is_real = is_used[:, None] & (dim[None, :] < head_dim)
+    outs = plgpu.load(part.at[split[:, None], dim[None, :]], mask=is_real, other=0.0)
+    lses = plgpu.load(part_lse.at[split], mask=is_used, other=-jnp.inf)
 
-    largest = functools.reduce(jnp.maximum, [jnp.max(x) for x in lses], LOWEST)
-    weights = [jnp.exp(x - largest) for x in lses]
-    total = sum(jnp.sum(x) for x in weights)
-    merged = sum(jnp.sum(x[:, None] * part, axis=0) for x, part in zip(weights, parts, strict=True))
-    merged = merged / jnp.where(total == 0, 1, total)
+    largest = jnp.maximum(jnp.max(lses), LOWEST)
+    weights = jnp.exp(lses - largest)
+    total = jnp.sum(weights)
+    merged = jnp.sum(weights[:, None] * outs, axis=0) / jnp.where(total == 0, 1, total)
     plgpu.store(out.at[dim], merged.astype(out.dtype), mask=dim < head_dim)
     lse[...] = largest + jnp.log(total)

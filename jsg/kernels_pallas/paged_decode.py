@@ -6,7 +6,8 @@
                       └─ keys [2c, len)     ── program ─▶ out, lse ─┘
 
 The length c of a split follows from the row's real length, so that a step of short rows and one of long rows run the
-same executable. With one split there is nothing to combine, and one launch.
+same executable. With one split there is nothing to combine, and one launch; and a single split may take in what is
+known of the keys before its range: see `cascade.py`.
 
 Split-KV decoding: Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference" (2023).
 """
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
@@ -24,9 +26,11 @@ from jsg.kernels_pallas.attention_block import (
     Attended,
     Ref,
     Scoring,
+    Softmax,
     attend,
     check_supported,
     finish,
+    joined,
     keys_in_block,
     padded_head_dim,
     padded_rows,
@@ -116,7 +120,7 @@ def paged_decode(
     if sizes.splits == 1:
         attended = Attended(partials.out[:, 0], partials.lse[:, 0])
     else:
-        attended = combine([partials], queries.dtype, interpret=interpret)
+        attended = combine(partials, queries.dtype, interpret=interpret)
     return with_padding(attended, len(queries))
 
 
@@ -135,24 +139,51 @@ def attend_splits(
     scoring: Scoring,
     sizes: Sizes,
     *,
+    prefix: Partials | None = None,
     out_dtype: jax.typing.DTypeLike,
     interpret: bool,
 ) -> Partials:
-    """Attention of each token to every split of its range: one launch."""
+    """Attention of each token to every split of its range: one launch.
+
+    Args:
+        queries: Of the tokens.
+        keys: The pool of one layer.
+        values: Likewise.
+        page_table: Request row → pages.
+        ranges: What each token attends to.
+        scoring: How.
+        sizes: How to cut the work.
+        prefix: Attention to the keys before each token's range, which is joined to that of its only split.
+        out_dtype: Of the result.
+        interpret: Run on a CPU, slowly, in place of compiling for a GPU.
+    """
     check_supported(keys)
+    assert prefix is None or sizes.splits == 1, "a prefix would be joined to every split"
     sizes = sizes._replace(block_k=keys_in_block(sizes.block_k, queries, keys))
     rows, heads, head_dim = queries.shape
     kv_heads = keys.shape[2]
     group = heads // kv_heads
     head_block = (None, None, None, group, head_dim)
+    known, known_specs = [], []
+    if prefix is not None:
+        splits = prefix.out.shape[1]
+        known = [
+            prefix.out.reshape(rows, splits, kv_heads, group, head_dim),
+            prefix.lse.reshape(rows, splits, kv_heads, group),
+        ]
+        known_specs = [
+            pl.BlockSpec((None, splits, None, group, head_dim), lambda k, s, b: (b, 0, k, 0, 0)),
+            pl.BlockSpec((None, splits, None, group), lambda k, s, b: (b, 0, k, 0)),
+        ]
     out, lse = pl.pallas_call(
-        functools.partial(_decode_kernel, scoring=scoring, sizes=sizes),
+        functools.partial(_decode_kernel, scoring=scoring, sizes=sizes, prefix_block_k=prefix and prefix.block_k),
         grid=(kv_heads, sizes.splits, rows),
         in_specs=[
             *(whole_spec(array) for array in (*ranges, page_table)),
             pl.BlockSpec((None, None, group, head_dim), lambda k, s, b: (b, k, 0, 0)),
             pool_spec(keys, head_axis=0),
             pool_spec(values, head_axis=0),
+            *known_specs,
         ],
         out_specs=[
             pl.BlockSpec(head_block, lambda k, s, b: (b, s, k, 0, 0)),
@@ -164,7 +195,7 @@ def attend_splits(
         ],
         compiler_params=plgpu.CompilerParams(num_warps=sizes.num_warps, num_stages=sizes.num_stages),
         interpret=interpret,
-    )(*ranges, page_table, queries.reshape(rows, kv_heads, group, head_dim), keys, values)
+    )(*ranges, page_table, queries.reshape(rows, kv_heads, group, head_dim), keys, values, *known)
     shape = (rows, sizes.splits, heads)
     return Partials(out.reshape(*shape, head_dim), lse.reshape(shape), ranges.first, ranges.last, sizes.block_k)
 
@@ -188,11 +219,10 @@ def _decode_kernel(
     queries: Ref,
     keys: Ref,
     values: Ref,
-    out: Ref,
-    lse: Ref,
-    *,
+    *known_and_results: Ref,
     scoring: Scoring,
     sizes: Sizes,
+    prefix_block_k: int | None,
 ) -> None:
     """The query heads of one kv head of one token, over one split of the token's keys.
 
@@ -200,7 +230,11 @@ def _decode_kernel(
     padded to a block of at least 16 rows in registers, masked on load and store; rows, ranges, page table and pool are
     whole. A program owns the block `[G, H]` of `out` and `[G]` of `lse` of its token, split and kv head. One whose
     split no key is in writes nothing; the first split always writes.
+
+    Of attention to the keys before the range, if that is given, a program reads the block `[splits, G, H]` of outputs
+    and `[splits, G]` of log-sum-exps of its token and kv head, masked where no key is in a split.
     """
+    *known, out, lse = known_and_results
     split, token = pl.program_id(1), pl.program_id(2)
     first, last = split_range(firsts[token], lasts[token], split, sizes.splits, sizes.block_k)
 
@@ -213,6 +247,25 @@ def _decode_kernel(
         state = attend(
             query, keys, values, page_table, rows[token], first, last, scoring=scoring, block_k=sizes.block_k
         )
+        if prefix_block_k is not None:
+            state = _joined_prefix(state, known[0], known[1], firsts[token], prefix_block_k)
         found, found_lse = finish(state)
         plgpu.store(out.at[block], found.astype(out.dtype), mask=is_real)
         plgpu.store(lse.at[head], found_lse, mask=head < group)
+
+
+def _joined_prefix(state: Softmax, outs: Ref, lses: Ref, prefix_len: Int[Array, ""], block_k: int) -> Softmax:
+    """The state as if it had seen the first `prefix_len` keys, too, whose splits the refs hold the results of."""
+    splits, group, head_dim = outs.shape
+    rows, dims = state.weighted.shape
+    head, dim = jnp.arange(rows), jnp.arange(dims)
+
+    def join(split: Int[Array, ""], state: Softmax) -> Softmax:
+        begin, end = split_range(jnp.int32(0), prefix_len, split, splits, block_k)
+        is_real = (begin < end) & (head < group)
+        block, is_block = (split, head[:, None], dim[None, :]), is_real[:, None] & (dim[None, :] < head_dim)
+        out = plgpu.load(outs.at[block], mask=is_block, other=0.0)
+        return joined(state, out, plgpu.load(lses.at[split, head], mask=is_real, other=-jnp.inf))
+
+    num_splits = jnp.where(prefix_len > 0, jnp.int32(splits), jnp.int32(0))
+    return lax.fori_loop(jnp.int32(0), num_splits, join, state)

@@ -69,5 +69,6 @@ def to_pool_dtype(new: Float[Array, "*dims"], dtype: jax.typing.DTypeLike) -> Fl
     """Rounds to the pool's type; 8-bit floats take the nearest they have where a number is too large for them."""
     if jnp.dtype(dtype).itemsize == 1:
         largest = float(jnp.finfo(dtype).max)
-        new = jnp.clip(new, -largest, largest)  # NaN stays NaN
+        # Triton's minimum and maximum give the number where one side is NaN, and a key must stay NaN.
+        new = jnp.where(jnp.isnan(new), new, jnp.clip(new, -largest, largest))
     return new.astype(dtype)

@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
+from jsg.kernels_pallas.attention_block import check_addressable
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_write import to_pool_dtype
 
@@ -30,8 +31,6 @@ BLOCK_ELEMENTS = 1024
 HEADS_PER_WARP = 2
 """Query heads for which a program gets another warp. Both were chosen so that accesses are 16 bytes wide, and neither
 was measured on a device."""
-MAX_POOL_ELEMENTS = 2**31
-"""What 32-bit offsets reach. Pallas takes 64-bit ones above 2^32 bytes, which is late for a pool of 8-bit numbers."""
 
 
 class _Static(NamedTuple):
@@ -108,8 +107,7 @@ def _static(
         raise NotImplementedError(f"the Triton kernel wants norm weights of the projection's dtype, {qkv.dtype}")
     if head_dim > MAX_HEAD_DIM:
         raise NotImplementedError(f"the Triton kernel has heads of at most {MAX_HEAD_DIM} numbers, but got {head_dim}")
-    if cache[0].size > MAX_POOL_ELEMENTS and cache[0].nbytes <= 2 * MAX_POOL_ELEMENTS:
-        raise NotImplementedError(f"the Triton kernel addresses {MAX_POOL_ELEMENTS} numbers, but got {cache[0].size}")
+    check_addressable(cache[0])
     block_tokens = BLOCK_ELEMENTS // pl.next_power_of_2(head_dim)
     eps = 0.0 if norms is None else norms.eps
     return _Static(len(qkv), group, head_dim, cache[0].shape[1], block_tokens, eps)

@@ -139,3 +139,15 @@ def test_the_floor_counts_every_weight_but_the_embedding(tmp_path: pathlib.Path)
 @pytest.mark.parametrize("batch", attention_check.BATCHES, ids=lambda batch: batch.name)
 def test_attention_on_this_device(batch: attention_check.Case, dtype: str, at_most: float):
     assert 0 < attention_check.largest_error(batch, dtype, heads=4, kv_heads=2, head_dim=32) < at_most
+
+
+@pytest.mark.parametrize("given", [None, {}], ids=["engine", "none"])
+def test_is_compiled_as_the_engine_is(
+    given: dict[str, bool] | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    received = []
+    monkeypatch.setattr("bench.bare.COMPILER_OPTIONS", {"cpu": {"xla_cpu_enable_fast_math": False}})
+    monkeypatch.setattr("bench.bare.Executables", lambda **options: received.append(options["compiler_options"]))
+    config = ModelConfig.from_directory(write_model(tmp_path, LLAMA_SMALL))
+    BareStep(config, jnp.float32, max_rows=1, context_len=4, compiler_options=given)
+    assert received == [{"xla_cpu_enable_fast_math": False} if given is None else {}]

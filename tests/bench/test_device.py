@@ -15,7 +15,7 @@ import pytest
 from bench import plot_roofline
 from bench import report as reporting
 from bench.device import __main__ as program
-from bench.device import catalogue, coordinator, events, summary
+from bench.device import catalogue, coordinator, events, steps, summary
 from bench.device.plan import ACCELERATOR, PLANS, TRIAL, Plan
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -80,7 +80,13 @@ def test_every_part_imports_with_few_packages(bare_environment: dict[str, str]):
 @pytest.mark.slow
 def test_runs_as_a_whole(tmp_path: pathlib.Path, bare_environment: dict[str, str]):
     output = tmp_path / "run.json"
-    left_out = {"xla-skip-temp", "xla-skip-profiled", "xla-cublas", "xla-no-autotune"}  # as xla-no-graphs
+    left_out = {
+        "xla-skip-temp",
+        "xla-skip-profiled",
+        "xla-no-split-k",
+        "xla-ftz",
+        "xla-no-autotune",
+    }  # as xla-no-graphs
     chosen = [name for name in catalogue.PARTS if name not in left_out]
     arguments = ["--plan", "trial", "--samples", "2", "--commit", "abc", "--only", ",".join(chosen)]
     done = run_program([*arguments, "--output", str(output)], bare_environment)
@@ -99,10 +105,15 @@ def test_runs_as_a_whole(tmp_path: pathlib.Path, bare_environment: dict[str, str
         *("sampling", "attention-prefill", "compare"),
     }
     assert all(figure["facts"]["is_right"] for figure in run["figures"] if figure["facts"]["kind"] == "error")
-    steps = [figure for figure in run["figures"] if figure["facts"]["kind"] in ("decode", "prefill")]
-    assert len(steps) == 3 and all(figure["facts"]["of_floor"] > 0 for figure in steps)
-    once, each = (figure["facts"] for figure in run["figures"] if figure["facts"]["kind"] == "decode-shared")
-    assert once["floor"] > each["floor"], "the first reads the prefix for every row"
+    bare = [figure for figure in run["figures"] if figure["facts"]["kind"] in ("decode", "prefill")]
+    assert len(bare) == 3 and all(figure["facts"]["of_floor"] > 0 for figure in bare)
+    each, once = (figure["facts"] for figure in run["figures"] if figure["facts"]["kind"] == "decode-shared")
+    assert not each["shares"] and once["shares"]
+    assert each["floor"] == once["floor"] < bare[1]["facts"]["floor"], (
+        "memory has to be read once, however often caches are"
+    )
+    [engine] = (figure["facts"] for figure in run["figures"] if figure["name"].startswith("engine, decode B=4"))
+    assert engine["tokens_per_step"] == 4 and abs(engine["context"] - TRIAL.context) < 16
     wanted = {row["what"] for row in run["header"]["targets"]}
     assert {"bare step, B=4", "through the engine, B=4", "start, warm cache, weights aside"} <= wanted
     assert not output.with_suffix(".log").exists()
@@ -270,6 +281,17 @@ def test_a_model_that_does_not_fit_has_fewer_layers():
     small = ACCELERATOR.fit(40 * 2**30).shape["num_hidden_layers"]
     assert 1 < small < ACCELERATOR.shape["num_hidden_layers"]
     assert ACCELERATOR.fit(2**30).shape["num_hidden_layers"] == 1
+
+
+def test_the_bare_step_has_the_shape_of_the_engine(monkeypatch: pytest.MonkeyPatch):
+    assert [steps.padded(rows) for rows in (1, 4, 256)] == [1, 4, 256]
+    monkeypatch.setattr(steps, "ROW_MULTIPLE", {"cpu": 8})
+    assert [steps.padded(rows) for rows in (1, 8, 9, 256)] == [8, 8, 16, 256]
+
+
+def test_only_comparisons_do_without_the_options_of_the_engine():
+    without = {name for name, entry in catalogue.PARTS.items() if not entry.has_engine_options}
+    assert without == {"xla-default", "xla-no-split-k"}
 
 
 def test_parts_are_taken_in_their_order_and_rates_always():

@@ -140,3 +140,17 @@ def test_says_what_it_cannot_do(head_dim: int, page_size: int):
     case = cases.Case("no", ((3, 1),), head_dim=head_dim, page_size=page_size)
     with pytest.raises(NotImplementedError, match=r"but got (40|272|128|48); the implementation 'reference' takes any"):
         attend(case, cases.make(case), sizes(1, 16))
+
+
+def test_refuses_an_8_bit_pool_that_its_offsets_do_not_reach():
+    arrays = cases.make(named("decode-without-padding"))
+    head_dim = arrays.queries.shape[2]
+    pool = jax.ShapeDtypeStruct((2**31 // head_dim + 1, 1, 1, head_dim), "float8_e4m3fn")
+
+    def run(keys: jax.Array, values: jax.Array) -> Attended:
+        return paged_decode(
+            jnp.asarray(arrays.queries), keys, values, arrays.inputs, scale=1.0, sizes=sizes(1, 16), interpret=True
+        )
+
+    with pytest.raises(NotImplementedError, match="2147483648 numbers of a pool of float8_e4m3fn"):
+        jax.eval_shape(run, pool, pool)

@@ -149,6 +149,17 @@ def test_what_is_not_finite_becomes_a_key_of_nan_and_a_value_of_zeros(pool: str)
     assert not keys[0].any()
 
 
+def test_a_key_of_nan_stays_one_in_an_8_bit_pool_where_minimum_and_maximum_drop_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jnp, "clip", lambda x, least, most: jnp.fmin(jnp.fmax(x, least), most))  # as Triton does
+    case = Case("fp8-nan", tokens=2, kv_heads=1, heads=1, pool="float8_e4m3fn")
+    arrays = make(case)
+    bad = np.array(arrays.qkv).reshape(case.tokens, 1, 3, case.head_dim)
+    bad[0, 0, 2, 3] = np.nan  # a value
+    _, keys, values = run(arrays._replace(qkv=jnp.asarray(bad.reshape(arrays.qkv.shape))), "triton")
+    assert np.isnan(keys[arrays.slots[0], 0, 0]).all()
+    assert np.isfinite(values).all()
+
+
 def test_too_large_numbers_take_the_largest_of_an_8_bit_pool():
     case = Case("fp8-saturates", tokens=2, kv_heads=1, heads=1, pool="float8_e4m3fn")
     arrays = make(case)
@@ -167,7 +178,7 @@ def test_what_the_kernel_cannot_do_is_left_to_the_reference():
     assert queries.shape == (5, 4, 32)
     shape = jax.ShapeDtypeStruct
     too_large = (shape((2**25, 1, 2, 48), "float8_e4m3fn"),) * 2
-    with pytest.raises(NotImplementedError, match=r"2147483648 numbers, but got 3221225472"):
+    with pytest.raises(NotImplementedError, match=r"2147483648 numbers of a pool of float8_e4m3fn, but got 3221225472"):
         jax.eval_shape(
             lambda cache: rotate_and_write.rotate_and_write(
                 jnp.zeros((1, 2, 4 * 48)), jnp.zeros((1, 24)), jnp.zeros((1, 24)), arrays.slots[:1], cache, None
