@@ -100,7 +100,12 @@ def open_device(mem_fraction: float) -> Device:
         gpus = ()
     else:
         gpus = find_gpus() if _may_use_cuda(os.environ) else ()
-        choice = choose(gpus, mem_fraction, os.environ)
+        try:
+            choice = choose(gpus, mem_fraction, os.environ)
+        except MemoryPlanError:
+            if _has_cuda_plugin():
+                raise
+            choice = choose((), mem_fraction, os.environ)  # JAX cannot use a GPU, so it matters to nobody who does
     try:
         with _environment(choice.environment):
             device = jax.devices()[0]
@@ -196,8 +201,12 @@ def _platforms() -> str:
     return jax.config.jax_platforms or ""
 
 
+def _has_cuda_plugin() -> bool:
+    return any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
+
+
 def _why_no_gpu(gpu: Gpu) -> str:
-    if any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+    if _has_cuda_plugin():
         remedy = "JAX's CUDA plugin is installed but did not start: is the driver as new as its CUDA version needs?"
     else:
         remedy = "JAX for CUDA is not installed: pip install 'jsg[cuda]'"

@@ -24,13 +24,21 @@ from jaxtyping import Array, Bool, Float, Int
 from jsg.kernels_pallas.attention_block import check_addressable
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_write import to_pool_dtype
+from jsg.kernels_pallas.tuning import sizes_for
 
 MAX_HEAD_DIM = 256
-BLOCK_ELEMENTS = 1024
-"""Numbers of one padded head in a program: half of it is 16 bytes of bfloat16 for each thread of two warps."""
-HEADS_PER_WARP = 2
-"""Query heads for which a program gets another warp. Both were chosen so that accesses are 16 bytes wide, and neither
-was measured on a device."""
+
+
+class Sizes(NamedTuple):
+    """How the work is cut. `tuning` has them by packed tokens of the step.
+
+    Attributes:
+        block_elements: Numbers of one padded head in a program.
+        heads_per_warp: Query heads for which a program gets another warp; it has at least two.
+    """
+
+    block_elements: int
+    heads_per_warp: int
 
 
 class _Static(NamedTuple):
@@ -76,7 +84,8 @@ def rotate_and_write(
         NotImplementedError: Keys and values are in one array, heads are too long, norm weights have another dtype, or a
             pool is too large to address.
     """
-    static = _static(qkv, cos, cache, norms)
+    sizes = Sizes(**sizes_for("rotate_and_write", rows=len(qkv)))
+    static = _static(qkv, cos, cache, norms, sizes)
     num_tokens, kv_heads, _ = qkv.shape
     heads = qkv.reshape(num_tokens, kv_heads, static.group + 2, static.head_dim)
     queries = jax.ShapeDtypeStruct((num_tokens, kv_heads, static.group, static.head_dim), qkv.dtype)
@@ -89,14 +98,18 @@ def rotate_and_write(
         out_specs=[_head_of(queries, 1), *(_head_of(pool, 2) for pool in cache)],
         out_shape=[queries, *(jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in cache)],
         input_output_aliases={len(read): 1, len(read) + 1: 2},
-        compiler_params=plgpu.CompilerParams(num_warps=_num_warps(static.group), num_stages=1),
+        compiler_params=plgpu.CompilerParams(num_warps=_num_warps(static.group, sizes), num_stages=1),
         interpret=interpret,
     )(*read, *cache)
     return rotated.reshape(num_tokens, -1, static.head_dim), tuple(pools)
 
 
 def _static(
-    qkv: Float[Array, "T K joint"], cos: Float[Array, "T half"], cache: LayerCache, norms: HeadNorms | None
+    qkv: Float[Array, "T K joint"],
+    cos: Float[Array, "T half"],
+    cache: LayerCache,
+    norms: HeadNorms | None,
+    sizes: Sizes,
 ) -> _Static:
     """The shape of a call, once the kernel is known to be able to do it."""
     head_dim = 2 * cos.shape[1]
@@ -108,13 +121,13 @@ def _static(
     if head_dim > MAX_HEAD_DIM:
         raise NotImplementedError(f"the Triton kernel has heads of at most {MAX_HEAD_DIM} numbers, but got {head_dim}")
     check_addressable(cache[0])
-    block_tokens = BLOCK_ELEMENTS // pl.next_power_of_2(head_dim)
+    block_tokens = sizes.block_elements // pl.next_power_of_2(head_dim)
     eps = 0.0 if norms is None else norms.eps
     return _Static(len(qkv), group, head_dim, cache[0].shape[1], block_tokens, eps)
 
 
-def _num_warps(group: int) -> int:
-    return max(2, min(pl.next_power_of_2(group) // HEADS_PER_WARP, 16))
+def _num_warps(group: int, sizes: Sizes) -> int:
+    return max(2, min(pl.next_power_of_2(group) // sizes.heads_per_warp, 16))
 
 
 def rotate_and_write_kernel(static: _Static, *refs: jax.Ref) -> None:

@@ -26,18 +26,27 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jsg.kernels_pallas.reference_threshold import sortable
+from jsg.kernels_pallas.tuning import sizes_for
 
 PIVOTS = 15
 MAX_PASSES = 9
 """One with the first pivots, and eight that each divide the bracket by 16."""
 ABOVE_INFINITY = 0xFF800001
 """The integer after that of the largest number."""
-BLOCK = 4096
-"""Logits that a program reads at a time."""
 VECTOR = 4
-"""Of those, how many a thread reads as 16 bytes and adds up by itself."""
-NUM_WARPS = 32
-"""A multiprocessor's registers hold the sums of one such program without spilling. Not measured on a device."""
+"""Logits that a thread reads as 16 bytes and adds up by itself."""
+
+
+class Sizes(NamedTuple):
+    """How a row is cut. `tuning` has them by rows.
+
+    Attributes:
+        block: Logits that a program reads at a time; less than 2^16.
+        num_warps: Warps per program.
+    """
+
+    block: int
+    num_warps: int
 
 
 class _Row(NamedTuple):
@@ -47,11 +56,13 @@ class _Row(NamedTuple):
         logits: Of one row, [V].
         largest: The largest of them.
         temperature: Weights are exp((logit - largest) / temperature).
+        block: Logits that are read at a time.
     """
 
     logits: jax.Ref
     largest: Float[Array, ""]
     temperature: Float[Array, ""]
+    block: int
 
     def weights(self, logits: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
         """Of these logits: 1 for the largest, 0 for what is not a number."""
@@ -79,27 +90,34 @@ def kept_threshold(
 ) -> UInt[Array, " R"]:
     """See `ops.kept_threshold`. The threshold itself may be a smaller one that keeps the same logits."""
     num_rows, vocab = logits.shape
+    sizes = Sizes(**sizes_for("token_threshold", rows=num_rows))
     scalar = pl.BlockSpec((None,), lambda row: (row,))
     return pl.pallas_call(
-        kept_threshold_kernel,
+        functools.partial(kept_threshold_kernel, sizes.block),
         grid=(num_rows,),
         in_specs=[_row_of(vocab), *(scalar,) * 4],
         out_specs=scalar,
         out_shape=jax.ShapeDtypeStruct((num_rows,), jnp.uint32),
-        compiler_params=plgpu.CompilerParams(num_warps=NUM_WARPS, num_stages=1),
+        compiler_params=plgpu.CompilerParams(num_warps=sizes.num_warps, num_stages=1),
         interpret=interpret,
     )(logits, largest, temperature, top_k, top_p)
 
 
 def kept_threshold_kernel(
-    logits: jax.Ref, largest: jax.Ref, temperature: jax.Ref, top_k: jax.Ref, top_p: jax.Ref, threshold: jax.Ref
+    block: int,
+    logits: jax.Ref,
+    largest: jax.Ref,
+    temperature: jax.Ref,
+    top_k: jax.Ref,
+    top_p: jax.Ref,
+    threshold: jax.Ref,
 ) -> None:
     """One program: the threshold of one row.
 
     Grid: (R,). Blocks: a row of logits [V] stays in device memory and is read once per pass; the rest are scalars.
     Masked: what lies past V counts as NaN.
     """
-    row = _Row(logits, largest[...], temperature[...])
+    row = _Row(logits, largest[...], temperature[...], block)
     vocab = logits.shape[0]
     needed = top_k[...].astype(jnp.float32)
     least = _search(row, _widest(jnp.float32(vocab)), needed, needed < vocab, is_mass=False).low
@@ -114,20 +132,23 @@ def top_logits(
 ) -> tuple[Float[Array, "R top"], Int[Array, "R top"]]:
     """See `ops.top_logits`. A kernel picks them, and a sort of no more than `count` puts them into order."""
     num_rows, vocab = logits.shape
+    sizes = Sizes(**sizes_for("token_threshold", rows=num_rows))
     values, ids = pl.pallas_call(
-        functools.partial(top_logits_kernel, count),
+        functools.partial(top_logits_kernel, sizes.block, count),
         grid=(num_rows,),
         in_specs=[_row_of(vocab), pl.BlockSpec((None,), lambda row: (row,))],
         out_specs=[_row_of(count)] * 2,
         out_shape=[jax.ShapeDtypeStruct((num_rows, count), dtype) for dtype in (jnp.float32, jnp.int32)],
-        compiler_params=plgpu.CompilerParams(num_warps=NUM_WARPS, num_stages=1),
+        compiler_params=plgpu.CompilerParams(num_warps=sizes.num_warps, num_stages=1),
         interpret=interpret,
     )(logits, jnp.max(logits, axis=-1))
     values, places = lax.top_k(values, count)
     return values, jnp.take_along_axis(ids, places, axis=-1)
 
 
-def top_logits_kernel(count: int, logits: jax.Ref, largest: jax.Ref, values: jax.Ref, ids: jax.Ref) -> None:
+def top_logits_kernel(
+    block_len: int, count: int, logits: jax.Ref, largest: jax.Ref, values: jax.Ref, ids: jax.Ref
+) -> None:
     """One program: the `count` largest logits of one row and their ids.
 
     Grid: (R,). Blocks: a row of logits [V] stays in device memory, read once per pass; values and ids are [count].
@@ -135,13 +156,13 @@ def top_logits_kernel(count: int, logits: jax.Ref, largest: jax.Ref, values: jax
     two, so a stable sort afterwards leaves them ordered by id. Masked: what lies past V.
     """
     vocab = logits.shape[0]
-    row = _Row(logits, largest[...], jnp.float32(1))
+    row = _Row(logits, largest[...], jnp.float32(1), block_len)
     widest = _widest(jnp.float32(vocab))
     bracket = _search(row, widest, jnp.float32(count), jnp.bool(count < vocab), is_mass=False)
     num_above = bracket.total_high.astype(jnp.int32)
 
     def one_block(block: Int[Array, ""], found: tuple[Array, Array]) -> tuple[Array, Array]:
-        tokens = block * BLOCK + jnp.arange(BLOCK)
+        tokens = block * block_len + jnp.arange(block_len)
         part = plgpu.load(logits.at[tokens], mask=tokens < vocab, other=0)
         order = _ordered(part)
         is_above = (tokens < vocab) & (order >= bracket.high)
@@ -161,7 +182,7 @@ def top_logits_kernel(count: int, logits: jax.Ref, largest: jax.Ref, values: jax
 
         return found[0] + (counts & 0xFFFF), found[1] + (counts >> 16)
 
-    lax.fori_loop(0, pl.cdiv(vocab, BLOCK), one_block, (jnp.int32(0), jnp.int32(0)))
+    lax.fori_loop(0, pl.cdiv(vocab, block_len), one_block, (jnp.int32(0), jnp.int32(0)))
 
 
 def _search(
@@ -222,11 +243,11 @@ def _totals(row: _Row, pivots: Sequence[Array], is_wanted: Bool[Array, ""], *, i
     Sums are float32, in an order that depends on the place in the row alone: a higher pivot never has a larger total.
     """
     vocab = row.logits.shape[0]
-    threads = jnp.arange(BLOCK // VECTOR)
+    threads = jnp.arange(row.block // VECTOR)
     offsets = threads[:, None] * VECTOR + jnp.arange(VECTOR)[None]
 
     def one_block(block: Int[Array, ""], totals: tuple[Array, ...]) -> tuple[Array, ...]:
-        tokens = block * BLOCK + offsets
+        tokens = block * row.block + offsets
         logits = plgpu.load(row.logits.at[tokens], mask=tokens < vocab, other=jnp.nan)
         order = _ordered(logits)
         weights = row.weights(logits) if is_mass else jnp.ones_like(logits)
@@ -235,8 +256,8 @@ def _totals(row: _Row, pivots: Sequence[Array], is_wanted: Bool[Array, ""], *, i
             for pivot, total in zip(pivots, totals, strict=True)
         )
 
-    num_blocks = jnp.where(is_wanted, jnp.int32(pl.cdiv(vocab, BLOCK)), jnp.int32(0))
-    totals = lax.fori_loop(jnp.int32(0), num_blocks, one_block, (jnp.zeros(BLOCK // VECTOR),) * len(pivots))
+    num_blocks = jnp.where(is_wanted, jnp.int32(pl.cdiv(vocab, row.block)), jnp.int32(0))
+    totals = lax.fori_loop(jnp.int32(0), num_blocks, one_block, (jnp.zeros(row.block // VECTOR),) * len(pivots))
     return [jnp.sum(total) for total in totals]
 
 

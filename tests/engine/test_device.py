@@ -67,6 +67,12 @@ class TestProcess:
         assert done.stderr.count("this machine has an NVIDIA H200, but JAX runs on the CPU") == 1
         assert "pip install 'jsg[cuda]'" in done.stderr
 
+    def test_a_busy_gpu_does_not_stop_a_jax_that_cannot_use_one(self, tmp_path: pathlib.Path):
+        write_nvidia_smi(tmp_path / "bin", "echo 0, GPU-aaaa-1, NVIDIA H200, 143360, 500")
+        done = start_jax(tmp_path)
+        assert done.stdout.splitlines()[1:2] == ["cpu: cpu; JAX has no other device"], done.stderr
+        assert "pip install 'jsg[cuda]'" in done.stderr
+
     def test_what_the_user_has_set_stays(self, tmp_path: pathlib.Path):
         write_nvidia_smi(tmp_path / "bin", f"cat <<EOF\n{LISTING}EOF")
         done = start_jax(tmp_path, CUDA_VISIBLE_DEVICES="0", XLA_PYTHON_CLIENT_MEM_FRACTION="0.5")
