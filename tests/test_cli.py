@@ -268,22 +268,31 @@ def answer(*entries: tuple[int, float, float]) -> dict:
     return {"meta_info": meta}
 
 
+def difference(cold: dict, warm: dict) -> str | None:
+    return cli.find_difference(cold, warm, cli.MAX_LOGPROB_CHANGE["float32"])
+
+
 class TestDifference:
     def test_rounding_is_none(self):
-        assert cli.find_difference(answer((5, -1.0, -2.0)), answer((5, -1.00005, -2.0))) is None
+        assert difference(answer((5, -1.0, -2.0)), answer((5, -1.00005, -2.0))) is None
 
     def test_a_changed_logprob_is_one(self):
-        assert "log-probability" in str(cli.find_difference(answer((5, -1.0, -2.0)), answer((5, -1.001, -2.0))))
+        assert "log-probability" in str(difference(answer((5, -1.0, -2.0)), answer((5, -1.001, -2.0))))
 
     def test_another_token_is_one(self):
-        assert "token 0" in str(cli.find_difference(answer((5, -1.0, -2.0)), answer((6, -1.0, -2.0))))
+        assert "token 0" in str(difference(answer((5, -1.0, -2.0)), answer((6, -1.0, -2.0))))
 
     def test_what_follows_a_tie_is_not_compared(self):
         cold, warm = answer((5, -1.0, -1.0001), (5, -1, -9)), answer((6, -1.0, -1.0001), (8, -2, -9))
-        assert cli.find_difference(cold, warm) is None
+        assert difference(cold, warm) is None
 
     def test_another_length_is_one(self):
-        assert cli.find_difference(answer((5, -1.0, -2.0)), answer()) is not None
+        assert difference(answer((5, -1.0, -2.0)), answer()) is not None
+
+    def test_sixteen_bits_round_more(self):
+        cold, warm = answer((5, -1.0, -2.0), (5, -1.0, -1.01)), answer((5, -1.02, -2.0), (6, -1.0, -1.01))
+        assert "log-probability" in str(difference(cold, warm))
+        assert cli.find_difference(cold, warm, cli.MAX_LOGPROB_CHANGE["bfloat16"]) is None
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import jax
 from jsg.config import EngineConfig
 from jsg.engine.device import Device
 from jsg.errors import MemoryPlanError
+from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
 from jsg.models.config import ModelConfig
 
 CPU_POOL_BYTES = 2**30
@@ -100,6 +101,8 @@ def plan_memory(
     reserve = 0 if platform == "cpu" else int(limit_bytes * RESERVE_FRACTION)
     left = limit_bytes - weights_bytes - temporary_bytes - tables - reserve
     fits = max(left, 0) // per_token // page_size * page_size - page_size
+    if platform == "gpu" and kv_itemsize == 1:
+        fits = min(fits, MAX_POOL_ELEMENTS // (model.num_kv_heads * model.head_dim * page_size) * page_size - page_size)
     wanted = config.max_total_tokens
     if wanted is None:
         roof = CPU_POOL_BYTES // per_token if platform == "cpu" else fits

@@ -15,11 +15,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
+from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
+
 MIN_ROWS = 16
 MAX_HEAD_DIM = 256
 MAX_PAGE_SIZE = 64
-MAX_POOL_ELEMENTS = 2**31
-"""What 32-bit offsets reach. Pallas takes 64-bit ones above 2^32 bytes, which is late for a pool of 8-bit numbers."""
 LOWEST = -1e30
 KEY_BYTES = 256
 """What block sizes are chosen for: 128 dimensions of bfloat16."""

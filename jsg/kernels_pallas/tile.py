@@ -8,3 +8,6 @@ MIN_GROUP = 4
 """Requests that must share a prefix before a pass of its own pays."""
 MIN_SHARED_TOKENS = 256
 """Tokens that they must share."""
+MAX_POOL_ELEMENTS = 2**31
+"""Numbers in an array of the KV pool that 32-bit offsets reach. The kernels for NVIDIA take 64-bit ones above 2^32
+bytes, which is late where a number is one byte."""

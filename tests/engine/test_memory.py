@@ -23,7 +23,13 @@ def model(small_model: pathlib.Path) -> ModelConfig:
 
 
 def plan(
-    model: ModelConfig, platform: str = "gpu", *, weights: int = 16 * GIB, page_size: int = 1, **knobs: object
+    model: ModelConfig,
+    platform: str = "gpu",
+    *,
+    weights: int = 16 * GIB,
+    page_size: int = 1,
+    kv_itemsize: int = 2,
+    **knobs: object,
 ) -> MemoryPlan:
     return plan_memory(
         EngineConfig(**knobs),  # pyright: ignore[reportArgumentType]
@@ -31,7 +37,7 @@ def plan(
         platform=platform,
         limit_bytes=int(EngineConfig(**knobs).mem_fraction_static * 140 * GIB),  # pyright: ignore[reportArgumentType]
         page_size=page_size,
-        kv_itemsize=2,
+        kv_itemsize=kv_itemsize,
         weights_bytes=weights,
         temporary_bytes=GIB,
         max_running=256,
@@ -50,6 +56,15 @@ def test_the_pool_takes_what_is_left(model: ModelConfig):
 
 def test_the_pool_is_no_larger_than_its_requests_could_use(model: ModelConfig):
     assert plan(dataclasses.replace(model, num_layers=1)).pool_tokens == 256 * 8192
+
+
+def test_a_pool_of_eight_bits_is_no_larger_than_the_kernels_offsets_reach(model: ModelConfig):
+    small_layers = dataclasses.replace(model, num_layers=8, num_kv_heads=16)
+    made = plan(small_layers, kv_itemsize=1, page_size=16)
+    assert made.pool_tokens + 16 == 2**31 // (16 * 128), "page 0 is in the pool too"
+    assert plan(small_layers, kv_itemsize=2, page_size=16).pool_tokens > made.pool_tokens
+    with pytest.raises(MemoryPlanError, match="memory is left for"):
+        plan(small_layers, kv_itemsize=1, page_size=16, max_total_tokens=made.pool_tokens + 1)
 
 
 def test_the_pool_is_modest_on_a_cpu(model: ModelConfig):
