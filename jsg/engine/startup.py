@@ -216,16 +216,19 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
 
 
 def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.Module, pool_tokens: int) -> int:
-    """Compiles the largest programs; returns the bytes that the hungriest needs beside what it is given.
+    """Compiles the largest programs; returns the bytes that a step needs beside what it is given.
 
-    They run one after another. Each needs its intermediate results, and its outputs that are not donated inputs.
+    They run one after another. Each needs its intermediate results, and its outputs that are not donated inputs; those
+    of the forward pass, which is the first, are still there while the others run.
     """
     state = jax.eval_shape(lambda: settings.make_state(pool_tokens // settings.page_size + 1))
     runner = ModelRunner(model, settings.runner_config(), state, settings.buckets, executables)
     names = runner.lower_largest()
     executables.compile(names)
     analyses = [executables.compiled(name).memory_analysis() for name in names]
-    return max(a.temp_size_in_bytes + a.output_size_in_bytes - a.alias_size_in_bytes for a in analyses if a)
+    outputs = [a.output_size_in_bytes - a.alias_size_in_bytes if a else 0 for a in analyses]
+    needs = [out + (a.temp_size_in_bytes if a else 0) for out, a in zip(outputs, analyses, strict=True)]
+    return max(needs[0], outputs[0] + max(needs[1:]))
 
 
 def _warm_up(runner: ModelRunner, executables: Executables, config: EngineConfig, report: Report) -> None:
