@@ -139,7 +139,7 @@ def choose(gpus: tuple[Gpu, ...], mem_fraction: float, environment: Mapping[str,
     """
     to_set: dict[str, str] = {}
     if VISIBLE in environment:
-        gpu, why = _named(gpus, environment[VISIBLE]), f"{VISIBLE} names it"
+        gpu, why = _named(gpus, environment), f"{VISIBLE} names it"
     elif gpus:
         gpu = max(gpus, key=lambda gpu: (gpu.free_bytes, -gpu.index))
         why = f"of {len(gpus)} GPUs number {gpu.index} has the most free memory" if len(gpus) > 1 else "the only GPU"
@@ -182,11 +182,15 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def _named(gpus: tuple[Gpu, ...], visible: str) -> Gpu | None:
-    """The first GPU that CUDA_VISIBLE_DEVICES names. A number is CUDA's, which need not be that of `nvidia-smi`."""
-    first = visible.split(",")[0].strip()
-    if len(gpus) == 1 and first == "0":
-        return gpus[0]
+def _named(gpus: tuple[Gpu, ...], environment: Mapping[str, str]) -> Gpu | None:
+    """The first GPU that CUDA_VISIBLE_DEVICES names; None where that is not sure.
+
+    A number is CUDA's, which counts the fastest kind first unless it is told otherwise; `nvidia-smi` counts by slot.
+    """
+    first = environment[VISIBLE].split(",")[0].strip()
+    is_counted_alike = len({gpu.name for gpu in gpus}) == 1 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if first.isdecimal() and is_counted_alike:
+        return next((gpu for gpu in gpus if gpu.index == int(first)), None)
     found = [gpu for gpu in gpus if first.startswith("GPU-") and gpu.uuid.startswith(first)]
     return found[0] if len(found) == 1 else None
 

@@ -138,11 +138,17 @@ class TestChoice:
         with pytest.raises(MemoryPlanError, match=r"500 of 143360 MiB free.*CUDA_VISIBLE_DEVICES"):
             choose((dataclasses.replace(BUSY, free_bytes=500 * 2**20),), 0.85, {})
 
-    @pytest.mark.parametrize(("visible", "gpu"), [("GPU-bbbb", FREE), ("GPU-bbbb-2,GPU-aaaa-1", FREE), ("1", None)])
-    def test_a_gpu_that_the_user_names_is_known_by_its_uuid(self, visible: str, gpu: Gpu | None):
+    @pytest.mark.parametrize(("visible", "gpu"), [("GPU-bbbb", FREE), ("GPU-bbbb-2,GPU-aaaa-1", FREE), ("1", FREE)])
+    def test_a_gpu_that_the_user_names_is_known(self, visible: str, gpu: Gpu):
         chosen = choose((BUSY, FREE), 0.5, {device.VISIBLE: visible})
         assert chosen.gpu == gpu
         assert chosen.environment == {device.FRACTION: "0.5000"}
+
+    def test_a_number_is_known_where_cuda_counts_as_nvidia_smi_does(self):
+        mixed = (dataclasses.replace(BUSY, name="NVIDIA L4"), FREE)
+        assert choose(mixed, 0.5, {device.VISIBLE: "1"}).gpu is None, "CUDA counts the faster one first"
+        assert choose(mixed, 0.5, {device.VISIBLE: "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).gpu == FREE
+        assert choose((BUSY, FREE), 0.5, {device.VISIBLE: "7"}).gpu is None
 
     def test_a_limit_of_the_users_is_kept_and_named(self):
         chosen = choose((FREE,), 0.85, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"})
