@@ -45,6 +45,7 @@ CASES = (
     Case("decode-mha", ((5, 1), (200, 1)), heads=3, kv_heads=3),
     Case("decode-8-kv-heads", ((5, 1), (200, 1)), heads=16, kv_heads=8),
     Case("decode-pages-of-16", ((40, 1), (31, 1), (14, 1), (15, 1)), page_size=16),
+    Case("decode-pages-of-24", ((100, 1), (22, 1), (23, 1), (24, 1)), page_size=24),
     Case("decode-pages-of-64", ((100, 1), (62, 1), (63, 1), (64, 1)), page_size=64),
     Case("decode-window", ((300, 1), (3, 1), (140, 1), (32, 1)), window=32),
     Case("decode-softcap", ((30, 1), (200, 1)), softcap=2.0),

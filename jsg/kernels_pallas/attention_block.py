@@ -19,7 +19,6 @@ from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
 
 MIN_ROWS = 16
 MAX_HEAD_DIM = 256
-MAX_PAGE_SIZE = 64
 LOWEST = -1e30
 KEY_BYTES = 256
 """What block sizes are chosen for: 128 dimensions of bfloat16."""
@@ -92,16 +91,11 @@ def padded_head_dim(head_dim: int) -> int:
 
 def check_supported(keys: Float[Array, "P page_size K H"]) -> None:
     """Raises NotImplementedError where the kernels cannot read a pool of this shape."""
-    _, page_size, _, head_dim = keys.shape
+    head_dim = keys.shape[3]
     if head_dim > MAX_HEAD_DIM or head_dim % 16:
         raise NotImplementedError(
             f"the Triton attention kernels want a head_dim that is a multiple of 16 and at most {MAX_HEAD_DIM}, "
             f"but got {head_dim}; the implementation 'reference' takes any"
-        )
-    if page_size > MAX_PAGE_SIZE or page_size & (page_size - 1):
-        raise NotImplementedError(
-            f"the Triton attention kernels want a page_size that is a power of two and at most {MAX_PAGE_SIZE}, "
-            f"but got {page_size}; the implementation 'reference' takes any"
         )
     check_addressable(keys)
 

@@ -48,7 +48,7 @@ SLOW = (
     *(Variant(case) for case in CASES),
     *(Variant(case, singles=False) for case in CASES),
     *(Variant(cases.for_model(SHORT, model), "bfloat16") for model in MODELS),
-    *(Variant(dataclasses.replace(SHORT, page_size=2**i), "bfloat16") for i in range(7)),
+    *(Variant(dataclasses.replace(SHORT, page_size=size), "bfloat16") for size in (1, 2, 4, 8, 16, 24, 32, 64, 128)),
     *(Variant(NAMED["window"], "bfloat16", pool) for pool in FP8),
     *(Variant(dataclasses.replace(SHORT, head_dim=head_dim), "bfloat16", FP8[1]) for head_dim in (80, 96, 256)),
 )
@@ -163,11 +163,8 @@ def test_items_are_every_token_once_and_end_with_the_shortest_part_of_a_prompt(c
     assert parts == sorted(parts, key=lambda part: -part[1])
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "page_size", "named"),
-    [(72, 1, "head_dim"), (272, 1, "head_dim"), (32, 24, "page_size"), (32, 128, "page_size")],
-)
-def test_what_it_cannot_do_is_said_to_be_so(head_dim: int, page_size: int, named: str):
-    case = dataclasses.replace(SHORT, head_dim=head_dim, page_size=page_size)
-    with pytest.raises(NotImplementedError, match=named):
+@pytest.mark.parametrize("head_dim", [72, 272])
+def test_what_it_cannot_do_is_said_to_be_so(head_dim: int):
+    case = dataclasses.replace(SHORT, head_dim=head_dim)
+    with pytest.raises(NotImplementedError, match="head_dim"):
         attend(case, cases.make(case))
