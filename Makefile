@@ -15,7 +15,7 @@ H200 := .venv/h200
 H200_INSTALLED := $(H200)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve lint format test test-all test-h200 constraints docs clean
+.PHONY: help serve lint format test test-gpu test-all test-h200 constraints docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ format: $(INSTALLED) ## let ruff format and repair what it can
 
 test: lint ## lint and every fast test; options in PYTEST_ARGS
 	$(PYTEST) $(PYTEST_ARGS)
+
+test-gpu: $(INSTALLED) ## on a machine with an NVIDIA GPU and the extra cuda: what needs one
+	JAX_PLATFORMS=cuda $(BIN)/python -m pytest -m gpu -n 0 $(PYTEST_ARGS)
 
 test-all: lint ## lint and every test that needs no GPU; what CI runs
 	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)

@@ -1,0 +1,72 @@
+"""The kernels and the engine on an NVIDIA GPU itself: `make test-gpu`. Everywhere else these tests are left out."""
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bench import attention_check
+from bench.attention_cases import Case
+from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.reference_threshold import sortable
+from jsg.types import Request, SamplingParams
+from tests.engine import small
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2}
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> None:
+    if ops.target_platform() != "gpu":
+        pytest.fail(f"JAX must run on a GPU, but runs on {ops.target_platform()}: set JAX_PLATFORMS=cuda")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("case", attention_check.BATCHES, ids=lambda case: case.name)
+def test_attention_equals_its_definition(case: Case, dtype: str):
+    sizes = {"heads": case.heads, "kv_heads": case.kv_heads, "head_dim": case.head_dim}
+    assert attention_check.largest_error(case, dtype, **sizes) <= TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("pool_dtype", ["float32", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_rotation_and_write_equal_plain_jnp(pool_dtype: str):
+    count, kv_heads, group, head_dim = 70, 2, 4, 64
+    seeds = jax.random.split(jax.random.key(0), 2)
+    qkv = jax.random.normal(seeds[0], (count, kv_heads, (group + 2) * head_dim), "float32").at[5, 0, -1].set(jnp.nan)
+    angles = jax.random.uniform(seeds[1], (count, head_dim // 2), maxval=6.0)
+    slots = jnp.asarray(np.r_[0, 16 + np.random.default_rng(0).permutation(160)[: count - 1]], jnp.int32)
+    cache = (jnp.zeros((11, 16, kv_heads, head_dim), pool_dtype),) * 2
+    write = jax.jit(ops.rotate_and_write, static_argnames="implementation")
+    arguments = (qkv, jnp.cos(angles), jnp.sin(angles), slots, cache)
+    found, expected = (jax.tree.leaves(write(*arguments, implementation=name)) for name in (None, "reference"))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.astype("float32"), other.astype("float32"), rtol=0.13, atol=1e-2)
+    assert np.isnan(np.asarray(found[1], "float32")).any(), "the key of a value that is not finite is NaN"
+    assert np.isfinite(np.asarray(found[2], "float32")).all()
+
+
+def test_top_k_is_exact_and_top_p_nearly():
+    logits = 3 * jax.random.normal(jax.random.key(0), (32, 128_256))
+    largest, ones = jnp.max(logits, axis=-1), jnp.ones(32)
+    find = jax.jit(ops.kept_threshold, static_argnames="implementation")
+    for top_p, most in ((1.0, 0), (0.9, 1)):
+        fields = (logits, largest, ones, jnp.full(32, 50, jnp.int32), top_p * ones)
+        kept = [sortable(logits) >= find(*fields, implementation=name)[:, None] for name in (None, "reference")]
+        assert int(jnp.sum(kept[0] != kept[1], axis=-1).max()) <= most
+
+
+def test_deterministic_answers_are_the_same_alone_and_together(tmp_path: pathlib.Path, compile_cache_dir: str):
+    core = small.make_core(small.write_model(tmp_path / "model"), compile_cache_dir, deterministic=True)
+    plain = Request(rid="plain", input_ids=(2,), sampling=SamplingParams(max_new_tokens=20, ignore_eos=True))
+    requests = [
+        dataclasses.replace(plain, rid=str(count), input_ids=tuple(range(2, 2 + count))) for count in (3, 40, 70, 90)
+    ]
+    together = small.run(core, [(0, request) for request in requests])
+    for request in requests:
+        assert small.alone(core, request).token_ids == together[request.rid].token_ids
+    core.close()
