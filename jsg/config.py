@@ -29,7 +29,11 @@ class EngineConfig:
     tokenizer_path: str | None = _knob(None, "tokenizer directory or hub name; default: the model's")
     load_format: str = _knob("auto", "'dummy' makes seeded random weights of the model's shape", LOAD_FORMATS)
     dtype: str = _knob("auto", "compute and weight type; auto is float32 on CPU, bfloat16 elsewhere", DTYPES)
-    kv_cache_dtype: str = _knob("auto", "type of cached keys and values; auto is that of --dtype", KV_CACHE_DTYPES)
+    kv_cache_dtype: str = _knob(
+        "auto",
+        "type of cached keys and values; auto is that of --dtype. 8 bits are slow on a CPU: every step converts the pool",
+        KV_CACHE_DTYPES,
+    )
     context_length: int | None = _knob(None, "tokens of prompt and output together; default: the model's")
     mem_fraction_static: float = _knob(0.85, "fraction of the device's whole memory that the engine may use")
     max_running_requests: int | None = _knob(None, "requests in one batch at most; default 32 on CPU, 256 elsewhere")
