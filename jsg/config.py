@@ -31,7 +31,7 @@ class EngineConfig:
     dtype: str = _knob("auto", "compute and weight type; auto is float32 on CPU, bfloat16 elsewhere", DTYPES)
     kv_cache_dtype: str = _knob(
         "auto",
-        "type of cached keys and values; auto is that of --dtype. 8 bits are slow on a CPU: each step converts the pool",
+        "type of cached keys and values; auto is that of --dtype. 8 bits are slow on a CPU, which converts the pool",
         KV_CACHE_DTYPES,
     )
     context_length: int | None = _knob(None, "tokens of prompt and output together; default: the model's")
