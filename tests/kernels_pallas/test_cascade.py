@@ -1,47 +1,23 @@
 """`cascade` in interpret mode against attention by its definition, and against `paged_decode`."""
 
 import dataclasses
-from typing import Any
+import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bench import attention_cases as cases
 from jsg.kernels_pallas import paged_decode
-from jsg.kernels_pallas.attention_block import Attended
 from jsg.kernels_pallas.cascade import Sizes, cascade, members_per_program
+from tests.kernels_pallas import definition
+from tests.kernels_pallas.definition import named
 
-TOLERANCES = {"float32": 3e-6, "bfloat16": 2e-2}
 REST = paged_decode.Sizes(splits=2, block_k=32, num_warps=4, num_stages=3)
 ONE = Sizes(splits=1, block_k=32, num_warps=4, num_stages=3, rest=REST._replace(splits=1))
 TWO = Sizes(splits=2, block_k=16, num_warps=4, num_stages=3, rest=REST)
 SHARED = [case for case in cases.CASES if case.shared]
-
-
-def named(name: str) -> cases.Case:
-    return next(case for case in cases.CASES if case.name == name)
-
-
-def attend(case: cases.Case, arrays: cases.Arrays, sizes: Sizes) -> Attended:
-    def run(*args: Any) -> Attended:
-        scale = case.head_dim**-0.5
-        return cascade(*args, scale=scale, window=case.window, softcap=case.softcap, sizes=sizes, interpret=True)
-
-    return jax.tree.map(np.asarray, jax.jit(run)(arrays.queries, arrays.keys, arrays.values, arrays.inputs))
-
-
-def check(case: cases.Case, sizes: Sizes, dtype: str = "float32", pool_dtype: str | None = None) -> None:
-    arrays = cases.make(case, dtype=dtype, pool_dtype=pool_dtype)
-    found = attend(case, arrays, sizes)
-    assert found.out.dtype == jnp.dtype(dtype)
-    num_real = len(arrays.expected)
-    np.testing.assert_allclose(found.out[:num_real].astype(np.float32), arrays.expected, atol=TOLERANCES[dtype])
-    np.testing.assert_allclose(found.lse[:num_real], arrays.expected_lse, atol=TOLERANCES[dtype])
-    assert len(found.out) == num_real + case.padding
-    assert not found.out[num_real:].any()
-    assert (found.lse[num_real:] == -np.inf).all()
+attend, check = (functools.partial(function, cascade) for function in (definition.attend, definition.check))
 
 
 @pytest.mark.parametrize("case", SHARED, ids=lambda case: case.name)

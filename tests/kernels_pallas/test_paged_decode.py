@@ -1,7 +1,7 @@
 """`paged_decode` in interpret mode against attention by its definition."""
 
 import dataclasses
-from typing import Any
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,37 +12,15 @@ from bench import attention_cases as cases
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.attention_block import Attended
 from jsg.kernels_pallas.paged_decode import Sizes, paged_decode
+from tests.kernels_pallas import definition
+from tests.kernels_pallas.definition import named
 
-TOLERANCES = {"float32": 3e-6, "bfloat16": 2e-2}
 EDGES = "decode-without-padding"
+attend, check = (functools.partial(function, paged_decode) for function in (definition.attend, definition.check))
 
 
 def sizes(splits: int, block_k: int) -> Sizes:
     return Sizes(splits, block_k, num_warps=4, num_stages=3)
-
-
-def named(name: str) -> cases.Case:
-    return next(case for case in cases.CASES if case.name == name)
-
-
-def attend(case: cases.Case, arrays: cases.Arrays, sizes: Sizes) -> Attended:
-    def run(*args: Any) -> Attended:
-        scale = case.head_dim**-0.5
-        return paged_decode(*args, scale=scale, window=case.window, softcap=case.softcap, sizes=sizes, interpret=True)
-
-    return jax.tree.map(np.asarray, jax.jit(run)(arrays.queries, arrays.keys, arrays.values, arrays.inputs))
-
-
-def check(case: cases.Case, sizes: Sizes, dtype: str = "float32", pool_dtype: str | None = None) -> None:
-    arrays = cases.make(case, dtype=dtype, pool_dtype=pool_dtype)
-    found = attend(case, arrays, sizes)
-    assert found.out.dtype == jnp.dtype(dtype)
-    num_real = len(arrays.expected)
-    np.testing.assert_allclose(found.out[:num_real].astype(np.float32), arrays.expected, atol=TOLERANCES[dtype])
-    np.testing.assert_allclose(found.lse[:num_real], arrays.expected_lse, atol=TOLERANCES[dtype])
-    assert len(found.out) == num_real + case.padding
-    assert not found.out[num_real:].any()
-    assert (found.lse[num_real:] == -np.inf).all()
 
 
 @pytest.mark.parametrize(
