@@ -13,7 +13,6 @@ The loop over them is `attention_block.attend`.
 """
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -122,17 +121,23 @@ def ragged_paged_attention(
     sizes = sizes or Sizes(**sizes_for(kernel, rows=num_tokens))
     block_q = min(QUERY_TILE, max(1, sizes.block_m // pl.next_power_of_2(group)))
     items = list_items(inputs, block_q, num_tokens)
-    grouped = queries.reshape(num_tokens, kv_heads, group, head_dim)
-    launch = _launch(
-        jax.ShapeDtypeStruct(grouped.shape, grouped.dtype),
-        jax.ShapeDtypeStruct(keys.shape, keys.dtype),
-        len(items.lens),
-        Scoring(scale, window, softcap),
-        sizes._replace(block_k=attention_block.keys_in_block(sizes.block_k, queries, keys)),
-        block_q,
-        interpret,
-    )
-    out, lse = launch(items, inputs.page_table, grouped, keys, values)
+    of_head = pl.BlockSpec((num_tokens, None, group, head_dim), lambda head, _: (0, head, 0, 0))
+    pools = [attention_block.pool_spec(pool, head_axis=0) for pool in (keys, values)]
+    whole = pl.BlockSpec()
+    block_k = attention_block.keys_in_block(sizes.block_k, queries, keys)
+    out, lse = pl.pallas_call(
+        functools.partial(_kernel, scoring=Scoring(scale, window, softcap), block_q=block_q, block_k=block_k),
+        grid=(kv_heads, len(items.lens)),
+        in_specs=[Items._make([whole] * len(Items._fields)), whole, of_head, *pools],
+        out_specs=[of_head, pl.BlockSpec((num_tokens, None, group), lambda head, _: (0, head, 0))],
+        out_shape=[
+            jax.ShapeDtypeStruct((num_tokens, kv_heads, group, head_dim), queries.dtype),
+            jax.ShapeDtypeStruct((num_tokens, kv_heads, group), jnp.float32),
+        ],
+        compiler_params=plgpu.CompilerParams(num_warps=sizes.num_warps, num_stages=sizes.num_stages),
+        interpret=interpret,
+        name="ragged_paged_attention",
+    )(items, inputs.page_table, queries.reshape(num_tokens, kv_heads, group, head_dim), keys, values)
     return Attended(out.reshape(queries.shape), lse.reshape(num_tokens, heads))
 
 
@@ -165,37 +170,6 @@ def list_items(inputs: AttentionInputs, block_q: int, num_tokens: int) -> Items:
         positions=jnp.where(is_single, inputs.single_kv_lens[single] - 1, inputs.tile_positions[tile] + offset),
         num_singles=num_singles.reshape(1),
         num_tokens=(num_singles + jnp.sum(tile_lens)).reshape(1),
-    )
-
-
-@functools.cache
-def _launch(
-    queries: jax.ShapeDtypeStruct,
-    pool: jax.ShapeDtypeStruct,
-    num_items: int,
-    scoring: Scoring,
-    sizes: Sizes,
-    block_q: int,
-    interpret: bool,
-) -> Callable[..., tuple[Array, Array]]:
-    """The launch for arrays of these shapes: layers share it, so that a step traces and lowers the kernel once."""
-    num_tokens, kv_heads, group, head_dim = queries.shape
-    pages, page_size = pool.shape[:2]
-    of_head = pl.BlockSpec((num_tokens, None, group, head_dim), lambda head, _: (0, head, 0, 0))
-    pool_of_head = pl.BlockSpec((pages, page_size, None, head_dim), lambda head, _: (0, 0, head, 0))
-    whole = pl.BlockSpec()
-    return pl.pallas_call(
-        functools.partial(_kernel, scoring=scoring, block_q=block_q, block_k=sizes.block_k),
-        grid=(kv_heads, num_items),
-        in_specs=[Items._make([whole] * len(Items._fields)), whole, of_head, pool_of_head, pool_of_head],
-        out_specs=[of_head, pl.BlockSpec((num_tokens, None, group), lambda head, _: (0, head, 0))],
-        out_shape=[
-            jax.ShapeDtypeStruct(queries.shape, queries.dtype),
-            jax.ShapeDtypeStruct(queries.shape[:3], jnp.float32),
-        ],
-        compiler_params=plgpu.CompilerParams(num_warps=sizes.num_warps, num_stages=sizes.num_stages),
-        interpret=interpret,
-        name="ragged_paged_attention",
     )
 
 
