@@ -88,9 +88,9 @@ async def _serve(
 ) -> None:
     door = FrontDoor()
     http = _HttpServer(_uvicorn_config(door, server, telemetry))
+    told_to_end = _on_signals(child)  # first: who sees that it listens may tell it to end
     listener = _listen(server)
     _warn_if_open_to_all(listener, server)
-    told_to_end = _on_signals(child)
     serving = asyncio.create_task(http.serve([listener]))
     opening = asyncio.create_task(_open(client, engine, server, telemetry, tokenizer_dir, door.threads))
     dying = asyncio.create_task(client.death())

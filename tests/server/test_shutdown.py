@@ -1,16 +1,24 @@
 """How a server ends: told to by a signal, told twice, or with its engine."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
 import os
+import pathlib
 import signal
+import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
+from jsg.config import EngineConfig, ServerConfig
+from jsg.errors import ConfigError
+from jsg.server import run
+from jsg.server.telemetry.telemetry import Telemetry
 from tests.server.conftest import (
     LONG_STREAMS,
     RunningServer,
@@ -142,6 +150,23 @@ class TestOneSignal:
             wait_until(lambda: is_listening(port))
             server.process.terminate()
             assert server.end()[0] == 0
+
+    def test_is_heard_before_anyone_can_see_that_it_listens(self, monkeypatch: pytest.MonkeyPatch):
+        heard = []
+
+        def listen(server: ServerConfig) -> socket.socket:
+            heard.extend(number for number in (signal.SIGINT, signal.SIGTERM) if has_handler(number))
+            raise ConfigError("seen enough")
+
+        def has_handler(number: signal.Signals) -> bool:
+            return signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler)
+
+        monkeypatch.setattr(run, "_listen", listen)
+        server = ServerConfig()
+        arguments: Any = (None, None, EngineConfig(), server, Telemetry(server, "fake"), pathlib.Path(), 0.0)
+        with pytest.raises(ConfigError, match="seen enough"):
+            asyncio.run(run._serve(*arguments))
+        assert heard == [signal.SIGINT, signal.SIGTERM]
 
 
 class TestTwoSignals:
