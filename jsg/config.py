@@ -13,6 +13,7 @@ from jsg.errors import ConfigError
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "fp8_e5m2")
+JUMP_FORWARD = ("draft", "retokenize", "off")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 METRICS_ALIASES = ("sglang", "vllm")
 
@@ -49,6 +50,12 @@ class EngineConfig:
         16_384, "prefill tokens of later arrivals that may pass a waiting request before it goes to the head"
     )
     page_size: int | None = _knob(None, "KV slots in one page, what prefixes are shared in; default 1, more on a TPU")
+    jump_forward: str = _knob(
+        "draft",
+        "what to do where a grammar leaves one way on, where a request does not say: propose its tokens and let the "
+        "model verify them, append them, or generate them one by one",
+        JUMP_FORWARD,
+    )
     disable_radix_cache: bool = _knob(False, "share no prefixes")
     disable_overlap_schedule: bool = _knob(False, "wait for each step's tokens before planning the next")
     random_seed: int = _knob(0, "seed of dummy weights and of requests that name none")
@@ -68,6 +75,7 @@ class EngineConfig:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
+        _one_of("jump_forward", self.jump_forward, JUMP_FORWARD)
         _between("mem_fraction_static", self.mem_fraction_static, 0.01, 1.0)
         _between("schedule_conservativeness", self.schedule_conservativeness, 0.01, 100.0)
         if self.page_size is not None:

@@ -7,11 +7,12 @@ made and unmade in `jsg.processing`.
 import dataclasses
 import enum
 import hashlib
+import json
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from jsg.errors import RequestError
+from jsg.errors import GrammarError, RequestError
 
 MAX_STOP_STRINGS = 32
 MAX_STOP_CHARS = 1024
@@ -19,6 +20,7 @@ MAX_STOP_TOKENS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 128
 MAX_N = 128
+_GRAMMAR_OPTIONS = ("whitespace", "property_order")
 
 
 def _require(ok: bool, param: str, rule: str, value: object, remedy: str = "leave it out for the default") -> None:
@@ -54,6 +56,52 @@ def _are_token_ids(values: tuple[object, ...]) -> bool:
     return set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) < 2**31))  # pyright: ignore[reportArgumentType]
 
 
+GrammarKind = Literal["regex", "json_schema", "ebnf", "choices", "structural_tag"]
+Whitespace = Literal["fixed", "compact", "flexible"]
+PropertyOrder = Literal["declared", "free"]
+JumpForward = Literal["draft", "retokenize", "off"]
+GRAMMAR_FIELDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A grammar as a client wrote it; `jsg.constrained` compiles it.
+
+    Attributes:
+        kind: What `text` is written in.
+        text: A regular expression, a JSON Schema, an EBNF grammar, a JSON list of choices, or a structural tag as JSON.
+        whitespace: In the JSON of a schema: "fixed" is `", "` and `": "`, "compact" is none, "flexible" is at most one
+            space, or a line break with indentation.
+        property_order: Members of the objects of a schema stand in the order "declared" there, or in any ("free").
+    """
+
+    kind: GrammarKind
+    text: str
+    whitespace: Whitespace = "fixed"
+    property_order: PropertyOrder = "declared"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("kind", get_args(GrammarKind)),
+            ("whitespace", get_args(Whitespace)),
+            ("property_order", get_args(PropertyOrder)),
+        ):
+            _require(getattr(self, name) in allowed, name, " or ".join(map(repr, allowed)), getattr(self, name))
+        _require(isinstance(self.text, str), self.kind, "text", self.text)
+        try:
+            self.text.encode()
+        except UnicodeEncodeError:
+            raise GrammarError(
+                f"{self.kind} must be Unicode text, but has a lone surrogate; leave it out", param=self.kind
+            ) from None
+
+    @property
+    def key(self) -> str:
+        """The same for equal grammars and for no others."""
+        parts = (self.kind, self.whitespace, self.property_order, self.text)
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to choose tokens and when to stop. SGLang's names and defaults.
@@ -76,6 +124,10 @@ class SamplingParams:
         n: How many answers; answer i uses seed + i.
         skip_special_tokens: Leave special tokens out of the text.
         no_stop_trim: Keep the stop string or stop token in the text.
+        grammar: What the whole output must match; None for anything. EOS is then allowed where the output is complete.
+        jump_forward: What to do where the grammar leaves one way on: "draft" proposes its tokens and lets the model
+            verify them, "retokenize" appends them, "off" generates them one by one; None is the engine's default.
+        return_constraint: Report what the grammar did: `RequestOutput.constraint`.
     """
 
     max_new_tokens: int = 128
@@ -95,6 +147,9 @@ class SamplingParams:
     n: int = 1
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
+    grammar: GrammarSpec | None = None
+    jump_forward: JumpForward | None = None
+    return_constraint: bool = False
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -162,18 +217,49 @@ class SamplingParams:
         }
         for name, (rule, ok) in ranges.items():
             _require(ok, name, rule, getattr(self, name))
-        for name in ("ignore_eos", "skip_special_tokens", "no_stop_trim"):
+        _require(
+            self.jump_forward is None or self.jump_forward in get_args(JumpForward),
+            "jump_forward",
+            " or ".join(map(repr, get_args(JumpForward))),
+            self.jump_forward,
+        )
+        for name in ("ignore_eos", "skip_special_tokens", "no_stop_trim", "return_constraint"):
             _require(isinstance(getattr(self, name), bool), name, "true or false", getattr(self, name))
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "SamplingParams":
-        """Builds from a client's JSON object. An unknown name is refused by name; null means the default."""
+        """Builds from a client's JSON object. An unknown name is refused by name; null means the default.
+
+        In place of `grammar` it may have one of `GRAMMAR_FIELDS`, with `whitespace` and `property_order` beside it: a
+        text, or the JSON value itself where the text is JSON.
+        """
+        fields = _with_grammar(fields)
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(fields) - known):
             name = unknown[0][:100]
             raise RequestError(f"unknown sampling parameter {name!r}; known are {', '.join(sorted(known))}", param=name)
         values = {name: value for name, value in fields.items() if value is not None}
         return cls(**values)
+
+
+def _with_grammar(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields with `grammar` in place of the names that describe one."""
+    rest = {name: value for name, value in fields.items() if name not in (*GRAMMAR_FIELDS, *_GRAMMAR_OPTIONS)}
+    given: list[GrammarKind] = [name for name in GRAMMAR_FIELDS if fields.get(name) is not None]
+    if len(given) + (fields.get("grammar") is not None) > 1:
+        raise RequestError(f"only one grammar may be given, but got {' and '.join(given)}; leave one out", given[0])
+    options = {name: fields[name] for name in _GRAMMAR_OPTIONS if fields.get(name) is not None}
+    if not given:
+        for name in options:
+            raise RequestError(f"{name} needs a json_schema, but got none; leave it out", param=name)
+        return rest
+    kind, value = given[0], fields[given[0]]
+    is_json = kind in ("json_schema", "choices", "structural_tag") and not isinstance(value, str)
+    try:
+        text = json.dumps(value, ensure_ascii=False) if is_json else value
+    except (TypeError, ValueError, RecursionError):
+        raise GrammarError(f"{kind} must be JSON, but got {_quote(value)}; correct it", param=kind) from None
+    return rest | {"grammar": GrammarSpec(kind, text, **options)}
 
 
 def _parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
@@ -324,6 +410,22 @@ class CacheReport:
     evicted_tokens: int = 0
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ConstraintReport:
+    """What a grammar did to the tokens of one output.
+
+    Attributes:
+        num_forced: Those of them that jump-forward proposed and that were taken.
+        kept_mass: For each token the probability that the model itself gave to all tokens that the grammar allowed
+            there, before temperature, penalties and bias; in [0, 1].
+        is_complete: The whole output so far matches the grammar.
+    """
+
+    num_forced: int
+    kept_mass: tuple[float, ...]
+    is_complete: bool
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class RequestOutput:
     """What one step added to one request. Never changed; not frozen because that makes it four times as slow to build.
@@ -338,6 +440,7 @@ class RequestOutput:
         prompt_logprobs: Set once, with the first output, when asked for.
         queue_s: Seconds from arrival at the engine to first admission.
         cache_report: Set once, with the first output, when asked for.
+        constraint: With every output that has tokens, when asked for.
     """
 
     rid: str
@@ -349,19 +452,12 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     queue_s: float = 0.0
     cache_report: CacheReport | None = None
+    constraint: ConstraintReport | None = None
 
 
 def namespace_digest(namespace: str) -> str:
     """What may be shown of a namespace: enough to tell two apart, and nothing of a tenant or a salt."""
     return hashlib.sha256(namespace.encode(errors="surrogatepass")).hexdigest()[:16]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GrammarSpec:
-    """A grammar as a client wrote it; `jsg.constrained` compiles it."""
-
-    kind: Literal["regex", "json_schema", "ebnf", "choices", "structural_tag"]
-    text: str
 
 
 def expand_answers(sampling: SamplingParams, fresh_seed: int) -> Sequence[SamplingParams]:

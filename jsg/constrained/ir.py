@@ -1,0 +1,171 @@
+"""What every kind of grammar becomes before it becomes an automaton: expressions over bytes, and rules that call.
+
+    regex ──────┐
+    JSON Schema ┤                        builder.py          machine.py
+    EBNF ───────┼──▶ Grammar of Expr ──▶ static tables ──▶ states made when met ──▶ masks
+    choices ────┤
+    tags ───────┘
+
+Expressions are immutable and may be shared: one that stands in two places is one object. `Chars` is the one leaf that
+the builder does not know: the front end that made it lowers it to bytes first, because what a character is in bytes
+depends on where it stands (plain text, or inside a JSON string).
+
+Empty and never: `EMPTY` matches the empty text, `NEVER` nothing at all.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+CharRanges = tuple[tuple[int, int], ...]
+"""Code points as closed intervals, ascending, neither touching nor overlapping."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Literal:
+    """These bytes, one after another; at least one."""
+
+    value: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ByteSet:
+    """One byte out of closed intervals, which ascend and do not touch."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chars:
+    """One character (Unicode scalar value) out of a set. Must be lowered before a grammar is built."""
+
+    ranges: CharRanges
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Words:
+    """Any one of many byte strings, none empty, ascending and without repetition. It becomes a trie."""
+
+    words: tuple[bytes, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seq:
+    """All parts, one after another."""
+
+    parts: tuple["Expr", ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Alt:
+    """Any one of the options."""
+
+    options: tuple["Expr", ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Repeat:
+    """An item `min` to `max` times (None: without end), `separator` between each two.
+
+    Large bounds cost nothing: they are counted while a text is read.
+    """
+
+    item: "Expr"
+    min: int
+    max: int | None
+    separator: "Expr" = Seq(())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BagItem:
+    """One kind of item in a `Bag`.
+
+    Attributes:
+        expr: The item; never empty.
+        is_once: It may stand in the bag once at most.
+        is_required: It must stand in it (then it is also `is_once`).
+    """
+
+    expr: "Expr"
+    is_once: bool = False
+    is_required: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bag:
+    """`min` to `max` items in any order, `separator` between each two; what each may do is told in `BagItem`.
+
+    At most `MAX_ONCE` of the items are `is_once`. Members of a JSON object in free order, and arrays of unique values.
+    """
+
+    items: tuple[BagItem, ...]
+    separator: "Expr"
+    min: int = 0
+    max: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Automaton:
+    """The texts along the edges from state 0 to an accepting state.
+
+    Attributes:
+        edges: For each state its edges (label, target). A label is never empty and, when built, holds no `Chars`.
+        accepting: States in which a text may end.
+    """
+
+    edges: tuple[tuple[tuple["Expr", int], ...], ...]
+    accepting: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """Whatever the rule of that name matches. The only way to recursion."""
+
+    rule: str
+
+
+Expr = Literal | ByteSet | Chars | Words | Seq | Alt | Repeat | Bag | Automaton | Call
+
+EMPTY = Seq(())
+NEVER = Alt(())
+MAX_ONCE = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grammar:
+    """Rules by name, and the one that a whole text must match.
+
+    A rule that is called from several places is built once, and masks found inside it serve them all. So what stands in
+    many places (a JSON string, a JSON value) should be a rule.
+    """
+
+    start: str
+    rules: Mapping[str, Expr]
+
+
+def seq(*parts: Expr) -> Expr:
+    """The parts in a row, flattened; NEVER where any part is."""
+    flat: list[Expr] = []
+    for part in parts:
+        if part == NEVER:
+            return NEVER
+        flat.extend(part.parts if isinstance(part, Seq) else (part,))
+    return flat[0] if len(flat) == 1 else Seq(tuple(flat))
+
+
+def alt(*options: Expr) -> Expr:
+    """Any of the options, flattened and each once."""
+    flat: dict[Expr, None] = {}
+    for option in options:
+        flat.update(dict.fromkeys(option.options if isinstance(option, Alt) else (option,)))
+    return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))
+
+
+def optional(item: Expr) -> Expr:
+    """The item or nothing."""
+    return alt(item, EMPTY)
+
+
+def literal(text: str | bytes) -> Expr:
+    """Exactly this text."""
+    value = text.encode() if isinstance(text, str) else text
+    return Literal(value) if value else EMPTY

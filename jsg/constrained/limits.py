@@ -1,0 +1,49 @@
+"""Fuel: how much work and memory one grammar may cost. What needs more is refused, in words that say which limit.
+
+A thread of Python cannot be ended from outside, so each of these is counted inside the loop that could run away.
+"""
+
+import dataclasses
+
+from jsg.errors import GrammarError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that one grammar may take.
+
+    Attributes:
+        text_bytes: Of the grammar as the client wrote it.
+        nesting: Depth of parentheses, schemas or rules inside one another.
+        choices: Values of one enum, or choices.
+        positions: Places in the expanded grammar where a byte may stand: what a compiled grammar's size goes by.
+        char_states: States of one automaton that is made whole, for the intersection or complement of patterns.
+        states: States of the byte automaton that are ever made; they are made when they are first met.
+        stack: Rules that are open at once in a text.
+        heads: Ways to read a text that are followed at once.
+        walk: Visits to nodes of the token trie for one mask, all heads counted.
+        frames: Stacks that are remembered; above it those that nobody uses are forgotten.
+    """
+
+    text_bytes: int = 1 << 20
+    nesting: int = 200
+    choices: int = 100_000
+    positions: int = 1_000_000
+    char_states: int = 20_000
+    states: int = 100_000
+    stack: int = 1_000
+    heads: int = 8
+    walk: int = 4_000_000
+    frames: int = 200_000
+
+
+LIMITS = Limits()
+"""Of a server."""
+
+
+def check(value: int, limit: int, what: str, param: str | None = None) -> None:
+    """Raises GrammarError where `value` is above `limit`; `what` names it, such as "states of the pattern"."""
+    if value > limit:
+        raise GrammarError(
+            f"a grammar may have at most {limit} {what}, but this one has more; simplify it", param=param
+        )

@@ -1,0 +1,137 @@
+"""A JSON Schema after everything that combines schemas was worked out: what each value may be, one type at a time.
+
+`normalise.py` makes these from a schema's JSON ($ref, allOf, anyOf, oneOf, not, if/then/else and type lists are gone),
+`emit.py` makes a grammar of them. A node is a set of alternatives, kept by name, so that schemas may be recursive: a
+value is valid for a node where it is valid for any of its shapes. No shapes: no value is valid.
+
+Nothing here is only a hint: whatever stands in a shape is enforced by the grammar, and what could not be enforced was
+refused before.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from decimal import Decimal
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+NodeName = str
+ANY = "any"
+"""Name of the node that every value is valid for; it is always there."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Const:
+    """One value, of any type. `text` is its canonical JSON: no spaces, keys as in the schema."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Boolean:
+    """true or false."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Null:
+    """null."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Number:
+    """A number.
+
+    Attributes:
+        is_integer: Without a fraction.
+        min, max: Bounds, inclusive unless the flag beside them says otherwise; None for none.
+        multiple_of: Its value is a multiple of each.
+        excluded: Values that it is not.
+    """
+
+    is_integer: bool = False
+    min: Decimal | None = None
+    max: Decimal | None = None
+    is_min_exclusive: bool = False
+    is_max_exclusive: bool = False
+    multiple_of: tuple[Decimal, ...] = ()
+    excluded: frozenset[Decimal] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class String:
+    """A string; lengths in characters (code points).
+
+    Attributes:
+        patterns: ECMA-262 patterns, each of which is found somewhere in it.
+        not_patterns: Patterns that are found nowhere in it.
+        formats: Names of formats, each of which it has. Only formats that are enforced.
+        excluded: Strings that it is not.
+    """
+
+    min_length: int = 0
+    max_length: int | None = None
+    patterns: tuple[str, ...] = ()
+    not_patterns: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    excluded: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Array:
+    """An array.
+
+    Attributes:
+        prefix: Nodes of the first items.
+        items: Node of the others.
+        contains: (node, least, most or None): so many of all items are valid for the node.
+        is_unique: No two items are equal.
+    """
+
+    prefix: tuple[NodeName, ...] = ()
+    items: NodeName = ANY
+    min_items: int = 0
+    max_items: int | None = None
+    contains: tuple[tuple[NodeName, int, int | None], ...] = ()
+    is_unique: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Object:
+    """An object.
+
+    Attributes:
+        properties: Declared name → node of its value, in the order of the schema. The node is all that holds for the
+            value: patterns that match the name and additionalProperties are worked in.
+        required: Names that must be there, all of them in `properties`.
+        patterns: (pattern, node) for names that are not declared.
+        additional: Node of what no pattern matches and is not declared.
+        names: String shapes, each of which all names outside `properties` are valid for, as alternatives: a name is
+            valid where any of them takes it; None where every name is.
+        dependents: Name → names that must be there with it, all in `properties`.
+    """
+
+    properties: Mapping[str, NodeName] = dataclasses.field(default_factory=dict)
+    required: frozenset[str] = frozenset()
+    patterns: tuple[tuple[str, NodeName], ...] = ()
+    additional: NodeName = ANY
+    names: tuple[String | Const, ...] | None = None
+    min_properties: int = 0
+    max_properties: int | None = None
+    dependents: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+
+
+Shape = Const | Boolean | Null | Number | String | Array | Object
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Document:
+    """A whole schema.
+
+    Attributes:
+        root: Name of the node that the value must be valid for.
+        nodes: Every node by its name.
+        annotations: What stood in the schema and is not enforced because the standard calls it an annotation: an
+            unknown format, with its JSON pointer. For people.
+    """
+
+    root: NodeName
+    nodes: Mapping[NodeName, tuple[Shape, ...]]
+    annotations: tuple[str, ...] = ()
