@@ -16,6 +16,7 @@ KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "fp8_e5m2")
 JUMP_FORWARD = ("draft", "retokenize", "off")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 METRICS_ALIASES = ("sglang", "vllm")
+TOOL_CALL_PARSERS = ("auto", "llama3_json", "hermes", "mistral")
 
 
 def _knob(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -106,6 +107,9 @@ class ServerConfig:
     admin_api_key: str | None = _knob(None, "key for what touches others: /flush_cache, /debug/radix, aborting all")
     cors_allow_origin: tuple[str, ...] = _knob((), "origin whose web pages may call this server; repeat it for several")
     served_model_name: str | None = _knob(None, "name in /v1/models; default: the model path")
+    tool_call_parser: str = _knob(
+        "auto", "the form in which the model calls tools; auto sees it in the chat template", TOOL_CALL_PARSERS
+    )
     max_request_bytes: int = _knob(4 * 2**20, "largest request body")
     max_requests_per_key: int | None = _knob(
         None, "answers that one key, or all clients where there are no keys, may have under way; default: no limit"
@@ -127,6 +131,7 @@ class ServerConfig:
         _between("max_request_bytes", self.max_request_bytes, 1024, 2**31)
         if self.metrics_alias is not None:
             _one_of("metrics_alias", self.metrics_alias, METRICS_ALIASES)
+        _one_of("tool_call_parser", self.tool_call_parser, TOOL_CALL_PARSERS)
         for name in ("first_token_timeout", "request_timeout", "health_timeout", "shutdown_timeout"):
             if getattr(self, name) is not None:
                 _between(name, getattr(self, name), 0.001, 1e6)

@@ -23,11 +23,13 @@ import zmq.asyncio
 
 from jsg.config import EngineConfig
 from jsg.engine.child import EngineChild
+from jsg.engine.grammar_ledger import GrammarLedger
+from jsg.engine.grammars import GrammarCompiler
 from jsg.engine.heartbeat import HeartbeatMonitor
-from jsg.engine.protocol import ENGINE_CORE, Call, FromEngine, ModelInfo, Progress, ToEngine
+from jsg.engine.protocol import ENGINE_CORE, Call, FromEngine, GrammarTables, ModelInfo, Progress, ToEngine
 from jsg.engine.streams import Stream, Streams
 from jsg.errors import EngineDeadError, JsgError, QueueFullError, RequestError
-from jsg.types import FinishReason, FinishType, Request, RequestOutput
+from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +45,25 @@ class _Outbox:
 
     def __init__(self) -> None:
         self.aborts: list[str] = []
+        self.grammars: list[GrammarTables] = []
         self.requests: dict[str, Request] = {}
+        self.forgotten_grammars: list[str] = []
         self.calls: list[Call] = []
         self.stop = False
+
+    def add_grammar(self, grammar: GrammarTables) -> None:
+        """Sends a grammar, or lets the engine keep it, where the same message would make it forget it."""
+        if grammar.key in self.forgotten_grammars:
+            self.forgotten_grammars.remove(grammar.key)
+        else:
+            self.grammars.append(grammar)
 
     def message(self) -> ToEngine:
         return ToEngine(
             aborts=tuple(self.aborts),
+            grammars=tuple(self.grammars),
             requests=tuple(self.requests.values()),
+            forgotten_grammars=tuple(self.forgotten_grammars),
             calls=tuple(self.calls),
             stop=self.stop,
         )
@@ -81,6 +94,8 @@ class EngineClient:
         self._streams = Streams()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._outbox: _Outbox | None = None
+        self.grammars = GrammarCompiler()
+        self._ledger = GrammarLedger()
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[ModelInfo] = loop.create_future()
         self._death: asyncio.Future[str] = loop.create_future()
@@ -129,12 +144,17 @@ class EngineClient:
 
         Raises:
             RequestError: The engine refused it, or its rid is that of a live request of this owner.
+            GrammarError: Its grammar is wrong or not supported.
             QueueFullError: Too many requests wait; or, as QueueTimeoutError, it waited longer than `--queue-timeout`.
             EngineDeadError: The engine ended.
             JsgError: What `abort_all` was given.
         """
         stream = self._open(request, owner)
         try:
+            if request.sampling.grammar is not None:
+                await self._send_grammar(request.sampling.grammar)
+            if self._streams.on_wire(stream.wire_name):  # else it was aborted while its grammar was compiled
+                self._send(stream, request)
             while True:
                 output = await stream.arrived.get()
                 if isinstance(output, JsgError):
@@ -196,6 +216,7 @@ class EngineClient:
         else:
             grace_s = 0.0
             self._fail_start(EngineDeadError("the engine was closed while it started"))
+        await self.grammars.close()
         await asyncio.to_thread(self._child.end, grace_s)
         with contextlib.suppress(asyncio.CancelledError):
             await self._running
@@ -209,11 +230,23 @@ class EngineClient:
         limit = self._config.max_queued_requests + self.info.max_running_requests
         if self._streams.count(None) >= limit:
             raise QueueFullError(f"at most {limit} requests may run and wait, and so many do; try again later")
-        stream = self._streams.open(owner, request.rid)
+        return self._streams.open(owner, request.rid)
+
+    def _send(self, stream: Stream, request: Request) -> None:
         # Stop strings are found where text is made, in the front: the engine has no use for them.
         sampling = dataclasses.replace(request.sampling, stop=())
         self._post().requests[stream.wire_name] = dataclasses.replace(request, rid=stream.wire_name, sampling=sampling)
-        return stream
+
+    async def _send_grammar(self, grammar: GrammarSpec) -> None:
+        """Sees to it that the engine has a grammar when a request follows at once."""
+        key, ledger = grammar.key, self._ledger
+        if key not in ledger:
+            tables = await self.grammars.tables(grammar)
+            if key not in ledger:  # nobody else sent it meanwhile
+                self._post().add_grammar(GrammarTables(key, tables))
+                ledger.add(key, len(tables))
+        if forgotten := ledger.use(key):
+            self._post().forgotten_grammars += forgotten
 
     def _end(self, stream: Stream, error: JsgError | None) -> None:
         """Aborts a live request and tells whoever reads its stream."""

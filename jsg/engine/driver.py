@@ -66,6 +66,10 @@ class Driver:
         if not self.is_closed:
             self._enqueue(abort)
 
+    def tell(self, news: Callable[[EngineCore], None]) -> None:
+        """Hands something to the core before whatever is submitted later. Raises EngineDeadError after the end."""
+        self._enqueue(lambda: news(self._core))
+
     def call(self, question: Callable[[EngineCore], Any]) -> Any:
         """Asks the core something between two steps and waits for the answer."""
         answer: Future[Any] = Future()

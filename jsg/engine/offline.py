@@ -4,20 +4,23 @@ import asyncio
 import itertools
 import queue
 import random
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from jsg.config import EngineConfig
+from jsg.constrained.compiler import compile_tables
 from jsg.engine.core import EngineCore
 from jsg.engine.driver import Driver
+from jsg.engine.grammar_ledger import GrammarLedger
 from jsg.engine.protocol import ModelInfo, Progress
 from jsg.engine.selfcheck import SelfCheck
 from jsg.errors import ConfigError, JsgError, RequestError
 from jsg.processing.answer import Answer, Prompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.sources import resolve_model
-from jsg.types import FinishType, RequestOutput, SamplingParams
+from jsg.types import FinishType, GrammarSpec, RequestOutput, SamplingParams
 
 Result = dict[str, Any]
 """`text`, `output_ids` and `meta_info`, as SGLang's `/generate` returns them."""
@@ -58,6 +61,8 @@ class Engine:
         self._driver = Driver(core)
         self._seeds = random.Random(config.random_seed)
         self._numbers = itertools.count()
+        self._ledger = GrammarLedger()
+        self._ledger_lock = threading.Lock()
         # A program that ends with the engine open must not take its compile thread down with it.
         self._at_exit = weakref.finalize(self, Driver.close, self._driver)
 
@@ -80,7 +85,8 @@ class Engine:
 
         Args:
             prompt: A text or a list of texts; special tokens in them count as such.
-            sampling_params: `SamplingParams` or their fields; a list has one for each prompt.
+            sampling_params: `SamplingParams` or what its `from_dict` takes, grammars too; a list has one for each
+                prompt.
             input_ids: Token ids in place of texts: a list, or a list of lists.
             stream: Return an iterator over the results so far instead.
             return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
@@ -91,7 +97,7 @@ class Engine:
             grow, in which each result of a list names its `index`.
 
         Raises:
-            RequestError: A field breaks a rule.
+            RequestError: A field breaks a rule; as GrammarError, a grammar is wrong or not supported.
             JsgError: The engine failed.
         """
         answers, is_list = self._answers(
@@ -165,6 +171,7 @@ class Engine:
     ) -> tuple[list[Answer], bool]:
         id_lists, is_list = self._token_lists(prompt, input_ids)
         samplings = _one_each(sampling_params, len(id_lists))
+        self._send_grammars({sampling.grammar for sampling in samplings if sampling.grammar is not None})
         answers = []
         for ids, sampling in zip(id_lists, samplings, strict=True):
             made = Prompt(
@@ -176,6 +183,22 @@ class Engine:
             )
             answers += [Answer(r, self.tokenizer) for r in made.requests(self._seeds.getrandbits(63))]
         return answers, is_list or len(answers) > 1
+
+    def _send_grammars(self, grammars: set[GrammarSpec]) -> None:
+        """Compiles what the core does not have yet, here: a program that runs the engine itself can wait for it.
+
+        Raises:
+            GrammarError: One is wrong or not supported.
+        """
+        for grammar in grammars:
+            key = grammar.key
+            with self._ledger_lock:
+                if key not in self._ledger:
+                    tables = compile_tables(grammar).to_bytes()
+                    self._driver.tell(lambda core, key=key, tables=tables: core.add_grammar(key, tables))
+                    self._ledger.add(key, len(tables))
+                if forgotten := self._ledger.use(key):
+                    self._driver.tell(lambda core, forgotten=forgotten: core.forget_grammars(forgotten))
 
     def _token_lists(self, prompt: Texts, input_ids: TokenIds) -> tuple[list[tuple[int, ...]], bool]:
         if (prompt is None) == (input_ids is None):

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
 import msgspec
@@ -63,6 +63,14 @@ class Core(Protocol):
 
     def abort(self, rid: str) -> None:
         """Ends a request; an unknown one is ignored."""
+        ...
+
+    def add_grammar(self, key: str, tables: bytes) -> None:
+        """Makes a grammar known to the requests that name it by this key."""
+        ...
+
+    def forget_grammars(self, keys: Sequence[str]) -> None:
+        """Requests that come later will not name these; those that run keep theirs."""
         ...
 
     def step(self) -> list[RequestOutput]:
@@ -140,6 +148,8 @@ def serve(core: Core, link: FrontLink, parent_pid: int, clock: LoopClock) -> Non
 def _take_requests(core: Core, message: ToEngine) -> list[Refusal]:
     for rid in message.aborts:
         core.abort(rid)
+    for grammar in message.grammars:
+        core.add_grammar(grammar.key, grammar.tables)
     refusals = []
     for request in message.requests:
         try:
@@ -149,6 +159,7 @@ def _take_requests(core: Core, message: ToEngine) -> list[Refusal]:
         except Exception:  # a core keeps nothing of a request that it could not add
             logger.exception("a request could not be added")
             refusals.append(Refusal(request.rid, Failure(JsgError.__name__, NOT_ADDED)))
+    core.forget_grammars(message.forgotten_grammars)
     return refusals
 
 

@@ -164,11 +164,29 @@ class Refusal:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarAnswer:
+    """What the grammar process gives for a grammar: its tables, or why there are none."""
+
+    tables: bytes | None = None
+    failure: Failure | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GrammarTables:
+    """A compiled grammar on its way to the engine, under the key that requests name it by."""
+
+    key: str
+    tables: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ToEngine:
-    """From the front: aborts apply before the requests of the same message."""
+    """From the front. Aborts and grammars apply before the requests of the same message, what to forget after them."""
 
     aborts: tuple[str, ...] = ()
+    grammars: tuple[GrammarTables, ...] = ()
     requests: tuple[Request, ...] = ()
+    forgotten_grammars: tuple[str, ...] = ()
     calls: tuple[Call, ...] = ()
     stop: bool = False
 

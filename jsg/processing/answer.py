@@ -130,6 +130,9 @@ class Answer:
         self.finish: FinishReason | None = None
         self.cached_tokens = 0
         self.cache_report: CacheReport | None = None
+        self.num_forced = 0
+        self.kept_mass: list[float] = []
+        self.is_complete = False
         self.queue_s = 0.0
         self.first_token_s: float | None = None
         self.elapsed_s = 0.0
@@ -155,6 +158,10 @@ class Answer:
         self.logprobs += delta.logprobs
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.cache_report = output.cache_report or self.cache_report
+        if output.constraint is not None and delta.token_ids:
+            self.num_forced += min(output.constraint.num_forced, len(delta.token_ids))
+            self.kept_mass += output.constraint.kept_mass[: len(delta.token_ids)]
+            self.is_complete = output.constraint.is_complete
         self.finish = self.finish or delta.finish
         return delta
 
@@ -177,11 +184,26 @@ class Answer:
         }
         if self.request.return_cache_info:
             meta["cache"] = None if self.cache_report is None else _shown_cache(self.cache_report, self.request)
+        if self.request.sampling.return_constraint:
+            meta["constraint"] = self.constraint()
         if self.request.return_logprob:
             if with_prompt_logprobs:
                 meta |= self._shown_logprobs("input", self.prompt_logprobs, texts)
             meta |= self._shown_logprobs("output", self.logprobs, texts)
         return {"text": self.text, "output_ids": list(self.token_ids), "meta_info": meta}
+
+    def constraint(self) -> dict[str, Any]:
+        """What the grammar did so far: the share of forced tokens, what the mask kept at each, whether it is complete.
+
+        `kept_mass` is the probability that the model gave to what the grammar allowed: near 1 the grammar changed
+        nothing, near 0 the model wanted something else.
+        """
+        num_tokens = len(self.token_ids)
+        return {
+            "forced_share": self.num_forced / num_tokens if num_tokens else 0.0,
+            "kept_mass": list(self.kept_mass),
+            "is_complete": self.is_complete,
+        }
 
     def _shown_logprobs(self, side: str, scored: Sequence[TokenLogprob], texts: Tokenizer | None) -> dict[str, Any]:
         def text_of(token_id: int) -> str | None:

@@ -9,13 +9,13 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jsg.config import EngineConfig
 from jsg.engine.protocol import Call, Failure, ModelInfo, Progress, Refusal
 from jsg.errors import MemoryPlanError, QueueFullError, QueueTimeoutError, RequestError, check_length
-from jsg.types import CacheReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+from jsg.types import CacheReport, ConstraintReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
 
 VOCAB_SIZE = 512
 CONTEXT_LENGTH = 1024
@@ -99,6 +99,13 @@ class FakeCache:
         }
 
 
+def _constraint(request: Request, token_ids: tuple[int, ...]) -> ConstraintReport | None:
+    """Every token was forced, and half of the model's wishes were allowed."""
+    if not request.sampling.return_constraint or not token_ids:
+        return None
+    return ConstraintReport(num_forced=len(token_ids), kept_mass=(0.5,) * len(token_ids), is_complete=False)
+
+
 def _path(tree: Tree, tokens: tuple[int, ...]) -> list[Tree]:
     """The nodes along the tokens, as far as there are any, the root first."""
     path = [tree]
@@ -170,6 +177,7 @@ class FakeCore:
         self._waiting: dict[str, Live] = {}
         self._running: dict[str, Live] = {}
         self._cache = FakeCache()
+        self._grammars: dict[str, bytes] = {}
         self._totals = dict.fromkeys(
             (
                 "num_added", "num_steps", "num_aborted", "num_expired", "num_failed",
@@ -182,7 +190,17 @@ class FakeCore:
     def has_work(self) -> bool:
         return bool(self._running or self._waiting)
 
+    def add_grammar(self, key: str, tables: bytes) -> None:
+        assert tables, "a grammar has tables"
+        self._grammars[key] = tables
+
+    def forget_grammars(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            del self._grammars[key]
+
     def add(self, request: Request) -> None:
+        if request.sampling.grammar is not None and request.sampling.grammar.key not in self._grammars:
+            raise RequestError("this grammar was not sent", param="grammar")
         if request.input_ids[0] == RAISING_TOKEN:
             raise RuntimeError("this request cannot be added")
         if any(token >= VOCAB_SIZE for token in request.input_ids):
@@ -256,6 +274,7 @@ class FakeCore:
             prompt_logprobs=self._score_prompt(request) if index == 0 and request.wants_prompt_logprobs else None,
             queue_s=QUEUE_S,
             cache_report=live.cache_report if index == 0 else None,
+            constraint=_constraint(request, token_ids),
         )
 
     def _score(self, request: Request, token: int, *, is_first: bool = False) -> TokenLogprob:
@@ -286,6 +305,7 @@ class FakeCore:
         prompt_tokens = self._totals["prompt_tokens"]
         return {
             "pid": os.getpid(),
+            "num_grammars": len(self._grammars),
             "has_jax": int("jax" in sys.modules),
             "num_running": len(self._running),
             "num_waiting": len(self._waiting),
