@@ -43,6 +43,7 @@ class Number:
         is_integer: Without a fraction.
         min, max: Bounds, inclusive unless the flag beside them says otherwise; None for none.
         multiple_of: Its value is a multiple of each.
+        not_multiple_of: Its value is a multiple of none of them; 1 among them says that it is no integer.
         excluded: Values that it is not.
     """
 
@@ -52,6 +53,7 @@ class Number:
     is_min_exclusive: bool = False
     is_max_exclusive: bool = False
     multiple_of: tuple[Decimal, ...] = ()
+    not_multiple_of: tuple[Decimal, ...] = ()
     excluded: frozenset[Decimal] = frozenset()
 
 
@@ -94,6 +96,21 @@ class Array:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class NamePattern:
+    """Members of an object whose names match these patterns and not those.
+
+    Attributes:
+        matches: ECMA-262 patterns, each found somewhere in the name; at least one.
+        excludes: Patterns found nowhere in it.
+        node: Node of their values.
+    """
+
+    matches: tuple[str, ...]
+    excludes: tuple[str, ...]
+    node: NodeName
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Object:
     """An object.
 
@@ -101,18 +118,23 @@ class Object:
         properties: Declared name → node of its value, in the order of the schema. The node is all that holds for the
             value: patterns that match the name and additionalProperties are worked in.
         required: Names that must be there, all of them in `properties`.
-        patterns: (pattern, node) for names that are not declared.
-        additional: Node of what no pattern matches and is not declared.
+        patterns: For names that are not declared; no name belongs to two of them.
+        additional: Node of members that are not declared and whose names match none of `additional_excludes`.
+        additional_excludes: All patterns that keep a name from being additional.
         names: String shapes, each of which all names outside `properties` are valid for, as alternatives: a name is
             valid where any of them takes it; None where every name is.
+        some: (name, node), for each of which there is a member outside `properties` with such a name and a value that is
+            valid for the node. One member may serve several.
         dependents: Name → names that must be there with it, all in `properties`.
     """
 
     properties: Mapping[str, NodeName] = dataclasses.field(default_factory=dict)
     required: frozenset[str] = frozenset()
-    patterns: tuple[tuple[str, NodeName], ...] = ()
+    patterns: tuple[NamePattern, ...] = ()
     additional: NodeName = ANY
+    additional_excludes: tuple[str, ...] = ()
     names: tuple[String | Const, ...] | None = None
+    some: tuple[tuple[String, NodeName], ...] = ()
     min_properties: int = 0
     max_properties: int | None = None
     dependents: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from jsg.errors import RequestError
+from jsg.errors import GrammarError, RequestError
 
 MAX_ITEMS = 2048  # of any list but one of token ids
 CHUNK = 2**16
@@ -58,10 +58,15 @@ class Body(BaseModel):
             if name in cls.REFUSED:
                 if data[name] is not None:
                     raise RequestError(f"{name} is not supported: {cls.REFUSED[name]}", param=name)
-            elif name not in cls.model_fields:
-                known = ", ".join(sorted(cls.model_fields))
+            elif name not in (fields := cls.known_fields()):
+                known = ", ".join(sorted(fields))
                 raise RequestError(f"unknown field {str(name)[:100]!r}; known are {known}", param=str(name)[:100])
         return {name: value for name, value in data.items() if name not in cls.REFUSED}
+
+    @classmethod
+    def known_fields(cls) -> set[str]:
+        """What clients may send, as they write it."""
+        return {field.alias or name for name, field in cls.model_fields.items()}
 
 
 def is_off(value: object) -> bool:
@@ -77,11 +82,17 @@ def client_names(names: Mapping[str, str], params: Mapping[str, str] | None = No
     """A RequestError that is raised inside speaks of fields as the client knows them.
 
     Args:
-        names: Our name of a field → the client's.
+        names: Our name of a field → the client's. What `grammar` is called stands in front of what is wrong with a
+            grammar, whose own words are left alone: they may be of the client's schema.
         params: More of them, for the field that is at fault and not for the words of the message.
     """
     try:
         yield
+    except GrammarError as error:
+        if field := names.get("grammar"):
+            error.args = (f"{field} is not valid: {error}",)
+            error.param = field
+        raise
     except RequestError as error:
         error.args = (re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error)),)
         error.param = {**names, **(params or {})}.get(str(error.param), error.param)

@@ -6,14 +6,12 @@ from typing import Any
 
 from jsg.errors import RequestError
 from jsg.server.http.body import is_off
-from jsg.types import SamplingParams
+from jsg.types import GRAMMAR_FIELDS, SamplingParams
 
 Object = dict[str, Any]
 
-_NO_GRAMMAR = "this version has no constrained decoding; check the answer and ask again where it does not fit"
-
 REFUSED_SAMPLING: Mapping[str, str] = {
-    **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), _NO_GRAMMAR),
+    "grammar": f"say what it is written in: {', '.join(GRAMMAR_FIELDS)}",
     "stop_regex": "write the texts that end an answer out in stop",
     "custom_params": "they belong to a logit processor of the client, and code of clients is never run",
 }

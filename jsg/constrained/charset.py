@@ -1,0 +1,255 @@
+"""Sets of characters as sorted closed intervals of code points (`CharRanges`), and the sets that patterns name.
+
+A character is a Unicode scalar value: surrogates (U+D800 to U+DFFF) are in no set that these functions return. Every
+result ascends, and its intervals neither touch nor overlap.
+"""
+
+import functools
+import itertools
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+
+from jsg.constrained.ir import CharRanges
+
+MAX_CODE_POINT = 0x10FFFF
+UNIVERSE: CharRanges = ((0, 0xD7FF), (0xE000, MAX_CODE_POINT))
+NONE: CharRanges = ()
+
+ECMA_DIGITS: CharRanges = ((0x30, 0x39),)
+ECMA_WORD: CharRanges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+ECMA_SPACE: CharRanges = (
+    (0x9, 0xD),
+    (0x20, 0x20),
+    (0xA0, 0xA0),
+    (0x1680, 0x1680),
+    (0x2000, 0x200A),
+    (0x2028, 0x2029),
+    (0x202F, 0x202F),
+    (0x205F, 0x205F),
+    (0x3000, 0x3000),
+    (0xFEFF, 0xFEFF),
+)
+ECMA_LINE_ENDS: CharRanges = ((0xA, 0xA), (0xD, 0xD), (0x2028, 0x2029))
+
+_CATEGORY_NAMES = {
+    "L": "Letter",
+    "Lu": "Uppercase_Letter",
+    "Ll": "Lowercase_Letter",
+    "Lt": "Titlecase_Letter",
+    "LC": "Cased_Letter",
+    "Lm": "Modifier_Letter",
+    "Lo": "Other_Letter",
+    "M": "Mark",
+    "Mn": "Nonspacing_Mark",
+    "Mc": "Spacing_Mark",
+    "Me": "Enclosing_Mark",
+    "N": "Number",
+    "Nd": "Decimal_Number",
+    "Nl": "Letter_Number",
+    "No": "Other_Number",
+    "P": "Punctuation",
+    "Pc": "Connector_Punctuation",
+    "Pd": "Dash_Punctuation",
+    "Ps": "Open_Punctuation",
+    "Pe": "Close_Punctuation",
+    "Pi": "Initial_Punctuation",
+    "Pf": "Final_Punctuation",
+    "Po": "Other_Punctuation",
+    "S": "Symbol",
+    "Sm": "Math_Symbol",
+    "Sc": "Currency_Symbol",
+    "Sk": "Modifier_Symbol",
+    "So": "Other_Symbol",
+    "Z": "Separator",
+    "Zs": "Space_Separator",
+    "Zl": "Line_Separator",
+    "Zp": "Paragraph_Separator",
+    "C": "Other",
+    "Cc": "Control",
+    "Cf": "Format",
+    "Cs": "Surrogate",
+    "Co": "Private_Use",
+    "Cn": "Unassigned",
+}
+_OTHER_NAMES = {"digit": "Nd", "punct": "P", "cntrl": "Cc", "Combining_Mark": "M"}
+_MEMBERS = {"LC": ("Lu", "Ll", "Lt")}
+
+
+def union(*sets: CharRanges) -> CharRanges:
+    """The characters that are in any of the sets."""
+    return of_ranges(itertools.chain.from_iterable(sets))
+
+
+def of_ranges(ranges: Iterable[tuple[int, int]]) -> CharRanges:
+    """The characters of closed intervals, which may overlap and stand in any order; surrogates are left out."""
+    merged: list[list[int]] = []
+    for low, high in sorted(ranges):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1][1] = max(merged[-1][1], high)
+        else:
+            merged.append([low, high])
+    result: list[tuple[int, int]] = []
+    for low, high in merged:
+        if high < 0xD800 or low > 0xDFFF:
+            result.append((low, high))
+            continue
+        if low < 0xD800:
+            result.append((low, 0xD7FF))
+        if high > 0xDFFF:
+            result.append((0xE000, high))
+    return tuple(result)
+
+
+def of(characters: Iterable[str | int]) -> CharRanges:
+    """The characters of a string, or of characters and code points."""
+    points = (ord(item) if isinstance(item, str) else item for item in characters)
+    return of_ranges((point, point) for point in points)
+
+
+def intersect(left: CharRanges, right: CharRanges) -> CharRanges:
+    """The characters that are in both sets."""
+    result: list[tuple[int, int]] = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        low, high = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if low <= high:
+            result.append((low, high))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(result)
+
+
+def complement(ranges: CharRanges) -> CharRanges:
+    """All characters that are not in the set."""
+    gaps: list[tuple[int, int]] = []
+    start = 0
+    for low, high in ranges:
+        if start < low:
+            gaps.append((start, low - 1))
+        start = high + 1
+    if start <= MAX_CODE_POINT:
+        gaps.append((start, MAX_CODE_POINT))
+    return of_ranges(gaps)
+
+
+def difference(left: CharRanges, right: CharRanges) -> CharRanges:
+    """The characters of the first set that are not in the second."""
+    return intersect(left, complement(right))
+
+
+def contains(ranges: CharRanges, character: str | int) -> bool:
+    """Whether a character or code point is in the set."""
+    point = ord(character) if isinstance(character, str) else character
+    i = bisect_right(ranges, (point, MAX_CODE_POINT))
+    return i > 0 and ranges[i - 1][1] >= point
+
+
+def size(ranges: CharRanges) -> int:
+    """How many characters are in the set."""
+    return sum(high - low + 1 for low, high in ranges)
+
+
+def partition(sets: Iterable[CharRanges]) -> list[CharRanges]:
+    """The coarsest disjoint sets of which each given set is a union; what is in none of them is left out."""
+    events: dict[int, set[int]] = {}
+    for i, ranges in enumerate(dict.fromkeys(sets)):
+        for low, high in ranges:
+            events.setdefault(low, set()).symmetric_difference_update((i,))
+            events.setdefault(high + 1, set()).symmetric_difference_update((i,))
+    # A Python int holds the membership, so that a step costs no more than the sets that begin or end there.
+    parts: dict[int, list[tuple[int, int]]] = {}
+    members = start = 0
+    for point in sorted(events):
+        if members:
+            parts.setdefault(members, []).append((start, point - 1))
+        for i in events[point]:
+            members ^= 1 << i
+        start = point
+    return [of_ranges(part) for part in parts.values()]
+
+
+@functools.cache
+def where(predicate: Callable[[str], bool]) -> CharRanges:
+    """The characters that a method of `str` such as `str.isalnum` is true for. Takes about 0.1 s once for each."""
+    runs: list[tuple[int, int]] = []
+    for low, high in UNIVERSE:
+        point = low
+        for is_in, group in itertools.groupby(map(predicate, map(chr, range(low, high + 1)))):
+            length = sum(1 for _ in group)
+            if is_in:
+                runs.append((point, point + length - 1))
+            point += length
+    return of_ranges(runs)
+
+
+@functools.cache
+def unicode_word() -> CharRanges:
+    r"""What `\w` is in Python's `re`: letters, digits and other alphanumeric characters, and the underscore."""
+    return union(where(str.isalnum), of("_"))
+
+
+def general_category(name: str) -> CharRanges | None:
+    r"""The characters of a general category as in `\p{Lu}`, by its short or long name; None for an unknown name.
+
+    `Any`, `ASCII` and `Assigned` are known too, and names after `General_Category=` or `gc=`. Takes about 0.2 s for the
+    first name that is asked for.
+    """
+    for prefix in ("General_Category=", "gc="):
+        if name.startswith(prefix):
+            name = name.removeprefix(prefix)
+            break
+    else:
+        if name in ("Any", "ASCII", "Assigned"):
+            unassigned = _categories().get("Cn", NONE)
+            return {"Any": UNIVERSE, "ASCII": ((0, 0x7F),), "Assigned": complement(unassigned)}[name]
+    short = _short_names().get(name)
+    if short is None:
+        return None
+    members = _MEMBERS.get(short) or [key for key in _categories() if key.startswith(short)]
+    return union(*(_categories().get(key, NONE) for key in members))
+
+
+def fold(ranges: CharRanges) -> CharRanges:
+    """The set with every character that differs from one of its own by case only (Unicode simple case folding)."""
+    cased, classes = _case_classes()
+    extra: list[tuple[int, int]] = []
+    for low, high in ranges:
+        for point in cased[bisect_right(cased, low - 1) : bisect_right(cased, high)]:
+            extra.extend((other, other) for other in classes[point])
+    return of_ranges([*ranges, *extra]) if extra else ranges
+
+
+@functools.cache
+def _short_names() -> dict[str, str]:
+    return {**{key: key for key in _CATEGORY_NAMES}, **{v: k for k, v in _CATEGORY_NAMES.items()}, **_OTHER_NAMES}
+
+
+@functools.cache
+def _categories() -> dict[str, CharRanges]:
+    runs: dict[str, list[tuple[int, int]]] = {}
+    for low, high in UNIVERSE:
+        point = low
+        for name, group in itertools.groupby(map(unicodedata.category, map(chr, range(low, high + 1)))):
+            length = sum(1 for _ in group)
+            runs.setdefault(name, []).append((point, point + length - 1))
+            point += length
+    return {name: of_ranges(intervals) for name, intervals in runs.items()}
+
+
+@functools.cache
+def _case_classes() -> tuple[list[int], dict[int, tuple[int, ...]]]:
+    """Code points that have other cases, ascending, and for each of them all that are equal to it but for case."""
+    by_folded: dict[int, list[int]] = {}
+    for point in range(0x20000):  # No script beyond the second plane has cases.
+        character = chr(point)
+        folded = character.casefold()
+        if len(folded) > 1:
+            folded = character.lower()  # The full folding is longer than a character; the simple one is its lower case.
+        target = ord(folded) if len(folded) == 1 else point
+        if target != point:
+            by_folded.setdefault(target, [target]).append(point)
+    classes = {point: tuple(members) for members in by_folded.values() for point in members}
+    return sorted(classes), classes

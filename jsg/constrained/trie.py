@@ -1,0 +1,142 @@
+"""The tokens of a vocabulary as a prefix tree in flat arrays, in the order in which a walk meets them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jsg.errors import GrammarError
+
+MAX_TOKEN_BYTES = 65_535
+"""A node's depth fits in 16 bits."""
+
+
+class Trie(NamedTuple):
+    """Nodes in preorder: a node's subtree is the nodes behind it up to `skip`. Node 0 is the root. Read-only.
+
+    Attributes:
+        byte: uint8[N], the byte that leads to a node; of no meaning at the root.
+        depth: uint16[N], bytes from the root to a node.
+        skip: int32[N], the first node behind a node's subtree.
+        token_start: int32[N + 1], where a node's tokens begin in `tokens`.
+        tokens: int32[...], ids of the tokens whose bytes end at a node; ascending at each node.
+    """
+
+    byte: NDArray[np.uint8]
+    depth: NDArray[np.uint16]
+    skip: NDArray[np.int32]
+    token_start: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the arrays take."""
+        return sum(array.nbytes for array in self)
+
+
+class SortedTokens(NamedTuple):
+    """Tokens in the order of their bytes, and what neighbours share: what a trie of them, or of some, is made of.
+
+    Attributes:
+        ids: int32[n], equal bytes by ascending id.
+        data: uint8[...], the bytes of all, one after another.
+        start: int64[n + 1], where each begins in `data`.
+        shared: int64[n], how many bytes each has in common with the one before it; 0 for the first.
+    """
+
+    ids: NDArray[np.int32]
+    data: NDArray[np.uint8]
+    start: NDArray[np.int64]
+    shared: NDArray[np.int64]
+
+    def subset(self, is_kept: NDArray[np.bool_]) -> "SortedTokens":
+        """The tokens where `is_kept`, bool[n]."""
+        kept = np.flatnonzero(is_kept)
+        if not len(kept):
+            return sort_tokens((), ())
+        lengths = np.diff(self.start)[kept]
+        start = _offsets(lengths)
+        # What two tokens share is the least that any two neighbours between them share.
+        segments = np.concatenate(([0], kept[:-1] + 1))
+        shared = np.minimum.reduceat(self.shared, segments)
+        shared[0] = 0
+        data = self.data[np.repeat(self.start[kept] - start[:-1], lengths) + np.arange(start[-1])]
+        return SortedTokens(self.ids[kept], data, start, shared)
+
+
+def sort_tokens(ids: Sequence[int], tokens: Sequence[bytes]) -> SortedTokens:
+    """The tokens with these ids sorted; `tokens` are the bytes of each of the ids.
+
+    Raises:
+        GrammarError: A token is longer than `MAX_TOKEN_BYTES`.
+    """
+    order = sorted(range(len(ids)), key=lambda i: (tokens[i], ids[i]))
+    in_order = [tokens[i] for i in order]
+    lengths = np.fromiter(map(len, in_order), np.int64, len(order))
+    if len(order) and lengths.max() > MAX_TOKEN_BYTES:
+        raise GrammarError(
+            f"a vocabulary with grammars may have tokens of at most {MAX_TOKEN_BYTES} bytes, but one has "
+            f"{lengths.max()}; leave it out"
+        )
+    data = np.frombuffer(b"".join(in_order), np.uint8)
+    start = _offsets(lengths)
+    sorted_ids = np.fromiter((ids[i] for i in order), np.int32, len(order))
+    return SortedTokens(sorted_ids, data, start, _shared_with_previous(data, start, lengths))
+
+
+def make_trie(tokens: SortedTokens) -> Trie:
+    """The trie of the tokens, none of which is empty."""
+    # A token adds nodes for what it does not share with the one before it; equal ones and prefixes come first, so each
+    # token's last node is the last one made so far.
+    lengths = np.diff(tokens.start)
+    added = lengths - tokens.shared
+    num_nodes = 1 + int(added.sum())
+    first_node = 1 + _offsets(added)[:-1]
+    owner = np.repeat(np.arange(len(added)), added)
+    place = np.arange(num_nodes - 1) - np.repeat(first_node - 1, added) + tokens.shared[owner]
+    byte = np.zeros(num_nodes, np.uint8)
+    byte[1:] = tokens.data[tokens.start[owner] + place]
+    depth = np.zeros(num_nodes, np.uint16)
+    depth[1:] = place + 1
+    last_node = np.cumsum(added)
+    token_start = np.zeros(num_nodes + 1, np.int32)
+    np.cumsum(np.bincount(last_node, minlength=num_nodes), out=token_start[1:])
+    trie = Trie(byte, depth, _ends_of_subtrees(depth), token_start, tokens.ids.copy())
+    for array in trie:
+        array.flags.writeable = False
+    return trie
+
+
+def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each of things of these lengths begins when they lie one after another, and where the last one ends."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+
+
+def _shared_with_previous(
+    data: NDArray[np.uint8], start: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """How many bytes each token has in common with the one before it."""
+    shared = np.zeros(len(lengths), np.int64)
+    most = np.minimum(lengths[1:], lengths[:-1])
+    rows = np.flatnonzero(most > 0) + 1
+    for depth in range(int(most.max(initial=0))):
+        rows = rows[data[start[rows] + depth] == data[start[rows - 1] + depth]]
+        shared[rows] = depth + 1
+        rows = rows[most[rows - 1] > depth + 1]
+        if not len(rows):
+            break
+    return shared
+
+
+def _ends_of_subtrees(depth: NDArray[np.uint16]) -> NDArray[np.int32]:
+    """For each node of a preorder the first node behind its subtree."""
+    num_nodes = len(depth)
+    by_depth = np.argsort(depth, kind="stable")
+    level_start = _offsets(np.bincount(depth))
+    levels = [by_depth[level_start[d] : level_start[d + 1]] for d in range(len(level_start) - 1)]
+    sizes = np.ones(num_nodes, np.int64)
+    for parents, nodes in zip(reversed(levels[:-1]), reversed(levels[1:]), strict=True):
+        # The parent of a node is the last one of the level above that comes before it.
+        np.add.at(sizes, parents[np.searchsorted(parents, nodes) - 1], sizes[nodes])
+    return (np.arange(num_nodes) + sizes).astype(np.int32)

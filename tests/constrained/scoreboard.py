@@ -1,0 +1,202 @@
+"""How the schemas of two public suites fare: what compiles, and what the compiled grammars accept.
+
+`python -m tests.constrained.scoreboard DATA` prints the tables; with `--write` it renews `scoreboard.json` beside this
+file, which `test_scoreboard.py` compares with. A schema passes when it compiles, accepts every valid instance and
+rejects every invalid one. No model and no vocabulary takes part: instances are JSON texts, read byte by byte.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import enum
+import json
+import pathlib
+import re
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from jsg.constrained.compiler import compile_tables
+from jsg.constrained.machine import Machine
+
+from jsg.errors import GrammarError
+from jsg.types import GrammarSpec
+
+BOARD = pathlib.Path(__file__).with_name("scoreboard.json")
+SECONDS = 5.0  # of CPU, for a schema and all its instances
+UNKNOWN_FORMATS = (
+    *("ecmascript-regex", "idn-email", "idn-hostname", "iri-reference", "iri", "json-pointer", "regex"),
+    *("relative-json-pointer", "unknown", "uri-reference", "uri-template"),
+)
+"""Formats that are annotations here, as the standard allows: what they reject is no false accept."""
+
+
+class Verdict(enum.StrEnum):
+    """What became of a schema. The first that is true of it."""
+
+    CRASH = "crash"
+    TIMEOUT = "timeout"
+    FALSE_ACCEPT = "false accept"
+    FALSE_REJECT = "false reject"
+    REFUSED = "refused"
+    PASSED = "passed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A schema with its instances: (is valid, value)."""
+
+    split: str
+    name: str
+    schema: Any
+    instances: tuple[tuple[bool, Any], ...]
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How one case went. `detail` is the refusal, or the first instance that went wrong."""
+
+    case: Case
+    verdict: Verdict
+    detail: str = ""
+    num_valid: int = 0
+    num_valid_rejected: int = 0
+    num_invalid_accepted: int = 0
+    seconds: float = 0.0
+
+    @property
+    def keyword(self) -> str:
+        """The JSON Schema keyword that a refusal names first."""
+        match = re.search(r"[\"'`]?\b([a-z$][A-Za-z$]+)[\"'`]?", self.detail)
+        quoted = re.search(r"^([$a-zA-Z]+)\b", self.detail)
+        return (quoted or match).group(1) if quoted or match else "?"
+
+
+def maskbench(data: pathlib.Path) -> Iterator[Case]:
+    """The schemas of the development sample that have instances."""
+    with (data / "maskbench-dev.jsonl").open() as lines:
+        for line in lines:
+            entry = json.loads(line)
+            if entry["tests"]:
+                split = entry["name"].split("---")[0]
+                split = split if "---" in entry["name"] else split.split("_")[0]
+                instances = tuple((test["valid"], test["data"]) for test in entry["tests"])
+                yield Case(f"maskbench {split}", entry["name"], entry["schema"], instances)
+
+
+def json_schema_suite(data: pathlib.Path) -> Iterator[Case]:
+    """JSON-Schema-Test-Suite, the optional part too, without the formats that are annotations here."""
+    for path in sorted((data / "json-schema-test-suite" / "tests").rglob("*.json")):
+        parts = path.relative_to(data / "json-schema-test-suite" / "tests").parts
+        if "format" in parts and path.stem in UNKNOWN_FORMATS:
+            continue
+        split = f"suite {parts[0]}" + (" optional" if "optional" in parts else "")
+        for group in json.loads(path.read_text()):
+            instances = tuple((test["valid"], test["data"]) for test in group["tests"])
+            yield Case(split, f"{'/'.join(parts)}: {group['description']}", group["schema"], instances)
+
+
+@contextlib.contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError inside the block after so many seconds of CPU."""
+
+    def expire(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGPROF, expire)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def judge(case: Case) -> Outcome:
+    """Compiles one schema, property order free and whitespace flexible, and reads its instances."""
+    outcome = Outcome(case, Verdict.PASSED)
+    started = time.process_time()
+    try:
+        with cpu_limit(SECONDS):
+            spec = GrammarSpec("json_schema", json.dumps(case.schema), "flexible", "free")
+            _read_instances(Machine(compile_tables(spec)), outcome)
+    except GrammarError as error:
+        outcome.verdict, outcome.detail = Verdict.REFUSED, str(error)
+    except TimeoutError:
+        outcome.verdict = Verdict.TIMEOUT
+    except Exception as bug:  # that it is counted, and named, is the point
+        outcome.verdict, outcome.detail = Verdict.CRASH, repr(bug)
+    outcome.seconds = time.process_time() - started
+    return outcome
+
+
+def _read_instances(machine: Machine, outcome: Outcome) -> None:
+    for is_valid, value in outcome.case.instances:
+        text = json.dumps(value, ensure_ascii=False)
+        config = machine.advance(machine.start(), text.encode(errors="surrogatepass"))
+        is_accepted = config is not None and machine.is_accepting(config)
+        outcome.num_valid += is_valid
+        outcome.num_valid_rejected += is_valid and not is_accepted
+        outcome.num_invalid_accepted += is_accepted and not is_valid
+        if is_accepted != is_valid and (not outcome.detail or is_accepted):
+            outcome.verdict = Verdict.FALSE_ACCEPT if is_accepted else Verdict.FALSE_REJECT
+            outcome.detail = text[:300]
+
+
+def board(outcomes: Iterable[Outcome]) -> dict[str, Any]:
+    """The counts that are committed: verdicts by split, refusals by keyword."""
+    splits: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    refused: collections.Counter[str] = collections.Counter()
+    for outcome in outcomes:
+        counts = splits[outcome.case.split]
+        counts[outcome.verdict.value] += 1
+        counts["schemas"] += 1
+        if outcome.verdict is Verdict.REFUSED:
+            refused[outcome.keyword] += 1
+        else:
+            counts["valid instances"] += outcome.num_valid
+            counts["valid instances rejected"] += outcome.num_valid_rejected
+    return {
+        "splits": {name: dict(sorted(counts.items())) for name, counts in sorted(splits.items())},
+        "refused by keyword": dict(sorted(refused.items())),
+    }
+
+
+def total(board: dict[str, Any], suite: str) -> collections.Counter[str]:
+    """The sum over all splits whose name begins with `suite`."""
+    counts: collections.Counter[str] = collections.Counter()
+    for name, split in board["splits"].items():
+        if name.startswith(suite):
+            counts.update(split)
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=pathlib.Path, help="the folder that --shared-data names")
+    parser.add_argument("--write", action="store_true", help="renew scoreboard.json")
+    parser.add_argument("--show", choices=[verdict.value for verdict in Verdict], help="list the cases of one verdict")
+    parser.add_argument("--only", default="", help="cases whose split and name hold this text")
+    options = parser.parse_args()
+    cases = [*maskbench(options.data), *json_schema_suite(options.data)]
+    outcomes = [judge(case) for case in cases if options.only in f"{case.split} {case.name}"]
+    made = board(outcomes)
+    for suite in ("maskbench", "suite"):
+        counts = total(made, suite)
+        print(suite, dict(counts))
+        if counts["schemas"]:
+            print(f"  passed {counts['passed'] / counts['schemas']:.2%}")
+    print("refused by keyword", collections.Counter(made["refused by keyword"]).most_common())
+    slowest = sorted(outcomes, key=lambda outcome: -outcome.seconds)[:5]
+    print("slowest", [(round(outcome.seconds, 2), outcome.case.name) for outcome in slowest])
+    for outcome in outcomes:
+        if outcome.verdict.value == options.show:
+            print(f"{outcome.case.split} | {outcome.case.name} | {outcome.detail[:300]}")
+    if options.write:
+        BOARD.write_text(json.dumps(made, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
