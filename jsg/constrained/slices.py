@@ -40,13 +40,14 @@ class Slice(NamedTuple):
 
 def make_slices(tokens: SortedTokens, num_words: int) -> tuple[Slice, ...]:
     """The slices of a vocabulary, each holding the one before it; such as would add nothing are left out."""
-    num_chars, is_plain, is_json_plain = _classify(tokens)
-    in_json = ordinary_chars(_NOT_IN_JSON_STRINGS)
+    num_chars = _count_chars(tokens)
+    in_json, in_text = ordinary_chars(_NOT_IN_JSON_STRINGS), ordinary_chars(b"")
+    is_json = _is_made_of(tokens, in_json)
     candidates = [
-        (is_json_plain & (num_chars <= _SHORT_CHARS), in_json),
-        (is_json_plain & (num_chars <= _LONG_CHARS), in_json),
-        (is_json_plain, in_json),
-        (is_plain, ordinary_chars(b"")),
+        (is_json & (num_chars <= _SHORT_CHARS), in_json),
+        (is_json & (num_chars <= _LONG_CHARS), in_json),
+        (is_json, in_json),
+        (_is_made_of(tokens, in_text), in_text),
     ]
     slices: list[Slice] = []
     size = 0
@@ -93,31 +94,20 @@ def ordinary_chars(excluded: bytes) -> NDArray[np.int16]:
     return table
 
 
-def _classify(tokens: SortedTokens) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-    """For each token: how many characters it has, and whether it is whole ordinary characters, in text and in JSON."""
-    data = tokens.data.tobytes()
-    start = tokens.start.tolist()
-    num_chars = np.fromiter(
-        (_count_chars(data[start[i] : start[i + 1]]) for i in range(len(tokens.ids))), np.int64, len(tokens.ids)
-    )
-    code = tokens.data
-    is_control = (code < 0x20) | (code == 0x7F)
-    # C1 controls are C2 80 to C2 9F. Where the C2 is another token's, this token is no valid UTF-8 anyway.
-    is_control[1:] |= (code[:-1] == 0xC2) & (code[1:] >= 0x80) & (code[1:] < 0xA0)
-    is_quoted = np.isin(code, np.frombuffer(_NOT_IN_JSON_STRINGS, np.uint8))
-    is_plain = (num_chars > 0) & ~_any_in_token(is_control, tokens.start)
-    return num_chars, is_plain, is_plain & ~_any_in_token(is_quoted, tokens.start)
+def _is_made_of(tokens: SortedTokens, chars: NDArray[np.int16]) -> NDArray[np.bool_]:
+    """For each token whether it is whole characters of this set."""
+    lengths = np.diff(tokens.start)
+    states = np.zeros(len(lengths), np.int16)
+    rows = np.arange(len(lengths))
+    for depth in range(int(lengths.max(initial=0))):
+        states[rows] = chars[states[rows], tokens.data[tokens.start[rows] + depth]]
+        rows = rows[(states[rows] != _DEAD) & (lengths[rows] > depth + 1)]
+        if not len(rows):
+            break
+    return states == 0
 
 
-def _count_chars(token: bytes) -> int:
-    """The characters of a token, or 0 where it is no valid UTF-8."""
-    try:
-        return len(token.decode())
-    except UnicodeDecodeError:
-        return 0
-
-
-def _any_in_token(is_it: NDArray[np.bool_], start: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """For each token, whether any of its bytes is."""
-    counts = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_it)))
-    return counts[start[1:]] > counts[start[:-1]]
+def _count_chars(tokens: SortedTokens) -> NDArray[np.int64]:
+    """How many characters begin in each token."""
+    begun = np.concatenate((np.zeros(1, np.int64), np.cumsum((tokens.data & 0xC0) != 0x80)))
+    return begun[tokens.start[1:]] - begun[tokens.start[:-1]]

@@ -1,4 +1,4 @@
-"""Characters as bytes: the UTF-8 of a character set, and the lowering of an expression over characters to one over bytes.
+"""Characters as bytes: the UTF-8 of a character set, and the lowering of an expression over characters to bytes.
 
 `lower` is told how a set of characters is written where the expression stands: `utf8` in plain text, something longer
 inside a JSON string.
@@ -135,7 +135,7 @@ def _merge(options: Sequence[Expr]) -> Expr:
             words.update(option.words)
         elif option == EMPTY:
             has_empty = True
-        elif not any(option is other for other in others[-4:]):
+        else:
             others.append(option)
     if len(words) > 1:
         others.append(Words(tuple(sorted(words))))

@@ -59,30 +59,30 @@ class SortedTokens(NamedTuple):
         start = _offsets(lengths)
         # What two tokens share is the least that any two neighbours between them share.
         segments = np.concatenate(([0], kept[:-1] + 1))
-        shared = np.minimum.reduceat(self.shared, segments)
+        shared = np.minimum.reduceat(self.shared[: kept[-1] + 1], segments)
         shared[0] = 0
         data = self.data[np.repeat(self.start[kept] - start[:-1], lengths) + np.arange(start[-1])]
         return SortedTokens(self.ids[kept], data, start, shared)
 
 
 def sort_tokens(ids: Sequence[int], tokens: Sequence[bytes]) -> SortedTokens:
-    """The tokens with these ids sorted; `tokens` are the bytes of each of the ids.
+    """The tokens with these ids, which ascend; `tokens` are the bytes of each of the ids.
 
     Raises:
         GrammarError: A token is longer than `MAX_TOKEN_BYTES`.
     """
-    order = sorted(range(len(ids)), key=lambda i: (tokens[i], ids[i]))
+    order = sorted(range(len(ids)), key=tokens.__getitem__)
     in_order = [tokens[i] for i in order]
     lengths = np.fromiter(map(len, in_order), np.int64, len(order))
-    if len(order) and lengths.max() > MAX_TOKEN_BYTES:
+    longest = lengths.max(initial=0)
+    if longest > MAX_TOKEN_BYTES:
         raise GrammarError(
-            f"a vocabulary with grammars may have tokens of at most {MAX_TOKEN_BYTES} bytes, but one has "
-            f"{lengths.max()}; leave it out"
+            f"a vocabulary with grammars may have tokens of at most {MAX_TOKEN_BYTES} bytes, but one has {longest}; "
+            "leave it out"
         )
     data = np.frombuffer(b"".join(in_order), np.uint8)
     start = _offsets(lengths)
-    sorted_ids = np.fromiter((ids[i] for i in order), np.int32, len(order))
-    return SortedTokens(sorted_ids, data, start, _shared_with_previous(data, start, lengths))
+    return SortedTokens(np.array(ids, np.int32)[np.array(order, np.int64)], data, start, _shared_with_previous(data, start, lengths))
 
 
 def make_trie(tokens: SortedTokens) -> Trie:

@@ -49,11 +49,6 @@ class JsonScanner:
         self._expects = "value"
         self._rest = ""
 
-    @property
-    def depth(self) -> int:
-        """How many objects and arrays are open."""
-        return len(self._open)
-
     def push(self, char: str) -> ScanStep:
         """Takes one character."""
         match self._expects:

@@ -13,6 +13,7 @@ from jsg.errors import ModelNotFoundError
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.generation import Generator
 from jsg.server.text_threads import TextThreads
+from jsg.server.tool_use import dialect_of
 
 
 @final
@@ -22,6 +23,7 @@ class Front:
     Attributes:
         model_name: The one model that is served here, as clients call it.
         created: When it was ready, in seconds since the epoch.
+        dialect: How the model writes calls of tools; None where that is not known.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Front:
         self.engine_config = engine
         self.server_config = server
         self.created = int(time.time())
+        self.dialect = dialect_of(getattr(server, "tool_call_parser", "auto"), generator.tokenizer.chat_template)
         self.model_name = server.served_model_name or public_name(engine.model_path)
 
     def check_model(self, name: str | None) -> None:

@@ -77,13 +77,29 @@ class String:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Contains:
+    """From `least` to `most` (None: without end) of the items of an array are of a kind.
+
+    Attributes:
+        node: What is valid for the array's `items` and is of the kind.
+        others: What is valid for the array's `items` and is not of the kind. None where that cannot be told; then
+            `most` is None.
+    """
+
+    node: NodeName
+    others: NodeName | None = None
+    least: int = 1
+    most: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Array:
     """An array.
 
     Attributes:
         prefix: Nodes of the first items.
         items: Node of the others.
-        contains: (node, least, most or None): so many of all items are valid for the node.
+        contains: How many items are of which kind. An array that has any has no `prefix`.
         is_unique: No two items are equal.
     """
 
@@ -91,7 +107,7 @@ class Array:
     items: NodeName = ANY
     min_items: int = 0
     max_items: int | None = None
-    contains: tuple[tuple[NodeName, int, int | None], ...] = ()
+    contains: tuple[Contains, ...] = ()
     is_unique: bool = False
 
 

@@ -1,7 +1,7 @@
 """What clients of chat completions and completions send alike."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, ClassVar, Self, final
 
@@ -11,13 +11,38 @@ from pydantic_core import CoreSchema, core_schema
 from jsg.errors import RequestError
 from jsg.processing.answer import Prompt
 from jsg.server.caller import ApiCall
+from jsg.server.constraint import Constraint, grammar_fields, only_one
 from jsg.server.generation import new_rid
 from jsg.server.http.body import Body, Checked, Rid, client_names, is_off
-from jsg.types import MAX_LOGIT_BIAS, MAX_N, MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams
+from jsg.server.openai.response_format import (
+    OWN_WHITESPACE,
+    Choices,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+)
+from jsg.server.tool_use import ToolUse
+from jsg.types import (
+    MAX_LOGIT_BIAS,
+    MAX_N,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    GrammarKind,
+    JumpForward,
+    PropertyOrder,
+    SamplingParams,
+    Whitespace,
+)
 
 MAX_NAME_CHARS = 512  # of a user, a salt, a key
 
-NO_GRAMMAR = "constrained decoding is not in this version; ask for the form in the prompt and check the answer"
+GRAMMARS: Mapping[str, GrammarKind] = {
+    **{"regex": "regex", "json_schema": "json_schema", "ebnf": "ebnf", "structural_tag": "structural_tag"},
+    **{"guided_regex": "regex", "guided_json": "json_schema", "guided_grammar": "ebnf", "guided_choice": "choices"},
+}
+"""Fields that hold a grammar alone → what it is written in."""
+
 _NO_CODE = "code of clients is never run; use logit_bias, or sample by yourself from the logprobs"
 _ONE_ENGINE = "one engine does both prefill and decode here"
 _TEXT_ONLY = "the prompt is text or token ids only in this version"
@@ -82,9 +107,8 @@ class OpenAIBody(Body):
     """The field that holds the prompt."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("regex", "json_schema", "ebnf", "structural_tag", "structured_outputs"), NO_GRAMMAR),
-        **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), NO_GRAMMAR),
-        **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern"), NO_GRAMMAR),
+        "guided_decoding_backend": "there is one engine for grammars; leave it out",
+        "guided_whitespace_pattern": OWN_WHITESPACE,
         **dict.fromkeys(("logits_processors", "custom_logit_processor", "custom_params", "vllm_xargs"), _NO_CODE),
         **dict.fromkeys(("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"), _ONE_ENGINE),
         **dict.fromkeys(("prompt_embeds", "input_embeds", "mm_processor_kwargs", "media_io_kwargs"), _TEXT_ONLY),
@@ -148,6 +172,23 @@ class OpenAIBody(Body):
     rid: Rid | None = Field(None, description="Name of the request and `id` of the answer; `/abort_request` takes it.")
     request_id: Rid | None = Field(None, description="vLLM's: the same with `cmpl-` or `chatcmpl-` in front.")
 
+    response_format: ResponseFormat | None = Field(None, description="The form of the answer; one grammar at most.")
+    regex: str | None = Field(None, description="SGLang's: the whole answer matches it.")
+    json_schema: Schema | str | None = Field(None, description="SGLang's: the schema, or its text.")
+    ebnf: str | None = Field(None, description="SGLang's: a grammar whose first rule is `root`.")
+    structural_tag: str | dict[str, Any] | None = Field(None, description="SGLang's: JSON, or the value itself.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's.")
+    guided_json: Schema | str | None = Field(None, description="vLLM's older name of `json_schema`.")
+    guided_regex: str | None = Field(None, description="vLLM's older name of `regex`.")
+    guided_choice: Choices | None = Field(None, description="vLLM's: texts, of which the answer is one.")
+    guided_grammar: str | None = Field(None, description="vLLM's older name of `ebnf`.")
+    whitespace: Whitespace | None = Field(None, description="In JSON of a schema; see `GrammarSpec` below.")
+    property_order: PropertyOrder | None = Field(None, description="Of the members of objects of a schema.")
+    jump_forward: JumpForward | None = Field(None, description="What to do where the grammar leaves one way on.")
+    return_constraint: bool | None = Field(
+        None, description="Each choice has `constraint`: the share of forced tokens, and what the mask kept."
+    )
+
     spaces_between_special_tokens: bool | None = None
     use_beam_search: Annotated[Any, Only((False,), "there is no beam search; use n and sampling")] = None
     return_hidden_states: Annotated[Any, Only((False,), "hidden states stay in the engine")] = None
@@ -180,14 +221,33 @@ class OpenAIBody(Body):
         """Name of the request, and id of the response."""
         return self.rid or f"{prefix}-{self.request_id or new_rid()}"
 
+    def constraint(self) -> Constraint | None:
+        """The grammar that the answer must match. Raises RequestError where several are given."""
+        return only_one(self._constraints())
+
+    def _constraints(self) -> Iterator[Constraint]:
+        for given in (self.response_format, self.structured_outputs):
+            if given is not None:
+                yield from given.constraints()
+        for name, kind in GRAMMARS.items():
+            if (value := getattr(self, name)) is not None:
+                yield Constraint(name, kind, value)
+
     def to_prompt(
-        self, call: ApiCall, rid: str, input_ids: tuple[int, ...], *, max_new_tokens: int, **others: Any
+        self,
+        call: ApiCall,
+        rid: str,
+        input_ids: tuple[int, ...],
+        *,
+        max_new_tokens: int,
+        tools: ToolUse | None = None,
+        **others: Any,
     ) -> Prompt:
         """A prompt that is sampled as the body says; `others` are fields of `Prompt`. Raises RequestError."""
         return Prompt(
             rid=rid,
             input_ids=input_ids,
-            sampling=self._to_sampling(max_new_tokens),
+            sampling=self._to_sampling(max_new_tokens, tools),
             namespace=call.caller.namespace(self.cache_salt, self.extra_key),
             priority=self.priority or 0,
             **others,
@@ -198,16 +258,19 @@ class OpenAIBody(Body):
         return client_names(self._names(), self._params())
 
     def _names(self) -> dict[str, str]:
-        return {**self.NAMES, "input_ids": self.PROMPT}
+        constraint = self.constraint()
+        grammar = {} if constraint is None else {"grammar": constraint.field}
+        return {**self.NAMES, "input_ids": self.PROMPT, **grammar}
 
     def _params(self) -> dict[str, str]:
         return {"text": self.PROMPT}
 
-    def _to_sampling(self, max_new_tokens: int) -> SamplingParams:
+    def _to_sampling(self, max_new_tokens: int, tools: ToolUse | None) -> SamplingParams:
         same = self.model_dump(
             include={
                 *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "logit_bias", "ignore_eos"),
                 *("presence_penalty", "frequency_penalty", "repetition_penalty", "skip_special_tokens"),
+                *("jump_forward", "return_constraint"),
             }
         )
         renamed = {
@@ -217,7 +280,8 @@ class OpenAIBody(Body):
             "no_stop_trim": self.no_stop_trim or self.include_stop_str_in_output,
             "top_k": self.top_k or -1,
         }
-        return SamplingParams.from_dict(same | renamed)
+        options = {"whitespace": self.whitespace, "property_order": self.property_order}
+        return SamplingParams.from_dict(same | renamed | grammar_fields(self.constraint(), tools, options))
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

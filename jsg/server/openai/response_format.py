@@ -1,12 +1,12 @@
 """The many fields by which OpenAI's, SGLang's and vLLM's clients give a grammar → the one grammar of a request."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, final
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import FailFast, Field, StringConstraints, model_validator
 
 from jsg.errors import RequestError
+from jsg.server.constraint import Constraint
 from jsg.server.http.body import Body, Checked
 from jsg.types import GrammarKind
 
@@ -19,33 +19,6 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 ENFORCED = "the schema is enforced as it is, whatever is said here"
 NOT_SHOWN = "only the schema counts: the model is shown neither; say what it should know in a message"
-
-
-@final
-@dataclasses.dataclass(frozen=True, slots=True)
-class Constraint:
-    """A grammar, and where the client wrote it.
-
-    Attributes:
-        field: The client's name of the field.
-        kind: What it is written in.
-        value: Its text, or the JSON value where it is JSON.
-    """
-
-    field: str
-    kind: GrammarKind
-    value: Any
-
-
-def only_one(constraints: Iterator[Constraint]) -> Constraint | None:
-    """The grammar of a request; None where it has none. Raises RequestError where it has several."""
-    found = list(constraints)
-    if len(found) > 1:
-        raise RequestError(
-            f"only one grammar may be given, but got {found[0].field} and {found[1].field}; leave one out",
-            param=found[1].field,
-        )
-    return found[0] if found else None
 
 
 class JsonSchemaFormat(Body):

@@ -1,0 +1,105 @@
+"""Compile and mask times of jsg beside other grammar engines: the same work over 131 072 tokens, in one run.
+
+    python -m bench.constrained [--engines jsg,llguidance] [--python xgrammar=/path/to/python ...] [--output FILE]
+
+An engine that this Python has not (the extra `bench-constrained` names them; xgrammar brings PyTorch) is run by the
+Python that `--python` names; it needs numpy and that engine only. CPU time of one thread; "cold" is the first time that
+a document is walked with a freshly compiled grammar, "warm" are the passes after it. Every token of a document is
+checked to be allowed.
+"""
+
+import argparse
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.constrained.cases import CASES
+from bench.report import ROOT, Report
+
+TARGETS = {
+    ("jsg", "warm"): {"target_p50": 2.5, "target_p99": 8.0},
+    ("jsg", "cold"): {"target_p99": 300.0},
+    ("jsg", "small schema"): {"target": 2.0},
+    ("jsg", "nested schema"): {"target": 15.0},
+}
+
+
+def work() -> dict[str, Any]:
+    """The vocabulary of `mistral-common`'s tekken, and each document in its tokens."""
+    import mistral_common
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+    data = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
+    tekken = Tekkenizer.from_file(str(data))
+    num_special, size = tekken.num_special_tokens, tekken.n_words
+    plain = [base64.b64decode(entry["token_bytes"]) for entry in json.loads(data.read_text())["vocab"]]
+    tokens = [b""] * num_special + plain[: size - num_special]
+    return {
+        "tokens": [base64.b64encode(token).decode() for token in tokens],
+        "special_ids": list(range(num_special)),
+        "eos_id": tekken.eos_id,
+        "cases": [{**vars(case), "token_ids": tekken.encode(case.document, bos=False, eos=False)} for case in CASES],
+    }
+
+
+def run_engine(engine: str, python: str, given: str, report: Report) -> None:
+    """Runs one engine in its Python and reports its figures as they come."""
+    process = subprocess.Popen(
+        [python, "-m", "bench.constrained.measure", engine],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )
+    assert process.stdin is not None and process.stdout is not None, "both are pipes"
+    process.stdin.write(given)
+    process.stdin.close()
+    for line in process.stdout:
+        figures = json.loads(line)
+        if "done" in figures:
+            report.header[engine] = figures["done"]
+        elif "refused" in figures:
+            print(f"{engine}: {figures['case']}: {figures['refused']}", flush=True)
+        else:
+            add_figures(report, engine, figures)
+    if process.wait():
+        raise SystemExit(f"{engine}: {python} ended with {process.returncode}")
+
+
+def add_figures(report: Report, engine: str, figures: dict[str, Any]) -> None:
+    case = figures["case"]
+    facts = TARGETS.get((engine, case), {})
+    report.add(f"{case}: compile, {engine}", "ms", figures["compile_ms"], **facts)
+    for pace in ("cold", "warm"):
+        samples = np.array(figures[f"{pace}_us"])
+        percentiles = {f"p{rank:g}": float(np.percentile(samples, rank)) for rank in (50, 99)}
+        facts = percentiles | {"max": float(samples.max()), "masks": len(samples)} | TARGETS.get((engine, pace), {})
+        report.add(f"{case}: mask {pace}, {engine}", "us", [percentiles["p50"]], **facts)
+    report.add(f"{case}: accept, {engine}", "us", [float(np.median(figures["accept_us"]))])
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.constrained", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--engines", default="jsg,llguidance", help="which, in this order, separated by commas")
+    parser.add_argument("--python", action="append", default=[], metavar="ENGINE=PYTHON", help="another Python for one")
+    parser.add_argument("--output", type=Path, help="JSON file with every figure")
+    options = parser.parse_args(arguments)
+    pythons = dict(pair.split("=", 1) for pair in options.python)
+    report = Report("bench.constrained", arguments, options.output, vocabulary="tekken, 131072 tokens")
+    given = json.dumps(work())
+    for engine in options.engines.split(","):
+        run_engine(engine, pythons.get(engine, sys.executable), given, report)
+    report.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,220 @@
+"""What holds for each expression of a grammar before anything is built: may it be empty, does it match anything at all.
+
+Both are least fixpoints over all rules at once, found in time linear in the grammar: every expression is a node, every
+way to make it true a clause.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+from jsg.constrained import ir
+from jsg.constrained.limits import Limits, check
+from jsg.errors import GrammarError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Facts:
+    """About every expression that the start rule reaches, by its identity.
+
+    Attributes:
+        rules: Rules that are reached, in the order they were met.
+        nullable: Identities of expressions that match the empty text.
+        productive: Identities of expressions that match some text.
+        expressions: Keeps the expressions, so that identities stay theirs.
+    """
+
+    rules: dict[str, ir.Expr]
+    nullable: frozenset[int]
+    productive: frozenset[int]
+    expressions: list[ir.Expr]
+
+    def is_nullable(self, expr: ir.Expr) -> bool:
+        """It matches the empty text."""
+        return id(expr) in self.nullable
+
+    def is_productive(self, expr: ir.Expr) -> bool:
+        """It matches some text."""
+        return id(expr) in self.productive
+
+
+def analyse(grammar: ir.Grammar, limits: Limits) -> Facts:
+    """The facts of a grammar.
+
+    Raises:
+        GrammarError: A rule is called that does not exist, or an expression is not fit for building.
+    """
+    rules, expressions = _reachable(grammar, limits)
+    index = {id(expr): i for i, expr in enumerate(expressions)}
+    roots = {name: index[id(expr)] for name, expr in rules.items()}
+    empty, some = _Clauses(len(expressions)), _Clauses(len(expressions))
+    for i, expr in enumerate(expressions):
+        _add_clauses(expr, i, index, roots, empty, some)
+    nullable = frozenset(id(expressions[i]) for i in empty.solve() if i < len(expressions))
+    productive = frozenset(id(expressions[i]) for i in some.solve() if i < len(expressions))
+    facts = Facts(rules, nullable, productive, expressions)
+    _check_empty_parts(facts)
+    return facts
+
+
+def parts_of(expr: ir.Expr) -> Iterable[ir.Expr]:
+    """The expressions that stand directly in this one."""
+    match expr:
+        case ir.Seq(parts) | ir.Alt(parts):
+            return parts
+        case ir.Repeat():
+            return (expr.item, expr.separator)
+        case ir.Bag():
+            return (*(item.expr for item in expr.items), expr.separator)
+        case ir.Automaton():
+            return [label for edges in expr.edges for label, _ in edges]
+        case _:
+            return ()
+
+
+def _reachable(grammar: ir.Grammar, limits: Limits) -> tuple[dict[str, ir.Expr], list[ir.Expr]]:
+    """Rules and expressions that the start rule leads to, each once."""
+    rules: dict[str, ir.Expr] = {}
+    expressions: list[ir.Expr] = []
+    seen: set[int] = set()
+    wanted = [(grammar.start, "the start")]
+    while wanted:
+        name, caller = wanted.pop()
+        if name in rules:
+            continue
+        if name not in grammar.rules:
+            raise GrammarError(f"rule {name!r}, which {caller} calls, does not exist; define it")
+        rules[name] = grammar.rules[name]
+        todo = [rules[name]]
+        while todo:
+            expr = todo.pop()
+            if id(expr) in seen:
+                continue
+            seen.add(id(expr))
+            expressions.append(expr)
+            check(len(expressions), 4 * limits.positions, "parts")
+            if isinstance(expr, ir.Call):
+                wanted.append((expr.rule, f"rule {name!r}"))
+            else:
+                todo.extend(parts_of(expr))
+    return rules, expressions
+
+
+def _add_clauses(
+    expr: ir.Expr, i: int, index: dict[int, int], roots: dict[str, int], empty: "_Clauses", some: "_Clauses"
+) -> None:
+    """The ways in which the expression may be empty, and in which it may match something."""
+    match expr:
+        case ir.Literal():
+            some.add(i)
+        case ir.ByteSet(ranges):
+            if ranges:
+                some.add(i)
+        case ir.Words(words):
+            if words:
+                some.add(i)
+        case ir.Chars():
+            raise GrammarError("a set of characters must be lowered to bytes before a grammar is built")
+        case ir.Seq(parts):
+            for clauses in (empty, some):
+                clauses.add(i, [index[id(part)] for part in parts])
+        case ir.Alt(options):
+            for option in options:
+                empty.add(i, [index[id(option)]])
+                some.add(i, [index[id(option)]])
+        case ir.Repeat(item, low, high, separator):
+            if high is None or low <= high:
+                body = [[], [index[id(item)]], [index[id(item)], index[id(separator)]]][min(low, 2)]
+                empty.add(i, body)
+                some.add(i, body)
+        case ir.Bag():
+            _add_bag(expr, i, index, empty, some)
+        case ir.Automaton(edges, accepting):
+            if 0 in accepting:
+                empty.add(i)
+            states = [some.new() for _ in edges] or [some.new()]
+            some.add(i, states[:1])
+            for state, out in enumerate(edges):
+                if state in accepting:
+                    some.add(states[state])
+                for label, target in out:
+                    some.add(states[state], [index[id(label)], states[target]])
+        case ir.Call(rule):
+            empty.add(i, [roots[rule]])
+            some.add(i, [roots[rule]])
+
+
+def _add_bag(bag: ir.Bag, i: int, index: dict[int, int], empty: "_Clauses", some: "_Clauses") -> None:
+    """A bag is empty where nothing must stand in it; it matches something where enough items do."""
+    once = [index[id(item.expr)] for item in bag.items if item.is_once or item.is_required]
+    if len(once) > ir.MAX_ONCE:
+        raise GrammarError(
+            f"a set of items in any order may hold at most {ir.MAX_ONCE} that stand in it only once, but this one holds "
+            f"{len(once)}; fix the order"
+        )
+    required = [index[id(item.expr)] for item in bag.items if item.is_required]
+    least = max(bag.min, len(required))
+    if bag.max is not None and bag.max < least:
+        return
+    if least == 0:
+        empty.add(i)
+        some.add(i)
+        return
+    needed = required + ([index[id(bag.separator)]] if least > 1 else [])
+    if bag.min <= len(required):
+        some.add(i, needed)
+        return
+    enough = some.new()
+    some.add(enough, once, bag.min)
+    for item in bag.items:
+        if not item.is_once and not item.is_required:
+            some.add(enough, [index[id(item.expr)]])
+    some.add(i, [*needed, enough])
+
+
+def _check_empty_parts(facts: Facts) -> None:
+    """Raises GrammarError where an item of a bag or a label of an automaton may be empty."""
+    for expr in facts.expressions:
+        if isinstance(expr, ir.Bag) and any(facts.is_nullable(item.expr) for item in expr.items):
+            raise GrammarError("an item of a set in any order may not be empty; make it one byte long at least")
+        if isinstance(expr, ir.Automaton) and any(facts.is_nullable(label) for label in parts_of(expr)):
+            raise GrammarError("a label of an automaton may not be empty; make it one byte long at least")
+
+
+class _Clauses:
+    """Which nodes are true, when each clause makes its head true once enough of its body is."""
+
+    def __init__(self, num_nodes: int):
+        self.num_nodes = num_nodes
+        self.heads: list[int] = []
+        self.missing: list[int] = []
+        self.uses: dict[int, list[int]] = {}
+
+    def new(self) -> int:
+        """One more node."""
+        self.num_nodes += 1
+        return self.num_nodes - 1
+
+    def add(self, head: int, body: Iterable[int] = (), enough: int | None = None) -> None:
+        """`head` is true where all of `body` is, or `enough` of it."""
+        clause, length = len(self.heads), 0
+        for node in body:
+            self.uses.setdefault(node, []).append(clause)
+            length += 1
+        self.heads.append(head)
+        self.missing.append(length if enough is None else enough)
+
+    def solve(self) -> set[int]:
+        """Every node that is true."""
+        true: set[int] = set()
+        todo = [head for head, missing in zip(self.heads, self.missing, strict=True) if missing <= 0]
+        missing = list(self.missing)
+        while todo:
+            node = todo.pop()
+            if node in true:
+                continue
+            true.add(node)
+            for clause in self.uses.get(node, ()):
+                missing[clause] -= 1
+                if missing[clause] == 0:
+                    todo.append(self.heads[clause])
+        return true

@@ -1,0 +1,190 @@
+r"""Characters inside a JSON string as bytes: as they are, as short escapes such as `\n`, and as `\uXXXX`.
+
+How many ways there are to write a character is chosen so that known text is forced, which is what jump-forward lives
+on, while whatever `json.dumps` writes is taken:
+
+- One known character (of a key, a constant, or a pattern that leaves no choice) is written as it is where it may be,
+  else as its short escape, else as `\u00xx`. One beyond ASCII may be written `\uXXXX` too.
+- Out of a set, characters beyond ASCII and control characters may be written `\uXXXX`; the two signs that JSON has to
+  escape, and the slash, have their short escapes.
+- In a set of all characters, each may be written `\uXXXX`.
+
+Every way is spelled for each code point by itself. So a string that is excluded is excluded in all its spellings.
+"""
+
+import functools
+import json
+from collections.abc import Iterable
+
+from jsg.constrained import charset
+from jsg.constrained.ir import EMPTY, NEVER, ByteSet, CharRanges, Chars, Expr, Literal, Words, alt, literal, seq
+from jsg.constrained.schema.rules import RuleBook
+from jsg.constrained.text import utf8
+
+_PLAIN: CharRanges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, charset.MAX_CODE_POINT))
+"""What may stand as it is."""
+_PRINTABLE: CharRanges = ((0x20, 0x7E),)
+_SHORT = {'"': '"', "\\": "\\", "/": "/", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+_FEW_RANGES = 2
+
+
+@functools.lru_cache(maxsize=1024)
+def character(ranges: CharRanges) -> Expr:
+    """One character out of the set as it may be written in a JSON string; NEVER for the empty set."""
+    if charset.size(ranges) == 1:
+        return _known_character(chr(ranges[0][0]))
+    escaped = ranges if ranges == charset.UNIVERSE else charset.difference(ranges, _PRINTABLE)
+    letters = "".join(letter for sign, letter in _SHORT.items() if charset.contains(ranges, sign))
+    return alt(
+        utf8(charset.intersect(ranges, _PLAIN)),
+        seq(Literal(b"\\"), alt(_one_of(letters), seq(Literal(b"u"), _code_units(escaped)))),
+    )
+
+
+class CharacterRules:
+    """Character sets for places of which a grammar has many: what is long of a set is a rule, written once."""
+
+    def __init__(self, book: RuleBook) -> None:
+        self._book = book
+
+    def character(self, ranges: CharRanges) -> Expr:
+        r"""One character out of the set, in two or three positions.
+
+        No printable ASCII character is written `\uXXXX`.
+        """
+        others = charset.difference(ranges, _PRINTABLE)
+        if len(others) <= _FEW_RANGES and charset.size(others) <= _FEW_RANGES:
+            return character(ranges)
+        call = self._book.call(("characters", others), "characters", lambda: character(others))
+        printable = charset.intersect(ranges, _PRINTABLE)
+        return alt(call, character(printable)) if printable else call
+
+
+def string_words(text: str) -> tuple[bytes, ...]:
+    """The ways to write a known string, with its quotes: one where it is ASCII, three where not."""
+    raw, escaped = json.dumps(text, ensure_ascii=False), json.dumps(text)
+    if raw == escaped:
+        return (raw.encode(),)
+    upper = "".join(_upper_escapes(escaped))
+    return tuple({raw.encode(): None, escaped.encode(): None, upper.encode(): None})
+
+
+def known_string(text: str) -> Expr:
+    """A known string with its quotes."""
+    return words(string_words(text))
+
+
+def words(texts: Iterable[bytes]) -> Expr:
+    """Any of the texts, none of which is empty."""
+    ordered = tuple(sorted(set(texts)))
+    return literal(ordered[0]) if len(ordered) == 1 else Words(ordered) if ordered else NEVER
+
+
+def literal_characters(text: str) -> Expr:
+    """A known text as single characters; to be lowered."""
+    return seq(*(Chars(charset.of(character)) for character in text))
+
+
+def _upper_escapes(escaped: str) -> Iterable[str]:
+    r"""The parts of a JSON string with the digits of each `\uXXXX` in upper case."""
+    position = 0
+    while position < len(escaped):
+        if escaped[position] != "\\":
+            yield escaped[position]
+            position += 1
+        elif escaped[position + 1] == "u":
+            yield "\\u" + escaped[position + 2 : position + 6].upper()
+            position += 6
+        else:
+            yield escaped[position : position + 2]
+            position += 2
+
+
+def _known_character(sign: str) -> Expr:
+    if sign in _SHORT and sign != "/":
+        return literal("\\" + _SHORT[sign])
+    if ord(sign) < 0x20:
+        return literal(f"\\u{ord(sign):04x}")
+    if ord(sign) < 0x7F:
+        return literal(sign)
+    return alt(literal(sign), seq(Literal(b"\\u"), _code_units(((ord(sign), ord(sign)),))))
+
+
+def _code_units(ranges: CharRanges) -> Expr:
+    r"""What follows `\u`: four digits, or those of a surrogate, `\u` and those of the other one."""
+    basic = charset.intersect(ranges, ((0, 0xFFFF),))
+    others = charset.intersect(ranges, ((0x10000, charset.MAX_CODE_POINT),))
+    options: list[Expr] = [_digits(basic, 4)] if basic else []
+    by_low: dict[CharRanges, list[tuple[int, int]]] = {}
+    for low, high in others:
+        for first, last, rest in _split(low - 0x10000, high - 0x10000, 1 << 10):
+            by_low.setdefault((rest,), []).append((0xD800 + first, 0xD800 + last))
+    # Intervals inside one block of 1024 stay apart, which costs positions only where a set is unusually ragged.
+    for ((low, high),), leads in by_low.items():
+        lead = _digits(_joined(leads), 4)
+        options.append(seq(lead, Literal(b"\\u"), _digits(((0xDC00 + low, 0xDC00 + high),), 4)))
+    return alt(*options)
+
+
+def _split(low: int, high: int, size: int) -> Iterable[tuple[int, int, tuple[int, int]]]:
+    """An interval as blocks of `size`: first block, last block, and the interval inside each of them."""
+    first, last = low // size, high // size
+    if first == last:
+        yield first, first, (low % size, high % size)
+        return
+    if low % size:
+        yield first, first, (low % size, size - 1)
+        first += 1
+    tail = (last, last, (0, high % size)) if high % size != size - 1 else None
+    if tail is not None:
+        last -= 1
+    if first <= last:
+        yield first, last, (0, size - 1)
+    if tail is not None:
+        yield tail
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Sorted, and without neighbours that touch; unlike charset's it keeps surrogates."""
+    joined: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if joined and low <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
+        else:
+            joined.append((low, high))
+    return tuple(joined)
+
+
+@functools.lru_cache(maxsize=4096)
+def _digits(ranges: tuple[tuple[int, int], ...], count: int) -> Expr:
+    """Numbers out of the intervals in `count` hexadecimal digits of either case."""
+    if count == 0:
+        return EMPTY
+    size = 1 << 4 * (count - 1)
+    rests: dict[int, list[tuple[int, int]]] = {}
+    for low, high in ranges:
+        for first, last, rest in _split(low, high, size):
+            for digit in range(first, last + 1):
+                rests.setdefault(digit, []).append(rest)
+    by_rest: dict[tuple[tuple[int, int], ...], list[str]] = {}
+    for digit, rest in rests.items():
+        by_rest.setdefault(_joined(rest), []).append(f"{digit:x}")
+    return alt(*(seq(_one_of(_both_cases(digits)), _digits(rest, count - 1)) for rest, digits in by_rest.items()))
+
+
+def _both_cases(digits: Iterable[str]) -> str:
+    return "".join(sorted({case for digit in digits for case in (digit, digit.upper())}))
+
+
+def _one_of(signs: str) -> Expr:
+    """One out of ASCII signs."""
+    if not signs:
+        return NEVER
+    if len(signs) == 1:
+        return literal(signs)
+    return ByteSet(_joined((ord(sign), ord(sign)) for sign in signs))
+
+
+def printable_except(signs: Iterable[str]) -> Expr:
+    """A printable ASCII character that is none of `signs`."""
+    return character(charset.difference(_PRINTABLE, charset.of(signs)))

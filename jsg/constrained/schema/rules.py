@@ -1,0 +1,46 @@
+"""The rules of a grammar while it is made: one for each thing that is asked for."""
+
+from collections import deque
+from collections.abc import Callable, Hashable
+
+from jsg.constrained.ir import Call, Expr
+
+
+class RuleBook:
+    """Rules by name. What is asked for twice is made once.
+
+    A rule is made in `finish` and not while others are, so that schemas inside one another do not become Python calls
+    inside one another, and a schema may contain itself.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[Hashable, Call] = {}
+        self._names: dict[str, int] = {}
+        self._waiting: deque[tuple[str, Callable[[], Expr]]] = deque()
+
+    def call(self, key: Hashable, name: str, make: Callable[[], Expr]) -> Call:
+        """A call of the rule for `key`; where there is none yet, `make` will be asked for it.
+
+        Args:
+            key: What the rule is for.
+            name: For people; a number is added where another rule has it.
+            make: Gives the rule's expression; may ask for other rules.
+        """
+        call = self._calls.get(key)
+        if call is None:
+            unused = name
+            while unused in self._names:
+                self._names[name] += 1
+                unused = f"{name} ({self._names[name]})"
+            self._names[unused] = 1
+            call = self._calls[key] = Call(unused)
+            self._waiting.append((call.rule, make))
+        return call
+
+    def finish(self) -> dict[str, Expr]:
+        """Makes all that was asked for; every rule by its name."""
+        rules: dict[str, Expr] = {}
+        while self._waiting:
+            name, make = self._waiting.popleft()
+            rules[name] = make()
+        return rules

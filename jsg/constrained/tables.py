@@ -1,0 +1,181 @@
+"""A compiled grammar as flat arrays: no vocabulary, no Python objects, so that another process can be sent them.
+
+    position   a place where a byte may stand, where a rule is called or where a loop stands, or the END of a level
+    list       positions that may come next; every position has one (its follow list), every rule one (its first list)
+    loop       a repeat or a bag that is counted while a text is read; each of its branches has a first list
+    class      bytes that no position tells apart
+
+A level is a rule, a branch of a loop or the separator of one. Reading it ends in its END position: position 0 for every
+rule, one for each branch, one for each separator.
+"""
+
+import math
+import struct
+from typing import NamedTuple, Self
+
+import numpy as np
+
+BYTE, CALL, LOOP, END_RULE, END_BRANCH, END_SEPARATOR = range(6)
+"""Kinds of position."""
+
+KIND, ARGUMENT, SET, FOLLOW = range(4)
+"""Columns of `positions`. ARGUMENT: first list of the rule, the loop, or the branch that ends. SET: row of `sets`."""
+
+MIN, MAX, REQUIRED, NUM_REQUIRED, BRANCHES, BRANCHES_END, SEPARATOR, SEPARATOR_KIND, ONCE = range(9)
+"""Columns of `loops`. REQUIRED: bits of items that must stand in it. ONCE: all bits where no item may be repeated, else 0
+(then it can always go on). SEPARATOR: its first list, -1 for none."""
+
+NO_SEPARATOR, PLAIN_SEPARATOR, EMPTY_SEPARATOR = range(3)
+"""Kinds of separator; the last may be empty."""
+
+BRANCH_LIST, BRANCH_BIT = range(2)
+"""Columns of `branches`. The bit is 0 for an item that may be repeated."""
+
+UNBOUNDED = 1 << 60
+"""MAX of a loop without one."""
+
+MAGIC = b"jsg.tables.1"
+_ARRAYS = (
+    ("classes", "uint8", 1),
+    ("sets", "uint8", 2),
+    ("positions", "int32", 2),
+    ("list_start", "int32", 1),
+    ("list_items", "int32", 1),
+    ("loops", "int64", 2),
+    ("branches", "int64", 2),
+)
+_HEADER = struct.Struct("<12s4q")
+_SHAPE = struct.Struct("<2q")
+
+
+class StaticTables(NamedTuple):
+    """A grammar, ready to be read.
+
+    Attributes:
+        classes: uint8[256], the class of each byte.
+        sets: uint8[sets, classes], 1 where the set holds the class.
+        positions: int32[positions, 4].
+        list_start: int32[lists + 1], where each list begins in `list_items`.
+        list_items: int32[...], positions.
+        loops: int64[loops, 9].
+        branches: int64[branches, 2].
+        start: List of positions that a text may begin with; holds position 0 where it may be empty.
+        num_rules: Rules that were built. For people.
+        max_push: Frames that one byte pushes at most.
+    """
+
+    classes: np.ndarray
+    sets: np.ndarray
+    positions: np.ndarray
+    list_start: np.ndarray
+    list_items: np.ndarray
+    loops: np.ndarray
+    branches: np.ndarray
+    start: int
+    num_rules: int
+    max_push: int
+
+    @property
+    def num_positions(self) -> int:
+        """Positions, those that mark an END counted too."""
+        return len(self.positions)
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of bytes."""
+        return self.sets.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all arrays."""
+        return sum(getattr(self, name).nbytes for name, _, _ in _ARRAYS)
+
+    def to_bytes(self) -> bytes:
+        """All of it in one piece, for `from_bytes`."""
+        parts = [_HEADER.pack(MAGIC, self.start, self.num_rules, self.max_push, len(_ARRAYS))]
+        for name, dtype, _ in _ARRAYS:
+            array = np.ascontiguousarray(getattr(self, name), dtype)
+            parts += [_SHAPE.pack(*(*array.shape, 1)[:2]), array.tobytes()]
+        return b"".join(parts)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The tables that `to_bytes` wrote.
+
+        Raises:
+            ValueError: The bytes are damaged, or of another version.
+        """
+        arrays: dict[str, np.ndarray] = {}
+        try:
+            magic, start, num_rules, max_push, count = _HEADER.unpack_from(data)
+            if magic != MAGIC or count != len(_ARRAYS):
+                raise ValueError("they are of another version")
+            offset = _HEADER.size
+            for name, dtype, ndim in _ARRAYS:
+                shape = _SHAPE.unpack_from(data, offset)[:ndim]
+                offset += _SHAPE.size
+                arrays[name], offset = _array(data, offset, dtype, shape)
+            tables = cls(**arrays, start=start, num_rules=num_rules, max_push=max_push)
+            if offset != len(data):
+                raise ValueError("there is something after their end")
+            _check(tables)
+        except (struct.error, ValueError) as error:
+            raise ValueError(f"the bytes of a compiled grammar are damaged ({error}); compile it again") from error
+        return tables
+
+
+def _array(data: bytes, offset: int, dtype: str, shape: tuple[int, ...]) -> tuple[np.ndarray, int]:
+    """An array of its own memory (the kernels know no read-only arrays), and where the next one begins."""
+    if min(shape) < 0:
+        raise ValueError("a length is negative")
+    count = math.prod(shape)
+    size = count * np.dtype(dtype).itemsize
+    if size > len(data) - offset:
+        raise ValueError("they end too soon")
+    return np.frombuffer(data, dtype, count, offset).reshape(shape).copy(), offset + size
+
+
+def _check(tables: StaticTables) -> None:
+    """Raises ValueError where an index points outside: the kernels do not look."""
+    num_positions, num_lists = len(tables.positions), len(tables.list_start) - 1
+    num_loops, num_branches = len(tables.loops), len(tables.branches)
+    starts = tables.list_start
+    kinds, arguments = tables.positions[:, KIND], tables.positions[:, ARGUMENT]
+    bounds = {BYTE: 1, CALL: num_lists, LOOP: num_loops, END_RULE: 1, END_BRANCH: num_branches, END_SEPARATOR: num_loops}
+    separators, separator_kinds = tables.loops[:, SEPARATOR], tables.loops[:, SEPARATOR_KIND]
+    branch_starts, branch_ends = tables.loops[:, BRANCHES], tables.loops[:, BRANCHES_END]
+    separated = separator_kinds != NO_SEPARATOR
+    is_sound = (
+        tables.classes.shape == (256,)
+        and tables.positions.shape[1] == 4
+        and tables.loops.shape[1] == 9
+        and tables.branches.shape[1] == 2
+        and 0 < tables.num_classes <= 256
+        and int(tables.classes.max()) < tables.num_classes
+        and num_lists > 0
+        and num_positions > 0
+        and int(kinds[0]) == END_RULE
+        and starts[0] == 0
+        and int(starts[-1]) == len(tables.list_items)
+        and bool((np.diff(starts) >= 0).all())
+        and _within(tables.list_items, num_positions)
+        and _within(kinds, 6)
+        and all(_within(arguments[kinds == kind], bound) for kind, bound in bounds.items())
+        and _within(tables.positions[:, SET], len(tables.sets))
+        and _within(tables.positions[:, FOLLOW], num_lists)
+        and _within(tables.branches[:, BRANCH_LIST], num_lists)
+        and _within(branch_starts, num_branches + 1)
+        and _within(branch_ends, num_branches + 1)
+        and bool((branch_starts < branch_ends).all())
+        and _within(separator_kinds, 3)
+        and _within(separators[separated], num_lists)
+        and 0 <= tables.start < num_lists
+        and 0 <= tables.max_push <= num_positions
+    )
+    if not is_sound:
+        raise ValueError("an index points outside")
+
+
+def _within(values: np.ndarray, bound: int) -> bool:
+    """All of them are in [0, bound)."""
+    return not values.size or (int(values.min()) >= 0 and int(values.max()) < bound)

@@ -1,0 +1,353 @@
+"""Finds calls of tools in the text that a model writes: whole, or as it comes.
+
+Each model family was trained on one written form, its dialect:
+
+    llama3_json   {"name": "f", "parameters": {…}}; {"name": …}        with or without <|python_tag|> before it
+    hermes        <tool_call>\\n{"name": "f", "arguments": {…}}\\n</tool_call>    (Qwen too)
+    mistral       [TOOL_CALLS][{"name": "f", "arguments": {…}}, …]   or   [TOOL_CALLS]f[ARGS]{…}
+
+What only looks like a call (no JSON, a name that no tool has, arguments that are no object) stays text.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection
+from typing import Literal, final
+
+from jsg.processing.call_reader import CallReader
+from jsg.processing.json_scanner import JsonScanner, ScanStep
+from jsg.processing.stop_strings import StopMatcher
+
+Dialect = Literal["llama3_json", "hermes", "mistral"]
+
+_WHITESPACE = " \t\r\n"
+_MAX_HEADER_LEN = 400
+_HEADER = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """How a dialect writes calls.
+
+    Attributes:
+        openings: Strings a call, or a list of them, begins with.
+        closing: What may stand behind a call and belongs to it.
+        arguments: Key of the arguments.
+        between: Characters that mean nothing between two calls.
+        special: Strings that are special tokens in some tokenizers.
+    """
+
+    openings: tuple[str, ...]
+    closing: str
+    arguments: str
+    between: str
+    special: tuple[str, ...]
+
+
+_FORMS: dict[Dialect, _Form] = {
+    "llama3_json": _Form(
+        ('{"name"', '{"type": "function"', "<|python_tag|>"), "", "parameters", _WHITESPACE + ";,", ("<|python_tag|>",)
+    ),
+    "hermes": _Form(
+        ("<tool_call>",), "</tool_call>", "arguments", _WHITESPACE, ("<tool_call>", "</tool_call>")
+    ),
+    "mistral": _Form(("[TOOL_CALLS]",), "", "arguments", _WHITESPACE, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
+}
+
+
+def detect_dialect(chat_template: str | None) -> Dialect | None:
+    """The dialect that a chat template speaks; None where it is none of those known here."""
+    text = chat_template or ""
+    if "[TOOL_CALLS]" in text:
+        return None if "[ARGS]" in text else "mistral"
+    if "<tool_call>" in text:
+        # Some families put something else than JSON between the same tags.
+        return None if "<function=" in text or "<arg_key>" in text else "hermes"
+    if "<|python_tag|>" in text or ("<|start_header_id|>" in text and '"parameters"' in text):
+        return "llama3_json"
+    return None
+
+
+def markers(dialect: Dialect) -> tuple[str, ...]:
+    """Strings that must stay in a text for its calls to be found, though they may be special tokens."""
+    return _FORMS[dialect].special
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool. `arguments` is a JSON object as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """Text that is no part of a call."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallDelta:
+    """What was added to call number `index`; its id and name come in its first delta only."""
+
+    index: int
+    id: str | None
+    name: str | None
+    arguments: str
+
+
+ToolDelta = ContentDelta | CallDelta
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """An answer taken apart; `content` is None where it is nothing but calls."""
+
+    content: str | None
+    calls: tuple[ToolCall, ...]
+
+
+def parse_tool_calls(
+    text: str, dialect: Dialect, names: Collection[str] | None, new_id: Callable[[int], str]
+) -> ParsedAnswer:
+    """Takes a whole answer apart, just as `ToolCallParser` does piece by piece."""
+    parser = ToolCallParser(dialect, names, new_id)
+    return join_deltas([*parser.push(text), *parser.finish()])
+
+
+def join_deltas(deltas: Collection[ToolDelta]) -> ParsedAnswer:
+    """The answer that some deltas add up to."""
+    content: list[str] = []
+    calls: list[tuple[str, str, list[str]]] = []
+    for delta in deltas:
+        if isinstance(delta, ContentDelta):
+            content.append(delta.text)
+            continue
+        if delta.id is not None and delta.name is not None:
+            calls.append((delta.id, delta.name, []))
+        calls[delta.index][2].append(delta.arguments)
+    return ParsedAnswer(
+        "".join(content) if content or not calls else None,
+        tuple(ToolCall(id, name, "".join(parts)) for id, name, parts in calls),
+    )
+
+
+@final
+class ToolCallParser:
+    """Text in, text and calls out.
+
+    A call is reported once its name is known and its arguments have begun; its arguments follow as they come. If the
+    text then stops being JSON (which a grammar prevents), the call keeps what it has and the rest is text. Until then
+    nothing of it is shown, and it becomes text again if it is none. Whitespace next to a call is dropped.
+
+    Invariants: what was pushed and neither reported nor dropped is `_gap + _held`. Every character is looked at once.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        names: Collection[str] | None,
+        new_id: Callable[[int], str],
+        *,
+        streams_arguments: bool = True,
+    ):
+        """Begins an answer.
+
+        Args:
+            dialect: The model's.
+            names: Tools there are; None takes any name.
+            new_id: Makes the id of call number n, from 0.
+            streams_arguments: False holds a call back until it is complete, and so makes text of every broken one.
+        """
+        self.num_calls = 0
+        self._form = _FORMS[dialect]
+        self._names = None if names is None else frozenset(names)
+        self._new_id = new_id
+        self._streams = streams_arguments
+        self._state: Callable[[str], None] = self._in_content
+        self._matcher = StopMatcher(self._form.openings)
+        self._held = ""
+        self._gap = ""
+        self._droppable = _WHITESPACE
+        self._reader = CallReader(self._form.arguments, self._names)
+        self._is_begun = False
+        self._num_reported = 0
+        self._is_list = False
+        self._deltas: list[ToolDelta] = []
+
+    def push(self, text: str) -> list[ToolDelta]:
+        """Takes more of the text."""
+        for char in text:
+            self._state(char)
+        return self._take()
+
+    def finish(self) -> list[ToolDelta]:
+        """Ends the text: what was held back comes out."""
+        held, self._held = self._held, ""
+        if not self._is_begun and held:
+            self._report_text(held)
+        if self.num_calls == 0 and self._gap:
+            self._deltas.append(ContentDelta(self._gap))
+        self._gap = ""
+        return self._take()
+
+    def _take(self) -> list[ToolDelta]:
+        """The deltas so far, those that belong together joined."""
+        joined: list[ToolDelta] = []
+        for delta in self._deltas:
+            last = joined[-1] if joined else None
+            if isinstance(last, ContentDelta) and isinstance(delta, ContentDelta):
+                joined[-1] = ContentDelta(last.text + delta.text)
+            elif isinstance(last, CallDelta) and isinstance(delta, CallDelta) and last.index == delta.index:
+                joined[-1] = dataclasses.replace(last, arguments=last.arguments + delta.arguments)
+            else:
+                joined.append(delta)
+        self._deltas = []
+        return joined
+
+    # Where the parser is, one method for each place; each takes one character.
+
+    def _in_content(self, char: str) -> None:
+        matched_len = self._matcher.advance(char)
+        self._held += char
+        if not matched_len:
+            cut = len(self._held) - self._matcher.held_len
+            text, self._held = self._held[:cut], self._held[cut:]
+            self._report_text(text)
+            return
+        before, self._held = self._held[:-matched_len], self._held[-matched_len:]
+        self._report_text(before)
+        if self._held[0] != "{":
+            self._state = self._in_opening
+            return
+        opening, self._held = self._held, ""
+        self._begin_reader()
+        for part in opening:
+            self._in_call(part)
+
+    def _in_opening(self, char: str) -> None:
+        """Behind the opening string."""
+        is_mistral = self._held.startswith("[TOOL_CALLS]")
+        if char == "{" and not is_mistral:
+            self._begin_reader()
+            self._in_call(char)
+        elif char == "[" and is_mistral:
+            self._held += char
+            self._is_list = True
+            self._state = self._in_list
+        elif char in _WHITESPACE:
+            self._held += char
+        elif is_mistral and _HEADER.fullmatch(char):
+            self._held += char
+            self._state = self._in_header
+        else:
+            self._fail(char)
+
+    def _in_list(self, char: str) -> None:
+        """Between the calls of a list."""
+        if char == "{":
+            self._begin_reader()
+            self._in_call(char)
+        elif char == "]" and self.num_calls:
+            self._end_section()
+        elif char in _WHITESPACE + ",":
+            self._held += char
+        else:
+            self._fail(char)
+
+    def _in_header(self, char: str) -> None:
+        """In the name before arguments that stand alone."""
+        if char != "{":
+            self._held += char
+            if len(self._held) > _MAX_HEADER_LEN or char in '"}\n':
+                self._fail("")
+            return
+        header = _HEADER.fullmatch(self._held.removeprefix("[TOOL_CALLS]").lstrip())
+        if header is None or (self._names is not None and header[1] not in self._names):
+            self._fail(char)
+            return
+        self._begin_reader(header[1])
+        self._in_call(char)
+
+    def _in_call(self, char: str) -> None:
+        """In the JSON of a call."""
+        step = self._reader.push(char)
+        if step is ScanStep.WRONG:
+            self._fail(char)
+            return
+        self._held += char
+        if self._streams or step is ScanStep.LAST:
+            self._report_call()
+        if step is not ScanStep.LAST:
+            return
+        self._held = ""
+        self._is_begun = False
+        if self._is_list:
+            self._state = self._in_list
+        elif self._form.closing:
+            self._state = self._in_closing
+        else:
+            self._end_section()
+
+    def _in_closing(self, char: str) -> None:
+        """Behind a call, where its closing string should come."""
+        self._held += char
+        closing = self._held.lstrip()
+        if closing == self._form.closing:
+            self._end_section()
+        elif not self._form.closing.startswith(closing):
+            held, self._held = self._held, ""
+            self._end_section()
+            for part in held:
+                self._state(part)
+
+    # What the places share.
+
+    def _begin_reader(self, name: str | None = None) -> None:
+        self._reader = CallReader(self._form.arguments, self._names, name)
+        self._num_reported = 0
+        self._state = self._in_call
+
+    def _end_section(self) -> None:
+        self._held = ""
+        self._is_begun = False
+        self._is_list = False
+        self._matcher = StopMatcher(self._form.openings)
+        self._state = self._in_content
+
+    def _fail(self, char: str) -> None:
+        """What was held is no call: it is text, and the character is looked at anew."""
+        held = "" if self._is_begun else self._held
+        self._end_section()
+        self._report_text(held)
+        if char:
+            self._in_content(char)
+
+    def _report_call(self) -> None:
+        reader = self._reader
+        if reader.name is None or not reader.has_arguments:
+            return
+        if not self._is_begun:
+            self._is_begun = True
+            self._gap = ""
+            self._droppable = self._form.between
+            self._deltas.append(CallDelta(self.num_calls, self._new_id(self.num_calls), reader.name, ""))
+            self.num_calls += 1
+        fragment = reader.arguments[self._num_reported :]
+        if fragment:
+            self._deltas.append(CallDelta(self.num_calls - 1, None, None, fragment))
+            self._num_reported += len(fragment)
+
+    def _report_text(self, text: str) -> None:
+        """Shows text, but keeps back what is dropped should a call follow, or if it stands behind the last one."""
+        text = self._gap + text
+        shown = text.rstrip(_WHITESPACE) if text.strip(self._droppable) else ""
+        self._gap = text[len(shown) :]
+        if shown:
+            self._deltas.append(ContentDelta(shown))
+            self._droppable = _WHITESPACE
+
+

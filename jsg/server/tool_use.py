@@ -1,0 +1,202 @@
+"""Tools that an answer may call: shown to the model, held to by a grammar, read back from the text.
+
+The same for every API: each makes a `ToolUse` of its own fields, and shows the `Part`s of an answer in its own form.
+What a call looks like in text is a dialect, which the model has learnt; `jsg.processing.tool_calls` knows them.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, final, get_args
+
+from jsg.errors import RequestError
+from jsg.processing.answer import Answer, AnswerDelta
+from jsg.processing.chat_template import ChatTemplate
+from jsg.processing.tool_calls import (
+    ContentDelta,
+    Dialect,
+    ParsedAnswer,
+    ToolCallParser,
+    ToolDelta,
+    detect_dialect,
+    markers,
+    parse_tool_calls,
+)
+from jsg.types import GrammarSpec
+
+MAX_TOOLS = 128
+NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+DIALECTS: Mapping[str, Dialect] = {name: name for name in get_args(Dialect)}
+ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tool:
+    """A function of the client's.
+
+    Attributes:
+        name: What it is called by.
+        description: What it is for.
+        parameters: A JSON Schema of its arguments, which are an object; None where the client gave none.
+        is_strict: False where the client said that arguments need not match the schema: then they are any object.
+    """
+
+    name: str
+    description: str | None
+    parameters: Mapping[str, Any] | None
+    is_strict: bool = True
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """What the arguments of a call match."""
+        if not self.is_strict:
+            return ANY_ARGUMENTS
+        return NO_ARGUMENTS if self.parameters is None else self.parameters
+
+    def shown(self) -> dict[str, Any]:
+        """The tool as chat templates know it."""
+        function = {"name": self.name, "description": self.description or "", "parameters": self.parameters or {}}
+        return {"type": "function", "function": function}
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of one request, and how they are called.
+
+    Attributes:
+        shown: All that the model is shown, as the chat template takes them.
+        callable: Those that it may call.
+        is_required: It calls at least one; otherwise it may answer in text.
+        is_parallel: It may call several at once.
+        dialect: How calls are written.
+    """
+
+    shown: Sequence[Mapping[str, Any]]
+    callable: Sequence[Tool]
+    is_required: bool
+    is_parallel: bool
+    dialect: Dialect
+
+    @classmethod
+    def of(
+        cls,
+        tools: Sequence[Tool],
+        *,
+        mode: Literal["auto", "required"],
+        names: Sequence[str] | None,
+        is_parallel: bool,
+        template: ChatTemplate,
+        dialect: Dialect | None,
+    ) -> "ToolUse":
+        """The use of these tools by a model.
+
+        Args:
+            tools: At least one.
+            mode: Whether the model may do without them.
+            names: Those that it may call; None for all.
+            is_parallel: Whether it may call several at once.
+            template: The model's chat template.
+            dialect: How the model writes calls; None where that is not known.
+
+        Raises:
+            RequestError: A rule about names and numbers is broken, or the model was not made for tools.
+        """
+        _check_names([tool.name for tool in tools], names)
+        if "tools" not in template.variables:
+            raise _not_for_this_model("its chat template does not show them")
+        if dialect is None:
+            raise _not_for_this_model(
+                "its chat template does not tell how it writes calls; start the server with --tool-call-parser"
+            )
+        return cls(
+            shown=[tool.shown() for tool in tools],
+            callable=[tool for tool in tools if names is None or tool.name in names],
+            is_required=mode == "required",
+            is_parallel=is_parallel,
+            dialect=dialect,
+        )
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of those that it may call."""
+        return frozenset(tool.name for tool in self.callable)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts around calls, which must not be left out of the answer's text where they are special tokens."""
+        return markers(self.dialect)
+
+    def grammar(self) -> GrammarSpec:
+        """What the whole text of an answer matches: calls and, unless they are required, free text."""
+        from jsg.constrained.tags import tools_to_structural_tag
+
+        return tools_to_structural_tag(
+            [(tool.name, tool.schema) for tool in self.callable],
+            self.dialect,
+            required=self.is_required,
+            parallel=self.is_parallel,
+        )
+
+
+@final
+class AnswerReader:
+    """Tells the words of one answer from its calls, whole or as they come."""
+
+    def __init__(self, answer: Answer, tools: ToolUse | None) -> None:
+        self._answer = answer
+        self._tools = tools
+        self._parser = None
+        if tools is not None:
+            self._parser = ToolCallParser(tools.dialect, tools.names, self._new_id)
+
+    def read(self, delta: AnswerDelta) -> list[ToolDelta]:
+        """What a delta of the answer adds. Given every delta once and in order."""
+        if self._parser is None:
+            return [ContentDelta(delta.text)] if delta.text else []
+        found = self._parser.push(delta.text)
+        return found if delta.finish is None else found + self._parser.finish()
+
+    def whole(self) -> ParsedAnswer:
+        """All of the answer so far."""
+        if self._tools is None:
+            return ParsedAnswer(self._answer.text, ())
+        return parse_tool_calls(self._answer.text, self._tools.dialect, self._tools.names, self._new_id)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether what was read has calls."""
+        return self._parser is not None and self._parser.num_calls > 0
+
+    def _new_id(self, index: int) -> str:
+        """A name for a call: the same for the same answer. Mistral's templates take nine letters and digits only."""
+        digest = hashlib.sha256(f"{self._answer.request.rid} {index}".encode()).hexdigest()
+        is_mistral = self._tools is not None and self._tools.dialect == "mistral"
+        return digest[:9] if is_mistral else f"call_{digest[:24]}"
+
+
+def dialect_of(chosen: str, template_source: str | None) -> Dialect | None:
+    """The dialect that the server was told, or with "auto" the one that the chat template shows."""
+    return detect_dialect(template_source) if chosen == "auto" else DIALECTS[chosen]
+
+
+def _check_names(tools: Sequence[str], chosen: Sequence[str] | None) -> None:
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools must be at most {MAX_TOOLS}, but got {len(tools)}; leave some out", param="tools")
+    for name in tools:
+        if tools.count(name) > 1:
+            raise RequestError(f"tools must each have a name of its own, but two are {name!r}; rename one", "tools")
+    for name in chosen or ():
+        if name not in tools:
+            raise RequestError(
+                f"tool_choice must name tools of the request, but {name[:100]!r} is none of them; correct it",
+                param="tool_choice",
+            )
+
+
+def _not_for_this_model(reason: str) -> RequestError:
+    return RequestError(
+        f"tools cannot be called by this model: {reason}; leave them out, or serve a model that was made for them",
+        param="tools",
+    )
