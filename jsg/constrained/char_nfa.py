@@ -8,7 +8,8 @@ from jsg.constrained.ir import EMPTY, Alt, Automaton, CharRanges, Chars, Expr, L
 from jsg.constrained.limits import Limits, check
 from jsg.errors import GrammarError
 
-_WHAT = "states of the pattern"
+STATES = "states of the pattern"
+STEPS = "steps to make the states of the pattern"
 WORK_PER_STATE = 100
 """Steps of any construction for each state that an automaton may have."""
 
@@ -59,13 +60,13 @@ class _Construction:
     def _position(self, ranges: CharRanges, after: Iterable[int]) -> int:
         self._label.append(self._sets.setdefault(ranges, len(self._sets)))
         self._follow.append(set(after))
-        check(len(self._label), self._limits.char_states, _WHAT)
+        check(len(self._label), self._limits.char_states, STATES)
         self._spend(len(self._follow[-1]))
         return len(self._label) - 1
 
     def _spend(self, steps: int) -> None:
         self._work += steps
-        check(self._work, self._limits.char_states * WORK_PER_STATE, _WHAT)
+        check(self._work, self._limits.char_states * WORK_PER_STATE, STEPS)
 
     def _before(self, expr: Expr, after: frozenset[int]) -> frozenset[int]:
         """The positions at which a text of `expr` and what comes after it may begin."""

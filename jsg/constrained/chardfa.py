@@ -1,4 +1,4 @@
-"""Deterministic automata over characters, for what needs boolean algebra: one pattern and another, a pattern and not one.
+"""Deterministic automata over characters, for what needs boolean algebra: this pattern and that one, but not a third.
 
 They are made whole, so their size is limited (`Limits.char_states`). Where a cheap answer exists it should be asked for
 first: `as_repeat` and `fit_length` keep a length beside a simple pattern as counts, whatever the numbers are.
@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from jsg.constrained import charset
-from jsg.constrained.char_nfa import WORK_PER_STATE, Nfa, char_nfa
+from jsg.constrained.char_nfa import STATES, STEPS, WORK_PER_STATE, Nfa, char_nfa
 from jsg.constrained.ir import (
     EMPTY,
     NEVER,
@@ -27,7 +27,6 @@ from jsg.constrained.ir import (
 )
 from jsg.constrained.limits import LIMITS, Limits, check
 
-_WHAT = "states of the pattern"
 _DEAD = -1
 
 
@@ -68,11 +67,11 @@ class CharDfa:
                 if target is None:
                     target = rows[state][character] = len(rows)
                     rows.append({})
-                    check(len(rows), limits.char_states, _WHAT)
+                    check(len(rows), limits.char_states, STATES)
                 state = target
             accepting.add(state)
         alphabet = sorted(set(itertools.chain.from_iterable(rows)))
-        check(len(alphabet) * len(rows), limits.char_states * WORK_PER_STATE, _WHAT)
+        check(len(alphabet) * len(rows), limits.char_states * WORK_PER_STATE, STEPS)
         table = tuple([tuple([row.get(character, _DEAD) for character in alphabet]) for row in rows])
         return CharDfa(tuple([charset.of(c) for c in alphabet]), table, frozenset(accepting), limits)
 
@@ -80,20 +79,18 @@ class CharDfa:
     def length(least: int, most: int | None, limits: Limits = LIMITS) -> "CharDfa":
         """The automaton of all texts of `least` to `most` characters (None: without end)."""
         count = least if most is None else most
-        check(count + 1, limits.char_states, _WHAT)
-        rows = [(state + 1,) for state in range(count)] + [(count if most is None else _DEAD,)]
+        check(count + 1, limits.char_states, STATES)
+        last = count if most is None else _DEAD
+        rows = [(state + 1 if state < count else last,) for state in range(count + 1)]
         return CharDfa((charset.UNIVERSE,), tuple(rows), frozenset(range(least, count + 1)), limits)
 
     def accepts(self, text: str) -> bool:
         """Whether the automaton matches the whole text."""
-        intervals = sorted((low, high, i) for i, ranges in enumerate(self.classes) for low, high in ranges)
         state = 0
         for character in text:
-            point = ord(character)
-            i = bisect_right(intervals, (point, charset.MAX_CODE_POINT, len(self.classes))) - 1
-            if i < 0 or intervals[i][1] < point:
-                return False
-            state = self.rows[state][intervals[i][2]]
+            of_character = (i for i, ranges in enumerate(self.classes) if charset.contains(ranges, character))
+            i = next(of_character, None)
+            state = _DEAD if i is None else self.rows[state][i]
             if state == _DEAD:
                 return False
         return state in self.accepting
@@ -107,7 +104,7 @@ class CharDfa:
         rows = [tuple([sink if target == _DEAD else target for target in row]) for row in self.rows]
         if rest:
             rows = [(*row, sink) for row in rows]
-        rows.append((sink,) * len(classes))
+        rows.append(tuple([sink] * len(classes)))
         return CharDfa(classes, tuple(rows), frozenset(range(sink + 1)) - self.accepting, self.limits)
 
     def intersect(self, other: "CharDfa") -> "CharDfa":
@@ -136,8 +133,8 @@ class CharDfa:
                 row.append(number)
             rows.append(tuple(row))
             work += len(pairs)
-            check(len(order), self.limits.char_states, _WHAT)
-            check(work, self.limits.char_states * WORK_PER_STATE, _WHAT)
+            check(len(order), self.limits.char_states, STATES)
+            check(work, self.limits.char_states * WORK_PER_STATE, STEPS)
         accepting = [n for n, (a, b) in enumerate(order) if a in self.accepting and b in other.accepting]
         return CharDfa(classes, tuple(rows), frozenset(accepting), self.limits).trimmed()
 
@@ -306,8 +303,8 @@ def fit_length(expr: Expr, least: int, most: int | None) -> Expr | None:
         return None
     fewest = max(part.min, -(-(least - fixed) // item))
     limit = None if most is None else (most - fixed) // item
-    parts[varying[0]] = _counted(part.item, fewest, _least_of(part.max, limit))
-    return seq(*parts)
+    run_of_items = _counted(part.item, fewest, _least_of(part.max, limit))
+    return seq(*parts[: varying[0]], run_of_items, *parts[varying[0] + 1 :])
 
 
 def fixed_length(expr: Expr) -> int | None:
@@ -379,8 +376,8 @@ def _determinise(nfa: Nfa, limits: Limits) -> CharDfa:
             row[i] = numbers[key]
         rows.append(tuple(row))
         work += len(classes)
-        check(len(order), limits.char_states, _WHAT)
-        check(work, limits.char_states * WORK_PER_STATE, _WHAT)
+        check(len(order), limits.char_states, STATES)
+        check(work, limits.char_states * WORK_PER_STATE, STEPS)
     accepting = [number for number, state in enumerate(order) if nfa.end in state]
     return CharDfa(tuple(classes), tuple(rows), frozenset(accepting), limits).trimmed()
 

@@ -5,6 +5,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from jsg.constrained.places import Place, Places
+
 
 class TokenMasker(Protocol):
     """Follows one text, token by token. What it shares with other maskers changes no answer of either.
@@ -53,3 +55,78 @@ class TokenMasker(Protocol):
     def is_complete(self) -> bool:
         """Whether the text matches the grammar as it is. Changes no state."""
         ...
+
+
+class GrammarMasker:
+    """A `TokenMasker` on the places of a compiled grammar.
+
+    What was accepted is a list of places, so going back is forgetting some and a fork is a copy.
+
+    Attributes:
+        places: Shared with all maskers of the grammar.
+    """
+
+    __slots__ = ("_passed", "_place", "places")
+
+    def __init__(self, places: Places):
+        self.places = places
+        self._place = places.start
+        self._passed: list[Place] = []
+
+    @property
+    def num_accepted(self) -> int:
+        """Tokens that were accepted and not taken back."""
+        return len(self._passed)
+
+    def accept(self, token_id: int) -> bool:
+        """Goes on by one token; see `TokenMasker.accept`."""
+        place = self._place
+        after = place.next.get(token_id) or self.places.step(place, token_id)
+        if after is None:
+            return False
+        self._passed.append(place)
+        self._place = after
+        return True
+
+    def fill_mask(self, out: NDArray[np.uint32]) -> bool:
+        """Writes which tokens may come next; see `TokenMasker.fill_mask`."""
+        mask = self._place.mask or self.places.mask(self._place)
+        if mask.key is None:
+            return False
+        out[...] = mask.words
+        return True
+
+    def mask_key(self) -> bytes | None:
+        """Names the mask by its content; see `TokenMasker.mask_key`."""
+        return (self._place.mask or self.places.mask(self._place)).key
+
+    def forced_bytes(self) -> bytes:
+        """The bytes that must come next; see `TokenMasker.forced_bytes`."""
+        forced = self._place.forced
+        return self.places.forced(self._place) if forced is None else forced
+
+    def rollback(self, num_tokens: int) -> None:
+        """Takes back the last tokens; see `TokenMasker.rollback`."""
+        if not 0 <= num_tokens <= len(self._passed):
+            raise ValueError(
+                f"a rollback must take back no more tokens than the {len(self._passed)} accepted, and none or more, "
+                f"but got {num_tokens}"
+            )
+        if num_tokens:
+            self._place = self._passed[-num_tokens]
+            del self._passed[-num_tokens:]
+
+    def is_complete(self) -> bool:
+        """Whether the text matches the grammar as it is; see `TokenMasker.is_complete`."""
+        return self._place.is_complete
+
+    def is_finished(self) -> bool:
+        """Whether the text is complete and nothing but EOS can follow. Changes no state."""
+        return self._place.is_complete and not self.places.can_continue(self._place)
+
+    def fork(self) -> "GrammarMasker":
+        """Another masker that stands where this one does, with the same tokens to take back."""
+        other = GrammarMasker(self.places)
+        other._place = self._place
+        other._passed = self._passed.copy()
+        return other

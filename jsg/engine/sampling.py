@@ -1,6 +1,6 @@
 """Logits to tokens, on the device and without a sort. Letters: `jsg/models/inputs.py`.
 
-    logits → bias and penalties → temperature → top-k → top-p → min-p → Gumbel-max → token
+    logits → mask → bias and penalties → temperature → top-k → top-p → min-p → Gumbel-max → token
 
 Everything is row by row and a function of the row's own inputs; the noise of a token is a hash of (seed, output index,
 vocabulary id). So a request draws the same tokens in any batch, after a retract, and on any number of devices.
@@ -54,6 +54,20 @@ class PenaltyTables(NamedTuple):
     bias: Float[Array, "rows V"]
 
 
+class TokenMasks(NamedTuple):
+    """What grammars allow at each row of logits.
+
+    Attributes:
+        pool: Masks; token t is bit t & 31 of word t >> 5. Row 0 allows everything.
+        rows: Which of them holds for each row.
+        forced: The token that a row has whatever its logits say; -1 where they say it.
+    """
+
+    pool: UInt[Array, "N W"]
+    rows: Int[Array, " R"]
+    forced: Int[Array, " R"]
+
+
 class Logprobs(NamedTuple):
     """Log-probabilities of each row under the unmodified logits."""
 
@@ -63,8 +77,20 @@ class Logprobs(NamedTuple):
     chosen: Float[Array, "R chosen"]
 
 
+def allowed_tokens(masks: TokenMasks, vocab: int) -> Bool[Array, "R {vocab}"]:
+    """The masks of the rows, a bit each."""
+    words = masks.pool[masks.rows]
+    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return bits.reshape(len(words), -1)[:, :vocab] > 0
+
+
 def choose_tokens(
-    logits: Float[Array, "R V"], inputs: SamplingInputs, tables: PenaltyTables | None, *, is_sampled: bool
+    logits: Float[Array, "R V"],
+    inputs: SamplingInputs,
+    tables: PenaltyTables | None,
+    allowed: Bool[Array, "R V"] | None = None,
+    *,
+    is_sampled: bool,
 ) -> Int[Array, " R"]:
     """The next token of each row; -1 where the logits are not finite.
 
@@ -72,9 +98,11 @@ def choose_tokens(
         logits: Of the model.
         inputs: One per row.
         tables: None where no row has penalties or a bias.
+        allowed: What a grammar allows; None where no row has one.
         is_sampled: Static; False where every row is greedy.
     """
-    adjusted = logits if tables is None else _penalised(logits, inputs, tables)
+    adjusted = logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
+    adjusted = adjusted if tables is None else _penalised(adjusted, inputs, tables)
     if is_sampled:
         is_greedy = inputs.temperature == 0
         temperature = jnp.where(is_greedy, 1.0, inputs.temperature)
@@ -84,6 +112,12 @@ def choose_tokens(
         adjusted = jnp.where(is_greedy[:, None], adjusted, drawn)
     is_bad = jnp.isnan(jnp.max(logits, axis=-1))
     return jnp.where(is_bad, -1, jnp.argmax(adjusted, axis=-1)).astype(jnp.int32)
+
+
+def kept_mass(logits: Float[Array, "R V"], allowed: Bool[Array, "R V"]) -> Float[Array, " R"]:
+    """The probability that the model gives to all allowed tokens together."""
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    return jnp.sum(jnp.where(allowed, weights, 0), axis=-1) / jnp.sum(weights, axis=-1)
 
 
 def count_tokens(tables: PenaltyTables, inputs: SamplingInputs, tokens: Int[Array, " R"]) -> PenaltyTables:

@@ -8,15 +8,18 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
 
 from jsg.cache.pool import KVPool
 from jsg.engine.sampling import (
     Logprobs,
     PenaltyTables,
     SamplingInputs,
+    TokenMasks,
+    allowed_tokens,
     choose_tokens,
     count_tokens,
+    kept_mass,
     token_logprobs,
 )
 from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
@@ -34,10 +37,11 @@ PROMPT_ROWS = 64
 
 
 class StepOutput(NamedTuple):
-    """What a step hands to the host."""
+    """What a step hands to the host: log-probabilities where they are asked for, and with grammars the mass they kept."""
 
     tokens: Int[Array, " R"]
     logprobs: Logprobs | None
+    kept_mass: Float[Array, " R"] | None = None
 
 
 class PackedInputs(NamedTuple):
@@ -147,17 +151,22 @@ def sample(
     last_token: Int[Array, " R"],
     tables: PenaltyTables | None,
     chosen: Int[Array, "B chosen"] | None,
+    masks: TokenMasks | None = None,
     *,
     is_sampled: bool,
     num_top: int,
 ) -> tuple[StepOutput, Int[Array, " R"], PenaltyTables | None]:
     """Tokens (and log-probabilities where `chosen` is given), and the tables after them."""
     inputs = unpack_sampling(packed)
-    tokens = choose_tokens(logits, inputs, tables, is_sampled=is_sampled)
+    allowed = None if masks is None else allowed_tokens(masks, logits.shape[1])
+    tokens = choose_tokens(logits, inputs, tables, allowed, is_sampled=is_sampled)
+    if masks is not None:
+        tokens = jnp.where((masks.forced >= 0) & (tokens >= 0), masks.forced, tokens)
     if tables is not None:
         tables = count_tokens(tables, inputs, tokens)
     logprobs = None if chosen is None else token_logprobs(logits, tokens, chosen, num_top)
-    return StepOutput(tokens, logprobs), last_token.at[inputs.rows].set(jnp.maximum(tokens, 0)), tables
+    mass = None if chosen is None or allowed is None else kept_mass(logits, allowed)
+    return StepOutput(tokens, logprobs, mass), last_token.at[inputs.rows].set(jnp.maximum(tokens, 0)), tables
 
 
 def prompt_logprobs(
@@ -175,13 +184,21 @@ def prompt_logprobs(
     def one_part(part: tuple[Array, Array, Array]) -> Logprobs:
         return token_logprobs(model.logits(part[0]), part[1], part[2], num_top)
 
-    parts = [x.reshape(-1, PROMPT_ROWS, *x.shape[1:]) for x in (hidden, targets, chosen)]
+    rows = min(PROMPT_ROWS, len(targets))
+    parts = [x.reshape(-1, rows, *x.shape[1:]) for x in (hidden, targets, chosen)]
     return Logprobs(*(x.reshape(-1, *x.shape[2:]) for x in lax.map(one_part, tuple(parts))))
 
 
 def write_rows(page_table: Int[Array, "R C"], rows: Int[Array, " k"], pages: Int[Array, "k C"]) -> Int[Array, "R C"]:
     """The page table with whole rows replaced; row 0 is the dump."""
     return page_table.at[rows].set(pages)
+
+
+def write_masks(
+    pool: UInt[Array, "N W"], rows: Int[Array, " k"], masks: UInt[Array, "k W"]
+) -> UInt[Array, "N W"]:
+    """The pool of token masks with some rows replaced; what is written to row 0 must be what it holds."""
+    return pool.at[rows].set(masks)
 
 
 def write_counts(

@@ -3,25 +3,26 @@
 Each model family was trained on one written form, its dialect:
 
     llama3_json   {"name": "f", "parameters": {…}}; {"name": …}        with or without <|python_tag|> before it
-    hermes        <tool_call>\\n{"name": "f", "arguments": {…}}\\n</tool_call>    (Qwen too)
+    hermes        <tool_call> {"name": "f", "arguments": {…}} </tool_call>    with line breaks; Qwen too
     mistral       [TOOL_CALLS][{"name": "f", "arguments": {…}}, …]   or   [TOOL_CALLS]f[ARGS]{…}
 
 What only looks like a call (no JSON, a name that no tool has, arguments that are no object) stays text.
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Collection
 from typing import Literal, final
 
 from jsg.processing.call_reader import CallReader
-from jsg.processing.json_scanner import JsonScanner, ScanStep
+from jsg.processing.json_scanner import ScanStep
 from jsg.processing.stop_strings import StopMatcher
 
 Dialect = Literal["llama3_json", "hermes", "mistral"]
 
 _WHITESPACE = " \t\r\n"
-_MAX_HEADER_LEN = 400
+_MAX_HELD_LEN = 400  # beyond it neither a header nor whitespace is waited for
 _HEADER = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*", re.ASCII)
 
 
@@ -48,9 +49,7 @@ _FORMS: dict[Dialect, _Form] = {
     "llama3_json": _Form(
         ('{"name"', '{"type": "function"', "<|python_tag|>"), "", "parameters", _WHITESPACE + ";,", ("<|python_tag|>",)
     ),
-    "hermes": _Form(
-        ("<tool_call>",), "</tool_call>", "arguments", _WHITESPACE, ("<tool_call>", "</tool_call>")
-    ),
+    "hermes": _Form(("<tool_call>",), "</tool_call>", "arguments", _WHITESPACE, ("<tool_call>", "</tool_call>")),
     "mistral": _Form(("[TOOL_CALLS]",), "", "arguments", _WHITESPACE, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
 }
 
@@ -174,7 +173,6 @@ class ToolCallParser:
         self._droppable = _WHITESPACE
         self._reader = CallReader(self._form.arguments, self._names)
         self._is_begun = False
-        self._num_reported = 0
         self._is_list = False
         self._deltas: list[ToolDelta] = []
 
@@ -186,25 +184,27 @@ class ToolCallParser:
 
     def finish(self) -> list[ToolDelta]:
         """Ends the text: what was held back comes out."""
-        held, self._held = self._held, ""
-        if not self._is_begun and held:
-            self._report_text(held)
+        is_behind_call = self._state in (self._in_list, self._in_closing) and self.num_calls > 0
+        if not is_behind_call:
+            self._report_text(self._take_held())
         if self.num_calls == 0 and self._gap:
             self._deltas.append(ContentDelta(self._gap))
-        self._gap = ""
+        self._gap = self._held = ""
         return self._take()
 
     def _take(self) -> list[ToolDelta]:
         """The deltas so far, those that belong together joined."""
+        if self._is_begun:
+            self._report_fragment()
         joined: list[ToolDelta] = []
-        for delta in self._deltas:
-            last = joined[-1] if joined else None
-            if isinstance(last, ContentDelta) and isinstance(delta, ContentDelta):
-                joined[-1] = ContentDelta(last.text + delta.text)
-            elif isinstance(last, CallDelta) and isinstance(delta, CallDelta) and last.index == delta.index:
-                joined[-1] = dataclasses.replace(last, arguments=last.arguments + delta.arguments)
+        for index, group in itertools.groupby(self._deltas, lambda d: d.index if isinstance(d, CallDelta) else None):
+            deltas = list(group)
+            first = deltas[0]
+            if isinstance(first, ContentDelta) or index is None:
+                joined.append(ContentDelta("".join(d.text for d in deltas if isinstance(d, ContentDelta))))
             else:
-                joined.append(delta)
+                arguments = "".join(d.arguments for d in deltas if isinstance(d, CallDelta))
+                joined.append(dataclasses.replace(first, arguments=arguments))
         self._deltas = []
         return joined
 
@@ -235,13 +235,13 @@ class ToolCallParser:
             self._begin_reader()
             self._in_call(char)
         elif char == "[" and is_mistral:
-            self._held += char
+            self._hold(char)
             self._is_list = True
             self._state = self._in_list
         elif char in _WHITESPACE:
-            self._held += char
+            self._hold(char)
         elif is_mistral and _HEADER.fullmatch(char):
-            self._held += char
+            self._hold(char)
             self._state = self._in_header
         else:
             self._fail(char)
@@ -254,16 +254,14 @@ class ToolCallParser:
         elif char == "]" and self.num_calls:
             self._end_section()
         elif char in _WHITESPACE + ",":
-            self._held += char
+            self._hold(char)
         else:
             self._fail(char)
 
     def _in_header(self, char: str) -> None:
         """In the name before arguments that stand alone."""
         if char != "{":
-            self._held += char
-            if len(self._held) > _MAX_HEADER_LEN or char in '"}\n':
-                self._fail("")
+            self._hold(char)
             return
         header = _HEADER.fullmatch(self._held.removeprefix("[TOOL_CALLS]").lstrip())
         if header is None or (self._names is not None and header[1] not in self._names):
@@ -278,11 +276,12 @@ class ToolCallParser:
         if step is ScanStep.WRONG:
             self._fail(char)
             return
-        self._held += char
-        if self._streams or step is ScanStep.LAST:
-            self._report_call()
-        if step is not ScanStep.LAST:
+        is_complete = step is ScanStep.LAST
+        if not self._is_begun and (self._streams or is_complete):
+            self._begin_call()
+        if not is_complete:
             return
+        self._report_fragment()
         self._held = ""
         self._is_begun = False
         if self._is_list:
@@ -295,10 +294,11 @@ class ToolCallParser:
     def _in_closing(self, char: str) -> None:
         """Behind a call, where its closing string should come."""
         self._held += char
-        closing = self._held.lstrip()
+        closing = self._held.lstrip(_WHITESPACE)
         if closing == self._form.closing:
+            self._held = ""
             self._end_section()
-        elif not self._form.closing.startswith(closing):
+        elif not self._form.closing.startswith(closing) or len(self._held) > _MAX_HELD_LEN:
             held, self._held = self._held, ""
             self._end_section()
             for part in held:
@@ -306,13 +306,23 @@ class ToolCallParser:
 
     # What the places share.
 
+    def _hold(self, char: str) -> None:
+        self._held += char
+        if len(self._held) > _MAX_HELD_LEN:
+            self._fail("")
+
+    def _take_held(self) -> str:
+        """What is neither reported nor dropped, but for the gap before it; nothing is held then."""
+        is_in_call = self._state == self._in_call
+        held = "" if self._is_begun else self._held + (self._reader.text if is_in_call else "")
+        self._held = ""
+        return held
+
     def _begin_reader(self, name: str | None = None) -> None:
         self._reader = CallReader(self._form.arguments, self._names, name)
-        self._num_reported = 0
         self._state = self._in_call
 
     def _end_section(self) -> None:
-        self._held = ""
         self._is_begun = False
         self._is_list = False
         self._matcher = StopMatcher(self._form.openings)
@@ -320,34 +330,35 @@ class ToolCallParser:
 
     def _fail(self, char: str) -> None:
         """What was held is no call: it is text, and the character is looked at anew."""
-        held = "" if self._is_begun else self._held
+        if self._is_begun:
+            self._report_fragment()
+        held = self._take_held()
         self._end_section()
         self._report_text(held)
         if char:
             self._in_content(char)
 
-    def _report_call(self) -> None:
-        reader = self._reader
-        if reader.name is None or not reader.has_arguments:
+    def _begin_call(self) -> None:
+        """Reports that a call has begun, if that is known by now."""
+        name = self._reader.name
+        if name is None or not self._reader.has_arguments:
             return
-        if not self._is_begun:
-            self._is_begun = True
-            self._gap = ""
-            self._droppable = self._form.between
-            self._deltas.append(CallDelta(self.num_calls, self._new_id(self.num_calls), reader.name, ""))
-            self.num_calls += 1
-        fragment = reader.arguments[self._num_reported :]
-        if fragment:
+        self._is_begun = True
+        self._gap = ""
+        self._droppable = self._form.between
+        self._deltas.append(CallDelta(self.num_calls, self._new_id(self.num_calls), name, ""))
+        self.num_calls += 1
+
+    def _report_fragment(self) -> None:
+        if fragment := self._reader.take_fragment():
             self._deltas.append(CallDelta(self.num_calls - 1, None, None, fragment))
-            self._num_reported += len(fragment)
 
     def _report_text(self, text: str) -> None:
         """Shows text, but keeps back what is dropped should a call follow, or if it stands behind the last one."""
         text = self._gap + text
-        shown = text.rstrip(_WHITESPACE) if text.strip(self._droppable) else ""
+        is_shown = text.strip(self._droppable) or len(text) > _MAX_HELD_LEN
+        shown = text.rstrip(_WHITESPACE) or text if is_shown else ""
         self._gap = text[len(shown) :]
         if shown:
             self._deltas.append(ContentDelta(shown))
             self._droppable = _WHITESPACE
-
-

@@ -9,6 +9,8 @@ from jsg.kernels_pallas.tile import MIN_GROUP, QUERY_TILE
 
 SMALLEST_EXTEND = 64
 SMALLEST_GROUPED = 32
+DRAFT_ROWS = 64
+"""Rows of logits for drafts beside those of the requests."""
 
 
 class Phase(enum.StrEnum):
@@ -53,6 +55,8 @@ class Buckets:
         decode: Keys of decode steps, smallest first; empty in deterministic mode.
         extend: Keys of extend steps, smallest first; exactly one in deterministic mode.
         chunk: New tokens in one step at most.
+        drafts: Keys of extend steps with logits for every token, smallest first; empty in deterministic mode, where the
+            one shape has them anyway.
         grouped: Keys of decode steps that read shared prefixes once, smallest first; empty where nothing can. Each has
             room for the groups of any batch of its size.
     """
@@ -61,11 +65,12 @@ class Buckets:
     extend: tuple[BucketKey, ...]
     chunk: int
     grouped: tuple[BucketKey, ...] = ()
+    drafts: tuple[BucketKey, ...] = ()
 
     @property
     def all(self) -> tuple[BucketKey, ...]:
         """Every key."""
-        return self.decode + self.extend + self.grouped
+        return self.decode + self.extend + self.drafts + self.grouped
 
     @property
     def max_rows(self) -> int:
@@ -81,6 +86,15 @@ class Buckets:
         """The smallest shape that holds a step of `num_tokens`."""
         keys = self.decode if phase is Phase.DECODE and self.decode else self.extend
         return keys[bisect.bisect_left(keys, num_tokens, key=lambda key: key.num_tokens)]
+
+    def pick_drafts(self, num_tokens: int, num_rows: int) -> BucketKey:
+        """The smallest extend shape that holds so many new tokens and rows of logits; there must be one."""
+        return self.larger(BucketKey(Phase.EXTEND, num_tokens, num_rows))[0]
+
+    def larger(self, key: BucketKey) -> list[BucketKey]:
+        """Extend shapes that can stand in for one, those for drafts included, smallest first."""
+        keys = [k for k in self.extend + self.drafts if k.num_tokens >= key.num_tokens and k.num_rows >= key.num_rows]
+        return sorted(keys)
 
     def pick_grouped(self, num_tokens: int) -> BucketKey | None:
         """The smallest decode shape that reads shared prefixes once and holds `num_tokens`; None where there is none.
@@ -115,6 +129,7 @@ def make_buckets(max_running: int, chunk: int, *, row_multiple: int = 1, shares_
         extend=tuple(BucketKey(Phase.EXTEND, size, max_rows) for size in extend),
         chunk=chunk,
         grouped=tuple(_grouped_keys(max_rows)) if shares_prefixes else (),
+        drafts=tuple(key for key in _draft_keys(max_rows) if key.num_tokens > max_rows),
     )
 
 
@@ -145,6 +160,15 @@ def _check_chunk(max_running: int, chunk: int) -> None:
 def _decode_sizes(max_rows: int, multiple: int) -> list[int]:
     sizes = [1, 4, 8, 16, 32, 64, *range(96, max_rows, 32)]
     return [size for size in sizes if size < max_rows and size % multiple == 0] + [max_rows]
+
+
+def _draft_keys(max_rows: int) -> list[BucketKey]:
+    """One for a few requests with drafts, and one with `DRAFT_ROWS` for them beside a full batch."""
+    few = DRAFT_ROWS // 4
+    sizes = (few,) if max_rows <= few // 2 else (few, DRAFT_ROWS) if max_rows <= DRAFT_ROWS // 2 else (DRAFT_ROWS,)
+    if max_rows > DRAFT_ROWS // 2:
+        sizes += (-(-(max_rows + DRAFT_ROWS) // DRAFT_ROWS) * DRAFT_ROWS,)
+    return [BucketKey(Phase.EXTEND, size, size) for size in sizes]
 
 
 def _grouped_keys(max_rows: int) -> list[BucketKey]:

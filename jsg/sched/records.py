@@ -1,6 +1,8 @@
 """What the scheduler keeps of each request, and the batch it hands to the engine."""
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -32,7 +34,9 @@ class Placement:
         num_tree_pages: Leading pages that the radix tree owns; the others are the row's own ("uncached").
         num_dispatched: Positions whose KV has been computed or is being computed.
         is_prefilling: Some of the tokens known at admission are not dispatched yet.
-        num_in_flight: Tokens sampled for it by a step that is not committed yet: 0 or 1.
+        num_in_flight: 1 while a step that samples for it is not committed yet, else 0. With drafts that step may give
+            several tokens; then it is committed before the next is planned.
+        device_has_last: The device's own table holds its last token; not so after drafts.
     """
 
     row: int
@@ -41,6 +45,7 @@ class Placement:
     num_dispatched: int
     is_prefilling: bool = True
     num_in_flight: int = 0
+    device_has_last: bool = True
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -107,6 +112,19 @@ def new_running_request(request: Request, arrival: int, now_s: float) -> Running
     return RunningRequest(request, arrival, tokens, len(prompt), len(prompt), arrived_s=now_s)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Proposal:
+    """Tokens that may follow a request's last one, at least one.
+
+    Attributes:
+        tokens: In their order.
+        is_forced: They are taken whatever the model says; otherwise as far as it says the same.
+    """
+
+    tokens: tuple[int, ...]
+    is_forced: bool
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class BatchEntry:
     """One request's part of a step. Never changed; not frozen because that makes it five times as slow to build.
@@ -117,10 +135,13 @@ class BatchEntry:
         start: Position of its first new token.
         num_new: New tokens: 1 in decode, a chunk in prefill.
         write_start: Positions before it are in the radix tree already and must not be written.
-        output_index: Index among the output tokens of the token that the step may sample.
+        output_index: Index among the output tokens of the first token that the step may sample.
         from_device: The one new token was sampled by an earlier step and is read from the device's own table.
         samples: The step samples its next token.
         ends_prefill: The last chunk of a prompt.
+        num_drafts: New tokens at its end that are not committed but proposed. Each, and the token before them, has a
+            row of logits and samples its next token.
+        is_forced: The drafts are taken whatever is sampled in their places.
     """
 
     running: RunningRequest
@@ -132,6 +153,28 @@ class BatchEntry:
     from_device: bool = False
     samples: bool = False
     ends_prefill: bool = False
+    num_drafts: int = 0
+    is_forced: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits."""
+        return self.num_drafts + 1
+
+    @property
+    def drafts(self) -> list[int]:
+        """The proposed tokens; only until the step is committed."""
+        end = self.start + self.num_new
+        return self.running.tokens[end - self.num_drafts : end].tolist()
+
+    def taken(self, sampled: Sequence[int]) -> list[int]:
+        """Of the tokens sampled in its rows those that count: up to the first that is not the draft in its place."""
+        num_equal = 0
+        for draft, token in zip(self.drafts, sampled, strict=False):
+            if draft != token:
+                break
+            num_equal += 1
+        return list(sampled[: num_equal + 1])
 
     @property
     def scores_prompt(self) -> bool:
@@ -168,6 +211,7 @@ class Batch:
         admitted: Those of its requests that were admitted for this step: their device tables must be written first.
         dirty_rows: Rows of the request table whose host copy is ahead of the device's.
         groups: Prefixes worth reading once for several entries. A hint: a step may ignore them.
+        has_drafts: Some entry has.
     """
 
     key: BucketKey
@@ -176,3 +220,11 @@ class Batch:
     admitted: tuple[RunningRequest, ...]
     dirty_rows: tuple[int, ...]
     groups: tuple[PrefixGroup, ...] = ()
+    has_drafts: bool = False
+
+    @property
+    def first_rows(self) -> Sequence[int]:
+        """The first row of logits of each entry."""
+        if not self.has_drafts:
+            return range(len(self.entries))
+        return list(itertools.accumulate((entry.num_rows for entry in self.entries[:-1]), initial=0))

@@ -63,6 +63,7 @@ class ChatPrompt:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         answers: Mapping[int, Sequence[int]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[int, ...]:
         """The prompt tokens of a conversation.
 
@@ -75,6 +76,7 @@ class ChatPrompt:
             template_kwargs: More variables of the template, such as `enable_thinking`, as a client gave them.
             answers: By index of a message, the tokens that the model wrote and of which its content is the text. They
                 stand in the prompt as they are where the template leaves the content alone.
+            tools: What the model may call, for the template; the texts in them are the client's too.
 
         Raises:
             RequestError: The template does not take the messages, or a variable of the template breaks a rule.
@@ -88,6 +90,7 @@ class ChatPrompt:
         rendered = self._template.render(
             marked,
             add_generation_prompt=add_generation_prompt and not continue_final_message,
+            tools=None if tools is None else self._mark_specials(list(tools), marks),
             **self._mark_specials(_checked_kwargs(template_kwargs or {}, self._template.variables), marks),
         )
         if continue_final_message:

@@ -57,5 +57,6 @@ def grammar_fields(
                 'another; leave one out, or set tool_choice to "none"',
                 param=constraint.field,
             )
-        return {"grammar": dataclasses.replace(tools.grammar(), **options)}
+        grammar = {"grammar": dataclasses.replace(tools.grammar(), **options)}
+        return grammar | ({"skip_special_tokens": False} if tools.has_special_marks else {})
     return options if constraint is None else {constraint.kind: constraint.value, **options}

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from jsg.config import EngineConfig, ServerConfig
 from jsg.engine.client import EngineClient
 from jsg.errors import ModelNotFoundError
+from jsg.processing.tool_calls import Dialect
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.generation import Generator
 from jsg.server.text_threads import TextThreads
@@ -24,6 +25,7 @@ class Front:
         model_name: The one model that is served here, as clients call it.
         created: When it was ready, in seconds since the epoch.
         dialect: How the model writes calls of tools; None where that is not known.
+        special: The texts of its special tokens.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class Front:
         self.engine_config = engine
         self.server_config = server
         self.created = int(time.time())
-        self.dialect = dialect_of(getattr(server, "tool_call_parser", "auto"), generator.tokenizer.chat_template)
+        tokenizer = generator.tokenizer
+        self.dialect: Dialect | None = dialect_of(getattr(server, "tool_call_parser", "auto"), tokenizer.chat_template)
+        self.special = frozenset(tokenizer.token_bytes(i).decode(errors="replace") for i in tokenizer.special_ids)
         self.model_name = server.served_model_name or public_name(engine.model_path)
 
     def check_model(self, name: str | None) -> None:

@@ -6,7 +6,7 @@ What a call looks like in text is a dialect, which the model has learnt; `jsg.pr
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal, final, get_args
 
 from jsg.errors import RequestError
@@ -71,6 +71,7 @@ class ToolUse:
         is_required: It calls at least one; otherwise it may answer in text.
         is_parallel: It may call several at once.
         dialect: How calls are written.
+        has_special_marks: What stands around calls are special tokens, so these must not be left out of the text.
     """
 
     shown: Sequence[Mapping[str, Any]]
@@ -78,6 +79,7 @@ class ToolUse:
     is_required: bool
     is_parallel: bool
     dialect: Dialect
+    has_special_marks: bool
 
     @classmethod
     def of(
@@ -89,6 +91,7 @@ class ToolUse:
         is_parallel: bool,
         template: ChatTemplate,
         dialect: Dialect | None,
+        special: Container[str],
     ) -> "ToolUse":
         """The use of these tools by a model.
 
@@ -99,6 +102,7 @@ class ToolUse:
             is_parallel: Whether it may call several at once.
             template: The model's chat template.
             dialect: How the model writes calls; None where that is not known.
+            special: The texts of its special tokens.
 
         Raises:
             RequestError: A rule about names and numbers is broken, or the model was not made for tools.
@@ -116,17 +120,13 @@ class ToolUse:
             is_required=mode == "required",
             is_parallel=is_parallel,
             dialect=dialect,
+            has_special_marks=any(mark in special for mark in markers(dialect)),
         )
 
     @property
     def names(self) -> frozenset[str]:
         """Of those that it may call."""
         return frozenset(tool.name for tool in self.callable)
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """Texts around calls, which must not be left out of the answer's text where they are special tokens."""
-        return markers(self.dialect)
 
     def grammar(self) -> GrammarSpec:
         """What the whole text of an answer matches: calls and, unless they are required, free text."""

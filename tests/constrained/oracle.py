@@ -202,7 +202,9 @@ class OracleMachine:
             if bag.max is not None and len(missing - {i}) > bag.max - count - 1:
                 continue
             bits = used | 1 << i if item.is_once else used
-            behind: Stack = (item.expr, (_Bagging(bag, count + 1, bits), rest))
+            # Without an end only "often enough" matters.
+            after = count + 1 if bag.max is not None else min(count + 1, max(bag.min, 1))
+            behind: Stack = (item.expr, (_Bagging(bag, after, bits), rest))
             stacks.append((bag.separator, behind) if count else behind)
         return stacks
 

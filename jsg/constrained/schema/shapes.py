@@ -93,13 +93,35 @@ class Contains:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Contains:
+    """How many items of an array are of a kind.
+
+    Attributes:
+        prefix: For each of the array's `prefix` the node of what is valid there and of the kind.
+        items: The same for its `items`.
+        other_prefix: What is valid there and not of the kind; None (with `other_items`) where no node says so, and
+            then `most` is None.
+        other_items: The same for `items`.
+        least: So many at least.
+        most: So many at most; None for any number.
+    """
+
+    prefix: tuple[NodeName, ...]
+    items: NodeName
+    other_prefix: tuple[NodeName, ...] | None
+    other_items: NodeName | None
+    least: int
+    most: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Array:
     """An array.
 
     Attributes:
         prefix: Nodes of the first items.
         items: Node of the others.
-        contains: How many items are of which kind. An array that has any has no `prefix`.
+        contains: How many of all items are of a kind; None where no kind matters.
         is_unique: No two items are equal.
     """
 
@@ -107,7 +129,7 @@ class Array:
     items: NodeName = ANY
     min_items: int = 0
     max_items: int | None = None
-    contains: tuple[Contains, ...] = ()
+    contains: Contains | None = None
     is_unique: bool = False
 
 
@@ -139,8 +161,8 @@ class Object:
         additional_excludes: All patterns that keep a name from being additional.
         names: String shapes, each of which all names outside `properties` are valid for, as alternatives: a name is
             valid where any of them takes it; None where every name is.
-        some: (name, node), for each of which there is a member outside `properties` with such a name and a value that is
-            valid for the node. One member may serve several.
+        some: (name, node) for members that must be there, each one of its own, outside `properties`. The name's shape
+            and the node are all that holds for that member: patterns, `names` and what is declared are worked in.
         dependents: Name → names that must be there with it, all in `properties`.
     """
 

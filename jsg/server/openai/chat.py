@@ -11,17 +11,27 @@ from starlette.responses import Response
 from jsg.errors import RequestError
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.chat_template import ChatTemplate
+from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.caller import ApiCall, CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_SCORES
 from jsg.server.http.body import Checked
 from jsg.server.http.json_body import BodyBytes, new_router
-from jsg.server.openai.body import MAX_NAME_CHARS, NO_GRAMMAR, Only, OpenAIBody
-from jsg.server.openai.common import TokenNames, finish_of, head_of, respond, shown_logprob
+from jsg.server.openai.body import MAX_NAME_CHARS, Only, OpenAIBody
+from jsg.server.openai.common import TokenNames, constraint_of, finish_of, head_of, respond, shown_logprob
 from jsg.server.openai.messages import Message
+from jsg.server.openai.tools import (
+    ChatTool,
+    FunctionDefinition,
+    NamedFunction,
+    ToolChoice,
+    shown_call,
+    shown_change,
+    use_of,
+)
+from jsg.server.tool_use import MAX_TOOLS, AnswerReader, ToolUse
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
-_NO_TOOLS = "calls of tools are not in this version; describe the tools in a message and read the calls from the text"
 _NO_AUDIO = "models write text only in this version"
 _THOUGHTS = "thoughts are not told apart from the answer in this version; they are in its text"
 _OWN_TEMPLATE = "a template is a program, and programs of clients are never run; send text to /v1/completions"
@@ -37,7 +47,6 @@ class ChatBody(OpenAIBody):
     REFUSED: ClassVar[Mapping[str, str]] = {
         **OpenAIBody.REFUSED,
         **dict.fromkeys(("audio", "modality"), _NO_AUDIO),
-        "functions": _NO_TOOLS,
         "chat_template": _OWN_TEMPLATE,
         "documents": "write them into a message",
         "echo": "with continue_final_message put the last message in front of the answer",
@@ -50,11 +59,6 @@ class ChatBody(OpenAIBody):
 
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         **OpenAIBody.ACCEPTED,
-        "response_format": '`{"type": "text"}` only; ' + NO_GRAMMAR,
-        "tools": "an empty list only; no tool is ever called",
-        "tool_choice": '"none" only; no tool is ever called',
-        "function_call": '"none" only; no function is ever called',
-        "parallel_tool_calls": "no tool is ever called",
         "modalities": '`["text"]` only; models write text',
         "service_tier": '"auto" and "default" only; there is one tier',
         "store": "false only; /v1/responses stores answers",
@@ -82,12 +86,20 @@ class ChatBody(OpenAIBody):
         None,
         description="Variables of the chat template, such as `enable_thinking`; one that it does not read is refused.",
     )
+    tools: Annotated[Checked[ChatTool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description="What the model may call, if it was made for tools."
+    )
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(
+        None, description='"auto", the default: text or calls; "required": at least one call.'
+    )
+    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
+    functions: Annotated[Checked[FunctionDefinition], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description="The old form of `tools`; the answer then has `function_call`, one at most."
+    )
+    function_call: Literal["none", "auto"] | NamedFunction | None = Field(
+        None, description="The old form of `tool_choice`."
+    )
 
-    response_format: Annotated[Any, Only(({"type": "text"},), NO_GRAMMAR)] = None
-    tools: Annotated[Any, Only(([],), _NO_TOOLS)] = None
-    tool_choice: Annotated[Any, Only(("none",), _NO_TOOLS)] = None
-    function_call: Annotated[Any, Only(("none",), _NO_TOOLS)] = None
-    parallel_tool_calls: bool | None = None
     modalities: Annotated[Any, Only((["text"],), _NO_AUDIO)] = None
     service_tier: Annotated[Any, Only(("auto", "default"), "there is one tier; leave it out")] = None
     store: Annotated[Any, Only((False,), "chat completions are not stored; use /v1/responses")] = None
@@ -115,9 +127,22 @@ class ChatBody(OpenAIBody):
             )
         return {**kwargs, "reasoning_effort": self.reasoning_effort}
 
+    def tool_use(self, front: Front) -> ToolUse | None:
+        """How the answer may call tools; None where it may not. Raises RequestError."""
+        is_parallel = self.parallel_tool_calls is not False and not self.functions
+        if not self.functions:
+            tools = [tool.function.tool() for tool in self.tools or ()]
+            return use_of(front, tools, self.tool_choice, is_parallel=is_parallel)
+        choice = self.function_call
+        named = ToolChoice(type="function", function=choice) if isinstance(choice, NamedFunction) else choice
+        return use_of(front, [function.tool() for function in self.functions], named, is_parallel=is_parallel)
+
     def _names(self) -> dict[str, str]:
+        tools = {"grammar": "tools"} if self.tools else {}
+        if self.functions:
+            tools = {"grammar": "functions", "tools": "functions", "tool_choice": "function_call"}
         limit = {} if self.max_completion_tokens is None else {"max_new_tokens": "max_completion_tokens"}
-        return super()._names() | limit | {"top_logprobs_num": "top_logprobs"}
+        return tools | super()._names() | limit | {"top_logprobs_num": "top_logprobs"}
 
     def _params(self) -> dict[str, str]:
         return super()._params() | ({"max_new_tokens": self.PROMPT} if self.max_new_tokens is None else {})
@@ -135,6 +160,10 @@ class ChatBody(OpenAIBody):
                 "only one",
                 "add_generation_prompt",
             )
+        if self.functions and (self.tools or self.tool_choice is not None):
+            raise RequestError("functions is the old form of tools; give only one", "functions")
+        if isinstance(self.function_call, NamedFunction) and not self.functions:
+            raise RequestError("function_call needs functions to choose from; leave it out", "function_call")
         return self
 
 
@@ -142,30 +171,60 @@ class ChatBody(OpenAIBody):
 class ChatChoice:
     """One answer as a message, or as changes to one."""
 
-    def __init__(self, index: int, answer: Answer, names: TokenNames) -> None:
+    def __init__(
+        self, index: int, answer: Answer, names: TokenNames, tools: ToolUse | None = None, *, is_old: bool = False
+    ) -> None:
+        """With `is_old` a call is shown as a `function_call`, which was before there were `tool_calls`."""
         self.answer = answer
         self._index = index
         self._names = names
+        self._reader = AnswerReader(answer, tools)
+        self._is_old = is_old
         self._has_begun = False
 
     def whole(self) -> dict[str, Any]:
         """The finished answer."""
-        message = {"role": "assistant", "content": self.answer.text, "refusal": None}
-        logprobs = self._logprobs(self.answer.logprobs)
-        return {"index": self._index, "message": message, "logprobs": logprobs, **finish_of(self.answer)}
+        found = self._reader.whole()
+        message = {"role": "assistant", "content": found.content, "refusal": None}
+        if found.calls and self._is_old:
+            message["function_call"] = shown_call(found.calls[0])["function"]
+        elif found.calls:
+            message["tool_calls"] = [shown_call(call) for call in found.calls]
+        choice = {"index": self._index, "message": message, "logprobs": self._logprobs(self.answer.logprobs)}
+        return choice | self._finish(has_calls=bool(found.calls)) | constraint_of(self.answer)
 
     def pieces(self, delta: AnswerDelta) -> list[dict[str, Any]]:
-        """The role, once; the text; the reason for the end."""
-        finish = finish_of(self.answer)
+        """The role, once; the text and the calls; the reason for the end."""
+        changes = [self._change(found) for found in self._reader.read(delta)]
+        finish = self._finish(has_calls=self._reader.has_calls)
         pieces = []
         if not self._has_begun:
             self._has_begun = True
             pieces.append(self._piece({"role": "assistant", "content": "", "refusal": None}))
-        if delta.text or (delta.logprobs and self.answer.request.return_logprob):
-            pieces.append(self._piece({"content": delta.text}, delta.logprobs))
+        scored = delta.logprobs if self.answer.request.return_logprob else ()
+        if scored and not changes:
+            changes.append({"content": ""})
+        for change in changes:
+            pieces.append(self._piece(change, scored))
+            scored = ()
         if delta.finish is not None:
-            pieces.append({**self._piece({}), **finish})
+            pieces.append(self._piece({}) | finish | constraint_of(self.answer))
         return pieces
+
+    def _change(self, found: ToolDelta) -> dict[str, Any]:
+        match found:
+            case ContentDelta(text):
+                return {"content": text}
+            case CallDelta():
+                shown = shown_change(found)
+                return {"function_call": shown["function"]} if self._is_old else {"tool_calls": [shown]}
+
+    def _finish(self, *, has_calls: bool) -> dict[str, Any]:
+        """Why it ended; an answer that has calls and is whole ends for them to be answered."""
+        finish = finish_of(self.answer)
+        if has_calls and finish["finish_reason"] == "stop":
+            finish["finish_reason"] = "function_call" if self._is_old else "tool_calls"
+        return finish
 
     def _piece(self, change: dict[str, Any], scored: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
         logprobs = self._logprobs(scored) if scored else None
@@ -197,21 +256,25 @@ async def chat_completions(
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.safety_identifier or body.user)
     with body.own_names():
-        prompt = await _prompt(body, num_bytes, call, front)
+        tools = body.tool_use(front)
+        prompt = await _prompt(body, num_bytes, call, front, tools)
         generation = front.generator.begin(call, [prompt])
         names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         return await respond(
             request,
             body,
             generation,
-            [ChatChoice(index, answer, names) for index, answer in enumerate(generation.answers)],
+            [
+                ChatChoice(index, answer, names, tools, is_old=bool(body.functions))
+                for index, answer in enumerate(generation.answers)
+            ],
             head_of(prompt.rid, front) | {"service_tier": None},
             kind="chat.completion",
             event_kind="chat.completion.chunk",
         )
 
 
-async def _prompt(body: ChatBody, num_bytes: int, call: ApiCall, front: Front) -> Prompt:
+async def _prompt(body: ChatBody, num_bytes: int, call: ApiCall, front: Front, tools: ToolUse | None) -> Prompt:
     template = front.chat.template
 
     def encode() -> tuple[int, ...]:
@@ -220,6 +283,7 @@ async def _prompt(body: ChatBody, num_bytes: int, call: ApiCall, front: Front) -
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final_message=bool(body.continue_final_message),
             template_kwargs=body.template_kwargs(template),
+            tools=None if tools is None else tools.shown,
         )
 
     input_ids = await front.threads.run(encode, num_bytes)
@@ -231,6 +295,7 @@ async def _prompt(body: ChatBody, num_bytes: int, call: ApiCall, front: Front) -
         body.response_id("chatcmpl"),
         input_ids,
         max_new_tokens=limit,
+        tools=tools,
         is_continued=bool(body.continue_final_message),
         return_logprob=bool(body.logprobs),
         top_logprobs_num=body.top_logprobs or 0,

@@ -128,6 +128,11 @@ def finish_of(answer: Answer) -> dict[str, Any]:
     return {"finish_reason": finish.type.value, "matched_stop": finish.matched}
 
 
+def constraint_of(answer: Answer) -> dict[str, Any]:
+    """What the grammar did to the answer, under `constraint`, where that is asked for."""
+    return {"constraint": answer.constraint()} if answer.request.sampling.return_constraint else {}
+
+
 def shown_logprob(logprob: float) -> float:
     """A log-probability that JSON can carry."""
     return max(logprob, LEAST_LOGPROB)

@@ -16,8 +16,8 @@ from jsg.server.caller import ApiCall, CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.http.body import Prompts, is_prompt_list
 from jsg.server.http.json_body import new_router
-from jsg.server.openai.body import NO_GRAMMAR, Only, OpenAIBody
-from jsg.server.openai.common import TokenNames, finish_of, head_of, respond, shown_logprob
+from jsg.server.openai.body import Only, OpenAIBody
+from jsg.server.openai.common import TokenNames, constraint_of, finish_of, head_of, respond, shown_logprob
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -36,7 +36,6 @@ class CompletionBody(OpenAIBody):
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         **OpenAIBody.ACCEPTED,
         "best_of": "1 only; all answers are given",
-        "response_format": '`{"type": "text"}` only; ' + NO_GRAMMAR,
         "add_special_tokens": "true only; token ids say exactly what the prompt is",
     }
 
@@ -51,7 +50,6 @@ class CompletionBody(OpenAIBody):
     echo: bool | None = Field(None, description="Put the prompt in front, with logprobs if those are asked for.")
 
     best_of: Annotated[Any, Only((1,), "all answers are given; ask for n and choose")] = None
-    response_format: Annotated[Any, Only(({"type": "text"},), NO_GRAMMAR)] = None
     add_special_tokens: Annotated[Any, Only((True,), "send token ids to say exactly what the prompt is")] = None
 
     @property
@@ -101,7 +99,8 @@ class TextChoice:
             scored = [*self.answer.prompt_logprobs, *scored]
             self._is_first = False
         logprobs = self._logprobs(scored) if self.answer.request.return_logprob else None
-        return {"index": self._index, "text": text, "logprobs": logprobs, **finish_of(self.answer)}
+        constraint = {} if self.answer.finish is None else constraint_of(self.answer)
+        return {"index": self._index, "text": text, "logprobs": logprobs, **finish_of(self.answer), **constraint}
 
     def _logprobs(self, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
         shown: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}

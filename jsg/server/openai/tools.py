@@ -105,7 +105,13 @@ def use_of(
         case _:
             raise AssertionError(choice)
     return ToolUse.of(
-        tools, mode=mode, names=names, is_parallel=is_parallel, template=front.chat.template, dialect=front.dialect
+        tools,
+        mode=mode,
+        names=names,
+        is_parallel=is_parallel,
+        template=front.chat.template,
+        dialect=front.dialect,
+        special=front.special,
     )
 
 

@@ -1,0 +1,63 @@
+"""From a grammar as a client wrote it to tables, and to a compiled grammar."""
+
+from jsg.constrained.builder import build
+from jsg.constrained.grammar import CompiledGrammar
+from jsg.constrained.ir import Grammar
+from jsg.constrained.limits import LIMITS, Limits, check
+from jsg.constrained.tables import StaticTables
+from jsg.constrained.vocab import Vocabulary
+from jsg.errors import GrammarError
+from jsg.types import GrammarSpec
+
+
+def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
+    """The tables of a grammar, which need no vocabulary and can be sent to another process.
+
+    Raises:
+        GrammarError: It is wrong, uses something that is not supported, or would cost more than `limits`.
+    """
+    check(len(spec.text.encode()), limits.text_bytes, "bytes of text", param=spec.kind)
+    try:
+        return build(_read(spec, limits), limits)
+    except GrammarError as error:
+        if error.param is not None:
+            raise
+        raise GrammarError(str(error), param=spec.kind) from error
+    except RecursionError:
+        raise GrammarError(
+            f"{spec.kind} must not be nested so deeply that it cannot be read; nest less", param=spec.kind
+        ) from None
+    except MemoryError:
+        raise GrammarError(
+            f"{spec.kind} must fit in memory when compiled, but there is too little; simplify it", param=spec.kind
+        ) from None
+
+
+def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = LIMITS) -> CompiledGrammar:
+    """The grammar, ready for a model with this vocabulary; see `compile_tables` for what it raises."""
+    return CompiledGrammar(compile_tables(spec, limits), vocabulary, limits)
+
+
+def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
+    """What the front end of its kind makes of it. Each is imported when it is used: some need a library of their own."""
+    match spec.kind:
+        case "regex":
+            from jsg.constrained.regex.front import regex_grammar
+
+            return regex_grammar(spec.text, limits=limits)
+        case "json_schema":
+            from jsg.constrained.schema.front import schema_grammar
+
+            return schema_grammar(spec.text, spec.whitespace, spec.property_order, limits=limits)
+        case "ebnf":
+            from jsg.constrained.ebnf.front import ebnf_grammar
+
+            return ebnf_grammar(spec.text, limits=limits)
+        case "choices":
+            from jsg.constrained.choices import choices_grammar
+
+            return choices_grammar(spec.text, limits=limits)
+        case "structural_tag":
+            from jsg.constrained.tags import structural_tag_grammar
+
+            return structural_tag_grammar(spec.text, limits=limits)

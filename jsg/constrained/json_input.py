@@ -1,0 +1,75 @@
+"""JSON as a client wrote it: read strictly, so that nothing in it is ignored or read in two ways."""
+
+import json
+from typing import Any
+
+from jsg.constrained.limits import Limits, check
+from jsg.errors import GrammarError
+
+
+def read_json(text: str, param: str, limits: Limits) -> Any:
+    """The value of a JSON text.
+
+    Args:
+        text: What the client wrote.
+        param: The client's name for it; errors say it.
+        limits: Bound its length and nesting.
+
+    Raises:
+        GrammarError: It is no JSON, has a key twice, a number that no JSON has, a lone surrogate, or is too large.
+    """
+    # A character has up to four bytes: most texts need not be encoded to see that they are short.
+    if len(text) * 4 > limits.text_bytes:
+        check(len(text.encode(errors="surrogatepass")), limits.text_bytes, "bytes of text", param)
+    check(_nesting(text), limits.nesting, "levels of nesting", param)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        members = dict(pairs)
+        if len(members) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in members if names.count(name) > 1)
+            raise GrammarError(
+                f"{param} must have each key once, but {_shown(twice)} is there twice; remove one", param
+            )
+        return members
+
+    def refuse(word: str) -> Any:
+        raise GrammarError(f"{param} must be JSON, which has no {word}; write a number", param)
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        raise GrammarError(
+            f"{param} must be JSON, but at line {error.lineno} column {error.colno}: {error.msg}; correct it", param
+        ) from None
+    except ValueError:  # an integer of thousands of digits
+        raise GrammarError(f"{param} has a number with too many digits; write a shorter one", param) from None
+    except RecursionError:
+        raise GrammarError(f"{param} is nested too deeply; simplify it", param) from None
+    return value
+
+
+def _nesting(text: str) -> int:
+    """The deepest nesting that brackets outside strings make; it may be wrong where the text is no JSON."""
+    depth = deepest = 0
+    is_string = is_escaped = False
+    for char in text:
+        if is_string:
+            if is_escaped:
+                is_escaped = False
+            elif char == "\\":
+                is_escaped = True
+            elif char == '"':
+                is_string = False
+        elif char == '"':
+            is_string = True
+        elif char in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in "]}":
+            depth -= 1
+    return deepest
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:60] + "…")

@@ -1,0 +1,296 @@
+"""What one alternative of a schema says about the values of one type, and what two of them say together.
+
+A draft is nearly a shape. It also has what cannot be said in a shape until everything about a node is known: candidate
+values out of enum and const that are still to be checked, objects as a list of facets, and reasons why it cannot be
+enforced, which matter only if it turns out that some value would be valid for it.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+
+from jsg.constrained.schema.shapes import ANY, Boolean, NodeName, Null, Number, String
+from jsg.constrained.schema.values import ceiling, floor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Items:
+    """An array: `contains` are (node, least, most), the rest is as in `shapes.Array`."""
+
+    prefix: tuple[NodeName, ...] = ()
+    items: NodeName = ANY
+    min_items: int = 0
+    max_items: int | None = None
+    contains: tuple[tuple[NodeName, int, int | None], ...] = ()
+    is_unique: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Facet:
+    """What one schema says about the members of an object.
+
+    Attributes:
+        properties: Name → node.
+        patterns: (pattern, node).
+        additional: Node of the members that are in neither.
+    """
+
+    properties: Mapping[str, NodeName]
+    patterns: tuple[tuple[str, NodeName], ...] = ()
+    additional: NodeName = ANY
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Members:
+    """An object: every facet holds.
+
+    Attributes:
+        required: Names that must be there.
+        names: Nodes that every name, as a string, is valid for.
+        dependents: (name, names that must be there with it).
+        some: (node of the name, node of the value) of members that must be there; one may serve several.
+    """
+
+    facets: tuple[Facet, ...] = ()
+    required: tuple[str, ...] = ()
+    names: tuple[NodeName, ...] = ()
+    dependents: tuple[tuple[str, frozenset[str]], ...] = ()
+    some: tuple[tuple[NodeName, NodeName], ...] = ()
+    min_properties: int = 0
+    max_properties: int | None = None
+
+
+DraftShape = Null | Boolean | Number | String | Items | Members
+
+FREE: Mapping[str, DraftShape] = {
+    "null": Null(),
+    "boolean": Boolean(),
+    "number": Number(),
+    "string": String(),
+    "array": Items(),
+    "object": Members(),
+}
+"""By type: everything of that type."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draft:
+    """One alternative.
+
+    Attributes:
+        shape: What holds.
+        values: Keys of the only values that it may be, in the order of the schema; None where `shape` says it all.
+        refusals: Why it cannot be enforced.
+    """
+
+    shape: DraftShape
+    values: tuple[str, ...] | None = None
+    refusals: tuple[str, ...] = ()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it allows every value of its type."""
+        return self.values is None and not self.refusals and self.shape in FREE.values()
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether it is nothing but a list of values."""
+        return self.values is not None and not self.refusals and self.shape in FREE.values()
+
+
+class Meeting:
+    """Conjunction of drafts; `conjoin` gives the node of the values that are valid for several nodes."""
+
+    def __init__(self, conjoin: "Conjoin"):
+        self._conjoin = conjoin
+
+    def meet(self, left: Draft, right: Draft) -> Draft | None:
+        """The draft that both hold for; None where it is plain that no value can be."""
+        if left.is_free:
+            return right
+        if right.is_free or left == right:
+            return left
+        values = left.values if right.values is None else right.values
+        if left.values is not None and right.values is not None:
+            allowed = set(right.values)
+            values = tuple(value for value in left.values if value in allowed)
+        shape = left.shape if left.shape is right.shape else self._shapes(left.shape, right.shape)
+        if shape is None or values == ():
+            return None
+        return Draft(shape, values, _united(left.refusals, right.refusals))
+
+    def _shapes(self, left: DraftShape, right: DraftShape) -> DraftShape | None:
+        match left, right:
+            case Number(), Number():
+                return _numbers(left, right)
+            case String(), String():
+                return _strings(left, right)
+            case Items(), Items():
+                return self._items(left, right)
+            case Members(), Members():
+                return _members(left, right)
+        return left
+
+    def _items(self, left: Items, right: Items) -> Items | None:
+        length = max(len(left.prefix), len(right.prefix))
+        prefix = tuple(
+            self._conjoin(*(side.prefix[i] if i < len(side.prefix) else side.items for side in (left, right)))
+            for i in range(length)
+        )
+        most = least_of(left.max_items, right.max_items)
+        least = max(left.min_items, right.min_items)
+        return items_of(
+            Items(
+                prefix,
+                self._conjoin(left.items, right.items),
+                least,
+                most,
+                _united(left.contains, right.contains),
+                left.is_unique or right.is_unique,
+            )
+        )
+
+
+class Conjoin:
+    """Type of the function that names the node of the values that are valid for several nodes."""
+
+    def __call__(self, *nodes: NodeName) -> NodeName:
+        """The name of that node."""
+        raise NotImplementedError
+
+
+def items_of(shape: Items) -> Items | None:
+    """The same unless its counts contradict each other."""
+    if shape.max_items is not None and shape.min_items > shape.max_items:
+        return None
+    return shape
+
+
+def least_of(left: int | None, right: int | None) -> int | None:
+    """The lower of two bounds, either of which may not be there."""
+    return min((bound for bound in (left, right) if bound is not None), default=None)
+
+
+def _united[T](left: tuple[T, ...], right: tuple[T, ...]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(left + right)) if left and right else left or right
+
+
+def _numbers(left: Number, right: Number) -> Number | None:
+    low, is_low_open = max(
+        ((side.min, side.is_min_exclusive) for side in (left, right) if side.min is not None), default=(None, False)
+    )
+    highs = [(side.max, not side.is_max_exclusive) for side in (left, right) if side.max is not None]
+    high, is_high_closed = min(highs, default=(None, True))
+    return number_of(
+        Number(
+            is_integer=left.is_integer or right.is_integer,
+            min=low,
+            max=high,
+            is_min_exclusive=is_low_open,
+            is_max_exclusive=not is_high_closed,
+            multiple_of=_united(left.multiple_of, right.multiple_of),
+            not_multiple_of=_united(left.not_multiple_of, right.not_multiple_of),
+            excluded=left.excluded | right.excluded,
+        )
+    )
+
+
+def number_of(shape: Number) -> Number | None:
+    """The same in its simplest form; None where no number is one."""
+    steps = [Fraction(step) for step in shape.multiple_of]
+    if shape.is_integer or any(step.denominator == 1 for step in steps):
+        shape = _integers(shape)
+        steps.append(Fraction(1))
+    for forbidden in shape.not_multiple_of:
+        if any(step % Fraction(forbidden) == 0 for step in steps):
+            return None
+    low, high = shape.min, shape.max
+    if low is None or high is None:
+        return shape
+    if low > high or (low == high and (shape.is_min_exclusive or shape.is_max_exclusive)):
+        return None
+    if low == high and low in shape.excluded:
+        return None
+    if any(_has_no_multiple(step, shape) for step in steps):
+        return None
+    return shape
+
+
+def _integers(shape: Number) -> Number:
+    """With bounds that are integers and inclusive."""
+    low, high = shape.min, shape.max
+    if low is not None:
+        low = floor(low) + 1 if shape.is_min_exclusive else ceiling(low)
+    if high is not None:
+        high = ceiling(high) - 1 if shape.is_max_exclusive else floor(high)
+    while low is not None and low in shape.excluded:
+        low += 1
+    while high is not None and high in shape.excluded:
+        high -= 1
+    return dataclasses.replace(
+        shape,
+        is_integer=True,
+        min=low,
+        max=high,
+        is_min_exclusive=False,
+        is_max_exclusive=False,
+        multiple_of=tuple(step for step in shape.multiple_of if step != 1),
+        not_multiple_of=tuple(step for step in shape.not_multiple_of if not 1 % Fraction(step)) or shape.not_multiple_of,
+    )
+
+
+def _has_no_multiple(step: Fraction, shape: Number) -> bool:
+    assert shape.min is not None and shape.max is not None
+    first = -(-Fraction(shape.min) // step) * step
+    if first == shape.min and shape.is_min_exclusive:
+        first += step
+    return first > shape.max or (first == shape.max and shape.is_max_exclusive)
+
+
+def _strings(left: String, right: String) -> String | None:
+    return string_of(
+        String(
+            min_length=max(left.min_length, right.min_length),
+            max_length=least_of(left.max_length, right.max_length),
+            patterns=_united(left.patterns, right.patterns),
+            not_patterns=_united(left.not_patterns, right.not_patterns),
+            formats=_united(left.formats, right.formats),
+            excluded=left.excluded | right.excluded,
+        )
+    )
+
+
+def string_of(shape: String) -> String | None:
+    """The same; None where it is plain that no string is one."""
+    if shape.max_length is not None and shape.min_length > shape.max_length:
+        return None
+    if set(shape.patterns) & set(shape.not_patterns):
+        return None
+    if shape.max_length == 0 and "" in shape.excluded:
+        return None
+    if "" in shape.excluded and not shape.min_length:
+        return dataclasses.replace(shape, min_length=1, excluded=shape.excluded - {""})
+    return shape
+
+
+def _members(left: Members, right: Members) -> Members | None:
+    most = least_of(left.max_properties, right.max_properties)
+    required = _united(left.required, right.required)
+    least = max(left.min_properties, right.min_properties)
+    if most is not None and max(least, len(required)) > most:
+        return None
+    return Members(
+        facets=_united(left.facets, right.facets),
+        required=required,
+        names=_united(left.names, right.names),
+        dependents=_united(left.dependents, right.dependents),
+        some=_united(left.some, right.some),
+        min_properties=least,
+        max_properties=most,
+    )
+
+
+def is_multiple(value: Decimal, step: Decimal) -> bool:
+    """Whether the value is a whole number of steps, exactly."""
+    return Fraction(value) % Fraction(step) == 0

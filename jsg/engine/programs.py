@@ -1,0 +1,234 @@
+"""Which programs an engine has: their names, what they take, and which of them the first request needs."""
+
+import dataclasses
+from collections.abc import Hashable
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jsg.cache.pool import KVPool
+from jsg.engine import step
+from jsg.engine.executables import Executables
+from jsg.engine.mask_pool import NUM_MASKS, UPLOAD_SIZES, num_words
+from jsg.engine.sampling import PenaltyTables, TokenMasks
+from jsg.models.model import Model
+from jsg.sched.buckets import BucketKey, Buckets, Phase
+from jsg.types import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS
+
+COUNT_CHUNK = 1024
+BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 2048  # the last for the model's own EOS tokens: at most that many
+ROWS_AT_A_TIME = (1, 8)
+
+
+class Variant(NamedTuple):
+    """What a sampling executable can do; a batch that needs less may use it."""
+
+    is_sampled: bool
+    has_tables: bool
+    has_logprobs: bool
+    has_masks: bool = False
+
+    def covers(self, other: "Variant") -> bool:
+        """Whether a batch that needs `other` may use this one."""
+        return all(mine or not theirs for mine, theirs in zip(self, other, strict=True))
+
+
+GREEDY = Variant(is_sampled=False, has_tables=False, has_logprobs=False)
+SAMPLED = Variant(is_sampled=True, has_tables=False, has_logprobs=False)
+SCORED = Variant(is_sampled=False, has_tables=False, has_logprobs=True)
+PENALISED = Variant(is_sampled=True, has_tables=True, has_logprobs=False)
+EVERYTHING = Variant(is_sampled=True, has_tables=True, has_logprobs=True)
+MASKED_GREEDY = GREEDY._replace(has_masks=True)
+MASKED_SAMPLED = SAMPLED._replace(has_masks=True)
+MASKED_EVERYTHING = EVERYTHING._replace(has_masks=True)
+PLAIN_VARIANTS = (GREEDY, SAMPLED, SCORED, PENALISED, EVERYTHING)
+MASKED_VARIANTS = (MASKED_GREEDY, MASKED_SAMPLED, MASKED_EVERYTHING)
+VARIANTS = PLAIN_VARIANTS + MASKED_VARIANTS
+"""The cheapest first, those with masks last: a batch without a grammar takes one only where it is all there is yet."""
+
+
+class DeviceState(NamedTuple):
+    """Everything on the device that one step hands to the next. Donated, except `last_token` to the forward pass and
+    `masks` to the sampling."""
+
+    pool: KVPool
+    page_table: jax.Array
+    last_token: jax.Array
+    penalties: PenaltyTables
+    masks: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """Shapes, and the tokens that end an answer. `num_rows` includes the dump row, `columns` are pages of one row."""
+
+    vocab_size: int
+    num_rows: int
+    columns: int
+    page_size: int
+    eos_token_ids: frozenset[int]
+
+    @property
+    def num_top(self) -> int:
+        """Alternatives that every log-probability comes with."""
+        return min(MAX_TOP_LOGPROBS, self.vocab_size)
+
+
+def make_state(config: RunnerConfig, pool: KVPool) -> DeviceState:
+    """The state before the first step."""
+    shape = (config.num_rows, config.vocab_size)
+    masks = jnp.zeros((NUM_MASKS, num_words(config.vocab_size)), jnp.uint32)
+    return DeviceState(
+        pool=pool,
+        page_table=jnp.zeros((config.num_rows, config.columns), jnp.int32),
+        last_token=jnp.zeros(config.num_rows, jnp.int32),
+        penalties=PenaltyTables(
+            output_counts=jnp.zeros(shape, jnp.int32), in_prompt=jnp.zeros(shape, bool), bias=jnp.zeros(shape)
+        ),
+        masks=masks.at[0].set(jnp.uint32(0xFFFFFFFF)),
+    )
+
+
+class Programs:
+    """Declares every program of an engine to its executables.
+
+    Attributes:
+        leaves: The model's parameters, the first argument of every program that runs the model.
+    """
+
+    def __init__(
+        self, model: nnx.Module, config: RunnerConfig, state: DeviceState, buckets: Buckets, executables: Executables
+    ):
+        graph, leaves = nnx.split(model)
+        flat, structure = jax.tree.flatten(leaves)
+        self.leaves = tuple(flat)
+        self._merge: step.Merge = lambda leaves: cast(Model, nnx.merge(graph, jax.tree.unflatten(structure, leaves)))
+        self._config = config
+        self._shapes: DeviceState = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), state)
+        self._buckets = buckets
+        self._executables = executables
+
+    def lower(self) -> None:
+        """Lowers every program. Largest shapes first: they stand in for the others until those are compiled."""
+        buckets = self._buckets
+        for key in sorted(buckets.all, key=lambda key: -key.num_tokens):
+            self._lower_forward(key)
+        draft_rows = {key.num_rows for key in buckets.drafts}
+        other_rows = {key.num_rows for key in buckets.all if key not in buckets.drafts}
+        for num_rows in sorted(draft_rows | other_rows, reverse=True):
+            for variant in VARIANTS if num_rows in other_rows else MASKED_VARIANTS:
+                self._lower_sample(num_rows, variant)
+        self._lower_tables()
+
+    def lower_largest(self) -> list[Hashable]:
+        """Lowers the largest program of each kind only, for their memory analyses; returns their names."""
+        key, most_rows = self._buckets.extend[-1], max(key.num_rows for key in self._buckets.all)
+        self._lower_forward(key)
+        self._lower_sample(most_rows, MASKED_EVERYTHING)
+        return [("forward", key), ("sample", most_rows, MASKED_EVERYTHING), ("prompt_logprobs", key.num_tokens)]
+
+    def all_names(self) -> list[Hashable]:
+        """Every program, once lowered."""
+        return self._executables.names()
+
+    def essential(self) -> list[Hashable]:
+        """Programs that must be compiled before the first request.
+
+        They are those that nothing larger can stand in for, and the shapes that a first request meets. For a shape that
+        reads shared prefixes once, one that does not can always stand in; without those for drafts there are fewer.
+        """
+        buckets = self._buckets
+        keys = {buckets.extend[-1], buckets.extend[0], *buckets.decode[-1:], *buckets.decode[:1]}
+        names: list[Hashable] = [("forward", key) for key in sorted(keys, reverse=True)]
+        for num_rows in sorted({key.num_rows for key in keys}):
+            names += [("sample", num_rows, variant) for variant in (GREEDY, SAMPLED)]
+        names += [("sample", buckets.max_rows, MASKED_EVERYTHING), ("prompt_logprobs", buckets.max_tokens)]
+        names += [("write_rows", k) for k in ROWS_AT_A_TIME] + [("write_counts",), ("write_bias",)]
+        return names + [("write_masks", k) for k in UPLOAD_SIZES]
+
+    def are_ready(self, key: BucketKey) -> bool:
+        """Whether any batch of this shape can run."""
+        names = [("forward", key), ("sample", key.num_rows, MASKED_EVERYTHING), ("prompt_logprobs", key.num_tokens)]
+        return all(map(self._executables.is_ready, names))
+
+    def _lower_forward(self, key: BucketKey) -> None:
+        packed = jax.ShapeDtypeStruct((sum(step.packed_sizes(key)),), jnp.int32)
+
+        def forward(leaves, pool, page_table, last_token, packed):  # noqa: ANN001, ANN202
+            return step.forward(self._merge, key, leaves, pool, page_table, last_token, packed)
+
+        state = self._shapes
+        self._executables.lower(
+            ("forward", key),
+            forward,
+            self.leaves,
+            state.pool,
+            state.page_table,
+            state.last_token,
+            packed,
+            donate=(1, 2),
+        )
+        if key.phase is Phase.EXTEND:
+            self._lower_prompt_logprobs(key)
+
+    def _lower_prompt_logprobs(self, key: BucketKey) -> None:
+        def prompt_logprobs(leaves, hidden, targets, chosen):  # noqa: ANN001, ANN202
+            return step.prompt_logprobs(self._merge, leaves, hidden, targets, chosen, num_top=self._config.num_top)
+
+        hidden = self._executables.output_shape(("forward", key))[1]
+        targets = jax.ShapeDtypeStruct((key.num_tokens,), jnp.int32)
+        chosen = jax.ShapeDtypeStruct((key.num_tokens, MAX_TOP_LOGPROBS), jnp.int32)
+        self._executables.lower(
+            ("prompt_logprobs", key.num_tokens), prompt_logprobs, self.leaves, hidden, targets, chosen
+        )
+
+    def _lower_sample(self, num_rows: int, variant: Variant) -> None:
+        def sample(logits, packed, last_token, tables, chosen, masks):  # noqa: ANN001, ANN202
+            return step.sample(
+                logits,
+                packed,
+                last_token,
+                tables,
+                chosen,
+                masks,
+                is_sampled=variant.is_sampled,
+                num_top=self._config.num_top,
+            )
+
+        def column(dtype: jax.typing.DTypeLike = jnp.int32, *dims: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((num_rows, *dims), dtype)
+
+        self._executables.lower(
+            ("sample", num_rows, variant),
+            sample,
+            column(jnp.float32, self._config.vocab_size),
+            column(jnp.int32, step.SAMPLING_COLUMNS),
+            self._shapes.last_token,
+            self._shapes.penalties if variant.has_tables else None,
+            column(jnp.int32, MAX_TOP_LOGPROBS) if variant.has_logprobs else None,
+            TokenMasks(self._shapes.masks, column(), column()) if variant.has_masks else None,
+            donate=(2, 3),
+        )
+
+    def _lower_tables(self) -> None:
+        def shape(*dims: int, dtype: jax.typing.DTypeLike = jnp.int32) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(dims, dtype)
+
+        state, columns = self._shapes, self._config.columns
+        for k in ROWS_AT_A_TIME:
+            self._executables.lower(
+                ("write_rows", k), step.write_rows, state.page_table, shape(k), shape(k, columns), donate=(0,)
+            )
+        for k in UPLOAD_SIZES:
+            words = shape(k, state.masks.shape[1], dtype=jnp.uint32)
+            self._executables.lower(("write_masks", k), step.write_masks, state.masks, shape(k), words, donate=(0,))
+        ids = shape(COUNT_CHUNK)
+        self._executables.lower(
+            ("write_counts",), step.write_counts, state.penalties, shape(), shape(), ids, ids, donate=(0,)
+        )
+        values = shape(BIAS_CHUNK, dtype=jnp.float32)
+        self._executables.lower(
+            ("write_bias",), step.write_bias, state.penalties, shape(), shape(BIAS_CHUNK), values, donate=(0,)
+        )
