@@ -11,7 +11,7 @@ from flax import nnx
 from jsg.cache.pool import KVPool, make_pool
 from jsg.engine import step
 from jsg.engine.executables import COMPILER_OPTIONS, Executables
-from jsg.engine.runner import GREEDY
+from jsg.engine.programs import GREEDY
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
 from jsg.models.config import ModelConfig
 from jsg.models.loading import load_model

@@ -1,6 +1,6 @@
-"""What structured output costs and jump-forward gives, end to end: `python -m bench.jump_forward [--model tiny,100m]`.
+"""What structured output costs and jump-forward gives, end to end: `python -m bench.jump_forward`.
 
-Two programs of the SGLang paper, a character and a city as JSON with fixed white space, for a batch of requests at once,
+Two programs of the SGLang paper, a character and a city as JSON with fixed white space, for a batch of requests,
 in turns: unconstrained output of the same number of tokens, and constrained output with each mode of jump-forward. Wall
 time of `jsg.Engine.generate`, so it wants a quiet machine.
 
@@ -29,7 +29,7 @@ from bench.shapes import LLAMA_100M, write_model
 NAMES = r"[A-Za-z ]{1,16}"
 CHARACTER = (
     rf'\{{"name": "{NAMES}", "house": "(Gryffindor|Slytherin|Ravenclaw|Hufflepuff)", '
-    rf'"blood status": "(Pure-blood|Half-blood|Muggle-born)", "occupation": "(student|teacher|auror|ministry of magic)", '
+    r'"blood status": "(Pure-blood|Half-blood|Muggle-born)", "occupation": "(student|teacher|auror|minister)", '
     rf'"wand": \{{"wood": "{NAMES}", "core": "{NAMES}", "length": [0-9]{{1,2}}\.[0-9]\}}, '
     rf'"alive": "(Alive|Deceased)", "patronus": "{NAMES}", "bogart": "{NAMES}"\}}'
 )
@@ -40,7 +40,14 @@ CITY = (
 PROGRAMS = {"character": CHARACTER, "city": CITY}
 PROMPTS = {"character": "Harry Potter is a character. As JSON:\n", "city": "Paris is a city. As JSON:\n"}
 MODES = ("off", "draft", "retokenize")
-HEAD_SLOPE = 0.5  # logits per byte of a token, in units of the random part
+RATIOS = (
+    ("off", "unconstrained", "<= 1.05 at B=16"),
+    ("off", "draft", ">= 1.5"),
+    ("unconstrained", "draft", "> 1"),
+    ("off", "retokenize", ">= 1.5"),
+    ("unconstrained", "retokenize", "> 1"),
+)
+HEAD_SLOPE = 0.05  # of the head, for each byte of a token
 
 
 def make_100m(directory: Path) -> Path:
@@ -53,7 +60,7 @@ def make_100m(directory: Path) -> Path:
     data = Path(mistral_common.__file__).parent / "data"
     shape = LLAMA_100M | {"vocab_size": 32_768, "bos_token_id": 1, "eos_token_id": 2}
     write_model(directory, shape)
-    shutil.copy(next(data.glob("*tokenizer*.model.v3")), directory / "tokenizer.model")
+    shutil.copy(next(data.glob("*.model.v3")), directory / "tokenizer.model")
     lengths = np.array([len(token) for token in vocabulary_bytes(load_tokenizer(directory))], np.float32)
     save_file(_weights(shape, lengths), directory / "model.safetensors")
     return directory
@@ -122,14 +129,9 @@ def measure(report: Report, model: str, engine: jsg.Engine, batch: int, rounds: 
             variant: report.add(f"{label}: {variant}", "ms/tok", values, **facts[variant]).median
             for variant, values in samples.items()
         }
-        report.add(
-            f"{label}: off / unconstrained", "ratio", [medians["off"] / medians["unconstrained"]], target="<= 1.05"
-        )
-        for mode in ("draft", "retokenize"):
-            report.add(f"{label}: off / {mode}", "ratio", [medians["off"] / medians[mode]], target=">= 1.5")
-            report.add(
-                f"{label}: unconstrained / {mode}", "ratio", [medians["unconstrained"] / medians[mode]], target="> 1"
-            )
+        for above, below, target in RATIOS:
+            ratio = medians[above] / medians[below]
+            report.add(f"{label}: {above} / {below}", "ratio", [ratio], target=target)
 
 
 def main(arguments: list[str]) -> None:
@@ -146,9 +148,8 @@ def main(arguments: list[str]) -> None:
     report = Report("bench.jump_forward", arguments, options.output, programs=json.dumps(sorted(PROGRAMS)))
     for model in options.model.split(","):
         with contextlib.ExitStack() as stack:
-            path = (
-                "tiny" if model == "tiny" else str(make_100m(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
-            )
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            path = "tiny" if model == "tiny" else str(make_100m(directory))
             engine = stack.enter_context(jsg.Engine(path, max_running_requests=32, max_total_tokens=16_384))
             for batch in map(int, options.batch.split(",")):
                 measure(report, model, engine, batch, options.rounds)

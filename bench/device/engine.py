@@ -16,7 +16,7 @@ from jsg.config import EngineConfig
 from jsg.engine import startup
 from jsg.engine.core import EngineCore
 from jsg.engine.protocol import Progress
-from jsg.engine.runner import GREEDY
+from jsg.engine.programs import GREEDY
 from jsg.sched.buckets import Buckets, Phase, make_buckets
 from jsg.types import Request, SamplingParams
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.device.events import Part
 from jsg.engine import packing, step
-from jsg.engine.runner import VARIANTS, Variant
+from jsg.engine.programs import VARIANTS, Variant
 from jsg.engine.sampling import PenaltyTables
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from jsg.constrained import ir
 from jsg.constrained.analysis import Facts, analyse, parts_of
-from jsg.constrained.finish import Loop, finish
+from jsg.constrained.finish import Loop, Parts, Positions, finish
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.tables import (
     BYTE,
@@ -31,8 +31,6 @@ from jsg.errors import GrammarError
 
 UNROLLED = 64
 """A repeat of at most so many positions in all is written out; a larger one is counted while a text is read."""
-
-Positions = tuple[int, ...]
 
 
 class Fragment(NamedTuple):
@@ -54,28 +52,13 @@ def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
     """
     facts = analyse(grammar, limits)
     if not facts.is_productive(facts.rules[grammar.start]):
-        raise GrammarError(f"the grammar matches no text: rule {grammar.start!r} can never be completed; give it an end")
+        raise GrammarError(
+            f"the grammar matches no text: rule {grammar.start!r} can never be completed; give it an end"
+        )
     builder = _Builder(facts, limits)
     for name in facts.rules:
         builder.add_rule(name)
     return finish(builder.parts(), grammar.start, facts.is_nullable(facts.rules[grammar.start]), limits)
-
-
-class Parts(NamedTuple):
-    """What the builder collected; see `finish.py`.
-
-    Attributes:
-        kinds, arguments: Of each position; the argument of BYTE is a set of bytes as bits, of CALL a rule's number.
-        follow: Of each position the groups of positions that may come next.
-        loops: Every counted repeat and bag.
-        rules: The name of each rule and what begins it.
-    """
-
-    kinds: list[int]
-    arguments: list[int]
-    follow: list[list[Positions]]
-    loops: list[Loop]
-    rules: list[tuple[str, Positions]]
 
 
 class _Builder:

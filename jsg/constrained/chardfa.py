@@ -101,9 +101,8 @@ class CharDfa:
         rest = charset.complement(known)
         sink = len(self.rows)
         classes = (*self.classes, rest) if rest else self.classes
-        rows = [tuple([sink if target == _DEAD else target for target in row]) for row in self.rows]
-        if rest:
-            rows = [(*row, sink) for row in rows]
+        tail = [sink] if rest else []
+        rows = [tuple([sink if target == _DEAD else target for target in row] + tail) for row in self.rows]
         rows.append(tuple([sink] * len(classes)))
         return CharDfa(classes, tuple(rows), frozenset(range(sink + 1)) - self.accepting, self.limits)
 

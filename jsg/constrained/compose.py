@@ -35,6 +35,7 @@ class Renamer:
         self._done: dict[int, tuple[Expr, Expr]] = {}
 
     def __call__(self, expr: Expr) -> Expr:
+        """The expression, renamed."""
         match expr:
             case Literal() | ByteSet() | Chars() | Words():
                 return expr

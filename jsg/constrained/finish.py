@@ -1,6 +1,6 @@
 """The last step of building: what begins each rule, classes of bytes, and everything as flat arrays."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,5 +8,219 @@ from jsg.constrained.limits import Limits, check
 from jsg.constrained.tables import BYTE, CALL, LOOP, StaticTables
 from jsg.errors import GrammarError
 
-if TYPE_CHECKING:
-    from jsg.constrained.builder import Parts, Positions
+Positions = tuple[int, ...]
+MAX_SETS = 1 << 15
+"""Sets of bytes that differ: a row of a table each."""
+
+
+class Loop(NamedTuple):
+    """A repeat or a bag that is counted; see the columns of `StaticTables.loops`.
+
+    Attributes:
+        min, max: Bounds that can be met.
+        required: Bits of the items that must stand in it.
+        branches: For each item what begins it, and its bit (0: it may be repeated).
+        separator: What begins the separator.
+        separator_kind: NO_SEPARATOR and so on.
+        once: All bits where no item may be repeated, else 0.
+    """
+
+    min: int
+    max: int
+    required: int
+    branches: list[tuple[Positions, int]]
+    separator: Positions
+    separator_kind: int
+    once: int
+
+
+class Parts(NamedTuple):
+    """A grammar's positions as the builder collected them.
+
+    Attributes:
+        kinds, arguments: Of each position; the argument of BYTE is a set of bytes as bits, of CALL a rule's number.
+        follow: Of each position the groups of positions that may come next.
+        loops: Every counted repeat and bag.
+        rules: The name of each rule and what begins it.
+    """
+
+    kinds: list[int]
+    arguments: list[int]
+    follow: list[list[Positions]]
+    loops: list[Loop]
+    rules: list[tuple[str, Positions]]
+
+
+def finish(parts: Parts, start: str, is_start_nullable: bool, limits: Limits) -> StaticTables:
+    """The tables of a grammar whose positions are these.
+
+    Raises:
+        GrammarError: A rule recurs on the left.
+    """
+    firsts = _first_bytes(parts)
+    num_rules = len(parts.rules)
+    lists = _Lists(limits)
+    lists.number([(0,)])
+    rule_lists = [lists.number([first]) for _, first in parts.rules]
+    sets: dict[int, int] = {}
+    rows = [
+        (
+            kind,
+            rule_lists[argument] if kind == CALL else 0 if kind == BYTE else argument,
+            sets.setdefault(_bits_of(kind, argument, firsts, num_rules), len(sets)),
+            lists.number(groups),
+        )
+        for kind, argument, groups in zip(parts.kinds, parts.arguments, parts.follow, strict=True)
+    ]
+    check(len(sets), MAX_SETS, "different sets of bytes")
+    loops, branches = _loop_arrays(parts.loops, lists)
+    number = next(i for i, (name, _) in enumerate(parts.rules) if name == start)
+    start_list = lists.number([(0,), parts.rules[number][1]]) if is_start_nullable else rule_lists[number]
+    classes, members = _byte_classes(list(sets))
+    list_start, list_items = lists.arrays()
+    return StaticTables(
+        classes=classes,
+        sets=members,
+        positions=np.array(rows, np.int32).reshape(-1, 4),
+        list_start=list_start,
+        list_items=list_items,
+        loops=loops,
+        branches=branches,
+        start=start_list,
+        num_rules=num_rules,
+        max_push=max(depth for _, depth in firsts),
+    )
+
+
+class _Lists:
+    """Lists of positions, each content once."""
+
+    def __init__(self, limits: Limits):
+        self._limits = limits
+        self._numbers: dict[Positions, int] = {}
+        self._by_identity: dict[int, int] = {}
+        self._starts = [0]
+        self._items: list[int] = []
+        self._work = 0
+
+    def number(self, groups: list[Positions]) -> int:
+        """The number of the list that holds the positions of all groups; of the END of a rule for none at all."""
+        if len(groups) == 1:  # groups live as long as this object, so that their identities are theirs
+            group = groups[0]
+            known = self._by_identity.get(id(group))
+            if known is None:
+                known = self._by_identity[id(group)] = self._number_of(tuple(dict.fromkeys(group)))
+            return known
+        if not groups:
+            return 0
+        merged: dict[int, None] = {}
+        for group in groups:
+            self._work += len(group)
+            merged.update(dict.fromkeys(group))
+        return self._number_of(tuple(merged))
+
+    def _number_of(self, items: Positions) -> int:
+        number = self._numbers.setdefault(items, len(self._numbers))
+        if number == len(self._starts) - 1:
+            self._items.extend(items)
+            self._starts.append(len(self._items))
+            self._work += len(items)
+            if self._work > 8 * self._limits.positions:
+                check(self._work, 8 * self._limits.positions, "transitions")
+        return number
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each list begins, and the positions of all."""
+        return np.array(self._starts, np.int32), np.array(self._items, np.int32)
+
+
+def _bits_of(kind: int, argument: int, firsts: list[tuple[int, int]], num_rules: int) -> int:
+    """Bytes that a position can begin with, one bit each; of an END none."""
+    if kind == BYTE:
+        return argument
+    if kind == CALL:
+        return firsts[argument][0]
+    return firsts[num_rules + argument][0] if kind == LOOP else 0
+
+
+def _loop_arrays(loops: list[Loop], lists: _Lists) -> tuple[np.ndarray, np.ndarray]:
+    """`StaticTables.loops` and `.branches`."""
+    rows, branches = [], []
+    for loop in loops:
+        begin = len(branches)
+        branches.extend((lists.number([first]), _signed(bit)) for first, bit in loop.branches)
+        separator = lists.number([loop.separator]) if loop.separator_kind else -1
+        required, num_required = _signed(loop.required), loop.required.bit_count()
+        bounds = (min(loop.min, 1 << 59), min(loop.max, 1 << 60))
+        rows.append(
+            (*bounds, required, num_required, begin, len(branches), separator, loop.separator_kind, _signed(loop.once))
+        )
+    return np.array(rows, np.int64).reshape(-1, 9), np.array(branches, np.int64).reshape(-1, 2)
+
+
+def _signed(bits: int) -> int:
+    """64 bits as the signed integer of the same bits."""
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def _first_bytes(parts: Parts) -> list[tuple[int, int]]:
+    """Of each rule and then each loop the bytes it can begin with, and how many frames deep that may be.
+
+    Raises:
+        GrammarError: What begins a rule leads back to it.
+    """
+    num_rules = len(parts.rules)
+    firsts = [first for _, first in parts.rules]
+    firsts += [tuple(p for first, _ in loop.branches for p in first) for loop in parts.loops]
+    units = [_unit(parts, first, num_rules) for first in firsts]
+    known: dict[int, tuple[int, int]] = {}
+    for root in range(len(units)):
+        path, open_units = [(root, iter(units[root][1]))], {root}
+        while path and root not in known:
+            unit, inner = path[-1]
+            child = next((c for c in inner if c not in known), None)
+            if child is None:
+                bits, children = units[unit]
+                depth = 0
+                for c in children:
+                    bits |= known[c][0]
+                    depth = max(depth, 1 + known[c][1])
+                known[unit] = (bits, depth)
+                open_units.discard(unit)
+                path.pop()
+            elif child in open_units:
+                cycle = [u for u, _ in path]
+                names = [parts.rules[u][0] for u in cycle[cycle.index(child) :] if u < num_rules]
+                raise GrammarError(
+                    f"a rule may not begin with itself, but {' → '.join([*names, names[0]])} does; "
+                    "let it begin with something else, or write a repeat (*, +) instead"
+                )
+            else:
+                open_units.add(child)
+                path.append((child, iter(units[child][1])))
+    return [(bits, depth + 1) for bits, depth in (known[i] for i in range(len(units)))]
+
+
+def _unit(parts: Parts, first: Positions, num_rules: int) -> tuple[int, list[int]]:
+    """Bytes among these positions, and the rules and loops among them."""
+    bits, children = 0, {}
+    for position in first:
+        kind, argument = parts.kinds[position], parts.arguments[position]
+        if kind == BYTE:
+            bits |= argument
+        elif kind == CALL:
+            children[argument] = None
+        elif kind == LOOP:
+            children[num_rules + argument] = None
+    return bits, list(children)
+
+
+def _byte_classes(sets: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The class of each byte, and for each set which classes it holds."""
+    packed = np.frombuffer(b"".join(bits.to_bytes(32, "little") for bits in sets), np.uint8).reshape(-1, 32)
+    holds = np.unpackbits(packed, axis=1, bitorder="little")  # [sets, 256]
+    columns = np.packbits(holds, axis=0).T
+    numbers: dict[bytes, int] = {}
+    classes = [numbers.setdefault(columns[byte].tobytes(), len(numbers)) for byte in range(256)]
+    one_each = [classes.index(number) for number in range(len(numbers))]
+    return np.array(classes, np.uint8), np.ascontiguousarray(holds[:, one_each])

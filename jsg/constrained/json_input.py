@@ -1,6 +1,8 @@
 """JSON as a client wrote it: read strictly, so that nothing in it is ignored or read in two ways."""
 
 import json
+import math
+from collections import Counter
 from typing import Any
 
 from jsg.constrained.limits import Limits, check
@@ -26,8 +28,7 @@ def read_json(text: str, param: str, limits: Limits) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)
         if len(members) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in members if names.count(name) > 1)
+            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
             raise GrammarError(
                 f"{param} must have each key once, but {_shown(twice)} is there twice; remove one", param
             )
@@ -36,8 +37,16 @@ def read_json(text: str, param: str, limits: Limits) -> Any:
     def refuse(word: str) -> Any:
         raise GrammarError(f"{param} must be JSON, which has no {word}; write a number", param)
 
+    def finite(digits: str) -> float:
+        number = float(digits)
+        if math.isinf(number):
+            raise GrammarError(
+                f"{param} must have numbers below 1e308, but has {digits[:40]}; write a smaller one", param
+            )
+        return number
+
     try:
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=refuse, parse_float=finite)
     except json.JSONDecodeError as error:
         raise GrammarError(
             f"{param} must be JSON, but at line {error.lineno} column {error.colno}: {error.msg}; correct it", param

@@ -141,7 +141,14 @@ def _check(tables: StaticTables) -> None:
     num_loops, num_branches = len(tables.loops), len(tables.branches)
     starts = tables.list_start
     kinds, arguments = tables.positions[:, KIND], tables.positions[:, ARGUMENT]
-    bounds = {BYTE: 1, CALL: num_lists, LOOP: num_loops, END_RULE: 1, END_BRANCH: num_branches, END_SEPARATOR: num_loops}
+    bounds = {
+        BYTE: 1,
+        CALL: num_lists,
+        LOOP: num_loops,
+        END_RULE: 1,
+        END_BRANCH: num_branches,
+        END_SEPARATOR: num_loops,
+    }
     separators, separator_kinds = tables.loops[:, SEPARATOR], tables.loops[:, SEPARATOR_KIND]
     branch_starts, branch_ends = tables.loops[:, BRANCHES], tables.loops[:, BRANCHES_END]
     separated = separator_kinds != NO_SEPARATOR

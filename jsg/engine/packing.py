@@ -9,7 +9,7 @@ import numpy as np
 from jsg.engine.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
 from jsg.sched.buckets import BucketKey
-from jsg.sched.records import Batch, RunningRequest
+from jsg.sched.records import Batch, BatchEntry, RunningRequest
 from jsg.types import SamplingParams
 
 FROM_DEVICE = -1
@@ -39,7 +39,11 @@ def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int
     is_written = positions[:num_tokens] >= np.repeat([entry.write_start for entry in batch.entries], lens)
     page = pages[rows[:num_tokens], positions[:num_tokens] // page_size]
     slots[:num_tokens] = np.where(is_written, page * page_size + positions[:num_tokens] % page_size, 0)
-    logit_index[: len(lens)] = ends - 1
+    if batch.has_drafts:
+        last = [end - 1 - k for entry, end in zip(batch.entries, ends, strict=True) for k in _backwards(entry)]
+        logit_index[: len(last)] = last
+    else:
+        logit_index[: len(lens)] = ends - 1
     num_singles[0] = batch.num_singles
     num_tiles[0] = _fill_tiles(tiles, batch, ends - lens)
     if key.num_groups:
@@ -54,6 +58,11 @@ def pack_padding(key: BucketKey) -> np.ndarray:
     parts = dict(zip(PackedInputs._fields, np.split(packed, np.cumsum(sizes)[:-1]), strict=True))
     parts["group_members"][:] = -1
     return packed
+
+
+def _backwards(entry: BatchEntry) -> range:
+    """How far before its last new token each row of logits of an entry is."""
+    return range(entry.num_drafts, -1, -1)
 
 
 def _fill_token_ids(token_ids: np.ndarray, batch: Batch, ends: np.ndarray) -> None:
@@ -112,7 +121,10 @@ def sampling_row(sampling: SamplingParams, seed: int, vocab_size: int) -> np.nda
 
 
 def pack_sampling(batch: Batch, key: BucketKey, constants: np.ndarray) -> np.ndarray:
-    """The int32 array of `step.unpack_sampling`; entries that do not sample write to row 0, the dump.
+    """The int32 array of `step.unpack_sampling`.
+
+    Entries that do not sample write to row 0, the dump, and so do those with drafts: which of their tokens is the last
+    is only known on the host.
 
     Args:
         batch: The step.
@@ -120,12 +132,27 @@ def pack_sampling(batch: Batch, key: BucketKey, constants: np.ndarray) -> np.nda
         constants: `sampling_row` of each request row.
     """
     packed = np.zeros((key.num_rows, SAMPLING_COLUMNS), np.int32)
-    count = len(batch.entries)
     rows = np.array([entry.place.row for entry in batch.entries])
-    packed[:count, 0] = np.where([entry.samples for entry in batch.entries], rows, 0)
-    packed[:count, 1] = [entry.output_index for entry in batch.entries]
-    packed[:count, 2:] = constants[rows]
+    writes = [entry.samples and not entry.num_drafts for entry in batch.entries]
+    output_index = np.array([entry.output_index for entry in batch.entries])
+    written = np.where(writes, rows, 0)
+    if batch.has_drafts:
+        counts = [entry.num_rows for entry in batch.entries]
+        rows, written = np.repeat(rows, counts), np.repeat(written, counts)
+        output_index = np.repeat(output_index - batch.first_rows, counts) + np.arange(len(rows))
+    packed[: len(rows), 0] = written
+    packed[: len(rows), 1] = output_index
+    packed[: len(rows), 2:] = constants[rows]
     return packed
+
+
+def pack_forced(batch: Batch, key: BucketKey) -> np.ndarray:
+    """int32[rows]: the token that a row has whatever its logits say; -1 where they say it."""
+    forced = np.full(key.num_rows, -1, np.int32)
+    for entry, row in zip(batch.entries, batch.first_rows, strict=True):
+        if entry.is_forced:
+            forced[row : row + entry.num_drafts] = entry.drafts
+    return forced
 
 
 def needs_tables(sampling: SamplingParams) -> bool:

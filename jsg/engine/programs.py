@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Hashable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +50,10 @@ VARIANTS = PLAIN_VARIANTS + MASKED_VARIANTS
 
 
 class DeviceState(NamedTuple):
-    """Everything on the device that one step hands to the next. Donated, except `last_token` to the forward pass and
-    `masks` to the sampling."""
+    """Everything on the device that one step hands to the next.
+
+    Donated, except `last_token` to the forward pass and `masks` to the sampling.
+    """
 
     pool: KVPool
     page_table: jax.Array
@@ -200,6 +202,7 @@ class Programs:
         def column(dtype: jax.typing.DTypeLike = jnp.int32, *dims: int) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((num_rows, *dims), dtype)
 
+        shapes_of_rows: Any = (column(), column())
         self._executables.lower(
             ("sample", num_rows, variant),
             sample,
@@ -208,7 +211,7 @@ class Programs:
             self._shapes.last_token,
             self._shapes.penalties if variant.has_tables else None,
             column(jnp.int32, MAX_TOP_LOGPROBS) if variant.has_logprobs else None,
-            TokenMasks(self._shapes.masks, column(), column()) if variant.has_masks else None,
+            TokenMasks(self._shapes.masks, *shapes_of_rows) if variant.has_masks else None,
             donate=(2, 3),
         )
 

@@ -41,10 +41,15 @@ class InFlight:
         if self.output.logprobs is None and self.prompt_scores is None:
             return result
         logprobs, prompt_scores = jax.device_get((self.output.logprobs, self.prompt_scores))
+        if self.output.kept_mass is not None:
+            result.kept_mass.update(enumerate(np.asarray(self.output.kept_mass).tolist()))
         offset = 0
-        for index, entry in enumerate(self.batch.entries):
+        for index, (entry, row) in enumerate(zip(self.batch.entries, self.batch.first_rows, strict=True)):
             try:
-                _read_entry(result, index, entry, logprobs, prompt_scores, offset)
+                if logprobs is not None and entry.samples and entry.running.request.return_logprob:
+                    _read_rows(result, entry, logprobs, row)
+                if prompt_scores is not None and entry.scores_prompt:
+                    result.prompt_logprobs[index] = list(_prompt_part(entry, prompt_scores, offset))
             except Exception:
                 logger.exception("the log-probabilities of a request could not be read")
                 result.failed.append(entry.running)
@@ -52,24 +57,19 @@ class InFlight:
         return result
 
 
-def _read_entry(
-    result: StepResult,
-    index: int,
-    entry: BatchEntry,
-    logprobs: Logprobs | None,
-    prompt_scores: Logprobs | None,
-    offset: int,
-) -> None:
-    """Takes what one entry wants of the log-probabilities; its tokens begin at `offset` of the packed ones."""
-    token = result.token_ids[index]
-    if logprobs is not None and entry.samples and entry.running.request.return_logprob and token >= 0:
-        result.logprobs[index] = _token_logprob(entry, token, logprobs, index)
-    if prompt_scores is not None and entry.scores_prompt:
-        result.prompt_logprobs[index] = list(_prompt_part(entry, prompt_scores, offset))
+def _read_rows(result: StepResult, entry: BatchEntry, logprobs: Logprobs, first_row: int) -> None:
+    """Takes the log-probabilities of what an entry sampled."""
+    for row in range(first_row, first_row + entry.num_rows):
+        token = result.token_ids[row]
+        if token >= 0:
+            result.logprobs[row] = _token_logprob(entry, token, logprobs, row)
 
 
 def _prompt_part(entry: BatchEntry, scores: Logprobs, offset: int) -> Sequence[TokenLogprob]:
-    """Scores of the prompt tokens that a chunk predicts, and of the first prompt token, which nothing does."""
+    """Scores of the prompt tokens that a chunk predicts, and of the first prompt token, which nothing does.
+
+    The chunk's tokens begin at `offset` of the packed ones.
+    """
     running = entry.running
     first_wanted = running.request.logprob_start_len
     part = [TokenLogprob(int(running.tokens[0]), None)] if entry.start == 0 and first_wanted == 0 else []

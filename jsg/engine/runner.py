@@ -6,92 +6,62 @@ Nothing here waits for the device but `InFlight.read`; the engine calls it one s
 import dataclasses
 import logging
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jsg.cache.pool import KVPool
 from jsg.engine import packing, step
 from jsg.engine.executables import Executables
+from jsg.engine.mask_pool import MaskPool, Upload, num_words
+from jsg.engine.programs import (
+    BIAS_CHUNK,
+    COUNT_CHUNK,
+    GREEDY,
+    ROWS_AT_A_TIME,
+    VARIANTS,
+    DeviceState,
+    Programs,
+    RunnerConfig,
+    Variant,
+)
 from jsg.engine.results import InFlight
-from jsg.engine.sampling import Logprobs, PenaltyTables
-from jsg.models.model import Model
+from jsg.engine.sampling import Logprobs, TokenMasks
 from jsg.sched.buckets import BucketKey, Buckets, Phase
-from jsg.sched.records import Batch, BatchEntry, RunningRequest
+from jsg.sched.records import Batch, RunningRequest
 from jsg.sched.table import RequestTable
-from jsg.types import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS
+from jsg.types import MAX_TOP_LOGPROBS
 
 logger = logging.getLogger(__name__)
 
-COUNT_CHUNK = 1024
-BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 2048  # the last for the model's own EOS tokens: at most that many
-ROWS_AT_A_TIME = (1, 8)
 
+@dataclasses.dataclass(slots=True)
+class Started:
+    """A step whose forward pass was dispatched; what its sampling needs.
 
-class Variant(NamedTuple):
-    """What a sampling executable can do; a batch that needs less may use it."""
+    Attributes:
+        batch: The step.
+        key: The shape that it runs in.
+        variant: What its sampling must do.
+        logits: Of the forward pass.
+        prompt_scores: Log-probabilities of prompt tokens where any request wants them.
+        failed: Requests that could not be set up for it.
+    """
 
-    is_sampled: bool
-    has_tables: bool
-    has_logprobs: bool
-
-    def covers(self, other: "Variant") -> bool:
-        """Whether a batch that needs `other` may use this one."""
-        return all(mine or not theirs for mine, theirs in zip(self, other, strict=True))
-
-
-GREEDY = Variant(is_sampled=False, has_tables=False, has_logprobs=False)
-SAMPLED = Variant(is_sampled=True, has_tables=False, has_logprobs=False)
-SCORED = Variant(is_sampled=False, has_tables=False, has_logprobs=True)
-PENALISED = Variant(is_sampled=True, has_tables=True, has_logprobs=False)
-EVERYTHING = Variant(is_sampled=True, has_tables=True, has_logprobs=True)
-VARIANTS = (GREEDY, SAMPLED, SCORED, PENALISED, EVERYTHING)
-"""The cheapest first."""
-
-
-class DeviceState(NamedTuple):
-    """Everything on the device that one step hands to the next. Donated, except `last_token` to the forward pass."""
-
-    pool: KVPool
-    page_table: jax.Array
-    last_token: jax.Array
-    penalties: PenaltyTables
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RunnerConfig:
-    """Shapes, and the tokens that end an answer. `num_rows` includes the dump row, `columns` are pages of one row."""
-
-    vocab_size: int
-    num_rows: int
-    columns: int
-    page_size: int
-    eos_token_ids: frozenset[int]
-
-    @property
-    def num_top(self) -> int:
-        """Alternatives that every log-probability comes with."""
-        return min(MAX_TOP_LOGPROBS, self.vocab_size)
-
-
-def make_state(config: RunnerConfig, pool: KVPool) -> DeviceState:
-    """The state before the first step."""
-    shape = (config.num_rows, config.vocab_size)
-    return DeviceState(
-        pool=pool,
-        page_table=jnp.zeros((config.num_rows, config.columns), jnp.int32),
-        last_token=jnp.zeros(config.num_rows, jnp.int32),
-        penalties=PenaltyTables(
-            output_counts=jnp.zeros(shape, jnp.int32), in_prompt=jnp.zeros(shape, bool), bias=jnp.zeros(shape)
-        ),
-    )
+    batch: Batch
+    key: BucketKey
+    variant: Variant
+    logits: jax.Array
+    prompt_scores: Logprobs | None
+    failed: list[RunningRequest]
 
 
 class ModelRunner:
     """The device side of the engine: model, state and executables.
+
+    Attributes:
+        programs: Everything that it can run.
+        masks: What the device's pool of token masks holds; what is put there is sent with the next step that has masks.
 
     Invariant: `_state` holds the result of the last dispatch; every array that was donated to it is gone.
     """
@@ -99,10 +69,9 @@ class ModelRunner:
     def __init__(
         self, model: nnx.Module, config: RunnerConfig, state: DeviceState, buckets: Buckets, executables: Executables
     ):
-        graph, leaves = nnx.split(model)
-        flat, structure = jax.tree.flatten(leaves)
-        self._leaves = tuple(flat)
-        self._merge: step.Merge = lambda leaves: cast(Model, nnx.merge(graph, jax.tree.unflatten(structure, leaves)))
+        self.programs = Programs(model, config, state, buckets, executables)
+        self.masks = MaskPool(num_words(config.vocab_size))
+        self._leaves = self.programs.leaves
         self._config = config
         self._state = state
         self._buckets = buckets
@@ -111,108 +80,6 @@ class ModelRunner:
         self._needs = np.zeros((config.num_rows, len(GREEDY)), bool)  # the variant that each request row needs
         self._min_new_tokens = np.zeros(config.num_rows, np.int32)
 
-    # Programs.
-
-    def lower(self) -> None:
-        """Lowers every program. Largest shapes first: they stand in for the others until those are compiled."""
-        for key in sorted(self._buckets.all, key=lambda key: -key.num_tokens):
-            self._lower_forward(key)
-        for num_rows in sorted({key.num_rows for key in self._buckets.all}, reverse=True):
-            for variant in VARIANTS:
-                self._lower_sample(num_rows, variant)
-        self._lower_tables()
-
-    def lower_largest(self) -> list[Hashable]:
-        """Lowers the largest program of each kind only, for their memory analyses; returns their names."""
-        key = self._buckets.extend[-1]
-        self._lower_forward(key)
-        self._lower_sample(key.num_rows, EVERYTHING)
-        return [("forward", key), ("sample", key.num_rows, EVERYTHING), ("prompt_logprobs", key.num_tokens)]
-
-    def all_names(self) -> list[Hashable]:
-        """Every program, once lowered."""
-        return self._executables.names()
-
-    def essential(self) -> list[Hashable]:
-        """Programs that must be compiled before the first request.
-
-        They are those that nothing larger can stand in for, and the shapes that a first request meets. For a shape that
-        reads shared prefixes once, one that does not can always stand in.
-        """
-        buckets = self._buckets
-        keys = {buckets.extend[-1], buckets.extend[0], *buckets.decode[-1:], *buckets.decode[:1]}
-        names: list[Hashable] = [("forward", key) for key in sorted(keys, reverse=True)]
-        for num_rows in sorted({key.num_rows for key in keys}):
-            names += [("sample", num_rows, variant) for variant in (GREEDY, SAMPLED)]
-        names += [("sample", buckets.max_rows, EVERYTHING), ("prompt_logprobs", buckets.max_tokens)]
-        return names + [("write_rows", k) for k in ROWS_AT_A_TIME] + [("write_counts",), ("write_bias",)]
-
-    def _lower_forward(self, key: BucketKey) -> None:
-        packed = jax.ShapeDtypeStruct((sum(step.packed_sizes(key)),), jnp.int32)
-
-        def forward(leaves, pool, page_table, last_token, packed):  # noqa: ANN001, ANN202
-            return step.forward(self._merge, key, leaves, pool, page_table, last_token, packed)
-
-        state = self._state
-        self._executables.lower(
-            ("forward", key),
-            forward,
-            self._leaves,
-            state.pool,
-            state.page_table,
-            state.last_token,
-            packed,
-            donate=(1, 2),
-        )
-        if key.phase is Phase.EXTEND:
-            self._lower_prompt_logprobs(key)
-
-    def _lower_prompt_logprobs(self, key: BucketKey) -> None:
-        def prompt_logprobs(leaves, hidden, targets, chosen):  # noqa: ANN001, ANN202
-            return step.prompt_logprobs(self._merge, leaves, hidden, targets, chosen, num_top=self._config.num_top)
-
-        hidden = self._executables.output_shape(("forward", key))[1]
-        targets = jax.ShapeDtypeStruct((key.num_tokens,), jnp.int32)
-        chosen = jax.ShapeDtypeStruct((key.num_tokens, MAX_TOP_LOGPROBS), jnp.int32)
-        self._executables.lower(
-            ("prompt_logprobs", key.num_tokens), prompt_logprobs, self._leaves, hidden, targets, chosen
-        )
-
-    def _lower_sample(self, num_rows: int, variant: Variant) -> None:
-        def sample(logits, packed, last_token, tables, chosen):  # noqa: ANN001, ANN202
-            return step.sample(
-                logits, packed, last_token, tables, chosen, is_sampled=variant.is_sampled, num_top=self._config.num_top
-            )
-
-        self._executables.lower(
-            ("sample", num_rows, variant),
-            sample,
-            jax.ShapeDtypeStruct((num_rows, self._config.vocab_size), jnp.float32),
-            jax.ShapeDtypeStruct((num_rows, step.SAMPLING_COLUMNS), jnp.int32),
-            self._state.last_token,
-            self._state.penalties if variant.has_tables else None,
-            jax.ShapeDtypeStruct((num_rows, MAX_TOP_LOGPROBS), jnp.int32) if variant.has_logprobs else None,
-            donate=(2, 3),
-        )
-
-    def _lower_tables(self) -> None:
-        def shape(*dims: int, dtype: jax.typing.DTypeLike = jnp.int32) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(dims, dtype)
-
-        state, columns = self._state, self._config.columns
-        for k in ROWS_AT_A_TIME:
-            self._executables.lower(
-                ("write_rows", k), step.write_rows, state.page_table, shape(k), shape(k, columns), donate=(0,)
-            )
-        ids = shape(COUNT_CHUNK)
-        self._executables.lower(
-            ("write_counts",), step.write_counts, state.penalties, shape(), shape(), ids, ids, donate=(0,)
-        )
-        values = shape(BIAS_CHUNK, dtype=jnp.float32)
-        self._executables.lower(
-            ("write_bias",), step.write_bias, state.penalties, shape(), shape(BIAS_CHUNK), values, donate=(0,)
-        )
-
     # Steps.
 
     def dispatch(self, batch: Batch, table: RequestTable) -> InFlight:
@@ -220,6 +87,10 @@ class ModelRunner:
 
         A request whose settings raise runs with plain ones and is named in `InFlight.failed`.
         """
+        return self.sample(self.begin(batch, table), None)
+
+    def begin(self, batch: Batch, table: RequestTable) -> Started:
+        """The first part of `dispatch`: all but the sampling, which must follow before anything else begins."""
         failed = [running for running in batch.admitted if not self._admit(running)]
         rows = np.array([entry.place.row for entry in batch.entries])
         failed += self._end_minimum(batch, rows)
@@ -230,7 +101,30 @@ class ModelRunner:
         packed = packing.pack_forward(batch, key, table.pages, self._config.page_size)
         logits, hidden = self._run_forward(key, packed)
         scores = self._prompt_logprobs(batch, key, hidden) if scores_prompt else None
-        return InFlight(batch, self._sample(batch, key, variant, logits), scores, tuple(failed))
+        return Started(batch, key, variant, logits, scores, failed)
+
+    def sample(self, started: Started, mask_rows: np.ndarray | None) -> InFlight:
+        """The second part of `dispatch`.
+
+        Args:
+            started: What `begin` gave.
+            mask_rows: Row of `masks` for each row of logits of the batch; None where no request of it has a grammar.
+        """
+        batch, key, variant = started.batch, started.key, started.variant
+        chosen = _chosen_ids(batch, key.num_rows) if variant.has_logprobs else None
+        masks = self._token_masks(batch, key, mask_rows) if variant.has_masks else None
+        packed = packing.pack_sampling(batch, key, self._constants)
+        output = self._run_sample(variant, started.logits, packed, chosen, masks)
+        for array in jax.tree.leaves(output):
+            array.copy_to_host_async()
+        return InFlight(batch, output, started.prompt_scores, tuple(started.failed))
+
+    @property
+    def max_draft_rows(self) -> int:
+        """Rows of logits that a step with drafts may have now: it grows when the shapes for drafts are compiled."""
+        buckets = self._buckets
+        ready = [key.num_rows for key in buckets.drafts if self.programs.are_ready(key)]
+        return max(buckets.max_rows, *ready) if ready else buckets.max_rows
 
     def _ready(self, batch: Batch, needed: Variant, scores_prompt: bool) -> tuple[BucketKey, Variant]:
         """The smallest compiled shape and the cheapest compiled variant that can run the batch.
@@ -239,6 +133,8 @@ class ModelRunner:
         """
         key, buckets, is_ready = batch.key, self._buckets, self._executables.is_ready
         keys = buckets.decode if key.phase is Phase.DECODE else buckets.extend
+        if batch.has_drafts:
+            keys = buckets.larger(key)
         if batch.groups and (grouped := buckets.pick_grouped(key.num_tokens)):
             keys = (grouped, *keys)
         for larger in keys:
@@ -251,12 +147,17 @@ class ModelRunner:
                     return larger, variant
         raise AssertionError(f"no program can run {key} with {needed}")
 
-    def _sample(self, batch: Batch, key: BucketKey, variant: Variant, logits: jax.Array) -> step.StepOutput:
-        chosen = _chosen_ids(batch.entries, key.num_rows) if variant.has_logprobs else None
-        output = self._run_sample(variant, logits, packing.pack_sampling(batch, key, self._constants), chosen)
-        for array in jax.tree.leaves(output):
-            array.copy_to_host_async()
-        return output
+    def _token_masks(self, batch: Batch, key: BucketKey, mask_rows: np.ndarray | None) -> TokenMasks:
+        for upload in self.masks.take_uploads():
+            self._write_masks(upload)
+        rows = np.zeros(key.num_rows, np.int32)
+        if mask_rows is not None:
+            rows[: len(mask_rows)] = mask_rows
+        return TokenMasks(self._state.masks, rows, packing.pack_forced(batch, key))  # pyright: ignore[reportArgumentType]
+
+    def _write_masks(self, upload: Upload) -> None:
+        masks = self._executables(("write_masks", len(upload.rows)), self._state.masks, upload.rows, upload.masks)
+        self._state = self._state._replace(masks=masks)
 
     def _run_forward(self, key: BucketKey, packed: np.ndarray) -> tuple[jax.Array, jax.Array]:
         """Logits and hidden states of a packed step; its keys and values are in the pool."""
@@ -268,7 +169,12 @@ class ModelRunner:
         return logits, hidden
 
     def _run_sample(
-        self, variant: Variant, logits: jax.Array | np.ndarray, packed: np.ndarray, chosen: np.ndarray | None
+        self,
+        variant: Variant,
+        logits: jax.Array | np.ndarray,
+        packed: np.ndarray,
+        chosen: np.ndarray | None,
+        masks: TokenMasks | None = None,
     ) -> step.StepOutput:
         state = self._state
         output, last_token, penalties = self._executables(
@@ -278,6 +184,7 @@ class ModelRunner:
             state.last_token,
             state.penalties if variant.has_tables else None,
             chosen,
+            masks,
         )
         self._state = state._replace(last_token=last_token, penalties=penalties or state.penalties)
         return output
@@ -350,14 +257,20 @@ class ModelRunner:
             case ("sample", int(num_rows), Variant() as variant):
                 chosen = np.zeros((num_rows, MAX_TOP_LOGPROBS), np.int32) if variant.has_logprobs else None
                 logits = np.zeros((num_rows, vocab_size), np.float32)
-                self._run_sample(variant, logits, np.zeros((num_rows, step.SAMPLING_COLUMNS), np.int32), chosen)
+                packed, zeros = np.zeros((num_rows, step.SAMPLING_COLUMNS), np.int32), np.zeros(num_rows, np.int32)
+                masks = TokenMasks(self._state.masks, zeros, zeros - 1) if variant.has_masks else None  # pyright: ignore[reportArgumentType]
+                self._run_sample(variant, logits, packed, chosen, masks)
             case ("prompt_logprobs", int(num_tokens)):
-                key = next(key for key in self._buckets.extend if key.num_tokens == num_tokens)
+                keys = self._buckets.extend + self._buckets.drafts
+                key = next(key for key in keys if key.num_tokens == num_tokens)
                 hidden = self._executables.output_shape(("forward", key))[1]
                 targets, chosen = np.zeros(num_tokens, np.int32), np.zeros((num_tokens, MAX_TOP_LOGPROBS), np.int32)
                 self._executables(name, self._leaves, np.zeros(hidden.shape, hidden.dtype), targets, chosen)
             case ("write_rows", int(k)):
                 self._write_rows([0] * k, np.zeros((1, columns), np.int32))
+            case ("write_masks", int(k)):
+                words = np.full((k, num_words(vocab_size)), 0xFFFFFFFF, np.uint32)
+                self._write_masks(Upload(np.zeros(k, np.int32), words))
             case ("write_counts",):
                 self._call_write_counts(0, True, np.full(COUNT_CHUNK, -1, np.int32), np.zeros(COUNT_CHUNK, np.int32))
             case ("write_bias",):
@@ -389,7 +302,8 @@ class ModelRunner:
         needs = Variant(
             is_sampled=sampling.temperature > 0,
             has_tables=packing.needs_tables(sampling),
-            has_logprobs=request.return_logprob,
+            has_logprobs=request.return_logprob or (sampling.return_constraint and sampling.grammar is not None),
+            has_masks=sampling.grammar is not None,
         )
         return packing.sampling_row(sampling, sampling.sampling_seed or 0, self._config.vocab_size), needs
 
@@ -449,9 +363,10 @@ class ModelRunner:
             self._state = self._state._replace(page_table=table)
 
 
-def _chosen_ids(entries: Sequence[BatchEntry], num_rows: int) -> np.ndarray:
+def _chosen_ids(batch: Batch, num_rows: int) -> np.ndarray:
     chosen = np.zeros((num_rows, MAX_TOP_LOGPROBS), np.int32)
-    for row, entry in enumerate(entries):
+    for row, entry in zip(batch.first_rows, batch.entries, strict=True):
         ids = entry.running.request.token_ids_logprob
-        chosen[row, : len(ids)] = ids
+        if ids:
+            chosen[row : row + entry.num_rows, : len(ids)] = ids
     return chosen

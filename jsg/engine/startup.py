@@ -16,8 +16,9 @@ from jsg.engine.device import Device, open_device
 from jsg.engine.executables import COMPILER_OPTIONS, Executables, use_compilation_cache
 from jsg.engine.memory import MemoryPlan, plan_memory, usable_bytes
 from jsg.engine.profile import profiled_compiler_options
+from jsg.engine.programs import DeviceState, RunnerConfig, make_state
 from jsg.engine.protocol import ModelInfo, Progress
-from jsg.engine.runner import DeviceState, ModelRunner, RunnerConfig, make_state
+from jsg.engine.runner import ModelRunner
 from jsg.engine.selfcheck import DecodeSteps
 from jsg.errors import ConfigError
 from jsg.kernels_pallas import ops
@@ -223,7 +224,7 @@ def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.M
     """
     state = jax.eval_shape(lambda: settings.make_state(pool_tokens // settings.page_size + 1))
     runner = ModelRunner(model, settings.runner_config(), state, settings.buckets, executables)
-    names = runner.lower_largest()
+    names = runner.programs.lower_largest()
     executables.compile(names)
     analyses = [executables.compiled(name).memory_analysis() for name in names]
     outputs = [a.output_size_in_bytes - a.alias_size_in_bytes if a else 0 for a in analyses]
@@ -232,8 +233,9 @@ def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.M
 
 
 def _warm_up(runner: ModelRunner, executables: Executables, config: EngineConfig, report: Report) -> None:
-    runner.lower()
-    names = runner.all_names() if config.forbid_compile else runner.essential()
+    programs = runner.programs
+    programs.lower()
+    names = programs.all_names() if config.forbid_compile else programs.essential()
     done = 0
 
     def tell(name: object) -> None:

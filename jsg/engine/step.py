@@ -37,7 +37,7 @@ PROMPT_ROWS = 64
 
 
 class StepOutput(NamedTuple):
-    """What a step hands to the host: log-probabilities where they are asked for, and with grammars the mass they kept."""
+    """What a step hands to the host; with log-probabilities also the mass that grammars kept."""
 
     tokens: Int[Array, " R"]
     logprobs: Logprobs | None
@@ -194,9 +194,7 @@ def write_rows(page_table: Int[Array, "R C"], rows: Int[Array, " k"], pages: Int
     return page_table.at[rows].set(pages)
 
 
-def write_masks(
-    pool: UInt[Array, "N W"], rows: Int[Array, " k"], masks: UInt[Array, "k W"]
-) -> UInt[Array, "N W"]:
+def write_masks(pool: UInt[Array, "N W"], rows: Int[Array, " k"], masks: UInt[Array, "k W"]) -> UInt[Array, "N W"]:
     """The pool of token masks with some rows replaced; what is written to row 0 must be what it holds."""
     return pool.at[rows].set(masks)
 

@@ -129,7 +129,7 @@ def make_buckets(max_running: int, chunk: int, *, row_multiple: int = 1, shares_
         extend=tuple(BucketKey(Phase.EXTEND, size, max_rows) for size in extend),
         chunk=chunk,
         grouped=tuple(_grouped_keys(max_rows)) if shares_prefixes else (),
-        drafts=tuple(key for key in _draft_keys(max_rows) if key.num_tokens > max_rows),
+        drafts=tuple(_draft_keys(max_rows)),
     )
 
 
@@ -163,11 +163,12 @@ def _decode_sizes(max_rows: int, multiple: int) -> list[int]:
 
 
 def _draft_keys(max_rows: int) -> list[BucketKey]:
-    """One for a few requests with drafts, and one with `DRAFT_ROWS` for them beside a full batch."""
-    few = DRAFT_ROWS // 4
-    sizes = (few,) if max_rows <= few // 2 else (few, DRAFT_ROWS) if max_rows <= DRAFT_ROWS // 2 else (DRAFT_ROWS,)
-    if max_rows > DRAFT_ROWS // 2:
-        sizes += (-(-(max_rows + DRAFT_ROWS) // DRAFT_ROWS) * DRAFT_ROWS,)
+    """One with room for drafts beside a full batch and, where rows are few, one for a few requests with drafts."""
+    few, many = DRAFT_ROWS // 4, -(-max_rows // DRAFT_ROWS) * DRAFT_ROWS
+    if max_rows <= DRAFT_ROWS // 2:
+        sizes = [few] if max_rows <= few // 2 else [few, DRAFT_ROWS]
+    else:
+        sizes = [many + DRAFT_ROWS]
     return [BucketKey(Phase.EXTEND, size, size) for size in sizes]
 
 

@@ -11,6 +11,7 @@ that share an uncached prefix therefore share one computation without waiting fo
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
@@ -24,13 +25,14 @@ from jsg.sched.records import (
     Batch,
     BatchEntry,
     Placement,
+    Proposal,
     RunningRequest,
     SchedulerTotals,
     new_running_request,
 )
 from jsg.sched.table import RequestTable
 from jsg.sched.waiting import WaitingQueue
-from jsg.types import FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+from jsg.types import ConstraintReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
 
 logger = logging.getLogger(__name__)
 
@@ -59,17 +61,23 @@ class StepResult:
     """What a step computed, on the host.
 
     Attributes:
-        token_ids: The sampled token of each entry of the batch: -1 where the logits were not finite, meaningless where
-            the entry does not sample.
-        logprobs: Per entry that asked for them.
+        token_ids: The sampled token of each row of logits (see `Batch.first_rows`): -1 where the logits were not
+            finite, meaningless where the entry does not sample.
+        logprobs: By row, of entries that asked for them.
         prompt_logprobs: Per entry, by its index in the batch: one per prompt token that its chunk predicts.
         failed: Requests for which the work of the host, before or after the step, raised: they end with an error.
+        kept_mass: By row, where a request reports what its grammar did.
+        constraints: What grammars did, by entry; of requests that report it.
+        ended: Entries whose grammar lets nothing follow their tokens, not even an EOS token.
     """
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprob]] = dataclasses.field(default_factory=dict)
     failed: list[RunningRequest] = dataclasses.field(default_factory=list)
+    kept_mass: dict[int, float] = dataclasses.field(default_factory=dict)
+    constraints: dict[int, ConstraintReport] = dataclasses.field(default_factory=dict)
+    ended: set[int] = dataclasses.field(default_factory=set)
 
 
 class Scheduler:
@@ -154,8 +162,17 @@ class Scheduler:
 
     # Planning.
 
-    def plan(self, now_s: float = 0.0) -> Batch | None:
-        """The next step; None when nothing can run, or nothing before the step in flight is committed."""
+    def plan(
+        self, now_s: float = 0.0, proposals: Mapping[str, Proposal] | None = None, max_rows: int = 0
+    ) -> Batch | None:
+        """The next step; None when nothing can run, or nothing before the step in flight is committed.
+
+        Args:
+            now_s: For the report of how long a request has waited.
+            proposals: By rid, tokens that may follow; of requests with nothing in flight. As many of them are taken as
+                there is room for.
+            max_rows: Rows of logits that a step with proposals may have; a full batch always has room.
+        """
         if not self.running and not len(self.waiting):
             self._estimate.on_idle()
             return None
@@ -164,6 +181,8 @@ class Scheduler:
             return None
         decoding = self._plan_decode()
         budget = self._config.buckets.chunk - len(decoding)
+        if proposals:
+            budget -= self._add_drafts(decoding, proposals, max_rows)
         chunks = self._plan_prefill(budget, now_s)
         while not decoding and not chunks and self.running:
             if self._num_in_flight:
@@ -201,11 +220,40 @@ class Scheduler:
             start, index = place.num_dispatched, running.num_output + place.num_in_flight
             place.num_in_flight += 1
             entry = BatchEntry(
-                running, place, start, num_new=1, write_start=start, output_index=index, from_device=True, samples=True
+                running,
+                place,
+                start,
+                num_new=1,
+                write_start=start,
+                output_index=index,
+                from_device=place.device_has_last,
+                samples=True,
             )
+            place.device_has_last = True
             entries.append(entry)
         self.table.grow_by_one([entry.place for entry in entries])
         return entries
+
+    def _add_drafts(self, decoding: list[BatchEntry], proposals: Mapping[str, Proposal], max_rows: int) -> int:
+        """Puts proposed tokens behind the last ones, as far as rows, budget and memory allow; returns how many."""
+        most_entries = min(self._config.max_running, len(self.running) + len(self.waiting))
+        spare = min(max_rows - most_entries, (self._config.buckets.chunk - len(decoding)) // 2)
+        num_drafts = 0
+        for entry in decoding:
+            running, place = entry.running, entry.place
+            proposal = proposals.get(running.request.rid)
+            if proposal is None:
+                continue
+            assert entry.output_index == running.num_output, "a token is proposed after one that is not known"
+            count = min(len(proposal.tokens), spare - num_drafts, running.num_to_come, self.table.room(place))
+            if count <= 0:
+                continue
+            running.tokens[running.num_known : running.num_known + count] = proposal.tokens[:count]
+            self.table.grow(place, count)
+            entry.num_new, entry.num_drafts, entry.is_forced = 1 + count, count, proposal.is_forced
+            entry.from_device = place.device_has_last = False
+            num_drafts += count
+        return num_drafts
 
     def _plan_prefill(self, budget: int, now_s: float) -> list[BatchEntry]:
         """Chunks of at most `budget` tokens: begun prompts, oldest first, then waiting ones in policy order.
@@ -312,10 +360,18 @@ class Scheduler:
         """One step of all of them, those with one token first."""
         short = [chunk for chunk in chunks if chunk.num_new == 1]
         long = [chunk for chunk in chunks if chunk.num_new > 1]
+        num_drafts = sum(entry.num_drafts for entry in decoding)
+        if num_drafts:
+            long = [entry for entry in decoding if entry.num_drafts] + long
+            decoding = [entry for entry in decoding if not entry.num_drafts]
         num_singles = len(decoding) + len(short)
         is_decode = not long and not any(chunk.scores_prompt for chunk in short)
         num_tokens = num_singles + sum(chunk.num_new for chunk in long)
-        key = self._config.buckets.pick(Phase.DECODE if is_decode else Phase.EXTEND, num_tokens)
+        if num_drafts:
+            num_rows = num_singles + len(long) + num_drafts
+            key = self._config.buckets.pick_drafts(num_tokens, num_rows)
+        else:
+            key = self._config.buckets.pick(Phase.DECODE if is_decode else Phase.EXTEND, num_tokens)
         if not self._config.buckets.decode:
             num_singles = 0
         may_share = is_decode and bool(self._config.buckets.grouped)
@@ -324,7 +380,7 @@ class Scheduler:
         dirty = tuple(sorted(self.table.dirty_rows))
         self.table.dirty_rows.clear()
         self._num_in_flight += 1
-        return Batch(key, (*decoding, *short, *long), num_singles, admitted, dirty, groups)
+        return Batch(key, (*decoding, *short, *long), num_singles, admitted, dirty, groups, num_drafts > 0)
 
     def _retract_latest(self) -> None:
         """Sends the running request that arrived last back to the queue; what it computed stays in the tree for now."""
@@ -357,38 +413,69 @@ class Scheduler:
         self._num_in_flight -= 1
         for running in result.failed:
             self._fail(running, FAILED)
-        outputs = []
-        for index, entry in enumerate(batch.entries):
+        outputs: list[RequestOutput] = []
+        for index, (entry, row) in enumerate(zip(batch.entries, batch.first_rows, strict=True)):
             if entry.is_stale:
                 continue
             running = entry.running
             if result.prompt_logprobs:
                 running.prompt_logprobs.extend(result.prompt_logprobs.get(index, ()))
-            if entry.samples and result.token_ids[index] < 0:
-                self._fail(running, "the model's logits were not finite", forgets=True)
-            elif entry.samples:
-                entry.place.num_in_flight -= 1
-                try:
-                    output = self._append(running, result.token_ids[index], result.logprobs.get(index))
-                except AssertionError:
-                    raise
-                except Exception:
-                    logger.exception("the output of a request could not be made")
-                    self._fail(running, FAILED)
-                    continue
-                outputs.append(output)
-                if output.finish is not None:
-                    self._leave(running)
+            if entry.samples:
+                self._take_tokens(entry, index, row, result, outputs)
             elif entry.ends_prefill:
                 self._finish(running, FinishReason(FinishType.LENGTH))
         return outputs + self.take_finished()
 
-    def _append(self, running: RunningRequest, token: int, logprob: TokenLogprob | None) -> RequestOutput:
-        """Adds an output token to its request, and touches nothing else."""
-        running.tokens[running.num_known] = token
-        running.num_known += 1
-        reason = self._stop_reason(running, token)
-        return _output(running, token_ids=(token,), logprobs=(logprob,) if logprob else (), finish=reason)
+    def _take_tokens(
+        self, entry: BatchEntry, index: int, row: int, result: StepResult, outputs: list[RequestOutput]
+    ) -> None:
+        """Advances an entry's request by what was sampled in its rows, and takes back the drafts that were wrong."""
+        running, place = entry.running, entry.place
+        tokens = [result.token_ids[row]]
+        if entry.num_drafts:
+            tokens = entry.taken(result.token_ids[row : row + entry.num_rows])
+        is_broken = tokens[-1] < 0
+        if is_broken:
+            tokens.pop()
+        if entry.num_drafts:
+            self.table.shrink(place, entry.num_drafts - max(len(tokens) - (not is_broken), 0))
+        place.num_in_flight -= 1
+        try:
+            output = self._append(running, tokens, index, row, result) if tokens else None
+        except AssertionError:
+            raise
+        except Exception:
+            logger.exception("the output of a request could not be made")
+            self._fail(running, FAILED)
+            return
+        if output is not None:
+            outputs.append(output)
+            if output.finish is not None:
+                self._leave(running)
+        if is_broken:
+            self._fail(running, "the model's logits were not finite", forgets=True)
+
+    def _append(
+        self, running: RunningRequest, tokens: list[int], index: int, row: int, result: StepResult
+    ) -> RequestOutput:
+        """Adds output tokens to their request, up to one that ends it, and touches nothing else."""
+        reason, count = None, 0
+        for token in tokens:
+            running.tokens[running.num_known] = token
+            running.num_known += 1
+            count += 1
+            reason = self._stop_reason(running, token)
+            if reason is not None:
+                break
+        if reason is None and index in result.ended:
+            reason = FinishReason(FinishType.STOP)
+        logprobs = tuple(result.logprobs[i] for i in range(row, row + count) if i in result.logprobs)
+        constraint = result.constraints.get(index)
+        if constraint is not None and count < len(tokens):
+            constraint = dataclasses.replace(
+                constraint, num_forced=min(constraint.num_forced, count), kept_mass=constraint.kept_mass[:count]
+            )
+        return _output(running, tuple(tokens[:count]), logprobs, reason, constraint)
 
     def _stop_reason(self, running: RunningRequest, token: int) -> FinishReason | None:
         sampling = running.request.sampling
@@ -444,10 +531,10 @@ def _decodes(running: RunningRequest) -> bool:
 
 def _output(
     running: RunningRequest,
-    *,
     token_ids: tuple[int, ...] = (),
     logprobs: tuple[TokenLogprob, ...] = (),
     finish: FinishReason | None = None,
+    constraint: ConstraintReport | None = None,
 ) -> RequestOutput:
     """What a step added to a request. Prompt logprobs go with its first token, or with its end if it has none."""
     has_reported, running.has_reported = running.has_reported, True
@@ -462,6 +549,7 @@ def _output(
         prompt_logprobs=prompt_logprobs,
         queue_s=running.queue_s,
         cache_report=None if has_reported else running.cache_report,
+        constraint=constraint,
     )
 
 

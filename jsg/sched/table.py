@@ -98,6 +98,15 @@ class RequestTable:
         for place in places:
             place.num_dispatched += 1
 
+    def shrink(self, place: Placement, num_tokens: int) -> None:
+        """Takes the last new tokens of a row back, and pages that hold nothing else. None of them may be shared."""
+        left = place.num_dispatched - num_tokens
+        held, kept = self.pages_for(place.num_dispatched), self.pages_for(left)
+        assert kept >= place.num_tree_pages, "tokens that are taken back lie in the radix tree"
+        self._allocator.free(self.pages[place.row, kept:held])
+        self.num_uncached_pages -= held - kept
+        place.num_dispatched = left
+
     def _allocate(self, num_pages: int) -> np.ndarray:
         if num_pages > self._allocator.num_free:
             self._cache.evict(num_pages - self._allocator.num_free)

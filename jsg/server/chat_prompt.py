@@ -190,7 +190,8 @@ class _Marks:
 
 def _mark_end(marked: list[dict[str, Any]], marks: _Marks) -> None:
     final_message = marked[-1] if marked else {}
-    if final_message.get("role") != "assistant" or not isinstance(final_message.get("content"), str):
+    is_text = isinstance(final_message.get("content"), str) and not final_message.get("tool_calls")
+    if final_message.get("role") != "assistant" or not is_text:
         raise RequestError(
             "messages must end with a text of the assistant where that is to be continued; add one, or ask for a new "
             "message",

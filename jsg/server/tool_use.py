@@ -19,8 +19,8 @@ from jsg.processing.tool_calls import (
     ToolCallParser,
     ToolDelta,
     detect_dialect,
+    join_deltas,
     markers,
-    parse_tool_calls,
 )
 from jsg.types import GrammarSpec
 
@@ -158,11 +158,13 @@ class AnswerReader:
         found = self._parser.push(delta.text)
         return found if delta.finish is None else found + self._parser.finish()
 
-    def whole(self) -> ParsedAnswer:
-        """All of the answer so far."""
+    def whole(self, *, only_complete: bool = False) -> ParsedAnswer:
+        """All of the answer so far; with `only_complete` a call that was cut short is text."""
         if self._tools is None:
             return ParsedAnswer(self._answer.text, ())
-        return parse_tool_calls(self._answer.text, self._tools.dialect, self._tools.names, self._new_id)
+        dialect, names = self._tools.dialect, self._tools.names
+        parser = ToolCallParser(dialect, names, self._new_id, streams_arguments=not only_complete)
+        return join_deltas([*parser.push(self._answer.text), *parser.finish()])
 
     @property
     def has_calls(self) -> bool:

@@ -1,12 +1,12 @@
 """A machine that is slow and plain: the interface of `jsg.constrained.machine.Machine`, straight from the expressions.
 
-A way to read a text is a stack of what is left to match, kept as nested pairs (top, rest). Reading a byte takes the
-stacks apart until each begins with a byte. Grammars must not be left-recursive, and every rule must match something.
+A way to read a text is a stack of what is left to match. Reading a byte takes the stacks apart until each begins with a
+byte. Grammars must not be left-recursive, and every rule must match something.
 """
 
-import dataclasses
 import functools
 from collections.abc import Hashable, Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,46 +14,44 @@ from numpy.typing import NDArray
 from jsg.constrained.ir import Alt, Automaton, Bag, ByteSet, Call, Expr, Grammar, Literal, Repeat, Seq, Words
 from jsg.constrained.trie import Trie
 
-type Stack = tuple[object, Stack] | None
+Stack = int
+"""Number of a stack in the machine's table; equal stacks have equal numbers, and 0 is the empty one."""
 Config = tuple[tuple[int, int], ...]
+Ways = frozenset[tuple[frozenset[int], Stack]]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Repeating:
-    """In a repeat: so many items are done; `is_due` says that a separator was read."""
+class _Item(NamedTuple):
+    """What is left of an expression.
 
-    repeat: Repeat
-    count: int
+    `expr` is the number of the expression in the machine's table. The rest depends on its kind: bytes that were read of
+    a literal; items of a repeat or a bag that were read, and bits of those that may stand only once; the state of an
+    automaton.
+    """
 
-
-@dataclasses.dataclass(frozen=True)
-class _Bagging:
-    bag: Bag
-    count: int
-    used: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _At:
-    automaton: Automaton
-    state: int
+    expr: int
+    progress: int = 0
+    used: int = 0
 
 
 class OracleMachine:
-    """Every answer by trying. A head's frame is always -1: all that it knows is in its state."""
+    """Every answer by trying. There is one head, and its frame is always -1: all that is known is in its state."""
 
     def __init__(self, grammar: Grammar):
         self._rules = grammar.rules
-        self._start: Stack = (Call(grammar.start), None)
-        self._ids: dict[frozenset[tuple[frozenset[int], Stack]], int] = {}
-        self._ways: list[tuple[frozenset[tuple[frozenset[int], Stack]], bool]] = []
+        self._exprs: list[Expr] = []
+        self._expr_ids: dict[int, int] = {}
+        self._stacks: list[tuple[_Item, Stack] | None] = [None]
+        self._stack_ids: dict[tuple[_Item, Stack], Stack] = {}
+        self._state_ids: dict[tuple[Ways, bool], int] = {}
+        self._states: list[tuple[Ways, bool]] = []
+        self._start = self._push(Call(grammar.start), 0)
         self.step = functools.lru_cache(maxsize=None)(self._step)
         self.num_frames = 0
         self.num_bytes = 0
 
     @property
     def num_states(self) -> int:
-        return len(self._ways)
+        return len(self._states)
 
     def start(self) -> Config:
         return self._intern({self._start})
@@ -65,13 +63,13 @@ class OracleMachine:
         return at
 
     def is_accepting(self, config: Config) -> bool:
-        return self._ways[config[0][0]][1]
+        return self._states[config[0][0]][1]
 
     def can_continue(self, config: Config) -> bool:
         return bool(self.allowed_bytes(config))
 
     def allowed_bytes(self, config: Config) -> set[int]:
-        return set().union(*(first for first, _ in self._ways[config[0][0]][0]))
+        return set().union(*(first for first, _ in self._states[config[0][0]][0]))
 
     def forced_run(self, config: Config, max_bytes: int) -> bytes:
         run = bytearray()
@@ -127,73 +125,77 @@ class OracleMachine:
     def _intern(self, stacks: set[Stack]) -> Config:
         seen: set[Stack] = set()
         ways = frozenset(way for stack in stacks for way in self._open(stack, seen))
-        state = self._ids.setdefault(ways, len(self._ways))
-        if state == len(self._ways):
-            self._ways.append((ways, None in seen))
+        key = (ways, 0 in seen)
+        state = self._state_ids.setdefault(key, len(self._states))
+        if state == len(self._states):
+            self._states.append(key)
         return ((state, -1),)
 
     def _step(self, config: Config, byte: int) -> Config | None:
-        stacks = {rest for first, rest in self._ways[config[0][0]][0] if byte in first}
+        stacks = {rest for first, rest in self._states[config[0][0]][0] if byte in first}
         return self._intern(stacks) if stacks else None
 
+    def _push(self, expr: Expr, rest: Stack, progress: int = 0, used: int = 0) -> Stack:
+        number = self._expr_ids.setdefault(id(expr), len(self._exprs))
+        if number == len(self._exprs):
+            self._exprs.append(expr)  # which also keeps its identity from being used again
+        pair = (_Item(number, progress, used), rest)
+        stack = self._stack_ids.setdefault(pair, len(self._stacks))
+        if stack == len(self._stacks):
+            self._stacks.append(pair)
+        return stack
+
     def _open(self, stack: Stack, seen: set[Stack]) -> Iterator[tuple[frozenset[int], Stack]]:
-        """The bytes that a stack may begin with, and what is left behind each; `seen` gets None where it may end."""
+        """The bytes that a stack may begin with, and what is left behind each; `seen` gets 0 where it may end."""
         todo = [stack]
         while todo:
             stack = todo.pop()
-            if stack in seen:
+            pair = self._stacks[stack]
+            if stack in seen or pair is None:
+                seen.add(stack)
                 continue
             seen.add(stack)
-            if stack is None:
-                continue
-            top, rest = stack
-            match top:
+            item, rest = pair
+            match expr := self._exprs[item.expr]:
                 case Literal(value):
-                    behind = (Literal(value[1:]), rest) if len(value) > 1 else rest
-                    yield frozenset(value[:1]), behind
+                    done = item.progress + 1
+                    yield frozenset((value[done - 1],)), self._push(expr, rest, done) if done < len(value) else rest
                 case ByteSet(ranges):
                     yield frozenset(b for first, last in ranges for b in range(first, last + 1)), rest
+                case Repeat():
+                    todo += self._expand_repeat(expr, item.progress, rest)
+                case Bag():
+                    todo += self._expand_bag(expr, item.progress, item.used, rest)
                 case _:
-                    todo += self._expand(top, rest)
+                    todo += self._expand(expr, item, rest)
 
-    def _expand(self, top: object, rest: Stack) -> list[Stack]:
-        match top:
+    def _expand(self, expr: Expr, item: _Item, rest: Stack) -> list[Stack]:
+        match expr:
             case Words(words):
-                return [(Literal(word), rest) for word in words]
+                return [self._push(self._word(word), rest) for word in words]
             case Seq(parts):
-                return [functools.reduce(lambda stack, part: (part, stack), reversed(parts), rest)]
+                return [functools.reduce(lambda stack, part: self._push(part, stack), reversed(parts), rest)]
             case Alt(options):
-                return [(option, rest) for option in options]
+                return [self._push(option, rest) for option in options]
             case Call(rule):
-                return [(self._rules[rule], rest)]
-            case Repeat():
-                return [(_Repeating(top, 0), rest)]
-            case _Repeating(repeat, count):
-                return self._expand_repeat(repeat, count, rest)
-            case Bag():
-                return [(_Bagging(top, 0, 0), rest)]
-            case _Bagging(bag, count, used):
-                return self._expand_bag(bag, count, used, rest)
-            case Automaton():
-                return [(_At(top, 0), rest)]
-            case _At(automaton, state):
-                ends = [rest] if state in automaton.accepting else []
-                return ends + [(label, (_At(automaton, to), rest)) for label, to in automaton.edges[state]]
-        raise AssertionError(f"cannot be read: {top}")
+                return [self._push(self._rules[rule], rest)]
+            case Automaton(edges, accepting):
+                ends = [rest] if item.progress in accepting else []
+                return ends + [self._push(label, self._push(expr, rest, to)) for label, to in edges[item.progress]]
+        raise AssertionError(f"cannot be read: {expr}")
 
     def _expand_repeat(self, repeat: Repeat, count: int, rest: Stack) -> list[Stack]:
-        stacks: list[Stack] = [rest] if count >= repeat.min else []
+        stacks = [rest] if count >= repeat.min else []
         if repeat.max is None or count < repeat.max:
             # Without an end only "once" and "often enough" matter; so that empty items come to an end.
             after = count + 1 if repeat.max is not None else min(count + 1, max(repeat.min, 1))
-            item: Stack = (repeat.item, (_Repeating(repeat, after), rest))
-            stacks.append((repeat.separator, item) if count else item)
+            item = self._push(repeat.item, self._push(repeat, rest, after))
+            stacks.append(self._push(repeat.separator, item) if count else item)
         return stacks
 
     def _expand_bag(self, bag: Bag, count: int, used: int, rest: Stack) -> list[Stack]:
-        required = {i for i, item in enumerate(bag.items) if item.is_required}
-        missing = {i for i in required if not used >> i & 1}
-        stacks: list[Stack] = [rest] if count >= bag.min and not missing else []
+        missing = {i for i, item in enumerate(bag.items) if item.is_required and not used >> i & 1}
+        stacks = [rest] if count >= bag.min and not missing else []
         if bag.max is not None and count >= bag.max:
             return stacks
         for i, item in enumerate(bag.items):
@@ -202,11 +204,14 @@ class OracleMachine:
             if bag.max is not None and len(missing - {i}) > bag.max - count - 1:
                 continue
             bits = used | 1 << i if item.is_once else used
-            # Without an end only "often enough" matters.
             after = count + 1 if bag.max is not None else min(count + 1, max(bag.min, 1))
-            behind: Stack = (item.expr, (_Bagging(bag, after, bits), rest))
-            stacks.append((bag.separator, behind) if count else behind)
+            behind = self._push(item.expr, self._push(bag, rest, after, bits))
+            stacks.append(self._push(bag.separator, behind) if count else behind)
         return stacks
+
+    @functools.cache  # noqa: B019 - a word must stay one object, and machines live as long as a test
+    def _word(self, word: bytes) -> Literal:
+        return Literal(word)
 
 
 def matches(grammar: Grammar, text: bytes) -> bool:

@@ -113,7 +113,7 @@ def test_a_shape_that_is_not_compiled_yet_rounds_up_to_one_that_is(core: EngineC
 
 def test_every_essential_program_exists_and_stands_in_for_every_batch(core: EngineCore):
     runner, programs = core._runner, core._executables
-    essential = set(runner.essential())
+    essential = set(runner.programs.essential())
     assert essential <= set(programs.names())
     compiled, programs._compiled = programs._compiled, {n: c for n, c in programs._compiled.items() if n in essential}
     try:

@@ -50,7 +50,7 @@ def test_the_first_runs_touch_the_dump_row_and_the_dump_page_only(core: EngineCo
 def test_what_is_compiled_in_the_background_runs_once_a_step(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
     core._executables._thread.join()  # pyright: ignore[reportOptionalMemberAccess]
     names = core._executables.cold()
-    essential = set(core._runner.essential())
+    essential = set(core._runner.programs.essential())
     assert names
     assert not essential & set(names)
     assert not any(core._executables.is_ready(name) for name in names)

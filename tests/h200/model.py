@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from jsg.cache.pool import make_pool
 from jsg.engine.executables import COMPILER_OPTIONS, Executables
-from jsg.engine.runner import ModelRunner, RunnerConfig, make_state
+from jsg.engine.programs import RunnerConfig, make_state
+from jsg.engine.runner import ModelRunner
 from jsg.engine.startup import ROW_MULTIPLE
 from jsg.models.config import ModelConfig
 from jsg.models.loading import abstract_model
@@ -96,7 +97,7 @@ def make_model(
     state = jax.eval_shape(lambda: make_state(settings, make_pool(*shapes, kv_dtype)))
     programs = H200Executables(config.hidden_size)
     runner = ModelRunner(abstract_model(config, jnp.bfloat16), settings, state, buckets, programs)
-    runner.lower()
+    runner.programs.lower()
     donated = jax.tree.leaves((state.pool, state.page_table))
     return Model(
         config=config,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from bench.shapes import LLAMA_8B
-from jsg.engine.runner import GREEDY, VARIANTS, Variant
+from jsg.engine.programs import GREEDY, VARIANTS, Variant
 from jsg.sched.buckets import BucketKey, Phase
 from tests.h200 import model
 from tests.h200.compiler import IN_PLACE, SHARED_MEMORY_BYTES, Program

@@ -336,7 +336,7 @@ def test_the_same_places_are_not_grouped_again():
 
 
 def test_the_default_of_a_gpu_has_at_most_24_forward_programs():
-    buckets = make_buckets(256, 8192, shares_prefixes=True)
+    buckets = make_buckets(256, 8192, row_multiple=8, shares_prefixes=True)
     assert len(set(buckets.all)) == len(buckets.all) <= 24, "design: at most 24 forward executables"
     assert [(key.num_rows, key.num_groups) for key in buckets.grouped] == [(32, 8), (64, 16), (128, 32), (256, 64)]
     assert set(buckets.grouped) <= set(buckets.all) and not any(key.num_groups for key in buckets.decode)

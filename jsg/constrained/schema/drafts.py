@@ -6,7 +6,7 @@ enforced, which matter only if it turns out that some value would be valid for i
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 
@@ -102,7 +102,7 @@ class Draft:
 class Meeting:
     """Conjunction of drafts; `conjoin` gives the node of the values that are valid for several nodes."""
 
-    def __init__(self, conjoin: "Conjoin"):
+    def __init__(self, conjoin: Callable[..., NodeName]):
         self._conjoin = conjoin
 
     def meet(self, left: Draft, right: Draft) -> Draft | None:
@@ -150,14 +150,6 @@ class Meeting:
                 left.is_unique or right.is_unique,
             )
         )
-
-
-class Conjoin:
-    """Type of the function that names the node of the values that are valid for several nodes."""
-
-    def __call__(self, *nodes: NodeName) -> NodeName:
-        """The name of that node."""
-        raise NotImplementedError
 
 
 def items_of(shape: Items) -> Items | None:
@@ -236,7 +228,8 @@ def _integers(shape: Number) -> Number:
         is_min_exclusive=False,
         is_max_exclusive=False,
         multiple_of=tuple(step for step in shape.multiple_of if step != 1),
-        not_multiple_of=tuple(step for step in shape.not_multiple_of if not 1 % Fraction(step)) or shape.not_multiple_of,
+        not_multiple_of=tuple(step for step in shape.not_multiple_of if not 1 % Fraction(step))
+        or shape.not_multiple_of,
     )
 
 

@@ -114,7 +114,9 @@ class Locations:
             uri, fragment = place.base, reference[1:]
         resource = self._resources.get(uri)
         if resource is None:
-            raise GrammarError(f"{where} leads out of the schema; only references inside it are supported, put it under $defs")
+            raise GrammarError(
+                f"{where} leads out of the schema; only references inside it are supported, put it under $defs"
+            )
         fragment = urllib.parse.unquote(fragment)
         if keyword != "$ref":
             self._check_dynamic(keyword, fragment, where)
@@ -123,7 +125,9 @@ class Locations:
         if not fragment.startswith("/"):
             found = self._anchors.get((uri, fragment))
             if found is None:
-                raise GrammarError(f"{where} leads nowhere: there is no such anchor; define it or correct the reference")
+                raise GrammarError(
+                    f"{where} leads nowhere: there is no such anchor; define it or correct the reference"
+                )
             return self._number(found)
         found = resource
         for token in fragment[1:].split("/"):
@@ -134,8 +138,8 @@ class Locations:
         anchors = self._dynamic.get(fragment if keyword == "$dynamicRef" else "", [])
         if len(anchors) > 1:
             raise GrammarError(
-                f"{where} may lead to {anchors[0]} or {anchors[1]}, which depends on the value; only a {keyword} with one "
-                "target is supported, use $ref"
+                f"{where} may lead to {anchors[0]} or {anchors[1]}, which depends on the value; only a {keyword} with "
+                "one target is supported, use $ref"
             )
 
     def _member(self, place: Place, token: str | int, where: str | None = None) -> Place:
@@ -176,7 +180,9 @@ class Locations:
             try:
                 base = urllib.parse.urldefrag(urllib.parse.urljoin(base, identifier))[0]
             except ValueError:
-                raise GrammarError(f"the identifier {identifier!r} at {place.pointer} is not a URI; correct it") from None
+                raise GrammarError(
+                    f"the identifier {identifier!r} at {place.pointer} is not a URI; correct it"
+                ) from None
         return place._replace(base=base, draft=draft)
 
     def _find_identifiers(self) -> None:

@@ -78,7 +78,7 @@ class String:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Contains:
-    """From `least` to `most` (None: without end) of the items of an array are of a kind.
+    """From `least` to `most` (None: without end) of the items of an array after its prefix are of a kind.
 
     Attributes:
         node: What is valid for the array's `items` and is of the kind.
@@ -93,35 +93,13 @@ class Contains:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Contains:
-    """How many items of an array are of a kind.
-
-    Attributes:
-        prefix: For each of the array's `prefix` the node of what is valid there and of the kind.
-        items: The same for its `items`.
-        other_prefix: What is valid there and not of the kind; None (with `other_items`) where no node says so, and
-            then `most` is None.
-        other_items: The same for `items`.
-        least: So many at least.
-        most: So many at most; None for any number.
-    """
-
-    prefix: tuple[NodeName, ...]
-    items: NodeName
-    other_prefix: tuple[NodeName, ...] | None
-    other_items: NodeName | None
-    least: int
-    most: int | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Array:
     """An array.
 
     Attributes:
         prefix: Nodes of the first items.
         items: Node of the others.
-        contains: How many of all items are of a kind; None where no kind matters.
+        contains: How many of the items after the prefix are of a kind; None where no kind matters.
         is_unique: No two items are equal.
     """
 

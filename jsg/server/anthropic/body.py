@@ -1,12 +1,19 @@
 """What clients send to Anthropic's `/v1/messages`."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
+from jsg.errors import RequestError
+from jsg.server.constraint import Constraint, grammar_fields, only_one
+from jsg.server.front import Front
 from jsg.server.http.body import Body, Checked
 from jsg.server.openai.body import MAX_NAME_CHARS, Only
+from jsg.server.openai.response_format import Schema
+from jsg.server.openai.tools import STRICT, ToolName
+from jsg.server.tool_use import MAX_TOOLS, Tool, ToolUse
 from jsg.types import MAX_STOP_CHARS, MAX_STOP_STRINGS, SamplingParams
 
 CLIENT_NAMES: Mapping[str, str] = {
@@ -17,7 +24,7 @@ CLIENT_NAMES: Mapping[str, str] = {
 }
 """Our name of a field → what clients call it here."""
 
-_NO_TOOLS = "calls of tools are not in this version; leave it out"
+_NO_SERVER_TOOLS = "the server runs no tools of its own; leave it out"
 _TEXT_ONLY = "models read text only in this version; describe it in words"
 _NO_THOUGHTS = "thoughts are not told apart from the answer in this version; leave it out"
 _CACHED_ANYWAY = "every prefix is cached up to its last token for as long as there is room, so a mark changes nothing"
@@ -38,7 +45,6 @@ class TextBlock(Body):
     REFUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("source", "title", "context", "file_id"), _TEXT_ONLY),
         "citations": "answers cite nothing in this version; leave it out",
-        **dict.fromkeys(("id", "name", "input", "caller", "tool_use_id", "content", "is_error"), _NO_TOOLS),
         **dict.fromkeys(("thinking", "signature", "data"), _NO_THOUGHTS),
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {"cache_control": _CACHED_ANYWAY}
@@ -48,16 +54,136 @@ class TextBlock(Body):
     cache_control: CacheControl | None = None
 
 
+class MessageBlock(Body):
+    """A block of a turn: words, a call of a tool, or what came of a call."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {**TextBlock.REFUSED, "toolset_name": _NO_SERVER_TOOLS}
+    ACCEPTED: ClassVar[Mapping[str, str]] = {
+        "cache_control": _CACHED_ANYWAY,
+        "caller": '`{"type": "direct"}` only: who else could it be',
+        "is_error": "a chat template has no place for it; the content says what went wrong",
+    }
+
+    type: Literal["text", "tool_use", "tool_result"]
+    text: str | None = Field(None, description="Of words.")
+    id: str | None = Field(None, max_length=MAX_NAME_CHARS, description="Of a call.")
+    name: str | None = Field(None, max_length=MAX_NAME_CHARS, description="Of the tool that was called.")
+    input: dict[str, Any] | None = Field(None, description="Of a call: the arguments.")
+    tool_use_id: str | None = Field(None, max_length=MAX_NAME_CHARS, description="Of a result: the call.")
+    content: str | Checked[TextBlock] | None = Field(None, description="Of a result; the blocks are put together.")
+    cache_control: CacheControl | None = None
+    caller: Annotated[Any, Only(({"type": "direct"},), _NO_SERVER_TOOLS)] = None
+    is_error: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        needed, taken = {
+            "text": ({"text"}, {"text"}),
+            "tool_use": ({"id", "name", "input"}, {"id", "name", "input", "caller"}),
+            "tool_result": ({"tool_use_id"}, {"tool_use_id", "content", "is_error"}),
+        }[self.type]
+        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        for name in sorted(needed - given):
+            raise RequestError(f"a block of type {self.type} must have {name}, but it is missing; add it", "messages")
+        for name in sorted(given - taken - {"type", "cache_control"}):
+            raise RequestError(f"a block of type {self.type} must not have {name}; leave it out", name)
+        return self
+
+
 class AnthropicMessage(Body):
     """One turn, or a part of one: messages of one role in a row are one turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Checked[TextBlock] = Field(description="The blocks are put together as they are.")
+    content: str | Checked[MessageBlock] = Field(description="The words in it are put together as they are.")
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Self:
+        theirs = {"tool_use": "assistant", "tool_result": "user"}
+        for block in self.blocks:
+            if theirs.get(block.type, self.role) != self.role:
+                raise RequestError(f"a message of role {self.role} must not have a {block.type} block", "messages")
+        return self
 
     @property
-    def text(self) -> str:
-        """The whole content."""
-        return joined(self.content)
+    def blocks(self) -> list[MessageBlock]:
+        """The content, where it is made of blocks."""
+        return [] if isinstance(self.content, str) else self.content
+
+    def turns(self) -> Iterator[dict[str, Any]]:
+        """The message as chat templates know it; results of tools are messages of their own."""
+        words, calls = self.content if isinstance(self.content, str) else "", []
+        for block in self.blocks:
+            if block.type == "tool_result":
+                if words:
+                    yield {"role": self.role, "content": words}
+                    words = ""
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": joined(block.content or "")}
+            elif block.type == "tool_use":
+                function = {"name": block.name, "arguments": block.input}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            else:
+                words += block.text or ""
+        has_results = any(block.type == "tool_result" for block in self.blocks)
+        if words or not has_results:
+            yield {"role": self.role, "content": words} | ({"tool_calls": calls} if calls else {})
+
+
+class AnthropicTool(Body):
+    """A function that the model may call."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "input_examples": "a chat template has no place for them; write them into the description",
+        **dict.fromkeys(("max_uses", "allowed_domains", "blocked_domains", "user_location"), _NO_SERVER_TOOLS),
+    }
+    ACCEPTED: ClassVar[Mapping[str, str]] = {
+        "cache_control": _CACHED_ANYWAY,
+        "allowed_callers": '`["direct"]` only: who else could it be',
+        "defer_loading": "false only: the model is shown every tool",
+        "eager_input_streaming": "arguments always come as they are made",
+    }
+
+    type: Annotated[Any, Only(("custom",), _NO_SERVER_TOOLS)] = None
+    name: ToolName
+    description: str | None = Field(None, description="Shown to the model.")
+    input_schema: dict[str, Any] = Field(description="A JSON Schema of the arguments, shown to the model.")
+    strict: bool | None = Field(None, description=STRICT.replace("parameters", "input_schema"))
+    cache_control: CacheControl | None = None
+    allowed_callers: Annotated[Any, Only((["direct"],), _NO_SERVER_TOOLS)] = None
+    defer_loading: Annotated[Any, Only((False,), "the model is shown every tool; leave it out")] = None
+    eager_input_streaming: bool | None = None
+
+    def tool(self) -> Tool:
+        """The same for every API."""
+        return Tool(self.name, self.description, self.input_schema, is_strict=self.strict is not False)
+
+
+class AnthropicToolChoice(Body):
+    """Which tools to call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = Field(None, max_length=MAX_NAME_CHARS, description="With the type `tool`: the one.")
+    disable_parallel_tool_use: bool | None = Field(None, description="True: one call at most.")
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        if (self.name is not None) != (self.type == "tool"):
+            raise RequestError("tool_choice must have a name where its type is tool, and only there", "tool_choice")
+        return self
+
+
+class OutputFormat(Body):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    schema_: Schema = Field(alias="schema", description="A JSON Schema, which the answer's text will match.")
+
+
+class OutputConfig(Body):
+    """`output_config`."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {"effort": "say it in system"}
+
+    format: OutputFormat | None = None
 
 
 class AnthropicMetadata(Body):
@@ -70,18 +196,14 @@ class CountTokensBody(Body):
     """What makes a prompt."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        "mcp_servers": _NO_TOOLS,
+        "mcp_servers": _NO_SERVER_TOOLS,
         "context_management": "nothing is left out of a conversation unasked; shorten it before you send it",
-        "output_config": "grammars and efforts are not in this version; say it in system",
-        "output_format": "grammars are not in this version; say it in system",
         **dict.fromkeys(("user_profile_id", "workspace_id"), "they are another service's; leave it out"),
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "cache_control": _CACHED_ANYWAY,
         "speed": '"standard" only; there is one speed',
         "thinking": '`{"type": "disabled"}` only',
-        "tool_choice": '`{"type": "auto"}` and `{"type": "none"}` only; no tool is ever called',
-        "tools": "an empty list only",
     }
 
     model: str | None = Field(None, description="The name in `/v1/models`; absent is as good.")
@@ -93,22 +215,63 @@ class CountTokensBody(Body):
     cache_control: CacheControl | None = None
     speed: Annotated[Any, Only(("standard",), "there is one speed; leave it out")] = None
     thinking: Annotated[Any, Only(({"type": "disabled"},), _NO_THOUGHTS)] = None
-    tool_choice: Annotated[Any, Only(({"type": "auto"}, {"type": "none"}), _NO_TOOLS)] = None
-    tools: Annotated[Any, Only(([],), _NO_TOOLS)] = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(None, description="The older place of `output_config.format`.")
+    tool_choice: AnthropicToolChoice | None = Field(None, description='"auto" is the default.')
+    tools: Annotated[Checked[AnthropicTool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description="What the model may call, if it was made for tools."
+    )
 
-    def turns(self) -> list[dict[str, str]]:
+    def turns(self) -> list[dict[str, Any]]:
         """The conversation as chat templates know it, in turns of alternating roles.
 
         What an assistant said in several messages goes on where it was cut; other messages are put apart by an empty
-        line.
+        line. After a call of a tool a turn is over.
         """
-        turns: list[dict[str, str]] = [] if self.system is None else [_turn("system", joined(self.system))]
-        for message in self.messages:
-            if turns and turns[-1]["role"] == message.role:
-                turns[-1]["content"] += ("" if message.role == "assistant" else "\n\n") + message.text
+        turns: list[dict[str, Any]] = []
+        if self.system is not None:
+            turns.append({"role": "system", "content": joined(self.system)})
+        for turn in itertools.chain.from_iterable(message.turns() for message in self.messages):
+            role = turn["role"]
+            if turns and role != "tool" and turns[-1]["role"] == role and "tool_calls" not in turns[-1]:
+                between = "" if role == "assistant" else "\n\n"
+                turns[-1] |= turn | {"content": turns[-1]["content"] + between + turn["content"]}
             else:
-                turns.append(_turn(message.role, message.text))
+                turns.append(turn)
         return turns
+
+    def constraint(self) -> Constraint | None:
+        """The grammar that the answer must match. Raises RequestError where two are given."""
+        configured = None if self.output_config is None else self.output_config.format
+        given = {"output_config.format": configured, "output_format": self.output_format}
+        return only_one(
+            Constraint(field, "json_schema", form.schema_) for field, form in given.items() if form is not None
+        )
+
+    def tool_use(self, front: Front) -> ToolUse | None:
+        """How the answer may call tools; None where it may not. Raises RequestError."""
+        choice = self.tool_choice
+        kind = "auto" if choice is None else choice.type
+        tools = [tool.tool() for tool in self.tools or ()]
+        if not tools and kind in ("any", "tool"):
+            raise RequestError("tool_choice needs tools to choose from; send some, or leave it out", "tool_choice")
+        if not tools or kind == "none":
+            return None
+        return ToolUse.of(
+            tools,
+            mode="auto" if kind == "auto" else "required",
+            names=[choice.name] if choice is not None and choice.name is not None else None,
+            is_parallel=kind != "tool" and not (choice is not None and choice.disable_parallel_tool_use),
+            template=front.chat.template,
+            dialect=front.dialect,
+            special=front.special,
+        )
+
+    def client_names(self) -> dict[str, str]:
+        """Our name of a field → what clients call it here."""
+        constraint = self.constraint()
+        field = constraint.field if constraint is not None else "tools"
+        return {**CLIENT_NAMES, "grammar": field}
 
     @property
     def is_continued(self) -> bool:
@@ -121,7 +284,7 @@ class MessagesBody(CountTokensBody):
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         **CountTokensBody.REFUSED,
-        "container": _NO_TOOLS,
+        "container": _NO_SERVER_TOOLS,
         "diagnostics": "/generate tells with return_cache_info why a prefix was not cached",
         "inference_geo": "answers are made where the server runs; leave it out",
         **dict.fromkeys(
@@ -155,7 +318,7 @@ class MessagesBody(CountTokensBody):
         """The end user."""
         return None if self.metadata is None else self.metadata.user_id
 
-    def to_sampling(self) -> SamplingParams:
+    def to_sampling(self, tools: ToolUse | None) -> SamplingParams:
         """How to choose tokens and when to stop. Raises RequestError for a value out of range."""
         return SamplingParams.from_dict(
             {
@@ -165,6 +328,7 @@ class MessagesBody(CountTokensBody):
                 "top_p": self.top_p,
                 "top_k": self.top_k or -1,
                 "sampling_seed": self.seed,
+                **grammar_fields(self.constraint(), tools),
             }
         )
 
@@ -172,7 +336,3 @@ class MessagesBody(CountTokensBody):
 def joined(content: str | list[TextBlock]) -> str:
     """A content as one text."""
     return content if isinstance(content, str) else "".join(block.text for block in content)
-
-
-def _turn(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}

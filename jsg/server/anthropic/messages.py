@@ -2,15 +2,17 @@
 
 import dataclasses
 import functools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, final
 
+import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
 from jsg.processing.answer import Answer, Prompt
-from jsg.server.anthropic.body import CLIENT_NAMES, CountTokensBody, MessagesBody
+from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
+from jsg.server.anthropic.body import CountTokensBody, MessagesBody
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import Generation, new_rid
@@ -19,6 +21,8 @@ from jsg.server.http.event_stream import Event, respond_with_events, until_disco
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import BodyBytes, new_router
 from jsg.server.openai.common import finish_of
+from jsg.server.openai.messages import check_fits
+from jsg.server.tool_use import AnswerReader, ToolUse
 from jsg.types import FinishType
 
 router = new_router()
@@ -31,58 +35,113 @@ async def create_message(
     """Answers a conversation; as events with `stream`."""
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.user)
-    with client_names(CLIENT_NAMES):
+    with client_names(body.client_names()):
+        tools = body.tool_use(front)
         prompt = Prompt(
             rid=f"msg_{new_rid()}",
-            input_ids=await _encode(body, num_bytes, front),
-            sampling=body.to_sampling(),
+            input_ids=await _encode(body, num_bytes, front, tools),
+            sampling=body.to_sampling(tools),
             is_continued=body.is_continued,
             namespace=call.caller.namespace(body.cache_salt, body.extra_key),
             priority=body.priority or 0,
         )
         generation = front.generator.begin(call, [prompt])
-    if body.stream:
-        return await respond_with_events(request, _events(generation, front.model_name), named=True)
-    await until_disconnect(request, generation.complete())
+        reader = AnswerReader(generation.answers[0], tools)
+        if body.stream:
+            return await respond_with_events(request, _events(generation, reader, front.model_name), named=True)
+        await until_disconnect(request, generation.complete())
     [answer] = generation.answers
-    content = [{"type": "text", "text": answer.text, "citations": None}] if answer.text else []
-    return json_response({**_message(answer, front.model_name), "content": content, **_ending(answer)})
+    found = reader.whole(only_complete=True)
+    content: list[dict[str, Any]] = [_text_block(found.content)] if found.content else []
+    content += [_call_block(call.id, call.name, msgspec.json.decode(call.arguments)) for call in found.calls]
+    ending = _ending(answer, has_calls=bool(found.calls))
+    return json_response({**_message(answer, front.model_name), "content": content, **ending})
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountTokensBody, num_bytes: BodyBytes, front: ReadyFront) -> Response:
     """How many tokens the prompt would have."""
     front.check_model(body.model)
-    with client_names(CLIENT_NAMES):
-        return json_response({"input_tokens": len(await _encode(body, num_bytes, front))})
+    with client_names(body.client_names()):
+        input_ids = await _encode(body, num_bytes, front, body.tool_use(front))
+        return json_response({"input_tokens": len(input_ids)})
 
 
-async def _encode(body: CountTokensBody, num_bytes: int, front: Front) -> tuple[int, ...]:
-    encode = functools.partial(front.chat.encode, body.turns(), continue_final_message=body.is_continued)
+async def _encode(body: CountTokensBody, num_bytes: int, front: Front, tools: ToolUse | None) -> tuple[int, ...]:
+    turns = body.turns()
+    for turn in turns:
+        check_fits(turn, front.chat.template)
+    encode = functools.partial(
+        front.chat.encode,
+        turns,
+        continue_final_message=body.is_continued,
+        tools=None if tools is None else tools.shown,
+    )
     return await front.threads.run(encode, num_bytes)
 
 
-async def _events(generation: Generation, model_name: str) -> AsyncGenerator[Event]:
-    """In Anthropic's order; the first comes with the first token, and a block of text once there is some."""
+async def _events(generation: Generation, reader: AnswerReader, model_name: str) -> AsyncGenerator[Event]:
+    """In Anthropic's order; the first comes with the first token, and a block once there is something in it."""
     [answer] = generation.answers
-    has_begun = has_block = False
+    blocks = _Blocks()
+    has_begun = False
     async with aclosing(generation.run()) as deltas:
         async for _, delta in deltas:
             if not has_begun:
                 has_begun = True
                 yield {"type": "message_start", "message": _message(answer, model_name)}
-            if delta.text and not has_block:
-                has_block = True
-                block = {"type": "text", "text": "", "citations": None}
-                yield {"type": "content_block_start", "index": 0, "content_block": block}
-            if delta.text:
-                change = {"type": "text_delta", "text": delta.text}
-                yield {"type": "content_block_delta", "index": 0, "delta": change}
-    ending = _ending(answer)
-    if has_block:
-        yield {"type": "content_block_stop", "index": 0}
+            for found in reader.read(delta):
+                for event in blocks.events(found):
+                    yield event
+    ending = _ending(answer, has_calls=reader.has_calls)
+    for event in blocks.end():
+        yield event
     yield {"type": "message_delta", "delta": ending, "usage": _counts(answer)}
     yield {"type": "message_stop"}
+
+
+@final
+class _Blocks:
+    """The blocks of an answer, one after the other: texts, and one for each call."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._open: str | int | None = None  # "text", or the number of a call
+
+    def events(self, found: ToolDelta) -> Iterator[Event]:
+        """What is told of it."""
+        match found:
+            case ContentDelta(text):
+                if self._open != "text":
+                    yield from self._begin("text", _text_block(""))
+                yield self._change({"type": "text_delta", "text": text})
+            case CallDelta(index, call_id, name, arguments):
+                if self._open != index:
+                    yield from self._begin(index, _call_block(call_id, name, {}))
+                if arguments:
+                    yield self._change({"type": "input_json_delta", "partial_json": arguments})
+
+    def end(self) -> Iterator[Event]:
+        """Ends the block that is open, if one is."""
+        if self._open is not None:
+            yield {"type": "content_block_stop", "index": self._index}
+
+    def _begin(self, kind: str | int, block: dict[str, Any]) -> Iterator[Event]:
+        yield from self.end()
+        self._open = kind
+        self._index += 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _change(self, delta: dict[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+
+def _text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "citations": None}
+
+
+def _call_block(call_id: str | None, name: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
 def _message(answer: Answer, model_name: str) -> dict[str, Any]:
@@ -101,7 +160,7 @@ def _message(answer: Answer, model_name: str) -> dict[str, Any]:
     }
 
 
-def _ending(answer: Answer) -> dict[str, Any]:
+def _ending(answer: Answer, *, has_calls: bool) -> dict[str, Any]:
     """Why it ended. Raises AbortedError when somebody ended it."""
     finish_of(answer)
     finish = answer.finish
@@ -111,6 +170,8 @@ def _ending(answer: Answer) -> dict[str, Any]:
         reason = "max_tokens"
     elif isinstance(finish.matched, str):
         reason, sequence = "stop_sequence", finish.matched
+    elif has_calls:
+        reason = "tool_use"
     return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
 
 

@@ -149,13 +149,7 @@ class Message(Body):
             "reasoning_content": self.reasoning_content,
         }
         message |= {name: value for name, value in others.items() if value is not None}
-        for what, word in (("the role", role if role == "tool" else None), *_must_read(message)):
-            if word is not None and word not in template.words:
-                raise RequestError(
-                    f"messages must fit the chat template of the model, but it has no place for {what} {word}; write "
-                    "it into the content of a user's or an assistant's message",
-                    param="messages",
-                )
+        check_fits(message, template)
         return message
 
     def _words(self) -> str:
@@ -171,8 +165,16 @@ class Message(Body):
         ]
 
 
-def _must_read(message: dict[str, Any]) -> list[tuple[str, str]]:
-    return [("the field", name) for name in ("tool_calls", "reasoning_content") if name in message]
+def check_fits(message: Mapping[str, Any], template: ChatTemplate) -> None:
+    """Raises RequestError where the template has no place for something of a message, and would leave it out."""
+    read = [("the field", name) for name in ("tool_calls", "reasoning_content") if name in message]
+    for what, word in [("the role", "tool")] * (message["role"] == "tool") + read:
+        if word not in template.words:
+            raise RequestError(
+                f"messages must fit the chat template of the model, but it has no place for {what} {word}; write it "
+                "into the content of a user's or an assistant's message",
+                param="messages",
+            )
 
 
 def _is_shallow(value: Any, max_depth: int) -> bool:

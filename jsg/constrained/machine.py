@@ -1,0 +1,282 @@
+"""A compiled grammar that reads bytes: which may come next, where a text may end, what is forced."""
+
+import threading
+from collections.abc import Callable, Hashable, Iterable
+from typing import Protocol
+
+import numpy as np
+
+from jsg.constrained.limits import LIMITS, Limits
+from jsg.constrained.tables import MAX, MIN, NUM_REQUIRED, UNBOUNDED, StaticTables
+from jsg.errors import GrammarError
+
+Config = tuple[tuple[int, int], ...]
+"""What a machine knows of a text: (state, frame) of each way to read it; frame -1 is the bottom. The order is that in
+which the ways were found; it does not depend on how the text was cut into tokens."""
+
+_CHAR_NODES = 256
+_INDEX_SIZE = 4  # slots of a hash table per entry at least
+
+
+class ByteTrie(Protocol):
+    """Byte strings as a tree; see `trie.py`."""
+
+    @property
+    def byte(self) -> np.ndarray: ...
+    @property
+    def depth(self) -> np.ndarray: ...
+    @property
+    def skip(self) -> np.ndarray: ...
+    @property
+    def token_start(self) -> np.ndarray: ...
+    @property
+    def tokens(self) -> np.ndarray: ...
+
+
+class Machine:
+    """Reads texts of one grammar. Threads may share it: one reads at a time, and none holds the GIL while it does.
+
+    States are made when a text first needs them. Configurations are values: to go back, or to go two ways, keep them.
+
+    Invariants: frame numbers of a configuration stay valid until `compact`; states are never forgotten.
+    """
+
+    def __init__(self, static: StaticTables, limits: Limits = LIMITS, max_token_len: int | None = None):
+        """Makes a machine that has read nothing.
+
+        Args:
+            static: The grammar.
+            limits: What states, stacks and walks may cost.
+            max_token_len: Bytes of the longest token, for `frames_read`; None: counts are told apart exactly.
+        """
+        from jsg.constrained import kernels  # loads numba, which only those who mask should pay for
+
+        self._kernels = kernels
+        self._static = static
+        self._limits = limits
+        self._max_token_len = max_token_len
+        self._lock = threading.Lock()
+        self._memory = _new_memory(static, limits)
+        sizes = np.bincount(static.classes, minlength=static.num_classes)
+        self._only_byte = np.full(static.num_classes, -1, np.int16)
+        for byte in np.flatnonzero(sizes[static.classes] == 1):
+            self._only_byte[static.classes[byte]] = byte
+        with self._lock:
+            self._start: Config = ((self._run(kernels.state_of_list, (), static.start), -1),)
+
+    # -- Reading
+
+    def start(self) -> Config:
+        """The configuration of the empty text."""
+        return self._start
+
+    def advance(self, config: Config, data: bytes) -> Config | None:
+        """The configuration after more bytes; None where they cannot come."""
+        with self._lock:
+            row = self._run(self._kernels.advance, config, np.frombuffer(data, np.uint8))
+            return None if row < 0 else self._config(row)
+
+    def is_accepting(self, config: Config) -> bool:
+        """The text may end here."""
+        with self._lock:
+            return bool(self._run(self._kernels.is_accepting, config))
+
+    def can_continue(self, config: Config) -> bool:
+        """Some byte may come next."""
+        with self._lock:
+            return self._possible(config, 1)[0] > 0
+
+    def allowed_bytes(self, config: Config) -> set[int]:
+        """All bytes that may come next."""
+        with self._lock:
+            _, classes = self._possible(config, self._static.num_classes)
+            return set(np.flatnonzero(classes[self._static.classes]).tolist())
+
+    def forced_run(self, config: Config, max_bytes: int) -> bytes:
+        """The bytes that must come next, as far as nothing else may and the text may not end; whole characters only."""
+        out = np.zeros(max_bytes, np.uint8)
+        with self._lock:
+            keep = self.num_frames
+            length = self._run(self._kernels.forced_run, config, self._only_byte, out)
+            _, classes = self._possible(self._config(0), self._static.num_classes)
+            self._kernels.forget_frames(self._memory, keep)
+        data = out[:length].tobytes()
+        if not classes[self._static.classes[0x80:0xC0]].any():
+            return data
+        # A character is not complete: go back to before its first byte.
+        while data and 0x80 <= data[-1] < 0xC0:
+            data = data[:-1]
+        return data[:-1] if data and data[-1] >= 0xC0 else data
+
+    # -- Masks
+
+    def walk(self, config: Config, trie: ByteTrie, mask: np.ndarray) -> int:
+        """Sets the bit of every token of the trie that may come next.
+
+        Args:
+            config: Where the text stands.
+            trie: The tokens.
+            mask: uint32[words], token t at bit t & 31 of word t >> 5.
+
+        Returns:
+            How many open frames, counted from the top, it read: with `frames_read` of so many, the mask serves other
+            configurations of the same states.
+
+        Raises:
+            GrammarError: It took more fuel than there is.
+        """
+        memory, kernels = self._memory, self._kernels
+        arrays = [_read_only(a) for a in (trie.byte, trie.depth, trie.skip, trie.token_start, trie.tokens)]
+        with self._lock:
+            memory = self._memory
+            keep = self.num_frames
+            memory.counters[kernels.LOWEST] = UNBOUNDED
+            try:
+                self._run(kernels.walk, config, *arrays, mask)
+            finally:
+                kernels.forget_frames(self._memory, keep)
+            top = max((self._depth(frame) for _, frame in config), default=0)
+            return max(0, top - int(self._memory.counters[kernels.LOWEST]) + 1)
+
+    def frames_read(self, config: Config, depth: int) -> Hashable:
+        """What the uppermost `depth` frames hold, so far as it can matter to one token.
+
+        A mask made by a walk that read `depth` frames is right for every configuration of the same states for which
+        this is equal.
+        """
+        with self._lock:
+            depths = [self._depth(frame) for _, frame in config]
+            top = max(depths, default=0)
+            longest = self._limits.stack if self._max_token_len is None else self._max_token_len
+            reach = top + longest * self._static.max_push
+            near_limit = top if reach > self._limits.stack else -1
+            found = [self._frames_above(frame, top - depth) for _, frame in config]
+            if len({rest for _, rest in found}) > 1:
+                # Whether two ways of reading become one depends on all that is below.
+                found = [self._frames_above(frame, -1) for _, frame in config]
+            return (near_limit, *[contents for contents, _ in found])
+
+    def accepts_all(self, config: Config, chars: np.ndarray, max_chars: int) -> bool:
+        """Whether every text of at most `max_chars` characters of a set may come next.
+
+        Args:
+            config: Where the text stands.
+            chars: int16[states, 256], the set as an automaton over UTF-8: the next state or -1; 0 is a boundary.
+            max_chars: At least 1.
+
+        Returns:
+            True only where it is so; False where it is not, or would take long to find out.
+        """
+        kernels = self._kernels
+        nodes = np.empty((_CHAR_NODES, 2 + 2 * self._limits.heads), np.int32)
+        with self._lock:
+            keep, counters = self.num_frames, self._memory.counters
+            counters[kernels.FROZEN] = max_chars
+            counters[kernels.FROZEN_DEPTH] = max(self._depth(frame) for _, frame in config)
+            counters[kernels.FAILED] = 0
+            try:
+                return self._run(kernels.accepts_all, config, _read_only(chars), nodes) == 1
+            finally:
+                self._memory.counters[kernels.FROZEN] = 0
+                kernels.forget_frames(self._memory, keep)
+
+    # -- Memory
+
+    @property
+    def num_states(self) -> int:
+        """States made so far."""
+        return int(self._memory.counters[self._kernels.STATES])
+
+    @property
+    def num_frames(self) -> int:
+        """Frames that are remembered."""
+        return int(self._memory.counters[self._kernels.FRAMES])
+
+    @property
+    def num_dropped(self) -> int:
+        """How often a way to read a text was given up because there were more than `Limits.heads`."""
+        return int(self._memory.counters[self._kernels.DROPPED])
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what was made so far; the tables are not counted."""
+        return sum(array.nbytes for array in self._memory)
+
+    def compact(self, live: Iterable[Config]) -> dict[Config, Config]:
+        """Forgets all frames that none of these configurations needs; says what each has become. Others are void."""
+        with self._lock:
+            configs, frames = list(live), self._memory.frames
+            needed: set[int] = set()
+            for config in configs:
+                for _, frame in config:
+                    while frame >= 0 and frame not in needed:
+                        needed.add(frame)
+                        frame = int(frames[frame, self._kernels.PARENT])
+            order = sorted(needed)  # a frame is younger than its parent
+            renamed = {old: new for new, old in enumerate(order)} | {-1: -1}
+            rows = frames[order]
+            rows[:, self._kernels.PARENT] = [renamed[int(parent)] for parent in rows[:, self._kernels.PARENT]]
+            self._memory = _with_frames(self._memory, rows)
+            self._kernels.rebuild_indexes(self._memory)
+            return {config: tuple((state, renamed[frame]) for state, frame in config) for config in configs}
+
+    # -- Inside; the lock is held
+
+    def _config(self, row: int) -> Config:
+        """The heads in a row."""
+        heads = self._memory.heads[row].tolist()
+        return tuple([(heads[i], heads[i + 1]) for i in range(1, 1 + 2 * heads[0], 2)])
+
+    def _depth(self, frame: int) -> int:
+        return int(self._memory.frames[frame, self._kernels.DEPTH]) if frame >= 0 else 0
+
+    def _frames_above(self, frame: int, floor: int) -> tuple[Hashable, int]:
+        """What the frames of a stack above a depth hold, and the frame below them."""
+        contents = []
+        while frame >= 0:
+            parent, back, loop, count, mask, depth, _ = self._memory.frames[frame].tolist()
+            if depth <= floor:
+                break
+            contents.append((back, loop, mask, *self._count_left(loop, count)))
+            frame = parent
+        return (*contents, "bottom") if frame < 0 and floor < 0 else tuple(contents), frame
+
+    def _count_left(self, loop: int, count: int) -> tuple[int, int]:
+        """How far a count is from both bounds of its loop, where one token can tell."""
+        if loop < 0:
+            return 0, 0
+        row = self._static.loops[loop]
+        least, most = max(int(row[MIN]) - count, 0), int(row[MAX]) - count
+        if self._max_token_len is not None:
+            least = min(least, self._max_token_len + 2)
+            most = min(most, self._max_token_len + 2 + int(row[NUM_REQUIRED]))
+        return least, -1 if row[MAX] == UNBOUNDED else most
+
+    def _possible(self, config: Config, most: int) -> tuple[int, np.ndarray]:
+        """How many classes of bytes may come next, counted up to `most`, and which."""
+        classes = np.zeros(self._static.num_classes, np.uint8)
+        keep = self.num_frames
+        try:
+            return self._run(self._kernels.possible_classes, config, most, classes), classes
+        finally:
+            self._kernels.forget_frames(self._memory, keep)
+
+    def _run(self, kernel: Callable[..., int], config: Config, *args: object) -> int:
+        """What a kernel finds for the heads of a configuration, with as much room as it needs."""
+        kernels = self._kernels
+        while True:
+            memory = self._memory
+            memory.counters[kernels.FULL] = -1
+            if config:
+                memory.heads[0, : 1 + 2 * len(config)] = [len(config), *[part for head in config for part in head]]
+            result = kernel(self._static, memory, *args)
+            if result != kernels.STOPPED:
+                return result
+            self._make_room(int(memory.counters[kernels.FULL]))
+
+    def _make_room(self, which: int) -> None:
+        """Doubles what was full.
+
+        Raises:
+            GrammarError: It may not become larger, or no room would help.
+        """

@@ -1,0 +1,191 @@
+"""A regular expression as an expression over characters.
+
+`Reader` makes out what each atom of the text matches; an atom then becomes a single stand-in character, and what is
+left of one group (atoms, bars and quantifiers) is parsed by interegular. Groups are worked off from the innermost, so
+that no pattern, however deep, makes anything recurse.
+
+Two dialects: ECMA-262 with the flag u as `pattern` of JSON Schema means it, found anywhere in a text (`search=True`),
+and Python's `re`, for the whole text (`search=False`). A dollar is the end of the text and nothing else in both.
+"""
+
+import dataclasses
+
+from interegular.patterns import Pattern, _CharGroup, _Concatenation, _Repeated, parse_pattern
+
+from jsg.constrained.ir import Alt, Expr, Repeat, Seq
+from jsg.constrained.limits import LIMITS, Limits, check
+from jsg.constrained.regex.anchored import (
+    AT_END,
+    AT_START,
+    Piece,
+    anchor,
+    any_of,
+    concatenate,
+    found_in,
+    matched,
+    one_of,
+    repeat,
+)
+from jsg.constrained.regex.reader import Reader
+
+_STAND_IN = 0x100  # The code point of the first stand-in: beyond all that interegular gives a meaning.
+_MAX_SYMBOLS = 100_000
+"""Quantifiers, bars and what stands between them, in a whole pattern. interegular takes 10 µs for each."""
+_NESTING = "levels of nesting in a pattern"
+
+
+@dataclasses.dataclass(slots=True)
+class _Group:
+    """A group that is being read: where it opened, the flags inside, and its atoms and operators so far."""
+
+    start: int
+    flags: frozenset[str]
+    items: list[Piece | str]
+
+
+def parse_regex(pattern: str, *, search: bool, limits: Limits = LIMITS, param: str | None = None) -> Expr:
+    """The texts that a regular expression matches, over `Chars`; bounded repetition stays `Repeat`.
+
+    Args:
+        pattern: The regular expression.
+        search: ECMA-262, found somewhere in the text; otherwise Python's dialect, matching the whole text.
+        limits: Fuel.
+        param: The field that an error names.
+
+    Raises:
+        GrammarError: The pattern is wrong, uses something that is not supported, or is too large.
+    """
+    check(len(pattern.encode(errors="surrogatepass")), limits.text_bytes, "bytes in a pattern", param)
+    piece = _Parser(pattern, Reader(pattern, is_ecma=search, param=param), limits, param).run()
+    expr = found_in(piece) if search else matched(piece)
+    check(_depth(expr), limits.nesting, _NESTING, param)
+    return expr
+
+
+class _Parser:
+    def __init__(self, pattern: str, reader: Reader, limits: Limits, param: str | None):
+        self._pattern = pattern
+        self._reader = reader
+        self._limits = limits
+        self._param = param
+        self._num_symbols = 0
+        self._atoms: dict[str, Piece] = {}
+
+    def run(self) -> Piece:
+        reader = self._reader
+        stack = [_Group(0, frozenset(), [])]
+        while reader.position < len(self._pattern):
+            group = stack[-1]
+            start = reader.position
+            character = self._pattern[start]
+            if character in "*+?{" and (counts := reader.quantifier()) is not None:
+                if not group.items or isinstance(group.items[-1], str):
+                    reader.refuse("a quantifier has nothing to repeat", start, "write what it repeats before it")
+                least, most = counts
+                group.items.append(f"{{{least},{'' if most is None else most}}}")
+                continue
+            reader.position = start + 1
+            if character == "(":
+                flags, is_group = reader.group(group.flags)
+                if is_group:
+                    stack.append(_Group(start, flags, []))
+                    check(len(stack) - 1, self._limits.nesting, _NESTING, self._param)
+                else:
+                    group.flags = flags
+            elif character == ")":
+                if len(stack) == 1:
+                    reader.refuse("a parenthesis closes nothing", start, r"write \) for a parenthesis")
+                stack.pop()
+                stack[-1].items.append(self._assembled(group.items))
+            elif character == "|":
+                group.items.append("|")
+            else:
+                group.items.append(self._atom(character, start, group.flags))
+        if len(stack) > 1:
+            reader.refuse("a parenthesis is not closed", stack[-1].start, "close it with )")
+        return self._assembled(stack[0].items)
+
+    def _atom(self, character: str, start: int, flags: frozenset[str]) -> Piece:
+        reader = self._reader
+        if character == "[":
+            return one_of(reader.character_class(flags))
+        if character == ".":
+            return one_of(reader.dot(flags))
+        if character in "^$":
+            if "m" in flags:
+                reader.refuse("anchors under the flag m are not supported", start)
+            return anchor(AT_START if character == "^" else AT_END)
+        if character == "\\":
+            following = self._pattern[start + 1 : start + 2]
+            if not reader.is_ecma and following in ("A", "Z", "z"):
+                reader.position += 1
+                return anchor(AT_START if following == "A" else AT_END)
+            return one_of(reader.escape(flags))
+        return one_of(reader.folded(((ord(character), ord(character)),), flags))
+
+    def _assembled(self, items: list[Piece | str]) -> Piece:
+        """The piece that the atoms and operators of one group make."""
+        symbols: list[str] = []
+        run: list[Piece] = []
+        self._atoms.clear()
+        for i, item in enumerate(items):
+            following = items[i + 1] if i + 1 < len(items) else None
+            if isinstance(item, str):
+                symbols.append(item)
+                continue
+            is_repeated = isinstance(following, str) and following != "|"
+            if is_repeated and run:
+                symbols.append(self._stand_in(concatenate(run)))
+                run = []
+            run.append(item)
+            # A quantifier takes one atom; whatever else stands in a row is one atom for the parser.
+            if isinstance(following, str) or following is None:
+                symbols.append(self._stand_in(run[0] if len(run) == 1 else concatenate(run)))
+                run = []
+        self._num_symbols += len(symbols)
+        check(self._num_symbols, _MAX_SYMBOLS, "quantifiers and alternatives in a pattern", self._param)
+        return self._piece(parse_pattern("".join(symbols)))
+
+    def _stand_in(self, piece: Piece) -> str:
+        character = chr(_STAND_IN + len(self._atoms))
+        self._atoms[character] = piece
+        return character
+
+    def _piece(self, node: object) -> Piece:
+        """The piece of a node of interegular's tree, which is four levels deep at most as there are no groups in it."""
+        match node:
+            case Pattern(options=options):
+                return any_of([self._piece(option) for option in options])
+            case _Concatenation(parts=parts):
+                return concatenate([self._piece(part) for part in parts])
+            case _Repeated(base=base, min=least, max=most):
+                return repeat(self._piece(base), least, most)
+            case _CharGroup(chars=chars):
+                return self._atoms[next(iter(chars))]
+            case _:
+                raise TypeError(f"interegular made a {type(node).__name__} of atoms, bars and quantifiers")
+
+
+def _depth(expr: Expr) -> int:
+    """How deep an expression is nested. Works without recursion, and looks at each object once."""
+    depths: dict[int, int] = {}
+    waiting: list[Expr] = [expr]
+    while waiting:
+        node = waiting[-1]
+        if id(node) in depths:
+            waiting.pop()
+            continue
+        match node:
+            case Seq(inner) | Alt(inner):
+                pass
+            case Repeat(item):
+                inner = (item,)
+            case _:
+                inner = ()
+        unknown = [part for part in inner if id(part) not in depths]
+        if unknown:
+            waiting.extend(unknown)
+            continue
+        depths[id(node)] = 1 + max((depths[id(part)] for part in inner), default=0)
+        waiting.pop()
+    return depths[id(expr)]

@@ -1,0 +1,103 @@
+"""The keywords of one schema about numbers and strings: what they say together, and what it is that denies them."""
+
+import dataclasses
+from decimal import Decimal
+
+from jsg.constrained.schema.drafts import Draft, number_of, string_of
+from jsg.constrained.schema.keywords import FORMATS, Reader
+from jsg.constrained.schema.patterns import Patterns
+from jsg.constrained.schema.shapes import Number, String
+
+
+def number_says(reader: Reader) -> Number | None:
+    """Numbers that all keywords hold for; None where there are none."""
+    shape = Number()
+    for bound in _bounds(reader):
+        shape = _narrowed(shape, bound)
+    if "multipleOf" in reader.keywords:
+        shape = dataclasses.replace(shape, multiple_of=(_step(reader),))
+    return number_of(shape)
+
+
+def number_denies(reader: Reader) -> list[Draft]:
+    """Numbers that some keyword does not hold for."""
+    shapes = [
+        Number(max=value, is_max_exclusive=not is_exclusive)
+        if is_low
+        else Number(min=value, is_min_exclusive=not is_exclusive)
+        for is_low, value, is_exclusive in _bounds(reader)
+    ]
+    if "multipleOf" in reader.keywords:
+        shapes.append(Number(not_multiple_of=(_step(reader),)))
+    return [Draft(shape) for shape in shapes]
+
+
+def _step(reader: Reader) -> Decimal:
+    value = reader.number("multipleOf")
+    if value <= 0:
+        raise reader.fail("multipleOf", "above 0")
+    return value
+
+
+def _bounds(reader: Reader) -> list[tuple[bool, Decimal, bool]]:
+    """(whether it is a lower bound, value, whether the value itself is out)."""
+    bounds: list[tuple[bool, Decimal, bool]] = []
+    for keyword, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        flag = reader.keywords.get(exclusive)
+        if keyword in reader.keywords:
+            bounds.append((keyword == "minimum", reader.number(keyword), flag is True))
+        if exclusive in reader.keywords and not isinstance(flag, bool):
+            bounds.append((keyword == "minimum", reader.number(exclusive), True))
+    return bounds
+
+
+def _narrowed(shape: Number, bound: tuple[bool, Decimal, bool]) -> Number:
+    is_low, value, is_out = bound
+    if is_low and (shape.min is None or (value, is_out) > (shape.min, shape.is_min_exclusive)):
+        return dataclasses.replace(shape, min=value, is_min_exclusive=is_out)
+    if not is_low and (shape.max is None or (value, not is_out) < (shape.max, not shape.is_max_exclusive)):
+        return dataclasses.replace(shape, max=value, is_max_exclusive=is_out)
+    return shape
+
+
+def string_says(reader: Reader, patterns: Patterns) -> String | None:
+    """Strings that all keywords hold for; None where there are none."""
+    pattern, formats = _pattern(reader, patterns), _format(reader)
+    return string_of(
+        String(
+            min_length=reader.count("minLength") or 0,
+            max_length=reader.count("maxLength"),
+            patterns=(pattern,) if pattern is not None else (),
+            formats=(formats,) if formats else (),
+        )
+    )
+
+
+def string_denies(reader: Reader, patterns: Patterns) -> list[Draft]:
+    """Strings that some keyword does not hold for."""
+    drafts: list[Draft] = []
+    least, most = reader.count("minLength"), reader.count("maxLength")
+    if least:
+        drafts.append(Draft(String(max_length=least - 1)))
+    if most is not None:
+        drafts.append(Draft(String(min_length=most + 1)))
+    if (pattern := _pattern(reader, patterns)) is not None:
+        drafts.append(Draft(String(not_patterns=(pattern,))))
+    if _format(reader):
+        drafts.append(Draft(String(), refusals=(f"{reader.where('format')} stands under `not`, which is not supported",)))
+    return drafts
+
+
+def _pattern(reader: Reader, patterns: Patterns) -> str | None:
+    if "pattern" not in reader.keywords:
+        return None
+    pattern = reader.text("pattern")
+    patterns.check(pattern, reader.where("pattern"))
+    return pattern
+
+
+def _format(reader: Reader) -> str | None:
+    if "format" not in reader.keywords:
+        return None
+    name = reader.text("format")
+    return name if name in FORMATS else None

@@ -1,0 +1,190 @@
+"""The keywords of one schema about arrays and objects: what they say together, and what it is that they do not hold.
+
+Both are functions of a schema's place, its keywords, and the nodes and patterns of the document.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jsg.constrained.schema.drafts import Draft, Facet, Items, Members, items_of
+from jsg.constrained.schema.keywords import Reader, member
+from jsg.constrained.schema.locations import Locations
+from jsg.constrained.schema.nodes import NEVER, Nodes
+from jsg.constrained.schema.patterns import Patterns
+from jsg.constrained.schema.shapes import ANY, NodeName
+
+
+class Context(NamedTuple):
+    """What a schema is read with."""
+
+    locations: Locations
+    nodes: Nodes
+    patterns: Patterns
+
+    def child(self, place: int, *path: str | int) -> NodeName:
+        """The node of the values that are valid for a schema inside another."""
+        return self.nodes.node(self.locations.child(place, *path))
+
+    def no_child(self, place: int, *path: str | int) -> NodeName:
+        """The node of the values that are not valid for a schema inside another."""
+        return self.nodes.node(-self.locations.child(place, *path))
+
+    def where(self, place: int, *path: str | int) -> str:
+        """The pointer of something inside a schema."""
+        return member(self.locations.places[place], *path)
+
+
+def array_says(context: Context, place: int, reader: Reader) -> Items | None:
+    """Arrays that all keywords hold for; None where there are none."""
+    prefix, rest = _item_paths(reader)
+    contains: tuple[tuple[NodeName, int, int | None], ...] = ()
+    if "contains" in reader.keywords:
+        contains = ((context.child(place, "contains"), *_contained(reader)),)
+    return items_of(
+        Items(
+            prefix=tuple(context.child(place, *path) for path in prefix),
+            items=context.child(place, *rest) if rest else ANY,
+            min_items=reader.count("minItems") or 0,
+            max_items=reader.count("maxItems"),
+            contains=contains,
+            is_unique=reader.keywords.get("uniqueItems") is True,
+        )
+    )
+
+
+def array_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
+    """Arrays that some keyword does not hold for."""
+    drafts: list[Draft] = []
+    least, most = reader.count("minItems"), reader.count("maxItems")
+    if least:
+        drafts.append(Draft(Items(max_items=least - 1)))
+    if most is not None:
+        drafts.append(Draft(Items(min_items=most + 1)))
+    prefix, rest = _item_paths(reader)
+    for i, path in enumerate(prefix):
+        drafts.append(Draft(Items(prefix=(ANY,) * i + (context.no_child(place, *path),), min_items=i + 1)))
+    if rest:
+        wrong = context.no_child(place, *rest)
+        if wrong == ANY:
+            drafts.append(Draft(Items(min_items=len(prefix) + 1)))
+        elif wrong != NEVER and not prefix:
+            drafts.append(Draft(Items(contains=((wrong, 1, None),))))
+        elif wrong != NEVER:
+            drafts.append(_refused(Items(), context.where(place, *rest)))
+    if "contains" in reader.keywords:
+        node = context.child(place, "contains")
+        least, most = _contained(reader)
+        if least:
+            drafts.append(Draft(Items(contains=((node, 0, least - 1),))))
+        if most is not None:
+            drafts.append(Draft(Items(contains=((node, most + 1, None),))))
+    if reader.keywords.get("uniqueItems") is True:
+        drafts.append(_refused(Items(min_items=2), context.where(place, "uniqueItems")))
+    return drafts
+
+
+def _item_paths(reader: Reader) -> tuple[list[tuple[str | int, ...]], tuple[str | int, ...]]:
+    """Where the schemas of the first items stand, and of the others (empty: nowhere), whatever the draft calls them."""
+    items = reader.keywords.get("items")
+    holder = "items" if isinstance(items, list) else "prefixItems"
+    prefix: list[tuple[str | int, ...]] = [(holder, i) for i in range(len(reader.array(holder)))]
+    if isinstance(items, list):
+        return prefix, ("additionalItems",) if "additionalItems" in reader.keywords else ()
+    return prefix, ("items",) if items is not None else ()
+
+
+def _contained(reader: Reader) -> tuple[int, int | None]:
+    least = reader.count("minContains")
+    return 1 if least is None else least, reader.count("maxContains")
+
+
+def object_says(context: Context, place: int, reader: Reader) -> Members | None:
+    """Objects that all keywords but `dependentSchemas` hold for; None where there are none."""
+    facets: tuple[Facet, ...] = ()
+    if not {"properties", "patternProperties", "additionalProperties"}.isdisjoint(reader.keywords):
+        facets = (_facet(context, place, reader),)
+    names: tuple[NodeName, ...] = ()
+    if "propertyNames" in reader.keywords:
+        names = (context.child(place, "propertyNames"),)
+    required = reader.names("required")
+    least, most = reader.count("minProperties") or 0, reader.count("maxProperties")
+    if most is not None and max(least, len(required)) > most:
+        return None
+    return Members(facets, required, names, tuple(_dependents(reader)), (), least, most)
+
+
+def object_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
+    """Objects that some keyword but `dependentSchemas` does not hold for."""
+    drafts: list[Draft] = []
+    least, most = reader.count("minProperties"), reader.count("maxProperties")
+    if least:
+        drafts.append(Draft(Members(max_properties=least - 1)))
+    if most is not None:
+        drafts.append(Draft(Members(min_properties=most + 1)))
+    drafts.extend(Draft(without(name)) for name in reader.names("required"))
+    for name in reader.mapping("properties"):
+        wrong = context.no_child(place, "properties", name)
+        if wrong != NEVER:
+            drafts.append(Draft(Members(facets=(Facet({name: wrong}),), required=(name,))))
+    for name, needed in _dependents(reader):
+        drafts.extend(Draft(Members(without(other).facets, required=(name,))) for other in sorted(needed))
+    for names, wrong in _wrong_members(context, place, reader):
+        if wrong == NEVER:
+            continue
+        if names == wrong == ANY:
+            drafts.append(Draft(Members(min_properties=1)))
+        else:
+            drafts.append(Draft(Members(some=((names, wrong),), min_properties=1)))
+    return drafts
+
+
+def without(name: str) -> Members:
+    """Objects that do not have the member."""
+    return Members(facets=(Facet({name: NEVER}),))
+
+
+def _facet(context: Context, place: int, reader: Reader) -> Facet:
+    patterns: list[tuple[str, NodeName]] = []
+    for pattern in reader.mapping("patternProperties"):
+        context.patterns.check(pattern, f"patternProperties at {context.where(place)}")
+        patterns.append((pattern, context.child(place, "patternProperties", pattern)))
+    is_open = "additionalProperties" not in reader.keywords
+    return Facet(
+        {name: context.child(place, "properties", name) for name in reader.mapping("properties")},
+        tuple(patterns),
+        ANY if is_open else context.child(place, "additionalProperties"),
+    )
+
+
+def _wrong_members(context: Context, place: int, reader: Reader) -> Iterator[tuple[NodeName, NodeName]]:
+    """(node of the name, node of the value) of undeclared members, any one of which makes an object invalid."""
+
+    def names(what: str, *conditions: dict[str, object]) -> NodeName:
+        schema = {"allOf": [*conditions]}
+        return context.nodes.node(context.locations.synthetic(place, what, schema))  # pyright: ignore[reportArgumentType]
+
+    if "propertyNames" in reader.keywords:
+        yield context.no_child(place, "propertyNames"), ANY
+    for pattern in reader.mapping("patternProperties"):
+        context.patterns.check(pattern, f"patternProperties at {context.where(place)}")
+        yield names(f"names with {pattern}", {"pattern": pattern}), context.no_child(place, "patternProperties", pattern)
+    if "additionalProperties" in reader.keywords:
+        declared = list(reader.mapping("properties"))
+        conditions: list[dict[str, object]] = [{"not": {"enum": declared}}] if declared else []
+        conditions.extend({"not": {"pattern": pattern}} for pattern in reader.mapping("patternProperties"))
+        wrong = context.no_child(place, "additionalProperties")
+        yield (names("other names", *conditions) if conditions else ANY), wrong
+
+
+def _dependents(reader: Reader) -> list[tuple[str, frozenset[str]]]:
+    return [
+        (name, frozenset(needed))
+        for keyword in ("dependentRequired", "dependencies")
+        for name, needed in reader.names_by_name(keyword).items()
+        if needed
+    ]
+
+
+def _refused(shape: Items | Members, where: str) -> Draft:
+    keyword = where.rpartition("/")[2]
+    return Draft(shape, refusals=(f"{keyword} at {where} stands under `not`, where it is not supported",))

@@ -1,0 +1,285 @@
+"""Automata over the digits of decimal numbers: size against a bound, divisibility, and how many digits there may be.
+
+A number is read as `-`, digits, and perhaps a point and digits. What has to hold for it is told by trackers, which read
+the same digits side by side; an automaton has one state for each combination of theirs that can occur.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from typing import Protocol
+
+from jsg.constrained.ir import NEVER, Automaton, ByteSet, Expr
+from jsg.constrained.limits import Limits, check
+
+TrackerState = tuple[int, ...]
+Relation = Callable[[int, int], bool]
+"""Of `operator`: le, ge, lt, gt or ne."""
+
+
+class Tracker(Protocol):
+    """Something that must hold for a number, decided digit by digit. It keeps no state of its own."""
+
+    def start(self) -> TrackerState:
+        """The state before the first digit."""
+        ...
+
+    def step(self, state: TrackerState, digit: int, in_fraction: bool) -> TrackerState | None:
+        """The state after a digit; None where it cannot hold any more. The whole part's single 0 is a digit too."""
+        ...
+
+    def holds(self, state: TrackerState, is_negative: bool) -> bool:
+        """Whether it holds for the number that ends here."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compared:
+    """The number stands in a relation to a bound.
+
+    States: (0, n, c) after n digits of the whole part without leading zeros, which compare as c = -1, 0 or 1 with as
+    many of the bound's; (1, n, c) after n digits of the fraction, likewise.
+    """
+
+    relation: Relation
+    is_negative: bool
+    whole: str
+    fraction: str
+
+    @classmethod
+    def to(cls, relation: Relation, bound: Decimal) -> "Compared":
+        """The relation to this bound."""
+        whole, _, fraction = f"{abs(bound):f}".partition(".")
+        return cls(relation, bound < 0, whole.lstrip("0"), fraction.rstrip("0"))
+
+    def start(self) -> TrackerState:
+        return 0, 0, 0
+
+    def step(self, state: TrackerState, digit: int, in_fraction: bool) -> TrackerState | None:
+        phase, count, order = state
+        if not in_fraction:
+            if count == 0 and digit == 0:
+                return state
+            if count >= len(self.whole):
+                return 0, len(self.whole) + 1, 1
+            return 0, count + 1, order or _compare(digit, int(self.whole[count]))
+        if phase == 0:
+            order, count = self._whole_order(count, order), 0
+        if order or count > len(self.fraction):
+            return 1, 0, order
+        expected = int(self.fraction[count]) if count < len(self.fraction) else 0
+        order = _compare(digit, expected)
+        return 1, 0 if order else min(count + 1, len(self.fraction)), order
+
+    def holds(self, state: TrackerState, is_negative: bool) -> bool:
+        phase, count, order = state
+        if phase == 0:
+            order, count = self._whole_order(count, order), 0
+        if order == 0 and count < len(self.fraction):
+            order = -1
+        # `order` compares what the two are without their signs.
+        if is_negative and self.is_negative:
+            order = -order
+        elif is_negative:
+            order = 0 if order == 0 and not (self.whole or self.fraction) else -1
+        elif self.is_negative:
+            order = 1
+        return self.relation(order, 0)
+
+    def _whole_order(self, count: int, order: int) -> int:
+        return order if count == len(self.whole) else _compare(count, len(self.whole))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Multiple:
+    """The number is a multiple of `numerator` / 10^`decimals`. States: (remainder, digits of the fraction)."""
+
+    numerator: int
+    decimals: int
+
+    @classmethod
+    def of(cls, factor: Decimal) -> "Multiple":
+        """A multiple of this, which is above zero."""
+        _, digits, exponent = factor.normalize().as_tuple()
+        number = int("".join(map(str, digits)))
+        assert isinstance(exponent, int)
+        return cls(number * 10**exponent, 0) if exponent >= 0 else cls(number, -exponent)
+
+    def start(self) -> TrackerState:
+        return 0, 0
+
+    def step(self, state: TrackerState, digit: int, in_fraction: bool) -> TrackerState | None:
+        remainder, count = state
+        if in_fraction and count == self.decimals:
+            return state if digit == 0 else None
+        return (remainder * 10 + digit) % self.numerator, count + in_fraction
+
+    def holds(self, state: TrackerState, is_negative: bool) -> bool:
+        remainder, count = state
+        return remainder * 10 ** (self.decimals - count) % self.numerator == 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Digits:
+    """How many digits a number may have.
+
+    Attributes:
+        whole: Before the point; None for any number.
+        fraction: After it; 0 for no point.
+        has_minus_zero: `-0` is a number too.
+    """
+
+    whole: int | None
+    fraction: int
+    has_minus_zero: bool = True
+
+
+_State = tuple[int, int, bool, tuple[TrackerState, ...]]
+"""Place, digits since it began, whether negative, and the trackers' states."""
+_START, _SIGN, _ZERO, _WHOLE, _POINT, _FRACTION = range(6)
+
+
+def numbers(digits: Digits, trackers: Iterable[Tracker], limits: Limits) -> Expr:
+    """The numbers for which every tracker holds; NEVER where there is none."""
+    machine = _Machine(digits, tuple(trackers))
+    index: dict[_State, int] = {machine.start(): 0}
+    order = list(index)
+    edges: list[list[tuple[int, int]]] = []  # of each state: (byte, target)
+    for state in order:
+        row: list[tuple[int, int]] = []
+        for byte, target in machine.steps(state):
+            known = index.get(target)
+            if known is None:
+                known = index[target] = len(order)
+                order.append(target)
+                check(len(order), limits.char_states, "states of the digits of a number")
+            row.append((byte, known))
+        edges.append(row)
+    return _automaton(edges, [machine.is_end(state) for state in order])
+
+
+class _Machine:
+    """The steps of the automaton: the syntax of a number and the trackers, side by side."""
+
+    def __init__(self, digits: Digits, trackers: tuple[Tracker, ...]) -> None:
+        self._digits = digits
+        self._trackers = trackers
+
+    def start(self) -> _State:
+        return _START, 0, False, tuple(tracker.start() for tracker in self._trackers)
+
+    def is_end(self, state: _State) -> bool:
+        place, _, is_negative, inner = state
+        if place not in (_ZERO, _WHOLE, _FRACTION):
+            return False
+        if place == _ZERO and is_negative and not self._digits.has_minus_zero:
+            return False
+        return all(tracker.holds(own, is_negative) for tracker, own in zip(self._trackers, inner, strict=True))
+
+    def steps(self, state: _State) -> Iterable[tuple[int, _State]]:
+        """Each byte that may follow, and the state after it."""
+        place, count, is_negative, inner = state
+        if place == _START:
+            yield ord("-"), (_SIGN, 0, True, inner)
+        if place in (_ZERO, _WHOLE) and self._digits.fraction:
+            yield ord("."), (_POINT, 0, is_negative, inner)
+        for digit in self._possible(place, count):
+            following = self._after_digit(inner, digit, place in (_POINT, _FRACTION))
+            if following is not None:
+                to, number = self._counted(place, count, digit)
+                yield ord("0") + digit, (to, number, is_negative, following)
+
+    def _possible(self, place: int, count: int) -> range:
+        if place in (_START, _SIGN, _POINT):
+            return range(10)
+        if place == _WHOLE:
+            return range(10 if self._digits.whole is None or count < self._digits.whole else 0)
+        return range(10 if place == _FRACTION and count < self._digits.fraction else 0)
+
+    def _counted(self, place: int, count: int, digit: int) -> tuple[int, int]:
+        if place in (_START, _SIGN):
+            return (_ZERO, 0) if digit == 0 else (_WHOLE, 1)
+        if place == _WHOLE:
+            return _WHOLE, 1 if self._digits.whole is None else count + 1
+        return _FRACTION, count + 1
+
+    def _after_digit(
+        self, inner: tuple[TrackerState, ...], digit: int, in_fraction: bool
+    ) -> tuple[TrackerState, ...] | None:
+        following: list[TrackerState] = []
+        for tracker, own in zip(self._trackers, inner, strict=True):
+            after = tracker.step(own, digit, in_fraction)
+            if after is None:
+                return None
+            following.append(after)
+        return tuple(following)
+
+
+def _automaton(edges: list[list[tuple[int, int]]], ends: list[bool]) -> Expr:
+    """The automaton without states from which no end can be reached, and with equal states as one."""
+    is_live = _live(edges, ends)
+    if not is_live[0]:
+        return NEVER
+    classes = _classes(edges, ends, is_live)
+    # The first state's class must be state 0; the others follow as they are met.
+    names: dict[int, int] = {classes[0]: 0}
+    examples = [0]
+    rows: list[tuple[tuple[Expr, int], ...]] = []
+    for example in examples:
+        by_target: dict[int, list[int]] = {}
+        for byte, target in edges[example]:
+            if not is_live[target]:
+                continue
+            if classes[target] not in names:
+                names[classes[target]] = len(examples)
+                examples.append(target)
+            by_target.setdefault(names[classes[target]], []).append(byte)
+        rows.append(tuple((_byte_set(found), target) for target, found in by_target.items()))
+    return Automaton(tuple(rows), frozenset(i for i, example in enumerate(examples) if ends[example]))
+
+
+def _live(edges: list[list[tuple[int, int]]], ends: list[bool]) -> list[bool]:
+    sources: list[list[int]] = [[] for _ in edges]
+    for source, row in enumerate(edges):
+        for _, target in row:
+            sources[target].append(source)
+    is_live = list(ends)
+    waiting = [state for state, is_end in enumerate(ends) if is_end]
+    while waiting:
+        for source in sources[waiting.pop()]:
+            if not is_live[source]:
+                is_live[source] = True
+                waiting.append(source)
+    return is_live
+
+
+def _classes(edges: list[list[tuple[int, int]]], ends: list[bool], is_live: list[bool]) -> list[int]:
+    """The class of each state: equal for states from which the same texts lead to an end."""
+    classes = [int(is_end) for is_end in ends]
+    count = 0
+    while True:
+        found: dict[tuple[object, ...], int] = {}
+        refined = [
+            found.setdefault(
+                (classes[state], *((byte, classes[target]) for byte, target in row if is_live[target])), len(found)
+            )
+            for state, row in enumerate(edges)
+        ]
+        if len(found) == count:
+            return refined
+        classes, count = refined, len(found)
+
+
+def _byte_set(found: list[int]) -> Expr:
+    ranges: list[tuple[int, int]] = []
+    for byte in sorted(found):
+        if ranges and byte == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], byte)
+        else:
+            ranges.append((byte, byte))
+    return ByteSet(tuple(ranges))
+
+
+def _compare(left: int, right: int) -> int:
+    return operator.gt(left, right) - operator.lt(left, right)

@@ -1,0 +1,132 @@
+"""Names of nodes. A node is a set of schemas, each of which a value must be valid for, or must not.
+
+Because a set has one name, however it came about, allOf, a $ref beside other keywords and a recursive schema all come
+to an end: there are only so many sets.
+"""
+
+from jsg.constrained.schema.keywords import HELPERS, enforced
+from jsg.constrained.schema.locations import EVERYTHING, Locations
+from jsg.constrained.schema.shapes import ANY, Json, NodeName
+from jsg.errors import GrammarError
+
+NEVER = "never"
+"""Name of the node that no value is valid for."""
+
+Literal = int
+"""The place of a schema that a value is valid for; with a minus where the value must not be valid for it."""
+
+MAX_SETS = 50_000
+
+
+class Nodes:
+    """The nodes of one document that have been met."""
+
+    def __init__(self, locations: Locations):
+        self._locations = locations
+        self._names: dict[tuple[Literal, ...], NodeName] = {(): ANY, (-EVERYTHING,): NEVER}
+        self._sets: dict[NodeName, tuple[Literal, ...]] = {ANY: (), NEVER: (-EVERYTHING,)}
+        self._simple: dict[Literal, Literal] = {}
+        self._keywords: dict[int, dict[str, Json]] = {}
+        self._joined: dict[tuple[NodeName, NodeName], NodeName] = {}
+
+    def keywords(self, place: int) -> dict[str, Json]:
+        """The keywords of the schema that constrain values."""
+        found = self._keywords.get(place)
+        if found is None:
+            found = self._keywords[place] = dict(enforced(self._locations.places[place]))
+        return found
+
+    def literals(self, name: NodeName) -> tuple[Literal, ...]:
+        """What must hold for a value of the node."""
+        return self._sets[name]
+
+    def node(self, *literals: Literal) -> NodeName:
+        """The node of the values that all of these hold for."""
+        simple = {self.simple(literal) for literal in literals} - {EVERYTHING}
+        if -EVERYTHING in simple or any(-literal in simple for literal in simple):
+            return NEVER
+        return self._name(tuple(sorted(simple, key=lambda literal: (abs(literal), literal))))
+
+    def conjoin(self, *names: NodeName) -> NodeName:
+        """The node of the values that are valid for all of these nodes."""
+        result = ANY
+        for name in names:
+            if name in (ANY, result):
+                continue
+            if result == ANY:
+                result = name
+                continue
+            pair = (result, name)
+            if pair not in self._joined:
+                self._joined[pair] = self.node(*self._sets[result], *self._sets[name])
+            result = self._joined[pair]
+        return result
+
+    def simple(self, literal: Literal) -> Literal:
+        """The literal that says the same in the simplest way: references are followed, negations counted.
+
+        Raises:
+            GrammarError: A schema refers to itself and says nothing else.
+        """
+        path: list[Literal] = []
+        current = literal
+        while (known := self._simple.get(current)) is None:
+            if current in path or -current in path:
+                raise self.no_progress(abs(current))
+            path.append(current)
+            following = self._following(current)
+            if following is None:
+                known = current
+                break
+            current = following
+        self._simple.update(dict.fromkeys(path, known))
+        return known
+
+    def no_progress(self, place: int) -> GrammarError:
+        """The error that a schema refers to itself for the very same value."""
+        pointer = self._locations.places[place].pointer
+        return GrammarError(
+            f"the schema at {pointer} refers to itself without a property or an item between, so that it says nothing; "
+            "remove that reference"
+        )
+
+    def _following(self, literal: Literal) -> Literal | None:
+        """What says the same more simply; None where nothing does."""
+        place = abs(literal)
+        sign = 1 if literal > 0 else -1
+        if place == EVERYTHING:
+            return None
+        schema = self._locations.places[place].schema
+        if isinstance(schema, bool):
+            return sign * EVERYTHING if schema else -sign * EVERYTHING
+        keywords = self.keywords(place)
+        match list(keywords):
+            case []:
+                return sign * EVERYTHING
+            case [keyword] if keyword in HELPERS:
+                return sign * EVERYTHING
+            case ["$ref" | "$dynamicRef" | "$recursiveRef" as keyword]:
+                return sign * self._locations.reference(place, keyword)
+            case ["not"]:
+                return -sign * self._locations.child(place, "not")
+            case ["allOf" | "anyOf" | "oneOf" as keyword]:
+                members = keywords[keyword]
+                if isinstance(members, list) and len(members) == 1:
+                    return sign * self._locations.child(place, keyword, 0)
+        return None
+
+    def _name(self, literals: tuple[Literal, ...]) -> NodeName:
+        name = self._names.get(literals)
+        if name is None:
+            if len(self._names) > MAX_SETS:
+                raise GrammarError(
+                    f"a schema may have at most {MAX_SETS} different parts when all that combines schemas is worked out, "
+                    "but this one has more; simplify it"
+                )
+            pointers = [("" if literal > 0 else "not ") + self._locations.places[abs(literal)].pointer for literal in literals]
+            name = " and ".join(pointers[:3])
+            if len(pointers) > 3 or name in self._sets:
+                name = f"{name} ({len(self._names)})"
+            self._names[literals] = name
+            self._sets[name] = literals
+        return name

@@ -1,0 +1,51 @@
+"""White space between the tokens of JSON: none, the one way of `json.dumps`, or a bounded choice.
+
+A choice is bounded at every place, so that no text can run away in white space, and there is none before a comma or a
+colon, where nobody writes any and each would cost forced text.
+"""
+
+import dataclasses
+
+from jsg.constrained.ir import EMPTY, ByteSet, Expr, Literal, Repeat, alt, literal, optional, seq
+from jsg.constrained.schema.rules import RuleBook
+from jsg.types import Whitespace
+
+MAX_INDENT = 8
+"""Spaces or tabs after a line break of flexible white space: two levels of four, four of two, eight of tabs."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spacing:
+    """What stands between tokens.
+
+    Attributes:
+        comma, colon: The sign and the white space after it.
+        gap: White space after an opening bracket and before a closing one; may be empty.
+    """
+
+    comma: Expr
+    colon: Expr
+    gap: Expr
+
+    def enclosed(self, left: str, content: Expr, right: str) -> Expr:
+        """The content in brackets."""
+        return seq(literal(left), self.gap, content, self.gap, literal(right))
+
+    def empty(self, brackets: str) -> Expr:
+        """Brackets around nothing."""
+        return seq(literal(brackets[0]), self.gap, literal(brackets[1]))
+
+
+def spacing(book: RuleBook, whitespace: Whitespace) -> Spacing:
+    """What stands between tokens, for one of the names that clients use."""
+    if whitespace == "fixed":
+        return Spacing(literal(", "), literal(": "), EMPTY)
+    if whitespace == "compact":
+        return Spacing(literal(","), literal(":"), EMPTY)
+    gap = optional(book.call("gap", "white space", _gap))
+    return Spacing(seq(literal(","), gap), seq(literal(":"), gap), gap)
+
+
+def _gap() -> Expr:
+    indent = Repeat(ByteSet(((0x09, 0x09), (0x20, 0x20))), 0, MAX_INDENT)
+    return alt(Literal(b" "), seq(Literal(b"\n"), indent))

@@ -1,0 +1,126 @@
+"""The application in this process, around an engine that says what a test writes down and remembers what it was asked."""
+
+import dataclasses
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+from starlette.testclient import TestClient
+
+from jsg.config import EngineConfig, ServerConfig
+from jsg.engine.protocol import ModelInfo
+from jsg.errors import JsgError
+from jsg.processing.tokenizer import Tokenizer, load_tokenizer
+from jsg.server.app import create_app
+from jsg.server.chat_prompt import ChatPrompt
+from jsg.server.front import Front, FrontDoor
+from jsg.server.generation import Generator
+from jsg.types import ConstraintReport, FinishReason, FinishType, Request, RequestOutput, SamplingParams
+
+END = 257  # <|im_end|>
+INFO = ModelInfo(
+    model_path="fake",
+    context_length=8192,
+    vocab_size=512,
+    eos_token_ids=(END,),
+    dtype="float32",
+    kv_dtype="float32",
+    device="fake",
+    max_running_requests=8,
+    max_total_tokens=65_536,
+    max_request_tokens=8192,
+    page_size=1,
+)
+
+
+class ScriptedClient:
+    """In place of an `EngineClient`.
+
+    Attributes:
+        answer: What every request is answered with, at most its `max_new_tokens` tokens of it.
+        step_len: Tokens in one output.
+        failure: What every request raises instead.
+        requests: All that came.
+    """
+
+    info = INFO
+    is_alive = True
+    is_stalled = False
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.answer = "hello"
+        self.step_len = 3
+        self.failure: JsgError | None = None
+        self.requests: list[Request] = []
+        self._tokenizer = tokenizer
+
+    async def generate(self, request: Request, _owner: str = "") -> AsyncGenerator[RequestOutput]:
+        self.requests.append(request)
+        if self.failure is not None:
+            raise self.failure
+        ids = [*self._tokenizer.encode(self.answer, add_special_tokens=False), END]
+        limit = request.sampling.max_new_tokens
+        end = FinishReason(FinishType.STOP, matched=END) if len(ids) <= limit else FinishReason(FinishType.LENGTH)
+        ids = ids[:limit]
+        for start in range(0, len(ids), self.step_len):
+            step = tuple(ids[start : start + self.step_len])
+            is_last = start + self.step_len >= len(ids)
+            report = ConstraintReport(num_forced=1, kept_mass=(0.5,) * len(step), is_complete=is_last)
+            yield RequestOutput(
+                rid=request.rid,
+                token_ids=step,
+                finish=end if is_last else None,
+                prompt_tokens=len(request.input_ids),
+                constraint=report if request.sampling.return_constraint else None,
+            )
+
+
+class ScriptedServer:
+    """A server that is ready.
+
+    Attributes:
+        engine: Says what it is told to.
+        http: Talks to the application.
+    """
+
+    def __init__(self, tokenizer_dir: Path, **knobs: Any) -> None:
+        self.tokenizer = load_tokenizer(tokenizer_dir)
+        self.engine = ScriptedClient(self.tokenizer)
+        client: Any = self.engine
+        config = ServerConfig(**knobs)
+        door = FrontDoor()
+        generator = Generator(client, self.tokenizer, random_seed=0, threads=door.threads)
+        chat = ChatPrompt(self.tokenizer, INFO.max_request_tokens)
+        door.front = Front(client, generator, chat, door.threads, EngineConfig(model_path="fake"), config)
+        self.http = TestClient(create_app(door, config), raise_server_exceptions=False)
+
+    @property
+    def request(self) -> Request:
+        """The last one that reached the engine."""
+        return self.engine.requests[-1]
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def prompt(self) -> str:
+        """The text of the last one's prompt."""
+        return self.tokenizer.decode(self.request.input_ids, skip_special_tokens=False)
+
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url="http://testserver/v1", api_key="none", max_retries=0, http_client=self.http)
+
+    def anthropic(self) -> anthropic.Anthropic:
+        return anthropic.Anthropic(base_url="http://testserver", api_key="none", max_retries=0, http_client=self.http)
+
+
+def without_tokens(sampling: SamplingParams) -> SamplingParams:
+    """For comparing what is asked for but the number of tokens and the seed."""
+    return dataclasses.replace(sampling, max_new_tokens=1, sampling_seed=None)
+
+
+def texts(deltas: Sequence[str | None]) -> str:
+    return "".join(delta or "" for delta in deltas)
