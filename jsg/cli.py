@@ -1,4 +1,4 @@
-"""The command line: `jsg serve`, `jsg generate`, `jsg chat`, `jsg check`.
+"""The command line: `jsg serve`, `jsg generate`, `jsg chat`, `jsg check`, `jsg grammar check`.
 
 Options are the fields of `jsg.config`. Nothing slow is imported before it is known what to do; `serve` starts the
 engine process first and loads its own things while that one loads. The other commands run the engine in this process.
@@ -10,6 +10,7 @@ import dataclasses
 import importlib.metadata
 import json
 import logging
+import pathlib
 import select
 import sys
 import time
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import jsg
 from jsg.config import EngineConfig, ServerConfig, option
 from jsg.errors import ConfigError, JsgError, RequestError
+from jsg.types import GrammarSpec, PropertyOrder, Whitespace
 
 if TYPE_CHECKING:
     from jsg.engine.offline import Engine
@@ -34,6 +36,7 @@ CHECK_NEW_TOKENS = 32
 MAX_LOGPROB_CHANGE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
 """What default mode promises: the same logprobs but for rounding, the same tokens but for ties, where two logprobs are
 within twice this. What 16 bits need on a GPU was not measured on a device."""
+GRAMMAR_ENDINGS = {".json": "json_schema", ".gbnf": "ebnf", ".ebnf": "ebnf", ".regex": "regex"}
 PASTE_GAP_S = 0.05  # lines that come faster than anyone types are one message
 
 
@@ -43,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="jsg: %(levelname)s: %(message)s")
     try:
+        if options.command == "grammar":
+            return _check_grammar(options)
         config = _engine_config(options)
         match options.command:
             case "serve":
@@ -80,7 +85,26 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--json", action="store_true", help="print an object with text, output_ids and meta_info")
     add_command("chat", "talk to a model in the terminal")
     add_command("check", "show device and memory plan, prove that a cached prefix changes no answer, time the step")
+    _add_grammar_command(commands)
     return parser
+
+
+def _add_grammar_command(commands: Any) -> None:
+    """`jsg grammar check`, which needs no model and loads none."""
+    text = "say whether a grammar compiles, how big it is, what it forces, and where a text leaves it"
+    actions = commands.add_parser("grammar", help=text, description=text).add_subparsers(
+        dest="action", required=True, metavar="ACTION"
+    )
+    check = actions.add_parser("check", help=text, description=text, allow_abbrev=False)
+    source = check.add_mutually_exclusive_group(required=True)
+    endings = ", ".join(f"{ending} ({kind})" for ending, kind in GRAMMAR_ENDINGS.items())
+    source.add_argument("file", nargs="?", metavar="FILE", help=f"its kind by its ending: {endings}")
+    source.add_argument("--json-schema", metavar="S", help="a JSON Schema")
+    source.add_argument("--regex", metavar="R", help="a regular expression")
+    source.add_argument("--ebnf", metavar="G", help="an EBNF grammar")
+    check.add_argument("--text", metavar="T", help="a text to read; - reads it from stdin")
+    check.add_argument("--whitespace", choices=typing.get_args(Whitespace), help="of a JSON Schema's JSON")
+    check.add_argument("--property-order", choices=typing.get_args(PropertyOrder), help="of its objects' members")
 
 
 def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | ServerConfig]) -> None:
@@ -166,6 +190,30 @@ def _generate(config: EngineConfig, options: argparse.Namespace) -> int:
         answer = engine.generate(prompt=prompt, sampling_params=sampling)
     print(json.dumps(answer, ensure_ascii=False) if options.json else answer["text"])
     return 0
+
+
+def _check_grammar(options: argparse.Namespace) -> int:
+    """0 where it compiles and a given text matches, 1 where the text does not."""
+    from jsg.constrained.report import check_grammar, describe_text
+
+    given = {"json_schema": options.json_schema, "regex": options.regex, "ebnf": options.ebnf}
+    kind, grammar = next(((kind, text) for kind, text in given.items() if text is not None), ("", ""))
+    if options.file is not None:
+        path = pathlib.Path(options.file)
+        if path.suffix not in GRAMMAR_ENDINGS:
+            raise ConfigError(f"FILE must end in {' or '.join(GRAMMAR_ENDINGS)}, but got {path.name!r}; rename it")
+        try:
+            kind, grammar = GRAMMAR_ENDINGS[path.suffix], path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"FILE must be a text file that can be read, but {path.name!r} gave: {error}") from None
+    spec = GrammarSpec(kind, grammar, options.whitespace or "fixed", options.property_order or "declared")  # pyright: ignore[reportArgumentType]
+    text = sys.stdin.read() if options.text == "-" else options.text
+    report = check_grammar(spec, text)
+    print(report)
+    if report.text is None or text is None:
+        return 0
+    print(describe_text(report.text, text.encode()))
+    return 0 if report.text.is_match else CHECK_FAILED
 
 
 def _chat(config: EngineConfig) -> int:

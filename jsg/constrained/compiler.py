@@ -39,7 +39,7 @@ def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = 
 
 
 def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
-    """What the front end of its kind makes of it. Each is imported when it is used: some need a library of their own."""
+    """What the front end of its kind makes of it. Each is imported when it is used: one needs a library of its own."""
     match spec.kind:
         case "regex":
             from jsg.constrained.regex.front import regex_grammar

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jsg.constrained.jit import compiled
+from jsg.constrained.jit import compiled, inner
 from jsg.constrained.tables import (
     ARGUMENT,
     BRANCH_BIT,
@@ -100,7 +100,7 @@ class Memory(NamedTuple):
 # -- States
 
 
-@compiled
+@inner
 def gather_list(t: StaticTables, m: Memory, number: int, size: int) -> int:
     """Adds the positions of a list to the set that is being made; returns its new size."""
     stamp = m.counters[STAMP]
@@ -113,14 +113,14 @@ def gather_list(t: StaticTables, m: Memory, number: int, size: int) -> int:
     return size
 
 
-@compiled
+@inner
 def mixed(value: int) -> int:
     """A number in [0, 2^32) that differs much where values differ little."""
     value = (np.int64(value) * 2654435761) & 0xFFFFFFFF
     return value ^ (value >> 15)
 
 
-@compiled
+@inner
 def make_state(t: StaticTables, m: Memory, size: int) -> int:
     """The number of the state whose positions are in `gather` and bear the current stamp."""
     counters, stamp = m.counters, m.counters[STAMP]
@@ -171,7 +171,7 @@ def state_of_list(t: StaticTables, m: Memory, number: int) -> int:
     return state
 
 
-@compiled
+@inner
 def state_in_loop(t: StaticTables, m: Memory, loop: int, mask: int, flags: int) -> int:
     """The state in which the next item of a loop, or with WITH_SEPARATOR the separator before it, begins.
 
@@ -214,7 +214,7 @@ def state_in_loop(t: StaticTables, m: Memory, loop: int, mask: int, flags: int) 
     return state
 
 
-@compiled
+@inner
 def follow_all(t: StaticTables, m: Memory, state: int, klass: int, kind: int, argument: int) -> int:
     """The state after the positions of a state that hold the class and are of this kind and argument; -1 if none."""
     found, only = 0, -1
@@ -242,7 +242,7 @@ def follow_all(t: StaticTables, m: Memory, state: int, klass: int, kind: int, ar
     return make_state(t, m, size)
 
 
-@compiled
+@inner
 def expand(t: StaticTables, m: Memory, state: int, klass: int) -> int:
     """Works out what a state does on a class of bytes; returns and keeps its entry of `trans`.
 
@@ -296,7 +296,7 @@ def expand(t: StaticTables, m: Memory, state: int, klass: int) -> int:
 # -- Frames
 
 
-@compiled
+@inner
 def frame_slot(m: Memory, parent: int, back: int, loop: int, count: int, mask: int) -> int:
     """Where in `frame_index` a frame is, or would be."""
     slots = len(m.frame_index) - 1
@@ -317,7 +317,7 @@ def frame_slot(m: Memory, parent: int, back: int, loop: int, count: int, mask: i
     return slot
 
 
-@compiled
+@inner
 def make_frame(m: Memory, parent: int, back: int, loop: int, count: int, mask: int) -> int:
     """The number of the frame; TOO_DEEP where the stack would be."""
     depth = 1 if parent < 0 else m.frames[parent, DEPTH] + 1
@@ -373,7 +373,7 @@ def rebuild_indexes(m: Memory) -> None:
 # -- Steps
 
 
-@compiled
+@inner
 def add_head(m: Memory, row: int, state: int, frame: int) -> None:
     """Adds a head to a row, once; where the row is full the head is dropped."""
     number = m.heads[row, 0]
@@ -388,7 +388,7 @@ def add_head(m: Memory, row: int, state: int, frame: int) -> None:
     m.heads[row, 0] = number + 1
 
 
-@compiled
+@inner
 def add_work(m: Memory, size: int, state: int, frame: int) -> int:
     """Adds a head that the byte has still to be read by, once; returns how many there are."""
     for k in range(size):
@@ -402,14 +402,14 @@ def add_work(m: Memory, size: int, state: int, frame: int) -> int:
     return size + 1
 
 
-@compiled
+@inner
 def may_finish(t: StaticTables, loop: int, count: int, mask: int) -> bool:
     """A loop may end after so many items."""
     required = t.loops[loop, REQUIRED]
     return count >= t.loops[loop, MIN] and mask & required == required
 
 
-@compiled
+@inner
 def next_flags(t: StaticTables, loop: int, count: int, mask: int) -> int:
     """Flags for the next item of a loop after so many, or -1 where none may come.
 
@@ -427,7 +427,7 @@ def next_flags(t: StaticTables, loop: int, count: int, mask: int) -> int:
     return MISSING_ONLY if missing == left else 0
 
 
-@compiled
+@inner
 def turn(t: StaticTables, m: Memory, size: int, frame: int, branch: int) -> int:
     """An item of a loop has ended: adds what may come after it. Returns the size of the work, or STOPPED."""
     loop, count, mask = m.frames[frame, FRAME_LOOP], m.frames[frame, COUNT], m.frames[frame, MASK]
@@ -458,7 +458,7 @@ def turn(t: StaticTables, m: Memory, size: int, frame: int, branch: int) -> int:
     return add_work(m, size, state, after)
 
 
-@compiled
+@inner
 def end_level(t: StaticTables, m: Memory, size: int, state: int, frame: int) -> int:
     """The level of a state may end here: adds what may come after it. Returns the size of the work, or STOPPED."""
     depth = 0 if frame < 0 else m.frames[frame, DEPTH]
@@ -486,7 +486,7 @@ def end_level(t: StaticTables, m: Memory, size: int, state: int, frame: int) -> 
     return size
 
 
-@compiled
+@inner
 def enter(t: StaticTables, m: Memory, size: int, frame: int, action: int) -> int:
     """Adds the rule or loop of an action's entry. Returns the size of the work, or STOPPED."""
     number, back = m.actions[action + 1], m.actions[action + 2]
@@ -503,7 +503,7 @@ def enter(t: StaticTables, m: Memory, size: int, frame: int, action: int) -> int
     return size if above == TOO_DEEP else add_work(m, size, state, above)
 
 
-@compiled
+@inner
 def step(t: StaticTables, m: Memory, state: int, frame: int, klass: int, row: int) -> int:
     """Adds to a row of heads what a head becomes by a byte of a class; returns 0, or STOPPED."""
     size = add_work(m, 0, state, frame)
@@ -533,7 +533,7 @@ def step(t: StaticTables, m: Memory, state: int, frame: int, klass: int, row: in
     return 0
 
 
-@compiled
+@inner
 def step_row(t: StaticTables, m: Memory, source: int, klass: int, row: int) -> int:
     """All heads of a row by a byte of a class, into another row; returns how many come out, or STOPPED."""
     m.heads[row, 0] = 0

@@ -15,7 +15,8 @@ Config = tuple[tuple[int, int], ...]
 which the ways were found; it does not depend on how the text was cut into tokens."""
 
 _CHAR_NODES = 256
-_INDEX_SIZE = 4  # slots of a hash table per entry at least
+_MOST_FRAMES = 8
+"""Times `Limits.frames`: what texts may use before those that nobody needs are forgotten."""
 
 
 class ByteTrie(Protocol):
@@ -49,14 +50,15 @@ class Machine:
             limits: What states, stacks and walks may cost.
             max_token_len: Bytes of the longest token, for `frames_read`; None: counts are told apart exactly.
         """
-        from jsg.constrained import kernels  # loads numba, which only those who mask should pay for
+        from jsg.constrained import kernels, memory  # they load numba, which only those who mask should pay for
 
         self._kernels = kernels
+        self._arrays = memory
         self._static = static
         self._limits = limits
         self._max_token_len = max_token_len
         self._lock = threading.Lock()
-        self._memory = _new_memory(static, limits)
+        self._memory = memory.new_memory(static, limits)
         sizes = np.bincount(static.classes, minlength=static.num_classes)
         self._only_byte = np.full(static.num_classes, -1, np.int16)
         for byte in np.flatnonzero(sizes[static.classes] == 1):
@@ -125,12 +127,11 @@ class Machine:
         Raises:
             GrammarError: It took more fuel than there is.
         """
-        memory, kernels = self._memory, self._kernels
+        kernels = self._kernels
         arrays = [_read_only(a) for a in (trie.byte, trie.depth, trie.skip, trie.token_start, trie.tokens)]
         with self._lock:
-            memory = self._memory
             keep = self.num_frames
-            memory.counters[kernels.LOWEST] = UNBOUNDED
+            self._memory.counters[kernels.LOWEST] = UNBOUNDED
             try:
                 self._run(kernels.walk, config, *arrays, mask)
             finally:
@@ -216,7 +217,7 @@ class Machine:
             renamed = {old: new for new, old in enumerate(order)} | {-1: -1}
             rows = frames[order]
             rows[:, self._kernels.PARENT] = [renamed[int(parent)] for parent in rows[:, self._kernels.PARENT]]
-            self._memory = _with_frames(self._memory, rows)
+            self._memory = self._arrays.with_frames(self._memory, rows)
             self._kernels.rebuild_indexes(self._memory)
             return {config: tuple((state, renamed[frame]) for state, frame in config) for config in configs}
 
@@ -280,3 +281,27 @@ class Machine:
         Raises:
             GrammarError: It may not become larger, or no room would help.
         """
+        kernels, limits = self._kernels, self._limits
+        if which == kernels.OUT_OF_FUEL:
+            raise GrammarError(
+                f"finding the tokens that may come next took more than {limits.walk} steps; make the grammar less ambiguous"
+            )
+        if which == kernels.TOO_MANY_CALLS:
+            raise GrammarError(
+                f"one byte may begin more than {kernels.MAX_CALLS} rules at once; write what they have in common first"
+            )
+        if which == kernels.STATES and self.num_states >= limits.states:
+            raise GrammarError(f"the grammar needs more than {limits.states} states for this text; simplify it")
+        if which == kernels.FRAMES and self.num_frames >= _MOST_FRAMES * limits.frames:
+            raise GrammarError("the grammar has too many ways to read this text; make it less ambiguous")
+        self._memory = self._arrays.enlarged(self._memory, which, limits.states)
+        kernels.rebuild_indexes(self._memory)
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """The array as the kernels know it: numba would compile them again for one that may be written to."""
+    if not array.flags.writeable:
+        return array
+    array = array.view()
+    array.flags.writeable = False
+    return array

@@ -1,11 +1,11 @@
-"""Large parts of a vocabulary that a mask can take whole: the tokens that are ordinary text.
+r"""Large parts of a vocabulary that a mask can take whole: the tokens that are ordinary text.
 
 Inside a string of JSON nearly all tokens are allowed. To find that by walking them one by one costs a millisecond; to
 find that the string takes every ordinary character, so many times over, costs microseconds, and only the other tokens
 are left to walk.
 
-    slice 0      slice 1      slice 2            slice 3
-    ≤ 10 chars ⊂ ≤ 30 chars ⊂ any number    ⊂    " and \\ too          each with the trie of all tokens not in it
+    slice 0      slice 1      slice 2      slice 3
+    ≤ 10 chars ⊂ ≤ 30 chars ⊂ any number ⊂ " and \ too      each with the trie of all tokens that are not in it
 """
 
 from typing import NamedTuple

@@ -100,7 +100,7 @@ class _Markers:
 
 
 def _hermes(tools: Sequence[Tool], is_auto: bool, parallel: bool, markers: _Markers) -> Format:
-    def tag(tool: Tool, begin: str | Format, end: str | Format) -> Format:
+    def tag(tool: Tool, begin: str | Format, end: str | Format | list[str | Format]) -> Format:
         head, body, tail = _call(tool, "arguments")
         content = _sequence(_text("\n" + head), body, _text(tail + "\n"))
         return {"type": "tag", "begin": begin, "content": content, "end": end}

@@ -82,7 +82,8 @@ def sort_tokens(ids: Sequence[int], tokens: Sequence[bytes]) -> SortedTokens:
         )
     data = np.frombuffer(b"".join(in_order), np.uint8)
     start = _offsets(lengths)
-    return SortedTokens(np.array(ids, np.int32)[np.array(order, np.int64)], data, start, _shared_with_previous(data, start, lengths))
+    sorted_ids = np.array(ids, np.int32)[np.array(order, np.int64)]
+    return SortedTokens(sorted_ids, data, start, _shared_with_previous(data, start, lengths))
 
 
 def make_trie(tokens: SortedTokens) -> Trie:

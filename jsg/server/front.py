@@ -10,11 +10,10 @@ from starlette.exceptions import HTTPException
 from jsg.config import EngineConfig, ServerConfig
 from jsg.engine.client import EngineClient
 from jsg.errors import ModelNotFoundError
-from jsg.processing.tool_calls import Dialect
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.generation import Generator
 from jsg.server.text_threads import TextThreads
-from jsg.server.tool_use import dialect_of
+from jsg.server.tool_use import Speech, dialect_of
 
 
 @final
@@ -24,8 +23,7 @@ class Front:
     Attributes:
         model_name: The one model that is served here, as clients call it.
         created: When it was ready, in seconds since the epoch.
-        dialect: How the model writes calls of tools; None where that is not known.
-        special: The texts of its special tokens.
+        speech: How the model reads of tools and calls them.
     """
 
     def __init__(
@@ -45,8 +43,11 @@ class Front:
         self.server_config = server
         self.created = int(time.time())
         tokenizer = generator.tokenizer
-        self.dialect: Dialect | None = dialect_of(getattr(server, "tool_call_parser", "auto"), tokenizer.chat_template)
-        self.special = frozenset(tokenizer.token_bytes(i).decode(errors="replace") for i in tokenizer.special_ids)
+        self.speech = Speech(
+            template=chat.template,
+            dialect=dialect_of(getattr(server, "tool_call_parser", "auto"), tokenizer.chat_template),
+            special=frozenset(tokenizer.token_bytes(i).decode(errors="replace") for i in tokenizer.special_ids),
+        )
         self.model_name = server.served_model_name or public_name(engine.model_path)
 
     def check_model(self, name: str | None) -> None:

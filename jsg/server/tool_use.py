@@ -6,9 +6,10 @@ What a call looks like in text is a dialect, which the model has learnt; `jsg.pr
 
 import dataclasses
 import hashlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final, get_args
 
+from jsg.constrained import tools as tool_grammars
 from jsg.errors import RequestError
 from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.chat_template import ChatTemplate
@@ -62,6 +63,38 @@ class Tool:
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """Which tools an answer calls.
+
+    Attributes:
+        mode: None; some or none, as the model likes; or at least one.
+        names: Those that it may call; None for all.
+        is_one_call: It calls no more than one.
+    """
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    names: tuple[str, ...] | None = None
+    is_one_call: bool = False
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Speech:
+    """How a model reads of tools and writes calls.
+
+    Attributes:
+        template: Its chat template.
+        dialect: How it writes calls; None where that is not known.
+        special: The texts of its special tokens.
+    """
+
+    template: ChatTemplate
+    dialect: Dialect | None
+    special: frozenset[str]
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
 class ToolUse:
     """The tools of one request, and how they are called.
 
@@ -71,7 +104,7 @@ class ToolUse:
         is_required: It calls at least one; otherwise it may answer in text.
         is_parallel: It may call several at once.
         dialect: How calls are written.
-        has_special_marks: What stands around calls are special tokens, so these must not be left out of the text.
+        special: The texts of the model's special tokens.
     """
 
     shown: Sequence[Mapping[str, Any]]
@@ -79,48 +112,33 @@ class ToolUse:
     is_required: bool
     is_parallel: bool
     dialect: Dialect
-    has_special_marks: bool
+    special: frozenset[str]
 
     @classmethod
-    def of(
-        cls,
-        tools: Sequence[Tool],
-        *,
-        mode: Literal["auto", "required"],
-        names: Sequence[str] | None,
-        is_parallel: bool,
-        template: ChatTemplate,
-        dialect: Dialect | None,
-        special: Container[str],
-    ) -> "ToolUse":
-        """The use of these tools by a model.
-
-        Args:
-            tools: At least one.
-            mode: Whether the model may do without them.
-            names: Those that it may call; None for all.
-            is_parallel: Whether it may call several at once.
-            template: The model's chat template.
-            dialect: How the model writes calls; None where that is not known.
-            special: The texts of its special tokens.
+    def of(cls, tools: Sequence[Tool], choice: Choice, speech: Speech) -> "ToolUse | None":
+        """The use of these tools by a model; None where it may call none.
 
         Raises:
             RequestError: A rule about names and numbers is broken, or the model was not made for tools.
         """
-        _check_names([tool.name for tool in tools], names)
-        if "tools" not in template.variables:
+        _check_names([tool.name for tool in tools], choice.names)
+        if choice.mode == "none" or not tools:
+            if choice.mode == "required" or choice.names is not None:
+                raise RequestError("tool_choice needs tools to choose from; send some, or leave it out", "tool_choice")
+            return None
+        if "tools" not in speech.template.variables:
             raise _not_for_this_model("its chat template does not show them")
-        if dialect is None:
+        if speech.dialect is None:
             raise _not_for_this_model(
                 "its chat template does not tell how it writes calls; start the server with --tool-call-parser"
             )
         return cls(
             shown=[tool.shown() for tool in tools],
-            callable=[tool for tool in tools if names is None or tool.name in names],
-            is_required=mode == "required",
-            is_parallel=is_parallel,
-            dialect=dialect,
-            has_special_marks=any(mark in special for mark in markers(dialect)),
+            callable=[tool for tool in tools if choice.names is None or tool.name in choice.names],
+            is_required=choice.mode == "required",
+            is_parallel=not choice.is_one_call,
+            dialect=speech.dialect,
+            special=speech.special,
         )
 
     @property
@@ -128,16 +146,22 @@ class ToolUse:
         """Of those that it may call."""
         return frozenset(tool.name for tool in self.callable)
 
+    @property
+    def has_special_marks(self) -> bool:
+        """Whether what stands around calls are special tokens, so that these must not be left out of the text."""
+        return not self.special.isdisjoint(markers(self.dialect))
+
     def grammar(self) -> GrammarSpec:
         """What the whole text of an answer matches: calls and, unless they are required, free text."""
-        from jsg.constrained.tags import tools_to_structural_tag
-
-        return tools_to_structural_tag(
-            [(tool.name, tool.schema) for tool in self.callable],
+        spec = tool_grammars.tools_to_structural_tag(
+            [tool_grammars.Tool(tool.name, tool.schema) for tool in self.callable],
+            "required" if self.is_required else "auto",
             self.dialect,
-            required=self.is_required,
             parallel=self.is_parallel,
+            special_tokens=self.special,
         )
+        assert spec is not None
+        return spec
 
 
 @final

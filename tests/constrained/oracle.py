@@ -40,6 +40,7 @@ class OracleMachine:
         self._rules = grammar.rules
         self._exprs: list[Expr] = []
         self._expr_ids: dict[int, int] = {}
+        self._words: dict[bytes, Literal] = {}
         self._stacks: list[tuple[_Item, Stack] | None] = [None]
         self._stack_ids: dict[tuple[_Item, Stack], Stack] = {}
         self._state_ids: dict[tuple[Ways, bool], int] = {}
@@ -172,7 +173,7 @@ class OracleMachine:
     def _expand(self, expr: Expr, item: _Item, rest: Stack) -> list[Stack]:
         match expr:
             case Words(words):
-                return [self._push(self._word(word), rest) for word in words]
+                return [self._push(self._words.setdefault(word, Literal(word)), rest) for word in words]
             case Seq(parts):
                 return [functools.reduce(lambda stack, part: self._push(part, stack), reversed(parts), rest)]
             case Alt(options):
@@ -208,10 +209,6 @@ class OracleMachine:
             behind = self._push(item.expr, self._push(bag, rest, after, bits))
             stacks.append(self._push(bag.separator, behind) if count else behind)
         return stacks
-
-    @functools.cache  # noqa: B019 - a word must stay one object, and machines live as long as a test
-    def _word(self, word: bytes) -> Literal:
-        return Literal(word)
 
 
 def matches(grammar: Grammar, text: bytes) -> bool:

@@ -98,8 +98,9 @@ def word_grammar() -> Grammar:
     return Grammar("root", {"root": Repeat(ByteSet(((0x20, 0x20), (0x61, 0x7A))), 1, None)})
 
 
-JSON_TEXT = """{"name": "Käthe \\"K\\" O'Neill", "tags": ["a", "bb", "日本語 text", []], "n": [0, -1, 12.5, 1234567890], \
-"nested": {"deep": {"deeper": [{"x": true}, {"x": false}, null]}}, "emoji": "😀 done", "esc": "line\\u000abreak\\n"}"""
+JSON_TEXT = """{"name": "Käthe \\"K\\" O'Neill", "tags": ["a", "bb", "日本語 text", []], "n": [0, -1, 12.5, \
+1234567890], "nested": {"deep": {"deeper": [{"x": true}, {"x": false}, null]}}, "emoji": "😀 done", \
+"esc": "line\\u000abreak\\n"}"""
 RECORD_TEXT = """{"name": "The quick brown fox jumps over the lazy dog, over and over ag", "code": "añ1\\n0", \
 "tags": ["first thing", "", "0123456789 0123456789 01", "𝄞 clef"], "kind": "three", "size": -120}"""
 BAG_TEXT = """{"x-abc": 12, "name": "Zoë", "x-q": 0, "id": 7, "note": "twelve chars"}"""

@@ -137,7 +137,15 @@ def test_ordinary_characters_are_an_automaton_over_utf8(excluded: str):
     for code in [*range(0x3000), *range(0xD7F0, 0xD800), *range(0xE000, 0xE010), 0xFFFF, 0x10000, 0x3FFFF, 0x40000]:
         assert is_accepted(chr(code).encode()) == is_ordinary(chr(code), excluded), hex(code)
     assert is_accepted(chr(0x10FFFF).encode())
-    for bad in (b"\xc0\x80", b"\xc1\xbf", b"\xe0\x80\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xf0\x80\x80\x80", b"\xff"):
+    for bad in (
+        b"\xc0\x80",
+        b"\xc1\xbf",
+        b"\xe0\x80\x80",
+        b"\xed\xa0\x80",
+        b"\xf4\x90\x80\x80",
+        b"\xf0\x80\x80\x80",
+        b"\xff",
+    ):
         assert not is_accepted(bad)
 
 

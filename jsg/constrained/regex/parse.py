@@ -9,9 +9,11 @@ and Python's `re`, for the whole text (`search=False`). A dollar is the end of t
 """
 
 import dataclasses
+import re
 
 from interegular.patterns import Pattern, _CharGroup, _Concatenation, _Repeated, parse_pattern
 
+from jsg.constrained import charset
 from jsg.constrained.ir import Alt, Expr, Repeat, Seq
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.regex.anchored import (
@@ -30,7 +32,10 @@ from jsg.constrained.regex.reader import Reader
 
 _STAND_IN = 0x100  # The code point of the first stand-in: beyond all that interegular gives a meaning.
 _MAX_SYMBOLS = 100_000
-"""Quantifiers, bars and what stands between them, in a whole pattern. interegular takes 10 µs for each."""
+"""Quantifiers, bars, what stands between them and anchors, in a whole pattern. interegular takes 10 µs for each."""
+_SYMBOLS = "quantifiers, alternatives and anchors in a pattern"
+_ORDINARY = re.compile(r"[^\\^$.|?*+()\[{]+")
+_QUANTIFIERS = ("*", "+", "?", "{")
 _NESTING = "levels of nesting in a pattern"
 
 
@@ -70,6 +75,7 @@ class _Parser:
         self._param = param
         self._num_symbols = 0
         self._atoms: dict[str, Piece] = {}
+        self._characters: dict[tuple[str, bool], Piece] = {}
 
     def run(self) -> Piece:
         reader = self._reader
@@ -77,8 +83,14 @@ class _Parser:
         while reader.position < len(self._pattern):
             group = stack[-1]
             start = reader.position
+            ordinary = _ORDINARY.match(self._pattern, start)
+            if ordinary is not None:
+                reader.position = ordinary.end()
+                is_repeated = self._pattern[ordinary.end() : ordinary.end() + 1] in _QUANTIFIERS
+                self._add_text(group, ordinary[0], is_repeated=is_repeated)
+                continue
             character = self._pattern[start]
-            if character in "*+?{" and (counts := reader.quantifier()) is not None:
+            if character in _QUANTIFIERS and (counts := reader.quantifier()) is not None:
                 if not group.items or isinstance(group.items[-1], str):
                     reader.refuse("a quantifier has nothing to repeat", start, "write what it repeats before it")
                 least, most = counts
@@ -105,6 +117,21 @@ class _Parser:
             reader.refuse("a parenthesis is not closed", stack[-1].start, "close it with )")
         return self._assembled(stack[0].items)
 
+    def _add_text(self, group: _Group, text: str, *, is_repeated: bool) -> None:
+        """Adds ordinary characters to a group; the last by itself where it may be repeated."""
+        head, tail = (text[:-1], text[-1:]) if is_repeated else (text, "")
+        if head:
+            group.items.append(concatenate([self._character(character, group.flags) for character in head]))
+        if tail:
+            group.items.append(self._character(tail, group.flags))
+
+    def _character(self, character: str, flags: frozenset[str]) -> Piece:
+        key = (character, "i" in flags)
+        if key not in self._characters:
+            point = ord(character)
+            self._characters[key] = one_of(self._reader.folded(charset.of_ranges(((point, point),)), flags))
+        return self._characters[key]
+
     def _atom(self, character: str, start: int, flags: frozenset[str]) -> Piece:
         reader = self._reader
         if character == "[":
@@ -114,14 +141,19 @@ class _Parser:
         if character in "^$":
             if "m" in flags:
                 reader.refuse("anchors under the flag m are not supported", start)
-            return anchor(AT_START if character == "^" else AT_END)
+            return self._anchor(AT_START if character == "^" else AT_END)
         if character == "\\":
             following = self._pattern[start + 1 : start + 2]
             if not reader.is_ecma and following in ("A", "Z", "z"):
                 reader.position += 1
-                return anchor(AT_START if following == "A" else AT_END)
+                return self._anchor(AT_START if following == "A" else AT_END)
             return one_of(reader.escape(flags))
-        return one_of(reader.folded(((ord(character), ord(character)),), flags))
+        return self._character(character, flags)
+
+    def _anchor(self, asserted: int) -> Piece:
+        self._num_symbols += 1
+        check(self._num_symbols, _MAX_SYMBOLS, _SYMBOLS, self._param)
+        return anchor(asserted)
 
     def _assembled(self, items: list[Piece | str]) -> Piece:
         """The piece that the atoms and operators of one group make."""
@@ -143,7 +175,9 @@ class _Parser:
                 symbols.append(self._stand_in(run[0] if len(run) == 1 else concatenate(run)))
                 run = []
         self._num_symbols += len(symbols)
-        check(self._num_symbols, _MAX_SYMBOLS, "quantifiers and alternatives in a pattern", self._param)
+        check(self._num_symbols, _MAX_SYMBOLS, _SYMBOLS, self._param)
+        if len(symbols) == 1 and symbols[0] in self._atoms:
+            return self._atoms[symbols[0]]
         return self._piece(parse_pattern("".join(symbols)))
 
     def _stand_in(self, piece: Piece) -> str:

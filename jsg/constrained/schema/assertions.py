@@ -84,7 +84,8 @@ def string_denies(reader: Reader, patterns: Patterns) -> list[Draft]:
     if (pattern := _pattern(reader, patterns)) is not None:
         drafts.append(Draft(String(not_patterns=(pattern,))))
     if _format(reader):
-        drafts.append(Draft(String(), refusals=(f"{reader.where('format')} stands under `not`, which is not supported",)))
+        refusal = f"{reader.where('format')} stands under `not`, where it is not supported; remove it"
+        drafts.append(Draft(String(), refusals=(refusal,)))
     return drafts
 
 

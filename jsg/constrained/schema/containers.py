@@ -6,7 +6,7 @@ Both are functions of a schema's place, its keywords, and the nodes and patterns
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jsg.constrained.schema.drafts import Draft, Facet, Items, Members, items_of
+from jsg.constrained.schema.drafts import Draft, Facet, Items, Kind, Members, items_of
 from jsg.constrained.schema.keywords import Reader, member
 from jsg.constrained.schema.locations import Locations
 from jsg.constrained.schema.nodes import NEVER, Nodes
@@ -37,9 +37,9 @@ class Context(NamedTuple):
 def array_says(context: Context, place: int, reader: Reader) -> Items | None:
     """Arrays that all keywords hold for; None where there are none."""
     prefix, rest = _item_paths(reader)
-    contains: tuple[tuple[NodeName, int, int | None], ...] = ()
+    contains: tuple[Kind, ...] = ()
     if "contains" in reader.keywords:
-        contains = ((context.child(place, "contains"), *_contained(reader)),)
+        contains = (Kind(context.child(place, "contains"), *_contained(reader)),)
     return items_of(
         Items(
             prefix=tuple(context.child(place, *path) for path in prefix),
@@ -67,17 +67,15 @@ def array_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
         wrong = context.no_child(place, *rest)
         if wrong == ANY:
             drafts.append(Draft(Items(min_items=len(prefix) + 1)))
-        elif wrong != NEVER and not prefix:
-            drafts.append(Draft(Items(contains=((wrong, 1, None),))))
         elif wrong != NEVER:
-            drafts.append(_refused(Items(), context.where(place, *rest)))
+            drafts.append(Draft(Items(contains=(Kind(wrong, start=len(prefix)),))))
     if "contains" in reader.keywords:
         node = context.child(place, "contains")
         least, most = _contained(reader)
         if least:
-            drafts.append(Draft(Items(contains=((node, 0, least - 1),))))
+            drafts.append(Draft(Items(contains=(Kind(node, 0, least - 1),))))
         if most is not None:
-            drafts.append(Draft(Items(contains=((node, most + 1, None),))))
+            drafts.append(Draft(Items(contains=(Kind(node, most + 1),))))
     if reader.keywords.get("uniqueItems") is True:
         drafts.append(_refused(Items(min_items=2), context.where(place, "uniqueItems")))
     return drafts
@@ -167,7 +165,8 @@ def _wrong_members(context: Context, place: int, reader: Reader) -> Iterator[tup
         yield context.no_child(place, "propertyNames"), ANY
     for pattern in reader.mapping("patternProperties"):
         context.patterns.check(pattern, f"patternProperties at {context.where(place)}")
-        yield names(f"names with {pattern}", {"pattern": pattern}), context.no_child(place, "patternProperties", pattern)
+        wrong = context.no_child(place, "patternProperties", pattern)
+        yield names(f"names with {pattern}", {"pattern": pattern}), wrong
     if "additionalProperties" in reader.keywords:
         declared = list(reader.mapping("properties"))
         conditions: list[dict[str, object]] = [{"not": {"enum": declared}}] if declared else []

@@ -16,14 +16,24 @@ from jsg.constrained.schema.values import ceiling, floor
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Items:
-    """An array: `contains` are (node, least, most), the rest is as in `shapes.Array`."""
+    """An array: as in `shapes.Array`, but any number of `contains`."""
 
     prefix: tuple[NodeName, ...] = ()
     items: NodeName = ANY
     min_items: int = 0
     max_items: int | None = None
-    contains: tuple[tuple[NodeName, int, int | None], ...] = ()
+    contains: tuple["Kind", ...] = ()
     is_unique: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """From `least` to `most` of the items from number `start` on are valid for the node."""
+
+    node: NodeName
+    least: int = 1
+    most: int | None = None
+    start: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

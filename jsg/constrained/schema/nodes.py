@@ -120,10 +120,11 @@ class Nodes:
         if name is None:
             if len(self._names) > MAX_SETS:
                 raise GrammarError(
-                    f"a schema may have at most {MAX_SETS} different parts when all that combines schemas is worked out, "
-                    "but this one has more; simplify it"
+                    f"a schema may have at most {MAX_SETS} different parts after allOf, anyOf and the like are worked "
+                    "out, but this one has more; simplify it"
                 )
-            pointers = [("" if literal > 0 else "not ") + self._locations.places[abs(literal)].pointer for literal in literals]
+            places = self._locations.places
+            pointers = [("" if literal > 0 else "not ") + places[abs(literal)].pointer for literal in literals]
             name = " and ".join(pointers[:3])
             if len(pointers) > 3 or name in self._sets:
                 name = f"{name} ({len(self._names)})"

@@ -8,12 +8,11 @@ from pydantic import Field, StringConstraints, model_validator
 
 from jsg.errors import RequestError
 from jsg.server.constraint import Constraint, grammar_fields, only_one
-from jsg.server.front import Front
 from jsg.server.http.body import Body, Checked
 from jsg.server.openai.body import MAX_NAME_CHARS, Only
 from jsg.server.openai.response_format import Schema
 from jsg.server.openai.tools import STRICT, ToolName
-from jsg.server.tool_use import MAX_TOOLS, Tool, ToolUse
+from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import MAX_STOP_CHARS, MAX_STOP_STRINGS, SamplingParams
 
 CLIENT_NAMES: Mapping[str, str] = {
@@ -170,6 +169,16 @@ class AnthropicToolChoice(Body):
             raise RequestError("tool_choice must have a name where its type is tool, and only there", "tool_choice")
         return self
 
+    def choice(self) -> Choice:
+        """The same for every API."""
+        is_one_call = bool(self.disable_parallel_tool_use) or self.name is not None
+        names = None if self.name is None else (self.name,)
+        match self.type:
+            case "any" | "tool":
+                return Choice("required", names, is_one_call=is_one_call)
+            case "auto" | "none":
+                return Choice(self.type, is_one_call=is_one_call)
+
 
 class OutputFormat(Body):
     """The form of the answer."""
@@ -248,24 +257,10 @@ class CountTokensBody(Body):
             Constraint(field, "json_schema", form.schema_) for field, form in given.items() if form is not None
         )
 
-    def tool_use(self, front: Front) -> ToolUse | None:
+    def tool_use(self, speech: Speech) -> ToolUse | None:
         """How the answer may call tools; None where it may not. Raises RequestError."""
-        choice = self.tool_choice
-        kind = "auto" if choice is None else choice.type
-        tools = [tool.tool() for tool in self.tools or ()]
-        if not tools and kind in ("any", "tool"):
-            raise RequestError("tool_choice needs tools to choose from; send some, or leave it out", "tool_choice")
-        if not tools or kind == "none":
-            return None
-        return ToolUse.of(
-            tools,
-            mode="auto" if kind == "auto" else "required",
-            names=[choice.name] if choice is not None and choice.name is not None else None,
-            is_parallel=kind != "tool" and not (choice is not None and choice.disable_parallel_tool_use),
-            template=front.chat.template,
-            dialect=front.dialect,
-            special=front.special,
-        )
+        choice = Choice() if self.tool_choice is None else self.tool_choice.choice()
+        return ToolUse.of([tool.tool() for tool in self.tools or ()], choice, speech)
 
     def client_names(self) -> dict[str, str]:
         """Our name of a field → what clients call it here."""

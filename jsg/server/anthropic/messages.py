@@ -36,7 +36,7 @@ async def create_message(
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.user)
     with client_names(body.client_names()):
-        tools = body.tool_use(front)
+        tools = body.tool_use(front.speech)
         prompt = Prompt(
             rid=f"msg_{new_rid()}",
             input_ids=await _encode(body, num_bytes, front, tools),
@@ -63,7 +63,7 @@ async def count_tokens(body: CountTokensBody, num_bytes: BodyBytes, front: Ready
     """How many tokens the prompt would have."""
     front.check_model(body.model)
     with client_names(body.client_names()):
-        input_ids = await _encode(body, num_bytes, front, body.tool_use(front))
+        input_ids = await _encode(body, num_bytes, front, body.tool_use(front.speech))
         return json_response({"input_tokens": len(input_ids)})
 
 

@@ -27,9 +27,8 @@ from jsg.server.openai.tools import (
     ToolChoice,
     shown_call,
     shown_change,
-    use_of,
 )
-from jsg.server.tool_use import MAX_TOOLS, AnswerReader, ToolUse
+from jsg.server.tool_use import MAX_TOOLS, AnswerReader, Choice, Speech, ToolUse
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
 _NO_AUDIO = "models write text only in this version"
@@ -127,15 +126,22 @@ class ChatBody(OpenAIBody):
             )
         return {**kwargs, "reasoning_effort": self.reasoning_effort}
 
-    def tool_use(self, front: Front) -> ToolUse | None:
+    def tool_use(self, speech: Speech) -> ToolUse | None:
         """How the answer may call tools; None where it may not. Raises RequestError."""
-        is_parallel = self.parallel_tool_calls is not False and not self.functions
-        if not self.functions:
-            tools = [tool.function.tool() for tool in self.tools or ()]
-            return use_of(front, tools, self.tool_choice, is_parallel=is_parallel)
-        choice = self.function_call
-        named = ToolChoice(type="function", function=choice) if isinstance(choice, NamedFunction) else choice
-        return use_of(front, [function.tool() for function in self.functions], named, is_parallel=is_parallel)
+        tools = [tool.function.tool() for tool in self.tools or ()]
+        chosen = self.tool_choice
+        if self.functions:
+            tools = [function.tool() for function in self.functions]
+            chosen = self.function_call
+        match chosen:
+            case ToolChoice():
+                choice = chosen.choice()
+            case NamedFunction(name=name):
+                choice = Choice("required", (name,))
+            case _:
+                choice = Choice(chosen or "auto")
+        is_one_call = choice.is_one_call or self.parallel_tool_calls is False or bool(self.functions)
+        return ToolUse.of(tools, dataclasses.replace(choice, is_one_call=is_one_call), speech)
 
     def _names(self) -> dict[str, str]:
         tools = {"grammar": "tools"} if self.tools else {}
@@ -256,7 +262,7 @@ async def chat_completions(
     front.check_model(body.model)
     call = dataclasses.replace(call, user=body.safety_identifier or body.user)
     with body.own_names():
-        tools = body.tool_use(front)
+        tools = body.tool_use(front.speech)
         prompt = await _prompt(body, num_bytes, call, front, tools)
         generation = front.generator.begin(call, [prompt])
         names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))

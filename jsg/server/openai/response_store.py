@@ -13,18 +13,21 @@ MAX_BYTES = 128 * 2**20
 MAX_AGE_S = 24 * 3600.0
 OBJECT_BYTES = 400  # about what a turn takes besides its text and its tokens
 
-Role = Literal["system", "developer", "user", "assistant"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """One message of a conversation.
+    """One item of a conversation: a message, a call of a tool, or what came of a call.
 
     Attributes:
         item_id: What it is called where items are listed.
+        text: Of a message; the arguments of a call; what a tool gave.
         token_ids: What the model wrote, where it did; the end of its turn left out.
         is_whole: False for an answer that was cut short.
+        call_id: What a call and its result have in common; None in a message.
+        name: Of the tool, in a call only.
     """
 
     item_id: str
@@ -32,11 +35,14 @@ class Turn:
     text: str
     token_ids: Sequence[int] = ()
     is_whole: bool = True
+    call_id: str | None = None
+    name: str | None = None
 
     @property
     def num_bytes(self) -> int:
         """Memory it takes, about."""
-        return OBJECT_BYTES + sys.getsizeof(self.text) + sys.getsizeof(self.token_ids)
+        names = sys.getsizeof(self.call_id) + sys.getsizeof(self.name)
+        return OBJECT_BYTES + sys.getsizeof(self.text) + sys.getsizeof(self.token_ids) + names
 
 
 @final
@@ -47,12 +53,14 @@ class StoredResponse:
     Attributes:
         response_id: Its name.
         shown: The response object as JSON.
-        turns: The whole conversation without instructions; the last turn is the answer.
+        turns: The whole conversation without instructions.
+        num_output: Of them so many, the last ones, are the answer.
     """
 
     response_id: str
     shown: bytes
     turns: tuple[Turn, ...]
+    num_output: int = 1
 
     @property
     def num_bytes(self) -> int:
@@ -97,8 +105,8 @@ class ResponseStore:
         return self._shelf(tenant).use(response_id)
 
     def turn(self, tenant: str, item_id: str) -> Turn | None:
-        """The message of that name in one of the tenant's responses; names of items hold that of their response."""
-        response = self.get(tenant, "resp_" + item_id.removeprefix("msg_").partition("_")[0])
+        """The item of that name in one of the tenant's responses; names of items hold that of their response."""
+        response = self.get(tenant, "resp_" + item_id.partition("_")[2].partition("_")[0])
         return next((turn for turn in response.turns if turn.item_id == item_id), None) if response else None
 
     def remove(self, tenant: str, response_id: str) -> bool:

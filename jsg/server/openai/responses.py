@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from jsg.errors import NotFoundError, PreviousResponseError, RequestError
 from jsg.processing.answer import Answer, Prompt
+from jsg.processing.chat_template import ChatTemplate
 from jsg.server.caller import Caller, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_SCORES, new_rid
@@ -20,9 +21,12 @@ from jsg.server.http.event_stream import respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.openai.common import TokenNames
+from jsg.server.openai.messages import FunctionCall, check_fits
 from jsg.server.openai.response_store import ResponseStore, StoredResponse, Turn, compact
-from jsg.server.openai.responses_body import CLIENT_NAMES, InputItem, InputTokensBody, ResponsesBody
-from jsg.server.openai.responses_events import Reply, events_of
+from jsg.server.openai.responses_body import InputItem, InputTokensBody, ResponsesBody, ResponsesToolChoice
+from jsg.server.openai.responses_events import events_of
+from jsg.server.openai.responses_reply import Reply
+from jsg.server.tool_use import ToolUse
 from jsg.types import FinishType
 
 DEFAULT_ITEMS, MAX_ITEMS = 20, 100  # of one page of input items
@@ -48,30 +52,27 @@ async def create_response(
     rid = new_rid()
     turns = _turns(body, rid, call.caller, responses)
     call = dataclasses.replace(call, user=body.safety_identifier or body.user)
-    with client_names(CLIENT_NAMES, {"max_new_tokens": "input"} if body.max_output_tokens is None else {}):
-        prompt = await _prompt(body, turns, rid, call.caller, front)
+    with client_names(body.client_names(), {"max_new_tokens": "input"} if body.max_output_tokens is None else {}):
+        tools = body.tool_use(front.speech)
+        prompt = await _prompt(body, turns, rid, call.caller, front, tools)
         generation = front.generator.begin(call, [prompt])
-    [answer] = generation.answers
-    reply = Reply(
-        response_id=prompt.rid,
-        item_id=f"msg_{rid}",
-        asked=_asked(body, prompt, front),
-        answer=answer,
-        names=TokenNames(front.generator.tokenizer, as_ids=False),
-        created_at=int(time.time()),
-    )
+        [answer] = generation.answers
+        names = TokenNames(front.generator.tokenizer, as_ids=False)
+        reply = Reply(rid, _asked(body, prompt, front), answer, tools, names, int(time.time()))
 
-    def keep(shown: dict[str, Any]) -> dict[str, Any]:
-        """Stores the response if asked to; one that is too large says that it is not."""
-        if body.store is False:
-            return shown
-        last = Turn(reply.item_id, "assistant", answer.text, own_tokens(answer), reply.is_whole)
-        stored = StoredResponse(reply.response_id, msgspec.json.encode(shown), (*turns, last))
-        return shown if responses.put(call.caller.tenant, stored) else shown | {"store": False}
+        def keep(shown: dict[str, Any]) -> dict[str, Any]:
+            """Stores the response if asked to; one that is too large says that it is not."""
+            if body.store is False:
+                return shown
+            output = _output_turns(reply)
+            stored = StoredResponse(
+                reply.response_id, msgspec.json.encode(shown), (*turns, *output), num_output=len(output)
+            )
+            return shown if responses.put(call.caller.tenant, stored) else shown | {"store": False}
 
-    if body.stream:
-        return await respond_with_events(request, events_of(reply, generation, keep), named=True)
-    await until_disconnect(request, generation.complete())
+        if body.stream:
+            return await respond_with_events(request, events_of(reply, generation, keep), named=True)
+        await until_disconnect(request, reply.take_all(generation))
     return json_response(keep(reply.ended()))
 
 
@@ -81,8 +82,9 @@ async def count_input_tokens(
 ) -> Response:
     """How many tokens the prompt would have."""
     front.check_model(body.model)
-    with client_names(CLIENT_NAMES):
-        input_ids = await _encode(body, _turns(body, new_rid(), caller, responses), front)
+    with client_names(body.client_names()):
+        turns = _turns(body, new_rid(), caller, responses)
+        input_ids = await _encode(body, turns, front, body.tool_use(front.speech))
     return json_response({"object": "response.input_tokens", "input_tokens": len(input_ids)})
 
 
@@ -124,9 +126,10 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = DEFAULT_ITEMS,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """The messages that a stored response answered, those of the responses before it included."""
+    """The items that a stored response answered, those of the responses before it included."""
     _refuse_query(request, "after", "limit", "order")
-    turns: Sequence[Turn] = _stored(response_id, caller, responses).turns[:-1]
+    stored = _stored(response_id, caller, responses)
+    turns: Sequence[Turn] = stored.turns[: len(stored.turns) - stored.num_output]
     turns = turns if order == "asc" else turns[::-1]
     names = [turn.item_id for turn in turns]
     if after is not None and after not in names:
@@ -160,38 +163,65 @@ def _turns(
         past = previous.turns
     if isinstance(body.input, str):
         return (*past, Turn(f"msg_{rid}_0", "user", body.input))
-    new = (_turn(item, f"msg_{rid}_{index}", caller, responses) for index, item in enumerate(body.input))
+    new = (_turn(item, rid, index, caller, responses) for index, item in enumerate(body.input))
     return (*past, *new)
 
 
-def _turn(item: InputItem, item_id: str, caller: Caller, responses: ResponseStore) -> Turn:
-    """The message of an item; a stored one comes with its own tokens."""
+def _turn(item: InputItem, rid: str, index: int, caller: Caller, responses: ResponseStore) -> Turn:
+    """The turn of an item; a stored message comes with its own tokens."""
     stored = None if item.id is None else responses.turn(caller.tenant, item.id)
-    if stored is not None and (item.is_reference or (item.role, item.text) == (stored.role, stored.text)):
+    said = (item.speaker, item.text, item.call_id, item.name if item.type == "function_call" else None)
+    if stored is not None and (item.is_reference or said == (stored.role, stored.text, stored.call_id, stored.name)):
         return stored
-    if item.role is None:
-        raise NotFoundError(f"input must refer to stored items, but {item.id!r} is not found; send the message instead")
-    return Turn(item_id, item.role, item.text)
+    role, text, call_id, name = said
+    if role is None:
+        raise NotFoundError(f"input must refer to stored items, but {item.id!r} is not found; send the item instead")
+    kind = "msg" if call_id is None else "fc" if name is not None else "fco"
+    return Turn(f"{kind}_{rid}_{index}", role, text, call_id=call_id, name=name)
 
 
-async def _encode(body: ResponsesBody | InputTokensBody, turns: Sequence[Turn], front: Front) -> tuple[int, ...]:
-    turns = turns if body.instructions is None else [Turn("", "system", body.instructions), *turns]
-    messages: list[dict[str, str]] = []
+def _messages(turns: Sequence[Turn], template: ChatTemplate) -> tuple[list[dict[str, Any]], dict[int, Sequence[int]]]:
+    """The conversation as chat templates know it, and the model's own tokens of its messages, by their index.
+
+    Raises RequestError.
+    """
+    messages: list[dict[str, Any]] = []
     answers: dict[int, Sequence[int]] = {}
     for turn in turns:
-        role = turn.role if turn.role in front.chat.template.words else _OLDER_ROLES.get(turn.role, turn.role)
-        if role == "system" and len(messages) == 1 and messages[0]["role"] == role:
-            messages[0]["content"] += f"\n\n{turn.text}"  # most templates take one system message, at the front
-            continue
-        if turn.token_ids:
-            answers[len(messages)] = turn.token_ids
-        messages.append({"role": role, "content": turn.text})
-    encode = functools.partial(front.chat.encode, messages, answers=answers)
-    return await front.threads.run(encode, sum(len(message["content"]) for message in messages))
+        role = turn.role if turn.role in template.words else _OLDER_ROLES.get(turn.role, turn.role)
+        last = messages[-1] if messages else {"role": None}
+        if turn.name is not None:
+            if last["role"] != "assistant":
+                messages.append(last := {"role": "assistant", "content": ""})
+            function = FunctionCall(name=turn.name, arguments=turn.text).to_template()
+            last.setdefault("tool_calls", []).append({"id": turn.call_id, "type": "function", "function": function})
+        elif turn.call_id is not None:
+            messages.append({"role": "tool", "tool_call_id": turn.call_id, "content": turn.text})
+        elif role == "system" and len(messages) == 1 and last["role"] == role:
+            last["content"] += f"\n\n{turn.text}"  # most templates take one system message, at the front
+        else:
+            if turn.token_ids:
+                answers[len(messages)] = turn.token_ids
+            messages.append({"role": role, "content": turn.text})
+    for message in messages:
+        check_fits(message, template)
+    return messages, answers
 
 
-async def _prompt(body: ResponsesBody, turns: Sequence[Turn], rid: str, caller: Caller, front: Front) -> Prompt:
-    input_ids = await _encode(body, turns, front)
+async def _encode(
+    body: ResponsesBody | InputTokensBody, turns: Sequence[Turn], front: Front, tools: ToolUse | None
+) -> tuple[int, ...]:
+    turns = turns if body.instructions is None else [Turn("", "system", body.instructions), *turns]
+    messages, answers = _messages(turns, front.chat.template)
+    shown = None if tools is None else tools.shown
+    encode = functools.partial(front.chat.encode, messages, answers=answers, tools=shown)
+    return await front.threads.run(encode, sum(len(turn.text) for turn in turns))
+
+
+async def _prompt(
+    body: ResponsesBody, turns: Sequence[Turn], rid: str, caller: Caller, front: Front, tools: ToolUse | None
+) -> Prompt:
+    input_ids = await _encode(body, turns, front, tools)
     num_top = body.top_logprobs or 0
     room = front.generator.info.max_request_tokens - len(input_ids)
     if body.wants_logprobs:
@@ -200,7 +230,7 @@ async def _prompt(body: ResponsesBody, turns: Sequence[Turn], rid: str, caller: 
     return Prompt(
         rid=f"resp_{rid}",
         input_ids=input_ids,
-        sampling=body.to_sampling(limit),
+        sampling=body.to_sampling(limit, tools),
         is_continued=False,
         return_logprob=body.wants_logprobs,
         top_logprobs_num=num_top,
@@ -227,14 +257,35 @@ def _asked(body: ResponsesBody, prompt: Prompt, front: Front) -> dict[str, Any]:
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": prompt.sampling.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": body.tool_choice or "auto",
-        "tools": [],
+        "text": {"format": _asked_format(body)},
+        "tool_choice": _asked_choice(body),
+        "tools": [tool.shown() for tool in body.tools or ()],
         "top_logprobs": prompt.top_logprobs_num,
         "top_p": prompt.sampling.top_p,
         "truncation": "disabled",
         "user": body.user,
     }
+
+
+def _asked_format(body: ResponsesBody) -> dict[str, Any]:
+    form = None if body.text is None else body.text.format
+    return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
+
+
+def _asked_choice(body: ResponsesBody) -> Any:
+    chosen = body.tool_choice
+    return chosen.model_dump(exclude_none=True) if isinstance(chosen, ResponsesToolChoice) else chosen or "auto"
+
+
+def _output_turns(reply: Reply) -> list[Turn]:
+    """What the model wrote, as it stands in a conversation that goes on; a message alone has its tokens too."""
+    is_alone = len(reply.items) == 1 and reply.items[0].name is None
+    token_ids = own_tokens(reply.answer) if is_alone else ()
+    is_whole = [item.status == "completed" for item in reply.items]
+    return [
+        Turn(item.item_id, "assistant", item.text, token_ids, whole, item.call_id, item.name)
+        for item, whole in zip(reply.items, is_whole, strict=True)
+    ]
 
 
 def own_tokens(answer: Answer) -> Sequence[int]:
@@ -246,6 +297,11 @@ def own_tokens(answer: Answer) -> Sequence[int]:
 
 
 def _shown_item(turn: Turn) -> dict[str, Any]:
+    if turn.call_id is not None:
+        shown = {"id": turn.item_id, "call_id": turn.call_id, "status": "completed"}
+        if turn.name is None:
+            return {"type": "function_call_output", **shown, "output": turn.text}
+        return {"type": "function_call", **shown, "name": turn.name, "arguments": turn.text}
     kind = "output_text" if turn.role == "assistant" else "input_text"
     part: dict[str, Any] = {"type": kind, "text": turn.text}
     if turn.role == "assistant":

@@ -1,13 +1,19 @@
 """What clients send to `/v1/responses`."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from jsg.errors import RequestError
+from jsg.server.constraint import Constraint, grammar_fields, only_one
 from jsg.server.http.body import Body, Checked
 from jsg.server.openai.body import MAX_NAME_CHARS, Only
+from jsg.server.openai.response_format import ANY_OBJECT, ENFORCED, NOT_SHOWN, Schema, SchemaName
+from jsg.server.openai.response_store import Role
+from jsg.server.openai.tools import STRICT, ToolName
+from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 CLIENT_NAMES: Mapping[str, str] = {
@@ -23,7 +29,7 @@ CLIENT_NAMES: Mapping[str, str] = {
 LOGPROBS = "message.output_text.logprobs"
 MAX_ID_CHARS = 128
 
-_NO_TOOLS = "calls of tools are not in this version; leave it out"
+_NO_HOSTED_TOOLS = "the server runs no tools of its own, only functions of the client's are called; leave it out"
 _TEXT_ONLY = "models read and write text only in this version; describe it in words"
 _NO_THOUGHTS = "thoughts are not told apart from the answer in this version; leave it out"
 _CACHED_ANYWAY = "every prefix is cached up to its last token for as long as there is room; leave it out"
@@ -62,56 +68,106 @@ class ResponsePart(Body):
 
 
 class InputItem(Body):
-    """A message, or a reference to one that is stored."""
+    """A message, a call of a function, what came of one, or a reference to any of these that is stored."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("call_id", "name", "arguments", "output", "action", "server_label"), _NO_TOOLS),
+        **dict.fromkeys(("action", "server_label", "namespace", "caller", "async", "created_by"), _NO_HOSTED_TOOLS),
         **dict.fromkeys(("summary", "encrypted_content"), _NO_THOUGHTS),
         "phase": "a chat template knows no phases of an answer; leave it out",
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {"status": _KEPT}
 
-    type: Literal["message", "item_reference"] | None = None
+    type: Literal["message", "item_reference", "function_call", "function_call_output"] | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | Checked[ResponsePart] | None = Field(None, description="The parts are put together as they are.")
     id: str | None = Field(
-        None, max_length=MAX_ID_CHARS, description="Of a stored message. One whose text differs is read as it is sent."
+        None, max_length=MAX_ID_CHARS, description="Of a stored item. One whose text differs is read as it is sent."
     )
+    call_id: str | None = Field(None, max_length=MAX_ID_CHARS, description="Of a call, and of what came of it.")
+    name: str | None = Field(None, max_length=MAX_ID_CHARS, description="Of the function that is called.")
+    arguments: str | None = Field(None, description="Of a call: JSON, an object. Templates get it decoded.")
+    output: str | Checked[ResponsePart] | None = Field(None, description="What came of a call.")
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
     @property
     def text(self) -> str:
-        """The whole content."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        """The whole content, the arguments, or the output."""
+        said = self.content if self.arguments is None else self.arguments
+        said = said if self.output is None else self.output
+        return said if isinstance(said, str) else "".join(part.text for part in said or ())
+
+    @property
+    def speaker(self) -> Role | None:
+        """Whose turn it is; None in a reference."""
+        if self.type == "function_call":
+            return "assistant"
+        return "tool" if self.type == "function_call_output" else self.role
 
     @property
     def is_reference(self) -> bool:
-        """Whether it only names a message."""
+        """Whether it only names an item."""
         return self.type == "item_reference" or (self.type is None and self.role is None and self.content is None)
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
-        fields = {"id": self.id, "role": self.role, "content": self.content}
-        kind, needed, foreign = ("a message", ("role", "content"), ())
-        if self.is_reference:
-            kind, needed, foreign = ("a reference", ("id",), ("role", "content"))
+        kind = "item_reference" if self.is_reference else self.type or "message"
+        needed, taken = _ITEM_FIELDS[kind]
         for name in needed:
-            if fields[name] is None:
-                raise RequestError(f"an input item that is {kind} must have {name}, but it is missing; add it", "input")
-        for name in foreign:
-            if fields[name] is not None:
-                raise RequestError(f"an input item that is {kind} must not have {name}; leave it out", "input")
+            if getattr(self, name) is None:
+                raise RequestError(
+                    f"an input item that is {_A[kind]} must have {name}, but it is missing; add it", "input"
+                )
+        for name in ("role", "content", "call_id", "name", "arguments", "output"):
+            if getattr(self, name) is not None and name not in (*needed, *taken):
+                raise RequestError(f"an input item that is {_A[kind]} must not have {name}; leave it out", "input")
         return self
+
+
+_ITEM_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "message": (("role", "content"), ()),
+    "item_reference": (("id",), ()),
+    "function_call": (("call_id", "name", "arguments"), ()),
+    "function_call_output": (("call_id", "output"), ("name",)),
+}
+"""Kind of item → fields that it must have, and others that it may have."""
+
+_A: Mapping[str, str] = {
+    "message": "a message",
+    "item_reference": "a reference",
+    "function_call": "a function_call",
+    "function_call_output": "a function_call_output",
+}
 
 
 class TextFormat(Body):
     """`text.format`."""
 
-    REFUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("name", "schema", "description", "strict"), "grammars are not in this version; leave text.format out"
-    )
+    ACCEPTED: ClassVar[Mapping[str, str]] = {"name": NOT_SHOWN, "description": NOT_SHOWN, "strict": ENFORCED}
 
-    type: Annotated[Any, Only(("text",), "grammars are not in this version; leave text.format out")]
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description='"text" is anything, "json_object" any JSON object.'
+    )
+    name: SchemaName | None = None
+    schema_: Schema | None = Field(
+        None, alias="schema", description="A JSON Schema, which the answer's text will match."
+    )
+    description: str | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        is_schema = self.type == "json_schema"
+        if is_schema and (self.schema_ is None or self.name is None):
+            raise RequestError("text.format of type json_schema must have name and schema; add them", "text.format")
+        if not is_schema and any((self.schema_ is not None, self.name, self.description, self.strict is not None)):
+            raise RequestError(f"text.format of type {self.type} must have nothing but its type", "text.format")
+        return self
+
+    def constraints(self) -> Iterator[Constraint]:
+        """Its grammar, if its type has one."""
+        if self.type != "text":
+            value = ANY_OBJECT if self.schema_ is None else self.schema_
+            yield Constraint("text.format", "json_schema", value)
 
 
 class TextConfig(Body):
@@ -120,6 +176,71 @@ class TextConfig(Body):
     REFUSED: ClassVar[Mapping[str, str]] = {"verbosity": "say it in instructions"}
 
     format: TextFormat | None = None
+
+
+class ResponsesTool(Body):
+    """A function that the model may call."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("output_schema", "async", "server_label", "vector_store_ids", "container", "environment"), _NO_HOSTED_TOOLS
+    )
+    ACCEPTED: ClassVar[Mapping[str, str]] = {
+        "allowed_callers": '`["direct"]` only: who else could it be',
+        "defer_loading": "false only: the model is shown every tool",
+    }
+
+    type: Annotated[Any, Only(("function",), _NO_HOSTED_TOOLS)]
+    name: ToolName
+    description: str | None = Field(None, description="Shown to the model.")
+    parameters: dict[str, Any] | None = Field(
+        None, description="A JSON Schema of the arguments, shown to the model; absent is no arguments."
+    )
+    strict: bool | None = Field(None, description=STRICT)
+    allowed_callers: Annotated[Any, Only((["direct"],), _NO_HOSTED_TOOLS)] = None
+    defer_loading: Annotated[Any, Only((False,), "the model is shown every tool; leave it out")] = None
+
+    def tool(self) -> Tool:
+        """The same for every API."""
+        return Tool(self.name, self.description, self.parameters, is_strict=self.strict is not False)
+
+    def shown(self) -> dict[str, Any]:
+        """What a response repeats of it."""
+        return self.model_dump(include={"type", "name", "description", "parameters"}) | {
+            "strict": self.strict is not False
+        }
+
+
+class ResponsesToolName(Body):
+    """The name of one of the tools."""
+
+    type: Annotated[Any, Only(("function",), _NO_HOSTED_TOOLS)]
+    name: str
+
+
+class ResponsesToolChoice(Body):
+    """Which tools to call."""
+
+    type: Literal["function", "allowed_tools"]
+    name: str | None = Field(None, description="With the type `function`: the one that is called, once.")
+    mode: Literal["auto", "required"] | None = Field(None, description="With the type `allowed_tools`.")
+    tools: Annotated[Checked[ResponsesToolName], Field(min_length=1)] | None = Field(
+        None, description="With the type `allowed_tools`."
+    )
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        given = {name for name in ("name", "mode", "tools") if getattr(self, name) is not None}
+        needed = {"name"} if self.type == "function" else {"mode", "tools"}
+        if given != needed:
+            rule = f"tool_choice of type {self.type} must have {' and '.join(sorted(needed))} and nothing else"
+            raise RequestError(rule, "tool_choice")
+        return self
+
+    def choice(self) -> Choice:
+        """The same for every API."""
+        if self.name is not None:
+            return Choice("required", (self.name,), is_one_call=True)
+        return Choice(self.mode or "auto", tuple(tool.name for tool in self.tools or ()))
 
 
 class ResponseStreamOptions(Body):
@@ -141,10 +262,6 @@ class InputTokensBody(Body):
         "reasoning": _NO_THOUGHTS,
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
-        "parallel_tool_calls": "no tool is ever called",
-        "text": '`{"format": {"type": "text"}}` only',
-        "tool_choice": '"none" and "auto" only; no tool is ever called',
-        "tools": "an empty list only",
         "truncation": '"disabled" only: an input that is too long is refused',
     }
 
@@ -157,10 +274,32 @@ class InputTokensBody(Body):
         None, max_length=MAX_ID_CHARS, description="The stored response of the same key that this one continues."
     )
     text: TextConfig | None = None
-    tools: Annotated[Any, Only(([],), _NO_TOOLS)] = None
-    tool_choice: Annotated[Any, Only(("none", "auto"), _NO_TOOLS)] = None
-    parallel_tool_calls: bool | None = None
+    tools: Annotated[Checked[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description="What the model may call, if it was made for tools."
+    )
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = Field(
+        None, description='"auto", the default: text or calls; "required": at least one call.'
+    )
+    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
     truncation: Annotated[Any, Only(("disabled",), "nothing is left out of an input unasked; shorten it")] = None
+
+    def constraint(self) -> Constraint | None:
+        """The grammar that the answer must match."""
+        form = None if self.text is None else self.text.format
+        return None if form is None else only_one(form.constraints())
+
+    def tool_use(self, speech: Speech) -> ToolUse | None:
+        """How the answer may call tools; None where it may not. Raises RequestError."""
+        chosen = self.tool_choice
+        choice = chosen.choice() if isinstance(chosen, ResponsesToolChoice) else Choice(chosen or "auto")
+        is_one_call = choice.is_one_call or self.parallel_tool_calls is False
+        tools = [tool.tool() for tool in self.tools or ()]
+        return ToolUse.of(tools, dataclasses.replace(choice, is_one_call=is_one_call), speech)
+
+    def client_names(self) -> dict[str, str]:
+        """Our name of a field → what clients call it here."""
+        constraint = self.constraint()
+        return {**CLIENT_NAMES, "grammar": "tools" if constraint is None else constraint.field}
 
 
 class ResponsesBody(InputTokensBody):
@@ -178,7 +317,7 @@ class ResponsesBody(InputTokensBody):
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         **InputTokensBody.ACCEPTED,
         "background": "false only; the client waits, or reads a stream",
-        "max_tool_calls": "no tool is ever called",
+        "max_tool_calls": "it counts calls of tools that a server runs, and there are none",
         "prompt_cache_key": "every request of a key finds every prefix of it; cache_salt parts them",
         "prompt_cache_retention": '"in_memory" only',
         "service_tier": '"auto" and "default" only; there is one tier',
@@ -223,7 +362,7 @@ class ResponsesBody(InputTokensBody):
         """Whether the answer's tokens are scored."""
         return LOGPROBS in (self.include or ())
 
-    def to_sampling(self, max_new_tokens: int) -> SamplingParams:
+    def to_sampling(self, max_new_tokens: int, tools: ToolUse | None) -> SamplingParams:
         """How to choose tokens. Raises RequestError for a value out of range."""
         same = self.model_dump(
             include={
@@ -232,7 +371,7 @@ class ResponsesBody(InputTokensBody):
             }
         )
         renamed = {"max_new_tokens": max_new_tokens, "sampling_seed": self.seed, "top_k": self.top_k or -1}
-        return SamplingParams.from_dict(same | renamed)
+        return SamplingParams.from_dict(same | renamed | grammar_fields(self.constraint(), tools))
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

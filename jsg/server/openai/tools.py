@@ -1,21 +1,19 @@
-"""Tools as clients of chat completions write them → a `ToolUse`; and calls as those clients read them."""
+"""Tools as clients of chat completions write them, and calls as those clients read them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from jsg.errors import RequestError
 from jsg.processing.tool_calls import CallDelta, ToolCall
-from jsg.server.front import Front
 from jsg.server.http.body import Body, Checked
-from jsg.server.tool_use import Tool, ToolUse
+from jsg.server.tool_use import Choice, Tool
 
 FUNCTIONS_ONLY = "only functions can be called; write it as a function"
 STRICT = "False: the arguments of a call are any JSON object. Otherwise they match `parameters`."
 
 type ToolName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.-]+$")]
-type Mode = Literal["auto", "required"]
 
 
 class FunctionDefinition(Body):
@@ -60,7 +58,7 @@ class ToolReference(Body):
 class AllowedTools(Body):
     """Some of the tools, and whether to call any."""
 
-    mode: Mode
+    mode: Literal["auto", "required"]
     tools: Annotated[Checked[ToolReference], Field(min_length=1)]
 
 
@@ -80,39 +78,12 @@ class ToolChoice(Body):
             raise RequestError(f"tool_choice of type {self.type} must have {self.type} and nothing else", "tool_choice")
         return self
 
-
-def use_of(
-    front: Front,
-    tools: Sequence[Tool],
-    choice: Literal["none", "auto", "required"] | ToolChoice | None,
-    *,
-    is_parallel: bool,
-) -> ToolUse | None:
-    """How an answer may call these tools; None where it may not. Raises RequestError."""
-    if choice == "none" or not tools:
-        if choice not in (None, "none", "auto"):
-            raise RequestError("tool_choice needs tools to choose from; send some, or leave it out", "tool_choice")
-        return None
-    mode: Mode = "required"
-    names = None
-    match choice:
-        case None | "auto" | "required":
-            mode = choice or "auto"
-        case ToolChoice(function=NamedFunction(name=name)):
-            names, is_parallel = [name], False
-        case ToolChoice(allowed_tools=AllowedTools(mode=mode, tools=allowed)):
-            names = [tool.function.name for tool in allowed]
-        case _:
-            raise AssertionError(choice)
-    return ToolUse.of(
-        tools,
-        mode=mode,
-        names=names,
-        is_parallel=is_parallel,
-        template=front.chat.template,
-        dialect=front.dialect,
-        special=front.special,
-    )
+    def choice(self) -> Choice:
+        """The same for every API."""
+        if self.function is not None:
+            return Choice("required", (self.function.name,), is_one_call=True)
+        assert self.allowed_tools is not None
+        return Choice(self.allowed_tools.mode, tuple(tool.function.name for tool in self.allowed_tools.tools))
 
 
 def shown_call(call: ToolCall) -> dict[str, Any]:

@@ -1,0 +1,143 @@
+"""What `jsg grammar check` says of a grammar: its size, what it forces, and where a text leaves it. For people."""
+
+import dataclasses
+import time
+
+from jsg.constrained.compiler import compile_tables
+from jsg.constrained.machine import Machine
+from jsg.types import GrammarSpec
+
+MAX_FORCED = 200  # bytes that are shown
+CONTEXT = 30  # bytes before the place where a text goes wrong
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TextReport:
+    """How far a text is one of the grammar's.
+
+    Attributes:
+        num_read: Its leading bytes that a text of the grammar may begin with.
+        num_bytes: All its bytes.
+        is_complete: A text may end after those that were read.
+        forced: What must come next there.
+        allowed: The bytes that may come next there.
+    """
+
+    num_read: int
+    num_bytes: int
+    is_complete: bool
+    forced: bytes
+    allowed: frozenset[int]
+
+    @property
+    def is_match(self) -> bool:
+        """The grammar matches the whole text."""
+        return self.num_read == self.num_bytes and self.is_complete
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GrammarReport:
+    """What became of a grammar.
+
+    Attributes:
+        compile_ms: Wall time.
+        num_positions: Places where a byte or a rule may stand: what its size goes by.
+        num_rules, num_loops: Rules, and repetitions that are counted while a text is read.
+        num_bytes: Of its tables.
+        forced: What every text begins with.
+        text: How a given text fares.
+    """
+
+    compile_ms: float
+    num_positions: int
+    num_rules: int
+    num_loops: int
+    num_bytes: int
+    forced: bytes
+    text: TextReport | None
+
+    def __str__(self) -> str:
+        lines = [
+            f"compiles: yes, in {self.compile_ms:.1f} ms",
+            f"size:     {self.num_positions} positions, {self.num_rules} rules, {self.num_loops} counted repetitions, "
+            f"{self.num_bytes} bytes",
+            f"forced:   {_shown(self.forced)}" if self.forced else "forced:   nothing at the beginning",
+        ]
+        return "\n".join(lines)
+
+
+def check_grammar(spec: GrammarSpec, text: str | None = None) -> GrammarReport:
+    """Compiles a grammar and reads a text with it.
+
+    Raises:
+        GrammarError: It does not compile; the message says why.
+    """
+    started = time.perf_counter()
+    tables = compile_tables(spec)
+    compile_ms = 1000 * (time.perf_counter() - started)
+    machine = Machine(tables)
+    return GrammarReport(
+        compile_ms=compile_ms,
+        num_positions=tables.num_positions,
+        num_rules=tables.num_rules,
+        num_loops=len(tables.loops),
+        num_bytes=tables.num_bytes,
+        forced=machine.forced_run(machine.start(), MAX_FORCED),
+        text=None if text is None else check_text(machine, text.encode()),
+    )
+
+
+def check_text(machine: Machine, text: bytes) -> TextReport:
+    """Reads as much of a text as the grammar allows."""
+    config, num_read = machine.start(), 0
+    while num_read < len(text) and (following := machine.advance(config, text[num_read : num_read + 1])) is not None:
+        config, num_read = following, num_read + 1
+    return TextReport(
+        num_read=num_read,
+        num_bytes=len(text),
+        is_complete=machine.is_accepting(config),
+        forced=machine.forced_run(config, MAX_FORCED),
+        allowed=frozenset(machine.allowed_bytes(config)),
+    )
+
+
+def describe_text(report: TextReport, text: bytes) -> str:
+    """The report in words, with the place in the text."""
+    read = text[: report.num_read]
+    if report.is_match:
+        head = "text:     matches"
+    elif report.num_read == report.num_bytes:
+        head = "text:     is a beginning, but may not end here"
+    else:
+        line, column = read.count(b"\n") + 1, len(read[read.rfind(b"\n") + 1 :].decode(errors="replace")) + 1
+        wrong = text[report.num_read : report.num_read + 1]
+        head = (
+            f"text:     leaves the grammar at line {line}, column {column}: after {_shown(read[-CONTEXT:])} "
+            f"{_shown(wrong)} may not come"
+        )
+    if report.forced:
+        return f"{head}\nnext:     {_shown(report.forced)} is forced"
+    allowed = _shown_set(report.allowed)
+    end = "the end" if report.is_complete else ""
+    return f"{head}\nnext:     {' or '.join(part for part in (allowed, end) if part) or 'nothing'}"
+
+
+def _shown(data: bytes) -> str:
+    """Bytes as a person reads them."""
+    return repr(data.decode(errors="backslashreplace"))
+
+
+def _shown_set(values: frozenset[int]) -> str:
+    """Bytes as a list of characters and ranges."""
+    ranges: list[list[int]] = []
+    for value in sorted(values):
+        if ranges and value == ranges[-1][1] + 1:
+            ranges[-1][1] = value
+        else:
+            ranges.append([value, value])
+    return ", ".join(_name(low) if low == high else f"{_name(low)} to {_name(high)}" for low, high in ranges)
+
+
+def _name(value: int) -> str:
+    return repr(chr(value)) if 0x20 <= value < 0x7F else f"byte {value:#04x}"
+

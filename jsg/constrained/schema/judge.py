@@ -1,0 +1,241 @@
+"""Whether a value is valid for a node, and whether a node is plainly valid for none."""
+
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from fractions import Fraction
+
+from jsg.constrained.schema.drafts import Draft, DraftShape, Items, Members, is_multiple
+from jsg.constrained.schema.nodes import NEVER, Nodes
+from jsg.constrained.schema.patterns import Patterns
+from jsg.constrained.schema.shapes import ANY, Json, NodeName, Number, String
+from jsg.constrained.schema.values import TYPES, decimal_of, key_of, type_of
+from jsg.errors import GrammarError
+
+MAX_DEPTH = 8
+"""Levels of values inside values that are looked at to see that a node is valid for nothing."""
+
+Drafts = Callable[[NodeName, str], Sequence[Draft]]
+"""Gives the alternatives of a node for one type."""
+
+
+class UnderWayError(Exception):
+    """A schema's alternatives were asked for while they were being worked out: nothing is known of them yet."""
+
+
+class Judge:
+    """Answers about the nodes of one document."""
+
+    def __init__(self, drafts: Drafts, nodes: Nodes, patterns: Patterns, values: dict[str, Json]):
+        self._drafts = drafts
+        self._nodes = nodes
+        self._patterns = patterns
+        self._values = values
+        self._never: dict[NodeName, bool] = {ANY: False, NEVER: True}
+        self._path: set[NodeName] = set()
+        self._tried: dict[NodeName, int] = {}  # how deep it was looked into, in vain
+        self._strings: dict[String, bool] = {}
+
+    # -- whether anything is valid -------------------------------------------------------------------------------------
+
+    def is_never(self, node: NodeName) -> bool:
+        """Whether it is plain that no value is valid; False where that was not found out."""
+        depth_left = MAX_DEPTH - len(self._path)
+        if node in self._never:
+            return self._never[node]
+        if node in self._path or depth_left <= self._tried.get(node, 0):
+            return False
+        self._path.add(node)
+        try:
+            result = all(self.is_empty(draft) for kind in TYPES for draft in self._drafts(node, kind))
+        except UnderWayError:
+            return False
+        finally:
+            self._path.discard(node)
+        if result:
+            self._never[node] = True
+        else:
+            self._tried[node] = depth_left
+        return result
+
+    def is_empty(self, draft: Draft) -> bool:
+        """Whether it is plain that no value is valid; False where that was not found out."""
+        if draft.values is not None:
+            if draft.is_listed or draft.refusals:
+                return False
+            return not any(self.fits(self._values[key], draft.shape) for key in draft.values)
+        match draft.shape:
+            case String() as shape:
+                return self._is_no_string(shape)
+            case Items() as shape:
+                return self._is_no_array(shape)
+            case Members() as shape:
+                return self._is_no_object(shape)
+        return False
+
+    def _is_no_string(self, shape: String) -> bool:
+        if len(shape.patterns) + len(shape.not_patterns) + (shape.min_length > 0 or shape.max_length is not None) < 2:
+            return False
+        if shape not in self._strings:
+            try:
+                self._strings[shape] = self._finds_no_string(shape)
+            except GrammarError:  # an automaton too large to find out; it may yet be possible to enforce
+                self._strings[shape] = False
+        return self._strings[shape]
+
+    def _finds_no_string(self, shape: String) -> bool:
+        common = None
+        for is_found, patterns in ((True, shape.patterns), (False, shape.not_patterns)):
+            for pattern in patterns:
+                common = self._patterns.both(common, self._patterns.automaton(pattern, is_found))
+                if common is None:
+                    return True
+        lengths = common.lengths() if common is not None else (0, None)
+        if lengths is None:
+            return True
+        least, most = lengths
+        return (shape.max_length is not None and least > shape.max_length) or (most is not None and most < shape.min_length)
+
+    def _is_no_array(self, shape: Items) -> bool:
+        for i in range(min(shape.min_items, len(shape.prefix))):
+            if self.is_never(shape.prefix[i]):
+                return True
+        if shape.min_items > len(shape.prefix) and self.is_never(shape.items):
+            return True
+        return any(kind.least and self.is_never(kind.node) for kind in shape.contains)
+
+    def _is_no_object(self, shape: Members) -> bool:
+        if any(self.is_never(self.member(shape, name)) for name in shape.required):
+            return True
+        if any(self.is_never(part) for some in shape.some for part in some):
+            return True
+        if shape.min_properties <= len(shape.required) or not self.is_closed(shape):
+            return False
+        possible = sum(not self.is_never(self.member(shape, name)) for name in self.declared(shape))
+        return possible < shape.min_properties
+
+    # -- members of objects --------------------------------------------------------------------------------------------
+
+    def declared(self, shape: Members) -> list[str]:
+        """The names that some schema says something about by name, in order."""
+        names: dict[str, None] = {}
+        for facet in shape.facets:
+            names.update(dict.fromkeys(facet.properties))
+        names.update(dict.fromkeys(shape.required))
+        for name, needed in shape.dependents:
+            names.update(dict.fromkeys((name, *sorted(needed))))
+        return list(names)
+
+    def member(self, shape: Members, name: str) -> NodeName:
+        """The node of the value of the member with that name; NEVER where there can be no such member."""
+        nodes: list[NodeName] = []
+        for facet in shape.facets:
+            found = [node for pattern, node in facet.patterns if self._patterns.is_found(pattern, name)]
+            if name in facet.properties:
+                found.append(facet.properties[name])
+            nodes.extend(found or (facet.additional,))
+        if not all(self.holds(name, node) for node in shape.names):
+            return NEVER
+        return self._nodes.conjoin(*nodes)
+
+    def is_closed(self, shape: Members) -> bool:
+        """Whether there can be no members but those that are declared."""
+        return any(facet.additional == NEVER and not facet.patterns for facet in shape.facets)
+
+    # -- whether a value is valid --------------------------------------------------------------------------------------
+
+    def holds(self, value: Json, node: NodeName) -> bool:
+        """Whether the value is valid for the node.
+
+        Raises:
+            GrammarError: That cannot be told.
+        """
+        if node == ANY:
+            return True
+        return any(self.takes(value, draft) for draft in self._drafts(node, type_of(value)))
+
+    def takes(self, value: Json, draft: Draft) -> bool:
+        """Whether the value, which has the draft's type, is valid for it."""
+        if draft.values is not None and key_of(value, "a value of enum or const") not in draft.values:
+            return False
+        if not self.fits(value, draft.shape):
+            return False
+        if draft.refusals:
+            raise GrammarError(draft.refusals[0])
+        return True
+
+    def fits(self, value: Json, shape: DraftShape) -> bool:
+        """Whether the value, which has the shape's type, is valid for it."""
+        match shape:
+            case Number():
+                assert isinstance(value, int | float | Decimal)
+                return fits_number(decimal_of(value, "a value of enum or const"), shape)
+            case String():
+                assert isinstance(value, str)
+                return self.fits_string(value, shape)
+            case Items():
+                assert isinstance(value, list)
+                return self._fits_array(value, shape)
+            case Members():
+                assert isinstance(value, dict)
+                return self._fits_object(value, shape)
+        return True
+
+    def fits_string(self, value: str, shape: String) -> bool:
+        """Whether the string is of the shape.
+
+        Raises:
+            GrammarError: The shape has a format.
+        """
+        is_long_enough = shape.min_length <= len(value)
+        if not is_long_enough or (shape.max_length is not None and len(value) > shape.max_length):
+            return False
+        if value in shape.excluded:
+            return False
+        if not all(self._patterns.is_found(pattern, value) for pattern in shape.patterns):
+            return False
+        if any(self._patterns.is_found(pattern, value) for pattern in shape.not_patterns):
+            return False
+        return all(self._patterns.has_format(name, value) for name in shape.formats)
+
+    def _fits_array(self, value: list[Json], shape: Items) -> bool:
+        if len(value) < shape.min_items or (shape.max_items is not None and len(value) > shape.max_items):
+            return False
+        nodes = [*shape.prefix[: len(value)], *[shape.items] * (len(value) - len(shape.prefix))]
+        if not all(self.holds(item, node) for item, node in zip(value, nodes, strict=True)):
+            return False
+        for kind in shape.contains:
+            count = sum(self.holds(item, kind.node) for item in value[kind.start :])
+            if count < kind.least or (kind.most is not None and count > kind.most):
+                return False
+        if shape.is_unique:
+            return len({key_of(item, "a value of enum or const") for item in value}) == len(value)
+        return True
+
+    def _fits_object(self, value: dict[str, Json], shape: Members) -> bool:
+        if len(value) < shape.min_properties or not all(name in value for name in shape.required):
+            return False
+        if shape.max_properties is not None and len(value) > shape.max_properties:
+            return False
+        if not all(needed <= value.keys() for name, needed in shape.dependents if name in value):
+            return False
+        if not all(self.holds(item, self.member(shape, name)) for name, item in value.items()):
+            return False
+        return all(
+            any(self.holds(name, names) and self.holds(item, node) for name, item in value.items())
+            for names, node in shape.some
+        )
+
+
+def fits_number(number: Decimal, shape: Number) -> bool:
+    """Whether the number is of the shape."""
+    if shape.min is not None and (number < shape.min or (shape.is_min_exclusive and number == shape.min)):
+        return False
+    if shape.max is not None and (number > shape.max or (shape.is_max_exclusive and number == shape.max)):
+        return False
+    if shape.is_integer and Fraction(number).denominator != 1:
+        return False
+    if number in shape.excluded or not all(is_multiple(number, step) for step in shape.multiple_of):
+        return False
+    return not any(is_multiple(number, step) for step in shape.not_multiple_of)
+
+

@@ -1,0 +1,95 @@
+"""`unevaluatedProperties` and `unevaluatedItems`, where what was evaluated does not depend on the value."""
+
+from collections.abc import Iterator
+
+from jsg.constrained.schema.containers import Context
+from jsg.constrained.schema.drafts import Draft, Facet, Items, Members
+from jsg.constrained.schema.keywords import REFERENCES, Reader
+from jsg.constrained.schema.shapes import ANY, Json
+
+_DEPENDS = ("anyOf", "dependencies", "dependentSchemas", "if", "oneOf")
+
+
+def draft(context: Context, place: int, keyword: str) -> Draft:
+    """What the keyword says; a draft that is refused where that depends on the value."""
+    kind = "properties" if keyword == "unevaluatedProperties" else "items"
+    node = context.child(place, keyword)
+    shape = Members() if kind == "properties" else Items()
+    if node == ANY:
+        return Draft(shape)
+    found = _Evaluated()
+    blocker = _collect(context, place, kind, found, is_top=True)
+    if found.is_all:
+        return Draft(shape)
+    if blocker is not None:
+        where = context.where(place)
+        return Draft(
+            shape,
+            refusals=(f"{keyword} at {where} beside {blocker} is not supported: what it applies to depends on the value",),
+        )
+    if kind == "properties":
+        return Draft(Members((Facet(dict.fromkeys(found.names, ANY), tuple((p, ANY) for p in found.patterns), node),)))
+    return Draft(Items(prefix=(ANY,) * found.length, items=node))
+
+
+class _Evaluated:
+    """What is evaluated whatever the value is."""
+
+    def __init__(self):
+        self.names: dict[str, None] = {}
+        self.patterns: dict[str, None] = {}
+        self.length = 0
+        self.is_all = False
+
+
+def _collect(context: Context, place: int, kind: str, found: _Evaluated, is_top: bool) -> str | None:
+    """Adds what a schema evaluates; gives the keyword that makes it depend on the value, or None."""
+    stack = [(place, is_top)]
+    seen: set[int] = set()
+    blocker: str | None = None
+    while stack:
+        current, is_first = stack.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        keywords = context.nodes.keywords(current)
+        reader = Reader(context.locations.places[current], keywords)
+        _add_own(reader, kind, found)
+        if not is_first and ("unevaluatedProperties" if kind == "properties" else "unevaluatedItems") in keywords:
+            found.is_all = True
+        depends: list[str] = [keyword for keyword in _DEPENDS if _applies(keyword, keywords)]
+        if kind == "items" and "contains" in keywords:
+            depends.append("contains")
+        if depends:
+            blocker = blocker or f"{depends[0]} at {context.where(current)}"
+        stack.extend((child, False) for child in _always(context, current, reader))
+    return blocker
+
+
+def _add_own(reader: Reader, kind: str, found: _Evaluated) -> None:
+    keywords = reader.keywords
+    if kind == "properties":
+        found.names.update(dict.fromkeys(reader.mapping("properties")))
+        found.patterns.update(dict.fromkeys(reader.mapping("patternProperties")))
+        found.is_all = found.is_all or "additionalProperties" in keywords
+        return
+    items = keywords.get("items")
+    prefix = items if isinstance(items, list) else reader.array("prefixItems")
+    found.length = max(found.length, len(prefix))
+    rest = "additionalItems" if isinstance(items, list) else "items"
+    found.is_all = found.is_all or rest in keywords
+
+
+def _always(context: Context, place: int, reader: Reader) -> Iterator[int]:
+    for keyword in REFERENCES:
+        if keyword in reader.keywords:
+            yield context.locations.reference(place, keyword)
+    if "allOf" in reader.keywords:
+        yield from (context.locations.child(place, "allOf", i) for i in range(reader.schemas("allOf")))
+
+
+def _applies(keyword: str, keywords: dict[str, Json]) -> bool:
+    value = keywords.get(keyword)
+    if keyword == "dependencies" and isinstance(value, dict):
+        return any(not isinstance(needed, list) for needed in value.values())
+    return keyword in keywords

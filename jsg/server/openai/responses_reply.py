@@ -1,0 +1,238 @@
+"""The object of a response, and its output items, as its answer grows."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, final
+
+from jsg.processing.answer import Answer, AnswerDelta
+from jsg.processing.tool_calls import CallDelta, ContentDelta
+from jsg.server.generation import Generation
+from jsg.server.openai.common import TokenNames, finish_of, shown_logprob
+from jsg.server.tool_use import AnswerReader, ToolUse
+from jsg.types import FinishType, TokenLogprob
+
+Object = dict[str, Any]
+Change = tuple[str, Object]
+"""The type of an event, and its other fields."""
+
+
+@final
+@dataclasses.dataclass(slots=True)
+class OutputItem:
+    """A message of the model's, or a call. It grows, and then is done.
+
+    Attributes:
+        item_id: Its name.
+        index: In the response's output.
+        text: Of a message, or the arguments of a call.
+        logprobs: Of a message, where they are asked for.
+        call_id: Of a call; None in a message.
+        name: Of the tool that is called; None in a message.
+        status: As clients know it.
+    """
+
+    item_id: str
+    index: int
+    text: str = ""
+    logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    call_id: str | None = None
+    name: str | None = None
+    status: str = "in_progress"
+
+
+@final
+class Reply:
+    """One response, shown at any time while its answer is made.
+
+    Attributes:
+        response_id: Its name.
+        answer: What is generated; it grows.
+        items: Its output so far. All but the last are done.
+    """
+
+    def __init__(
+        self, rid: str, asked: Object, answer: Answer, tools: ToolUse | None, names: TokenNames, created_at: int
+    ) -> None:
+        """A response that has not begun.
+
+        Args:
+            rid: What its name and those of its items are made of.
+            asked: What it repeats of the request, under OpenAI's names.
+            answer: What is generated.
+            tools: What it may call.
+            names: What log-probabilities call a token.
+            created_at: Seconds since the epoch.
+        """
+        self.response_id = f"resp_{rid}"
+        self.answer = answer
+        self.items: list[OutputItem] = []
+        self._rid = rid
+        self._asked = asked
+        self._has_tools = tools is not None
+        self._reader = AnswerReader(answer, tools)
+        self._names = names
+        self._created_at = created_at
+
+    def begun(self) -> Object:
+        """The response before its output."""
+        return self._shown("in_progress", [])
+
+    def ended(self) -> Object:
+        """The response with its whole output. Raises AbortedError when somebody ended it."""
+        finish_of(self.answer)
+        return self._shown("completed" if self.is_whole else "incomplete", [self.shown(item) for item in self.items])
+
+    def failed(self, message: str) -> Object:
+        """The response of which something went wrong."""
+        output = [self.shown(item) for item in self.items]
+        return self._shown("failed", output, {"code": "server_error", "message": message})
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model ended the answer."""
+        return self.answer.finish is not None and self.answer.finish.type is FinishType.STOP
+
+    def take(self, delta: AnswerDelta) -> Iterator[Change]:
+        """Takes what the answer has grown by; says what changes in the output. Given every delta once and in order."""
+        logprobs = delta.logprobs
+        found = self._reader.read(delta)
+        if not self._has_tools:  # there will be a message, and a token need not have text
+            if not self.items:
+                yield from self._begin_message()
+            found = [ContentDelta(delta.text)] if delta.text or logprobs else []
+        for part in found:
+            match part:
+                case ContentDelta(text):
+                    if not self.items or self.items[-1].name is not None:
+                        yield from self._begin_message()
+                    message = self.items[-1]
+                    message.text += text
+                    message.logprobs += logprobs
+                    shown = {"delta": text, "logprobs": self._scores(logprobs)}
+                    yield "response.output_text.delta", {**_place_in(message), **shown}
+                    logprobs = ()
+                case CallDelta():
+                    yield from self._grow_call(part)
+
+    async def take_all(self, generation: Generation) -> None:
+        """Takes a whole answer, from its beginning to its end. Raises as `Generation.run`."""
+        async with aclosing(generation.run()) as deltas:
+            async for _, delta in deltas:
+                for _change in self.take(delta):
+                    pass
+        for _change in self.end():
+            pass
+
+    def end(self) -> Iterator[Change]:
+        """Ends the output; says what changes in it. Once, after the last delta."""
+        if not self.items:
+            yield from self._begin_message()
+        yield from self._end_last("completed" if self.is_whole else "incomplete")
+
+    def shown(self, item: OutputItem) -> Object:
+        """An item as far as it has come."""
+        if item.name is None:
+            content = [] if item.status == "in_progress" and not item.text else [self._part(item)]
+            return {
+                "type": "message",
+                "id": item.item_id,
+                "status": item.status,
+                "role": "assistant",
+                "content": content,
+            }
+        return {
+            "type": "function_call",
+            "id": item.item_id,
+            "status": item.status,
+            "call_id": item.call_id,
+            "name": item.name,
+            "arguments": item.text,
+        }
+
+    def _begin_message(self) -> Iterator[Change]:
+        number = len(self.items)
+        item = OutputItem(f"msg_{self._rid}" + (f"_o{number}" if number else ""), number)
+        yield from self._begin(item)
+        yield "response.content_part.added", {**_place_in(item), "part": self._part(item)}
+
+    def _grow_call(self, part: CallDelta) -> Iterator[Change]:
+        if part.name is not None:
+            number = len(self.items)
+            yield from self._begin(OutputItem(f"fc_{self._rid}_o{number}", number, call_id=part.id, name=part.name))
+        item = self.items[-1]
+        if part.arguments:
+            item.text += part.arguments
+            yield "response.function_call_arguments.delta", {**_place_of(item), "delta": part.arguments}
+
+    def _begin(self, item: OutputItem) -> Iterator[Change]:
+        if self.items:
+            yield from self._end_last("completed")
+        self.items.append(item)
+        yield "response.output_item.added", {"output_index": item.index, "item": self.shown(item)}
+
+    def _end_last(self, status: str) -> Iterator[Change]:
+        item = self.items[-1]
+        item.status = status
+        if item.name is None:
+            part = self._part(item)
+            text = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield "response.output_text.done", {**_place_in(item), **text}
+            yield "response.content_part.done", {**_place_in(item), "part": part}
+        else:
+            whole = {"name": item.name, "arguments": item.text}
+            yield "response.function_call_arguments.done", {**_place_of(item), **whole}
+        yield "response.output_item.done", {"output_index": item.index, "item": self.shown(item)}
+
+    def _part(self, message: OutputItem) -> Object:
+        """The one part of a message's content."""
+        scores = self._scores(message.logprobs)
+        return {"type": "output_text", "annotations": [], "logprobs": scores, "text": message.text}
+
+    def _scores(self, logprobs: Sequence[TokenLogprob]) -> list[Object]:
+        """Log-probabilities of tokens; none where they were not asked for."""
+        return [
+            self._score(token.token_id, token.logprob or 0.0)
+            | {"top_logprobs": [self._score(*candidate) for candidate in token.top]}
+            for token in logprobs
+        ]
+
+    def _score(self, token_id: int, logprob: float) -> Object:
+        names = self._names
+        return {"token": names.name(token_id), "bytes": names.raw(token_id), "logprob": shown_logprob(logprob)}
+
+    def _shown(self, status: str, output: list[Object], error: Object | None = None) -> Object:
+        is_cut = status == "incomplete"
+        return {
+            **self._asked,
+            "id": self.response_id,
+            "object": "response",
+            "created_at": self._created_at,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "error": error,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": output,
+            "usage": None if status == "in_progress" else _usage(self.answer),
+        }
+
+
+def _place_of(item: OutputItem) -> Object:
+    return {"item_id": item.item_id, "output_index": item.index}
+
+
+def _place_in(message: OutputItem) -> Object:
+    return {**_place_of(message), "content_index": 0}
+
+
+def _usage(answer: Answer) -> Object:
+    num_prompt, num_output = len(answer.request.input_ids), len(answer.token_ids)
+    cached = answer.cached_tokens
+    return {
+        "input_tokens": num_prompt,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": num_prompt - cached},
+        "output_tokens": num_output,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": num_prompt + num_output,
+    }
