@@ -1,14 +1,34 @@
 """Compiles the kernels with numba where it is installed; without it they run as the plain Python that they are.
 
-Nothing here imports numba before a kernel is defined, so a server that never masks never pays for it.
+A kernel is compiled once, for the types that its annotations name: `int` is 64 bits, an array is one of those below, a
+NamedTuple is one of its annotated fields. Nothing here imports numba before a kernel is defined, so a server that never
+masks never pays for it.
 """
 
+import inspect
 import sys
+import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import numpy as np
 
 KERNEL_MODULE = "jsg.constrained.kernels"
+READ_ONLY = "read-only"
+
+Bytes1 = Annotated[np.ndarray, "uint8", 1]
+Bytes2 = Annotated[np.ndarray, "uint8", 2]
+Ints1 = Annotated[np.ndarray, "int32", 1]
+Ints2 = Annotated[np.ndarray, "int32", 2]
+Longs1 = Annotated[np.ndarray, "int64", 1]
+Longs2 = Annotated[np.ndarray, "int64", 2]
+Shorts1 = Annotated[np.ndarray, "int16", 1]
+Words1 = Annotated[np.ndarray, "uint32", 1]
+GivenBytes1 = Annotated[np.ndarray, "uint8", 1, READ_ONLY]
+GivenInts1 = Annotated[np.ndarray, "int32", 1, READ_ONLY]
+GivenShorts2 = Annotated[np.ndarray, "int16", 2, READ_ONLY]
+GivenWords1 = Annotated[np.ndarray, "uint16", 1, READ_ONLY]
 
 
 def compiled[F: Callable[..., Any]](function: F) -> F:
@@ -19,14 +39,6 @@ def compiled[F: Callable[..., Any]](function: F) -> F:
 def inner[F: Callable[..., Any]](function: F) -> F:
     """The same for a function that only compiled ones call: it is compiled faster."""
     return _compiled(function, {"no_cpython_wrapper": True, "no_cfunc_wrapper": True})
-
-
-def _compiled(function: Any, options: dict[str, bool]) -> Any:
-    try:
-        import numba
-    except ImportError:
-        return function
-    return numba.njit(nogil=True, cache=True, **options)(function)
 
 
 def use_kernel_cache(directory: Path) -> bool:
@@ -41,6 +53,30 @@ def use_kernel_cache(directory: Path) -> bool:
     except ImportError:
         return False
     if KERNEL_MODULE in sys.modules:
-        return numba.config.CACHE_DIR == str(directory)
+        return str(directory) == numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(directory)
     return True
+
+
+def _compiled(function: Any, options: dict[str, bool]) -> Any:
+    try:
+        import numba
+    except ImportError:
+        return function
+    hints = typing.get_type_hints(function, include_extras=True)
+    arguments = [_type_of(hints[name]) for name in inspect.signature(function).parameters]
+    signature = _type_of(hints["return"])(*arguments)
+    return numba.njit(signature, nogil=True, cache=True, **options)(function)
+
+
+def _type_of(hint: Any) -> Any:
+    """Numba's type for an annotation."""
+    from numba import types
+
+    if hint in (int, bool, type(None)):
+        return {int: types.int64, bool: types.boolean, type(None): types.none}[hint]
+    if isinstance(hint, type) and issubclass(hint, tuple):
+        fields = typing.get_type_hints(hint, include_extras=True)
+        return types.NamedTuple([_type_of(field) for field in fields.values()], hint)
+    dtype, ndim, *rest = hint.__metadata__
+    return types.Array(getattr(types, dtype), ndim, "C", readonly=READ_ONLY in rest)

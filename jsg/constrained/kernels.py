@@ -13,7 +13,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jsg.constrained.jit import compiled, inner
+from jsg.constrained.jit import (
+    Bytes1,
+    GivenBytes1,
+    GivenInts1,
+    GivenShorts2,
+    GivenWords1,
+    Ints1,
+    Ints2,
+    Longs1,
+    Longs2,
+    Shorts1,
+    Words1,
+    compiled,
+    inner,
+)
 from jsg.constrained.tables import (
     ARGUMENT,
     BRANCH_BIT,
@@ -44,7 +58,9 @@ STOPPED, TOO_DEEP, DEAD, UNKNOWN = -(1 << 30), -2, -1, 0
 
 # Places in `counters`. First what is used of each array that grows, in the order of GROWING in machine.py.
 STATES, MEMBERS, ACTIONS, FRAMES, ENTRIES, DEPTHS = range(6)
-FULL, STAMP, LOWEST, VISITS, FUEL, MAX_STACK, MAX_HEADS, DROPPED, FROZEN, FROZEN_DEPTH, OFF_BOUNDARY, FAILED = range(6, 18)
+FULL, STAMP, LOWEST, VISITS, FUEL, MAX_STACK, MAX_HEADS, DROPPED, FROZEN, FROZEN_DEPTH, OFF_BOUNDARY, FAILED = range(
+    6, 18
+)
 NUM_COUNTERS = 18
 OUT_OF_FUEL, TOO_MANY_CALLS = 6, 7
 """Values of `counters[FULL]` beside the arrays: nothing can be enlarged."""
@@ -80,21 +96,21 @@ class Memory(NamedTuple):
         counters: int64[NUM_COUNTERS].
     """
 
-    trans: np.ndarray
-    states: np.ndarray
-    members: np.ndarray
-    actions: np.ndarray
-    frames: np.ndarray
-    state_index: np.ndarray
-    frame_index: np.ndarray
-    entries: np.ndarray
-    list_state: np.ndarray
-    marks: np.ndarray
-    gather: np.ndarray
-    calls: np.ndarray
-    work: np.ndarray
-    heads: np.ndarray
-    counters: np.ndarray
+    trans: Ints2
+    states: Ints2
+    members: Ints1
+    actions: Ints1
+    frames: Longs2
+    state_index: Ints1
+    frame_index: Ints1
+    entries: Longs2
+    list_state: Ints1
+    marks: Longs1
+    gather: Ints1
+    calls: Ints2
+    work: Ints2
+    heads: Ints2
+    counters: Longs1
 
 
 # -- States
@@ -544,7 +560,7 @@ def step_row(t: StaticTables, m: Memory, source: int, klass: int, row: int) -> i
 
 
 @compiled
-def advance(t: StaticTables, m: Memory, data: np.ndarray) -> int:
+def advance(t: StaticTables, m: Memory, data: GivenBytes1) -> int:
     """Reads bytes from the heads in row 0; returns the row with those after them (-1: not possible), or STOPPED."""
     row = 0
     for k in range(len(data)):
@@ -583,7 +599,7 @@ def is_accepting(t: StaticTables, m: Memory) -> bool:
 
 
 @compiled
-def possible_classes(t: StaticTables, m: Memory, most: int, out: np.ndarray) -> int:
+def possible_classes(t: StaticTables, m: Memory, most: int, out: Bytes1) -> int:
     """Marks in uint8[classes] what may come next; returns how many, at most `most`, or STOPPED."""
     found = 0
     for klass in range(t.sets.shape[1]):
@@ -601,12 +617,12 @@ def possible_classes(t: StaticTables, m: Memory, most: int, out: np.ndarray) -> 
 def walk(
     t: StaticTables,
     m: Memory,
-    byte: np.ndarray,
-    depth: np.ndarray,
-    skip: np.ndarray,
-    token_start: np.ndarray,
-    tokens: np.ndarray,
-    mask: np.ndarray,
+    byte: GivenBytes1,
+    depth: GivenWords1,
+    skip: GivenInts1,
+    token_start: GivenInts1,
+    tokens: GivenInts1,
+    mask: Words1,
 ) -> int:
     """Sets the bit of every token of a trie that may come next; returns 0, or STOPPED. Row d is for nodes of depth d."""
     heads, trans, classes, rows = m.heads, m.trans, t.classes, len(m.heads)
@@ -643,50 +659,63 @@ def walk(
     return 0
 
 
+@inner
+def copy_heads(source: Ints2, row: int, target: Ints2, target_row: int, column: int) -> None:
+    """Copies the heads of a row of one array into a row of another, from a column on."""
+    for k in range(1 + 2 * source[row, 0]):
+        target[target_row, column + k] = source[row, k]
+
+
+@inner
+def is_repeated(t: StaticTables, chars: GivenShorts2, state: int, byte: int) -> bool:
+    """The byte before is of the same class and leads to the same state of characters."""
+    return byte > 0 and t.classes[byte - 1] == t.classes[byte] and chars[state, byte - 1] == chars[state, byte]
+
+
 @compiled
-def accepts_all(t: StaticTables, m: Memory, chars: np.ndarray, nodes: np.ndarray) -> int:
+def accepts_all(t: StaticTables, m: Memory, chars: GivenShorts2, nodes: Ints2) -> int:
     """1 where every text that an automaton of characters spells may come next, as far as `counters[FROZEN]` characters.
 
     `chars` int16[states, 256] has -1 for what is not spelled; state 0 is a boundary between characters. It explores pairs
     of a state of it and heads, which are kept in `nodes`, int32[..., 2 + 2 * heads]. 0: it is not so, or not known.
     """
     nodes[0, 0] = 0
-    nodes[0, 1 : 2 + 2 * m.heads[0, 0]] = m.heads[0, : 1 + 2 * m.heads[0, 0]]
+    copy_heads(m.heads, 0, nodes, 0, 1)
     done, size = 0, 1
-    last = np.empty(t.sets.shape[1], np.int32)
     while done < size:
-        width = 1 + 2 * nodes[done, 1]
-        last[:] = -1
         m.counters[OFF_BOUNDARY] = nodes[done, 0] != 0
         for byte in range(256):
-            spelled, klass = np.int32(chars[nodes[done, 0], byte]), t.classes[byte]
-            if spelled < 0 or last[klass] == spelled:
+            spelled, klass = chars[nodes[done, 0], byte], t.classes[byte]
+            if spelled < 0 or is_repeated(t, chars, nodes[done, 0], byte):
                 continue
-            last[klass] = spelled
-            m.heads[0, :width] = nodes[done, 1 : 1 + width]
+            for k in range(1 + 2 * nodes[done, 1]):
+                m.heads[0, k] = nodes[done, 1 + k]
             number = step_row(t, m, 0, klass, 1)
             if number == STOPPED:
                 return STOPPED
             if number == 0 or m.counters[FAILED]:
                 return 0
-            new = 1 + 2 * number
-            known = False
-            for i in range(size):
-                if nodes[i, 0] == spelled and np.array_equal(nodes[i, 1 : 1 + new], m.heads[1, :new]):
-                    known = True
+            if size == len(nodes):
+                return 0
+            # A new node, unless there is one that equals it.
+            nodes[size, 0] = spelled
+            copy_heads(m.heads, 1, nodes, size, 1)
+            same = 0
+            while True:
+                k = 0
+                while k < 2 + 2 * number and nodes[same, k] == nodes[size, k]:
+                    k += 1
+                if k == 2 + 2 * number:
                     break
-            if not known:
-                if size == len(nodes):
-                    return 0
-                nodes[size, 0] = spelled
-                nodes[size, 1 : 1 + new] = m.heads[1, :new]
+                same += 1
+            if same == size:
                 size += 1
         done += 1
     return 1
 
 
 @compiled
-def forced_run(t: StaticTables, m: Memory, only_byte: np.ndarray, out: np.ndarray) -> int:
+def forced_run(t: StaticTables, m: Memory, only_byte: Shorts1, out: Bytes1) -> int:
     """Writes the bytes that must come next one after another; returns how many, or STOPPED. Row 0 is then behind them.
 
     `only_byte` int16[classes] is the byte of a class that has no other, else -1.
@@ -706,6 +735,6 @@ def forced_run(t: StaticTables, m: Memory, only_byte: np.ndarray, out: np.ndarra
         if only < 0:
             return place
         step_row(t, m, 0, only, 1)
-        m.heads[0] = m.heads[1]
+        copy_heads(m.heads, 1, m.heads, 0, 0)
         out[place] = only_byte[only]
     return len(out)

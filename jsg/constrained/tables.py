@@ -15,6 +15,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from jsg.constrained.jit import Bytes1, Bytes2, Ints1, Ints2, Longs2
+
 BYTE, CALL, LOOP, END_RULE, END_BRANCH, END_SEPARATOR = range(6)
 """Kinds of position."""
 
@@ -64,13 +66,13 @@ class StaticTables(NamedTuple):
         max_push: Frames that one byte pushes at most.
     """
 
-    classes: np.ndarray
-    sets: np.ndarray
-    positions: np.ndarray
-    list_start: np.ndarray
-    list_items: np.ndarray
-    loops: np.ndarray
-    branches: np.ndarray
+    classes: Bytes1
+    sets: Bytes2
+    positions: Ints2
+    list_start: Ints1
+    list_items: Ints1
+    loops: Longs2
+    branches: Longs2
     start: int
     num_rules: int
     max_push: int

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jsg.config import EngineConfig
@@ -12,6 +12,7 @@ from jsg.engine.results import InFlight
 from jsg.engine.selfcheck import SelfCheck, check_steps
 from jsg.engine.startup import start
 from jsg.errors import JsgError, QueueTimeoutError
+from jsg.sched.records import Batch
 from jsg.types import Request, RequestOutput
 
 
@@ -28,6 +29,7 @@ class EngineCore:
         self.scheduler = parts.scheduler
         self._cache = parts.cache
         self._runner = parts.runner
+        self._constraints = parts.constraints
         self._executables = parts.executables
         self._decode_steps = parts.decode_steps
         self._overlaps = not config.disable_overlap_schedule
@@ -50,10 +52,21 @@ class EngineCore:
         """Queues a request.
 
         Raises:
-            RequestError: It can never run, or its rid is in use.
+            RequestError: It can never run, its rid is in use, or its grammar is not known.
             QueueFullError: Too many wait.
         """
+        constraint = self._constraints.prepare(request)
         self.scheduler.add(request, time.monotonic())
+        if constraint is not None:
+            self._constraints.put(request.rid, constraint)
+
+    def add_grammar(self, key: str, tables: bytes) -> None:
+        """Makes a grammar known to the requests that name it by this key."""
+        self._constraints.add_grammar(key, tables)
+
+    def forget_grammars(self, keys: Sequence[str]) -> None:
+        """Forgets grammars; requests that were added with one keep it."""
+        self._constraints.forget_grammars(keys)
 
     def abort(self, rid: str) -> None:
         """Ends a request and frees what it holds; its last output comes with the next step. Ignores an unknown rid."""
@@ -62,28 +75,58 @@ class EngineCore:
     def step(self) -> list[RequestOutput]:
         """Plans and starts the next step, then takes the results of the one before it.
 
-        The device works on the new step while the host handles the old one. A program that was compiled in the
-        background makes its first runs here, one a step.
+        The device works on the new step while the host handles the old one. Where a grammar may force what follows a
+        token, or has proposed tokens, the old one is taken first: which step comes next depends on it. A program that
+        was compiled in the background makes its first runs here, one a step.
         """
         self._runner.warm_one()
         if self._profiler is not None and self._has_requests:
             self._profiler.before_step()
-        batch = self.scheduler.plan(time.monotonic())
-        before, self._in_flight = self._in_flight, None
-        if batch is not None:
-            self._in_flight = self._runner.dispatch(batch, self.scheduler.table)
-            self._num_steps += 1
-        outputs = self._commit(before)
+        outputs: list[RequestOutput] = []
+        if self._must_commit_first():
+            outputs += self._commit_in_flight()
+        proposals = self._constraints.proposals(self.scheduler.running)
+        max_rows = self._runner.max_draft_rows if proposals else 0
+        outputs += self._run(self.scheduler.plan(time.monotonic(), proposals, max_rows))
         if not self._overlaps:
-            now, self._in_flight = self._in_flight, None
-            outputs += self._commit(now)
+            outputs += self._commit_in_flight()
         outputs += self.scheduler.take_finished()
         self.scheduler.table.check_integrity()  # better no answer than one from another request's pages
-        self._num_generated += sum(len(output.token_ids) for output in outputs)
+        for output in outputs:
+            self._num_generated += len(output.token_ids)
+            if output.finish is not None:
+                self._constraints.forget(output.rid)
         return outputs
 
-    def _commit(self, flight: InFlight | None) -> list[RequestOutput]:
-        return [] if flight is None else self.scheduler.commit(flight.batch, flight.read())
+    def _must_commit_first(self) -> bool:
+        flight = self._in_flight
+        if flight is None:
+            return False
+        return flight.batch.has_drafts or self._constraints.must_know_tokens(self.scheduler.running)
+
+    def _run(self, batch: Batch | None) -> list[RequestOutput]:
+        """Starts a step and commits the one before it: with masks between forward pass and sampling, which need it."""
+        if batch is None:
+            return self._commit_in_flight()
+        self._num_steps += 1
+        table = self.scheduler.table
+        if not self._constraints.concerns(batch):
+            flight = self._runner.dispatch(batch, table)
+            outputs = self._commit_in_flight()
+        else:
+            started = self._runner.begin(batch, table)
+            outputs = self._commit_in_flight()
+            flight = self._runner.sample(started, self._constraints.mask_rows(batch, self._runner.masks))
+        self._in_flight = flight
+        return outputs
+
+    def _commit_in_flight(self) -> list[RequestOutput]:
+        flight, self._in_flight = self._in_flight, None
+        if flight is None:
+            return []
+        result = flight.read()
+        self._constraints.accept(flight.batch, result)
+        return self.scheduler.commit(flight.batch, result)
 
     def refuse_overdue(self) -> list[Refusal]:
         """Takes out the requests that have waited longer than `--queue-timeout` for their first step."""
@@ -94,7 +137,10 @@ class EngineCore:
             "the server is busy, try again later"
         )
         failure = Failure.of(QueueTimeoutError(message))
-        return [Refusal(rid, failure) for rid in self.scheduler.expire(time.monotonic() - self._queue_timeout_s)]
+        expired = self.scheduler.expire(time.monotonic() - self._queue_timeout_s)
+        for rid in expired:
+            self._constraints.forget(rid)
+        return [Refusal(rid, failure) for rid in expired]
 
     def answer(self, call: Call) -> bool | dict[str, Any]:
         """Answers a question of the front. Raises RequestError for limits out of range."""
@@ -158,6 +204,7 @@ class EngineCore:
         """Asserts the invariants of scheduler, cache and allocator; for tests."""
         self.scheduler.check_integrity()
         self._cache.check_integrity()
+        self._runner.masks.check_integrity()
 
     def close(self) -> None:
         """Ends background work. Requests that still run are forgotten."""

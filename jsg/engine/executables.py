@@ -170,16 +170,21 @@ class Executables:
                 logger.exception("compiling %s in the background failed", name)
 
 
+def compilation_cache_path(directory: str | None) -> Path:
+    """Where compiled programs are kept: None is `~/.cache/jsg/xla`."""
+    return Path(directory) if directory else Path.home() / ".cache" / "jsg" / "xla"
+
+
 def use_compilation_cache(directory: str | None) -> None:
     """Keeps compiled programs in an owner-only directory: who can write there can run code as us.
 
     Args:
-        directory: None for `~/.cache/jsg/xla`.
+        directory: See `compilation_cache_path`.
 
     Raises:
         ConfigError: The directory belongs to somebody else, or others can write to it.
     """
-    path = Path(directory) if directory else Path.home() / ".cache" / "jsg" / "xla"
+    path = compilation_cache_path(directory)
     private_directory(path, "--compilation-cache-dir", "what lies there is run as code")
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)

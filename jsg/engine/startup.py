@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,10 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.pool import make_pool
 from jsg.cache.radix import RadixCache
 from jsg.config import EngineConfig
+from jsg.engine.constraints import Constraints
 from jsg.engine.device import Device, open_device
-from jsg.engine.executables import COMPILER_OPTIONS, Executables, use_compilation_cache
+from jsg.engine.executables import COMPILER_OPTIONS, Executables, compilation_cache_path, use_compilation_cache
+from jsg.engine.lexicon import LexiconLoader
 from jsg.engine.memory import MemoryPlan, plan_memory, usable_bytes
 from jsg.engine.profile import profiled_compiler_options
 from jsg.engine.programs import DeviceState, RunnerConfig, make_state
@@ -27,6 +30,7 @@ from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolv
 from jsg.sched.buckets import Buckets, make_buckets, make_deterministic_buckets
 from jsg.sched.scheduler import Scheduler, SchedulerConfig
 from jsg.sources import resolve_model
+from jsg.types import JumpForward
 
 Report = Callable[[Progress], None]
 
@@ -51,6 +55,7 @@ class Parts:
     allocator: PageAllocator
     runner: ModelRunner
     executables: Executables
+    constraints: Constraints
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,6 +120,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
     if not config.disable_compilation_cache:
         use_compilation_cache(config.compilation_cache_dir)
     settings = _settle(config, open_device(config.mem_fraction_static))
+    lexicon = _load_lexicon(settings)
     executables = Executables(
         forbid_compile=config.forbid_compile,
         runs_before_ready=RUNS_BEFORE_READY.get(settings.platform, 0),
@@ -134,10 +140,25 @@ def start(config: EngineConfig, report: Report) -> Parts:
     state = settings.make_state(allocator.num_total + 1)
     runner = ModelRunner(model, settings.runner_config(), state, settings.buckets, executables)
     _warm_up(runner, executables, config, report)
+    lexicon.wait()
     cache = RadixCache(settings.page_size, allocator, enabled=not config.disable_radix_cache)
     scheduler = Scheduler(_scheduler_config(settings), allocator, cache)
     steps = _decode_steps(settings, plan, runner)
-    return Parts(_info(settings, plan), steps, scheduler, cache, allocator, runner, executables)
+    constraints = _constraints(settings, lexicon)
+    return Parts(_info(settings, plan), steps, scheduler, cache, allocator, runner, executables, constraints)
+
+
+def _load_lexicon(settings: _Settings) -> LexiconLoader:
+    """Begins to load what grammars need, beside the model."""
+    config, model = settings.config, settings.model
+    directory = settings.directory if config.tokenizer_path is None else resolve_model(config.tokenizer_path)
+    cache = None if config.disable_compilation_cache else compilation_cache_path(config.compilation_cache_dir)
+    return LexiconLoader(directory, model.vocab_size, frozenset(model.eos_token_ids), cache)
+
+
+def _constraints(settings: _Settings, lexicon: LexiconLoader) -> Constraints:
+    eos_token_ids, jump = frozenset(settings.model.eos_token_ids), cast(JumpForward, settings.config.jump_forward)
+    return Constraints(lexicon, settings.model.vocab_size, eos_token_ids, jump)
 
 
 def _compiler_options(config: EngineConfig, platform: str) -> dict[str, str | bool]:

@@ -66,6 +66,7 @@ class StepResult:
         logprobs: By row, of entries that asked for them.
         prompt_logprobs: Per entry, by its index in the batch: one per prompt token that its chunk predicts.
         failed: Requests for which the work of the host, before or after the step, raised: they end with an error.
+        reasons: What the error says, by rid, where that is the client's to know.
         kept_mass: By row, where a request reports what its grammar did.
         constraints: What grammars did, by entry; of requests that report it.
         ended: Entries whose grammar lets nothing follow their tokens, not even an EOS token.
@@ -75,6 +76,7 @@ class StepResult:
     logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprob]] = dataclasses.field(default_factory=dict)
     failed: list[RunningRequest] = dataclasses.field(default_factory=list)
+    reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     kept_mass: dict[int, float] = dataclasses.field(default_factory=dict)
     constraints: dict[int, ConstraintReport] = dataclasses.field(default_factory=dict)
     ended: set[int] = dataclasses.field(default_factory=set)
@@ -412,7 +414,7 @@ class Scheduler:
         """
         self._num_in_flight -= 1
         for running in result.failed:
-            self._fail(running, FAILED)
+            self._fail(running, result.reasons.get(running.request.rid, FAILED))
         outputs: list[RequestOutput] = []
         for index, (entry, row) in enumerate(zip(batch.entries, batch.first_rows, strict=True)):
             if entry.is_stale:

@@ -54,9 +54,11 @@ class Compared:
         return cls(relation, bound < 0, whole.lstrip("0"), fraction.rstrip("0"))
 
     def start(self) -> TrackerState:
+        """The state before the first digit."""
         return 0, 0, 0
 
     def step(self, state: TrackerState, digit: int, in_fraction: bool) -> TrackerState | None:
+        """The state after a digit; there always is one."""
         phase, count, order = state
         if not in_fraction:
             if count == 0 and digit == 0:
@@ -73,6 +75,7 @@ class Compared:
         return 1, 0 if order else min(count + 1, len(self.fraction)), order
 
     def holds(self, state: TrackerState, is_negative: bool) -> bool:
+        """Whether the number that ends here stands in the relation."""
         phase, count, order = state
         if phase == 0:
             order, count = self._whole_order(count, order), 0
@@ -107,15 +110,18 @@ class Multiple:
         return cls(number * 10**exponent, 0) if exponent >= 0 else cls(number, -exponent)
 
     def start(self) -> TrackerState:
+        """The state before the first digit."""
         return 0, 0
 
     def step(self, state: TrackerState, digit: int, in_fraction: bool) -> TrackerState | None:
+        """The state after a digit; None where its fraction is too long."""
         remainder, count = state
         if in_fraction and count == self.decimals:
             return state if digit == 0 else None
         return (remainder * 10 + digit) % self.numerator, count + in_fraction
 
     def holds(self, state: TrackerState, is_negative: bool) -> bool:
+        """Whether the number that ends here is a multiple."""
         remainder, count = state
         return remainder * 10 ** (self.decimals - count) % self.numerator == 0
 

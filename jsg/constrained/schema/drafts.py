@@ -135,7 +135,7 @@ class Meeting:
             case Number(), Number():
                 return _numbers(left, right)
             case String(), String():
-                return _strings(left, right)
+                return meet_strings(left, right)
             case Items(), Items():
                 return self._items(left, right)
             case Members(), Members():
@@ -251,7 +251,8 @@ def _has_no_multiple(step: Fraction, shape: Number) -> bool:
     return first > shape.max or (first == shape.max and shape.is_max_exclusive)
 
 
-def _strings(left: String, right: String) -> String | None:
+def meet_strings(left: String, right: String) -> String | None:
+    """The strings of both shapes; None where it is plain that there are none."""
     return string_of(
         String(
             min_length=max(left.min_length, right.min_length),

@@ -7,7 +7,7 @@ for every value of another type, which then costs nothing.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jsg.constrained.schema import unevaluated
 from jsg.constrained.schema.assertions import number_denies, number_says, string_denies, string_says
@@ -19,7 +19,7 @@ from jsg.constrained.schema.containers import (
     object_says,
     without,
 )
-from jsg.constrained.schema.drafts import FREE, Draft, DraftShape, Meeting, Members
+from jsg.constrained.schema.drafts import FREE, Draft, DraftShape, Items, Meeting, Members, string_of
 from jsg.constrained.schema.judge import Judge, UnderWayError
 from jsg.constrained.schema.keywords import REFERENCES, Reader
 from jsg.constrained.schema.nodes import Literal
@@ -53,6 +53,7 @@ class Formulas:
         self._formulas: dict[tuple[Literal, str], Formula] = {}
         self._under_way: dict[tuple[Literal, str], int] = {}
         self._listed: dict[int, dict[str, tuple[str, ...]]] = {}
+        self._plain: dict[NodeName, bool] = {}
         self._num_meetings = 0
         self._level = 0
 
@@ -94,6 +95,19 @@ class Formulas:
         self._formulas[key] = formula
         return formula
 
+    def is_plain(self, node: NodeName) -> bool:
+        """Whether a node can surely be enforced: no keyword of it, and of what is in its values, was refused."""
+        if node in self._plain:
+            return self._plain[node]
+        try:
+            drafts = [draft for kind in TYPES for draft in self.of_node(node, kind)]
+        except GrammarError:
+            drafts = None
+        self._plain[node] = drafts is not None and all(
+            not draft.refusals and (draft.is_free or not isinstance(draft.shape, Items | Members)) for draft in drafts
+        )
+        return self._plain[node]
+
     # -- connectives ---------------------------------------------------------------------------------------------------
 
     def _all_of(self, parts: Iterable[Formula], kind: str, where: NodeName) -> Formula:
@@ -113,15 +127,15 @@ class Formulas:
     def _product(self, left: Formula, right: Formula, where: NodeName) -> Formula:
         self._num_meetings += len(left) * len(right)
         if self._num_meetings > MAX_MEETINGS:
-            raise GrammarError(f"the combinations of anyOf, oneOf, allOf and not at {where} are too many; simplify them")
+            raise GrammarError(f"anyOf, oneOf, allOf and not at {where} have too many combinations; simplify them")
         meetings = (self._meeting.meet(one, other) for one in left for other in right)
         result = self._any_of([draft for draft in meetings if draft is not None])
         if len(result) > 8:
             result = tuple(draft for draft in result if not self._is_empty(draft))
         if len(result) > MAX_ALTERNATIVES:
             raise GrammarError(
-                f"a schema may have at most {MAX_ALTERNATIVES} alternatives after anyOf, oneOf, allOf and not are worked "
-                f"out, but {where} has more; simplify it"
+                f"a schema may have at most {MAX_ALTERNATIVES} alternatives after anyOf, oneOf, allOf and not are "
+                f"worked out, but {where} has more; simplify it"
             )
         return result
 
@@ -129,17 +143,18 @@ class Formulas:
         """Each once; lists of values as one."""
         found: dict[Draft, None] = {}
         listed: dict[str, None] = {}
+        first: Draft | None = None
         for draft in drafts:
             if draft.is_free:
                 return (draft,)
-            if draft.is_listed and draft.values is not None:
-                listed.update(dict.fromkeys(draft.values))
-                first = draft
+            if draft.is_listed:
+                first = first or draft
+                listed.update(dict.fromkeys(draft.values or ()))
             else:
                 found[draft] = None
-        if not listed:
+        if first is None:
             return tuple(found)
-        return (dataclasses.replace(first, values=tuple(listed)), *found)  # pyright: ignore[reportPossiblyUnbound]
+        return (dataclasses.replace(first, values=tuple(listed)), *found)
 
     def _is_empty(self, draft: Draft) -> bool:
         try:
@@ -226,15 +241,14 @@ class Formulas:
             result.extend(self._all_of((formula, *rivals), kind, self._pointer(child)))
         return self._any_of(result)
 
-    def _if_says(self, place: int, kind: str, keywords: dict[str, Json] | object) -> Formula:
-        assert isinstance(keywords, dict)
+    def _if_says(self, place: int, kind: str, keywords: Mapping[str, Json]) -> Formula:
         condition = self._child(place, "if")
         where = self._pointer(place)
         if "then" not in keywords and "else" not in keywords:
             return self._free[kind]
         then = self.of(self._child(place, "then"), kind) if "then" in keywords else self._free[kind]
         otherwise = self.of(self._child(place, "else"), kind) if "else" in keywords else self._free[kind]
-        if "then" not in keywords:  # (if ∧ true) ∨ (¬if ∧ else) is if ∨ else
+        if "then" not in keywords:  # `if` holds, or it does not and `else` does: `if` or `else`
             return self._any_of((*self.of(condition, kind), *otherwise))
         holds = self._product(self.of(condition, kind), then, where)
         return self._any_of((*holds, *self._product(self.of(-condition, kind), otherwise, where)))
@@ -330,7 +344,8 @@ class Formulas:
                 return (Draft(Number(excluded=numbers)),)
             case "string":
                 strings = frozenset(value for value in values if isinstance(value, str))
-                return self._all_of(((Draft(String(excluded=strings)),),), kind, self._pointer(place))
+                shape = string_of(String(excluded=strings))
+                return () if shape is None else (Draft(shape),)
         nodes = (self.context.locations.synthetic(place, key, _described(self.values[key])) for key in keys)
         return self._all_of((self.of(-node, kind) for node in nodes), kind, self._pointer(place))
 

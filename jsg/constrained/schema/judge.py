@@ -76,24 +76,23 @@ class Judge:
         if len(shape.patterns) + len(shape.not_patterns) + (shape.min_length > 0 or shape.max_length is not None) < 2:
             return False
         if shape not in self._strings:
-            try:
-                self._strings[shape] = self._finds_no_string(shape)
-            except GrammarError:  # an automaton too large to find out; it may yet be possible to enforce
-                self._strings[shape] = False
+            self._strings[shape] = self._finds_no_string(shape)
         return self._strings[shape]
 
     def _finds_no_string(self, shape: String) -> bool:
-        common = None
+        automaton = self._patterns.everything
         for is_found, patterns in ((True, shape.patterns), (False, shape.not_patterns)):
             for pattern in patterns:
-                common = self._patterns.both(common, self._patterns.automaton(pattern, is_found))
-                if common is None:
+                narrowed = self._patterns.narrowed(automaton, pattern, is_found)
+                if narrowed is None:
                     return True
-        lengths = common.lengths() if common is not None else (0, None)
+                automaton = narrowed
+        lengths = automaton.lengths()
         if lengths is None:
             return True
         least, most = lengths
-        return (shape.max_length is not None and least > shape.max_length) or (most is not None and most < shape.min_length)
+        is_too_long = shape.max_length is not None and least > shape.max_length
+        return is_too_long or (most is not None and most < shape.min_length)
 
     def _is_no_array(self, shape: Items) -> bool:
         for i in range(min(shape.min_items, len(shape.prefix))):
@@ -140,6 +139,22 @@ class Judge:
     def is_closed(self, shape: Members) -> bool:
         """Whether there can be no members but those that are declared."""
         return any(facet.additional == NEVER and not facet.patterns for facet in shape.facets)
+
+    def strings(self, draft: Draft) -> list[str | String]:
+        """The strings that are valid for a draft, as single ones or as one shape.
+
+        Raises:
+            GrammarError: They cannot be enforced.
+        """
+        if draft.values is not None:
+            values = (self._values[key] for key in draft.values)
+            return [value for value in values if isinstance(value, str) and self.takes(value, draft)]
+        if self.is_empty(draft):
+            return []
+        if draft.refusals:
+            raise GrammarError(draft.refusals[0])
+        assert isinstance(draft.shape, String)
+        return [draft.shape]
 
     # -- whether a value is valid --------------------------------------------------------------------------------------
 

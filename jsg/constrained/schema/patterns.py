@@ -7,9 +7,14 @@ from jsg.errors import GrammarError
 
 
 class Patterns:
-    """The patterns of one document. An automaton is made when it is first asked for."""
+    """The patterns of one document. An automaton is made when it is first asked for.
+
+    Attributes:
+        everything: Automaton of all texts.
+    """
 
     def __init__(self, limits: Limits):
+        self.everything = CharDfa.length(0, None, limits)
         self._limits = limits
         self._automata: dict[tuple[str, bool], CharDfa] = {}
 
@@ -24,6 +29,14 @@ class Patterns:
         """Whether the pattern is found somewhere in the text."""
         return self.automaton(pattern).accepts(text)
 
+    def has_format(self, name: str, text: str) -> bool:
+        """Whether the text has the format.
+
+        Raises:
+            GrammarError: That cannot be told.
+        """
+        raise GrammarError(f"format {name!r} beside enum or const, as with {text!r}, is not supported; remove the format")
+
     def automaton(self, pattern: str, is_found: bool = True) -> CharDfa:
         """The texts in which the pattern is found, or in which it is not."""
         key = (pattern, is_found)
@@ -35,7 +48,14 @@ class Patterns:
             self._automata[key] = made
         return self._automata[key]
 
-    def both(self, left: CharDfa | None, right: CharDfa) -> CharDfa | None:
-        """The texts that both take (None stands for every text); None where there are none."""
-        result = right if left is None else left.intersect(right)
+    def narrowed(self, automaton: CharDfa, pattern: str, is_found: bool) -> CharDfa | None:
+        """The texts of the automaton in which the pattern is found, or is not; None where there are none.
+
+        Where that is too much to work out, some of the others may be left in.
+        """
+        try:
+            result = automaton.intersect(self.automaton(pattern, is_found))
+        except GrammarError:
+            return automaton
         return None if result.is_empty() else result
+

@@ -22,11 +22,8 @@ def draft(context: Context, place: int, keyword: str) -> Draft:
     if found.is_all:
         return Draft(shape)
     if blocker is not None:
-        where = context.where(place)
-        return Draft(
-            shape,
-            refusals=(f"{keyword} at {where} beside {blocker} is not supported: what it applies to depends on the value",),
-        )
+        refusal = f"{keyword} at {context.where(place)} is not supported beside {blocker}, which the value decides"
+        return Draft(shape, refusals=(refusal,))
     if kind == "properties":
         return Draft(Members((Facet(dict.fromkeys(found.names, ANY), tuple((p, ANY) for p in found.patterns), node),)))
     return Draft(Items(prefix=(ANY,) * found.length, items=node))
@@ -35,7 +32,7 @@ def draft(context: Context, place: int, keyword: str) -> Draft:
 class _Evaluated:
     """What is evaluated whatever the value is."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.names: dict[str, None] = {}
         self.patterns: dict[str, None] = {}
         self.length = 0

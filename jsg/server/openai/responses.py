@@ -189,7 +189,7 @@ def _messages(turns: Sequence[Turn], template: ChatTemplate) -> tuple[list[dict[
     answers: dict[int, Sequence[int]] = {}
     for turn in turns:
         role = turn.role if turn.role in template.words else _OLDER_ROLES.get(turn.role, turn.role)
-        last = messages[-1] if messages else {"role": None}
+        last: dict[str, Any] = messages[-1] if messages else {"role": None}
         if turn.name is not None:
             if last["role"] != "assistant":
                 messages.append(last := {"role": "assistant", "content": ""})

@@ -1,0 +1,123 @@
+"""Puts small rules where they are called, so that what follows from them becomes part of one automaton.
+
+A call costs little when a text is read, but where two rules may begin with the same byte both are followed at once. In
+place, they share their beginning as any alternatives do.
+"""
+
+from collections.abc import Mapping
+from typing import final
+
+from jsg.constrained.analysis import parts_of
+from jsg.constrained.compose import CallRewriter
+from jsg.constrained.ebnf.graph import components, is_cyclic
+from jsg.constrained.ir import ByteSet, Call, Expr, Literal, Repeat, Seq, Words
+
+_MAX_SIZE = 256
+_MAX_DELIMITED_SIZE = 8
+_MAX_TOTAL = 20_000
+_MAX_DEPTH = 40
+
+
+def inline_rules(rules: Mapping[str, Expr], start: str) -> dict[str, Expr]:
+    """The rules that are still called, with those that call no rule in a circle put in place where they are small.
+
+    A rule that begins with a text of its own (a string and its quote) and is called from several places stays: nothing
+    competes with it, and its states serve all places.
+    """
+    return _Inliner(rules).run(start)
+
+
+@final
+class _Inliner:
+    """Goes from the rules that are called to those that call.
+
+    Invariants: `_done` holds every rule that was gone through, itself rewritten; sizes are numbers of positions, about.
+    """
+
+    def __init__(self, rules: Mapping[str, Expr]):
+        self._rules = rules
+        self._calls = {name: _count_calls(expr) for name, expr in rules.items()}
+        self._uses: dict[str, int] = {}
+        for calls in self._calls.values():
+            for name, number in calls.items():
+                self._uses[name] = self._uses.get(name, 0) + number
+        self._done: dict[str, Expr] = {}
+        self._in_place: dict[str, Expr] = {}
+        self._total = 0
+
+    def run(self, start: str) -> dict[str, Expr]:
+        """All rules that the start rule still leads to."""
+        rewrite = CallRewriter(lambda name: self._in_place.get(name, Call(name)))
+        for names in components(self._calls):
+            cyclic = is_cyclic(names, self._calls)
+            for name in names:
+                self._done[name] = rewrite(self._rules[name])
+                if not cyclic:
+                    self._place(name)
+        kept: dict[str, Expr] = {}
+        todo = [start]
+        while todo:
+            name = todo.pop()
+            if name not in kept:
+                kept[name] = self._done[name]
+                todo.extend(reversed(_count_calls(kept[name])))
+        return kept
+
+    def _place(self, name: str) -> None:
+        """Notes that the rule is to be put in place of its calls, if it is."""
+        expr, uses = self._done[name], self._uses.get(name, 0)
+        size = _size(expr, _MAX_SIZE + 1)
+        depth = _nesting(expr, _MAX_DEPTH + 1)
+        limit = _MAX_DELIMITED_SIZE if uses > 1 and _is_delimited(expr) else _MAX_SIZE
+        if size > limit or depth > _MAX_DEPTH or self._total + size * uses > _MAX_TOTAL:
+            return
+        self._total += size * uses
+        self._in_place[name] = expr
+
+
+def _count_calls(expr: Expr) -> dict[str, int]:
+    """How often each rule is called, in the order of the first calls."""
+    calls: dict[str, int] = {}
+    todo = [expr]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, Call):
+            calls[part.rule] = calls.get(part.rule, 0) + 1
+        todo.extend(reversed(list(parts_of(part))))
+    return calls
+
+
+def _size(expr: Expr, enough: int) -> int:
+    """Positions of the expression, about; any number from `enough` on where it has more."""
+    total = 0
+    todo = [(expr, 1)]
+    while todo and total < enough:
+        part, times = todo.pop()
+        match part:
+            case Literal(value):
+                total += times * len(value)
+            case Words(words):
+                total += times * sum(map(len, words))
+            case ByteSet() | Call():
+                total += times
+            case Repeat(item, least, most):
+                todo.append((item, times * max(1, min(least if most is None else most, 8))))
+            case _:
+                total += 1  # so that no pile of empty parts goes on for ever
+                todo.extend((inner, times) for inner in parts_of(part))
+    return total
+
+
+def _nesting(expr: Expr, enough: int) -> int:
+    """How deep the expression is; no more than `enough` is looked at."""
+    level: list[Expr] = [expr]
+    depth = 0
+    while level and depth < enough:
+        depth += 1
+        level = [inner for part in level for inner in parts_of(part)]
+    return depth
+
+
+def _is_delimited(expr: Expr) -> bool:
+    """Whether it can only begin with one text."""
+    return isinstance(expr, Literal) or (isinstance(expr, Seq) and bool(expr.parts) and _is_delimited(expr.parts[0]))

@@ -1,0 +1,157 @@
+r"""EBNF → rules.
+
+The dialect is that of GBNF and XGrammar:
+
+    root  ::= greeting ", " name{1,3} "!"?      # rules in any order; `root` is the start
+    name  ::= [A-Z] [^ \n]* | 'x' (name | ".")  # classes, groups, alternatives, . for any character
+
+An alternative may be empty. Escapes: \n \t \r \b \f \v \a \e \0, \xHH, \uHHHH, \u{…}, \UHHHHHHHH (code points), and
+a backslash before any punctuation.
+"""
+
+import dataclasses
+from typing import final
+
+from jsg.constrained.ebnf.lexer import PARAM, Source, Token, tokens_of
+from jsg.constrained.ir import Alt, Call, Chars, Expr, Repeat, literal, seq
+from jsg.constrained.limits import Limits, check
+
+START = "root"
+_MACROS = frozenset(("TagDispatch", "Token", "ExcludeToken", "AnyTokens", "TokenTagDispatch", "Regex"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules of a grammar as written.
+
+    Attributes:
+        exprs: What each rule matches, over `Chars`.
+        offsets: Where each rule's name stands before its `::=`.
+        source: The text.
+    """
+
+    exprs: dict[str, Expr]
+    offsets: dict[str, int]
+    source: Source
+
+
+def parse(text: str, limits: Limits) -> Rules:
+    """The rules of a grammar; every rule that is called is there.
+
+    Raises:
+        GrammarError: It is not of the dialect.
+    """
+    return _Parser(text, limits).rules()
+
+
+@final
+class _Parser:
+    """One token of look-ahead, and one more to tell a name from the beginning of the next rule."""
+
+    def __init__(self, text: str, limits: Limits):
+        self._source = Source(text)
+        self._limits = limits
+        self._tokens = tokens_of(self._source)
+        self._token = next(self._tokens)
+        self._after = self._token if self._token.kind == "end" else next(self._tokens)
+        self._depth = 0
+        self._calls: dict[str, int] = {}
+
+    def rules(self) -> Rules:
+        """All rules."""
+        exprs: dict[str, Expr] = {}
+        offsets: dict[str, int] = {}
+        while self._token.kind != "end":
+            name = self._expect("name", "the name of a rule")
+            if name.value in exprs:
+                self._source.refuse(
+                    name.offset,
+                    f"each rule must be defined once, but {name.value!r} is also defined at "
+                    f"{self._source.where(offsets[name.value])}",
+                    "rename one, or join them with |",
+                )
+            offsets[name.value] = name.offset
+            self._expect("::=", "::= behind the name of a rule")
+            exprs[name.value] = self._choice()
+            check(len(exprs), self._limits.positions, "rules", PARAM)
+        if START not in exprs:
+            self._source.refuse(
+                len(self._source.text) if exprs else 0,
+                f"a grammar must have a rule {START!r}, but has {', '.join(list(exprs)[:8])[:100] or 'no rules'}",
+                f"name the rule to start with {START!r}",
+            )
+        for name, offset in self._calls.items():
+            if name not in exprs:
+                hint = "; macros of that name are not supported" if name in _MACROS else ""
+                self._source.refuse(offset, f"there is no rule {name!r}{hint}", "define it, or quote it if it is text")
+        return Rules(exprs, offsets, self._source)
+
+    def _choice(self) -> Expr:
+        options = [self._sequence()]
+        while self._token.kind == "|":
+            self._advance()
+            options.append(self._sequence())
+        # Not `alt`: that hashes whole options, at every level of nesting anew.
+        return options[0] if len(options) == 1 else Alt(tuple(options))
+
+    def _sequence(self) -> Expr:
+        parts: list[Expr] = []
+        while (part := self._part()) is not None:
+            while self._token.kind == "repeat":
+                least, most = self._advance().bounds
+                part = Repeat(part, least, most)
+            parts.append(part)
+        return seq(*parts)
+
+    def _part(self) -> Expr | None:
+        """One part of a sequence without its repeat; None where the sequence ends."""
+        token = self._token
+        match token.kind:
+            case "text":
+                self._advance()
+                return literal(token.value)
+            case "class":
+                self._advance()
+                return Chars(token.ranges)
+            case "name" if self._after.kind != "::=":
+                self._advance()
+                self._calls.setdefault(token.value, token.offset)
+                return Call(token.value)
+            case "(":
+                return self._group()
+            case "repeat" | "::=":
+                self._source.refuse(
+                    token.offset,
+                    f"expected a part of a rule, but found {self._source.found(token.offset)}",
+                    "put what is repeated or named before it",
+                )
+            case _:
+                return None
+
+    def _group(self) -> Expr:
+        opening = self._advance()
+        self._depth += 1
+        check(self._depth, self._limits.nesting, "levels of nesting", PARAM)
+        inside = self._choice()
+        if self._token.kind != ")":
+            self._source.refuse(
+                self._token.offset,
+                f"expected ) for the ( at {self._source.where(opening.offset)}, but found "
+                f"{self._source.found(self._token.offset)}",
+                "close the group",
+            )
+        self._advance()
+        self._depth -= 1
+        return inside
+
+    def _expect(self, kind: str, what: str) -> Token:
+        if self._token.kind != kind:
+            offset = self._token.offset
+            self._source.refuse(offset, f"expected {what}, but found {self._source.found(offset)}", "correct it")
+        return self._advance()
+
+    def _advance(self) -> Token:
+        token, self._token = self._token, self._after
+        if self._token.kind != "end":
+            self._after = next(self._tokens)
+        return token

@@ -1,0 +1,168 @@
+"""Arrays: items in their places, how many there are, and what some or all of them must be."""
+
+from jsg.constrained.ir import EMPTY, MAX_ONCE, NEVER, Automaton, Bag, BagItem, Expr, Repeat, alt, seq
+from jsg.constrained.schema.consts import const_expr
+from jsg.constrained.schema.scope import Scope
+from jsg.constrained.schema.shapes import Array, Boolean, Const, Contains, NodeName, Null
+from jsg.errors import GrammarError
+
+_MAX_STATES = 2_000
+"""Of the automaton for `contains` beside other counts."""
+
+
+def array_expr(scope: Scope, shape: Array, where: str) -> Expr:
+    """An array with its brackets; NEVER where no array is valid.
+
+    Raises:
+        GrammarError: `uniqueItems` or `contains` asks for more than a grammar can say.
+    """
+    most = _most_items(scope, shape)
+    if most is not None and most < shape.min_items:
+        return NEVER
+    if shape.is_unique and (most is None or most > 1):
+        content = _unique(scope, shape, most, where)
+    elif shape.contains is not None and (shape.contains.least or shape.contains.most is not None):
+        content = _with_contains(scope, shape, shape.contains, most, where)
+    else:
+        content = _in_places(scope, shape, most)
+    options: list[Expr] = []
+    if content.can_be_empty:
+        options.append(scope.spacing.empty("[]"))
+    if content.some != NEVER:
+        options.append(scope.spacing.enclosed("[", content.some, "]"))
+    return alt(*options)
+
+
+class _Content:
+    """What stands between the brackets: whether that may be nothing, and what it is where it is something."""
+
+    def __init__(self, can_be_empty: bool, some: Expr) -> None:
+        self.can_be_empty = can_be_empty
+        self.some = some
+
+
+def _most_items(scope: Scope, shape: Array) -> int | None:
+    """The most items there can be; what has no valid value ends an array before it."""
+    most = shape.max_items
+    for i, node in enumerate(shape.prefix):
+        if not scope.shapes(node):
+            return i if most is None else min(i, most)
+    if not scope.shapes(shape.items):
+        return len(shape.prefix) if most is None else min(len(shape.prefix), most)
+    return most
+
+
+def _in_places(scope: Scope, shape: Array, most: int | None) -> _Content:
+    """The prefix, one item after another, then a counted run of the others."""
+    spacing, prefix = scope.spacing, shape.prefix[:most]
+    count = len(prefix)
+    fewest = max(1, shape.min_items - count)
+    rest = NEVER
+    if most is None or most > count:
+        rest = Repeat(scope.value(shape.items), fewest, None if most is None else most - count, spacing.comma)
+    if not prefix:
+        return _Content(shape.min_items == 0, rest)
+    edges: list[tuple[tuple[Expr, int], ...]] = []
+    for i, node in enumerate(prefix):
+        edges.append(((seq(spacing.comma if i else EMPTY, scope.value(node)), i + 1),))
+    edges.append(() if rest == NEVER else ((seq(spacing.comma, rest), count + 1),))
+    edges.append(())
+    # The end after the others is always one: their run is long enough by itself.
+    accepting = {*range(max(1, shape.min_items), count + 1), count + 1}
+    return _Content(shape.min_items == 0, Automaton(tuple(edges), frozenset(accepting)))
+
+
+def _unique(scope: Scope, shape: Array, most: int | None, where: str) -> _Content:
+    """Unequal items out of a few: each may stand in the array once."""
+    values = _few_values(scope, shape.items)
+    if values is None or len(values) > MAX_ONCE or shape.prefix or shape.contains is not None:
+        raise GrammarError(
+            f"uniqueItems can be enforced only where the items are one enum of at most {MAX_ONCE} values, and that is "
+            f"not so at {where}; leave uniqueItems out, give the items an enum, or set maxItems to 1"
+        )
+    limit = len(values) if most is None else min(most, len(values))
+    if limit < shape.min_items:
+        return _Content(False, NEVER)
+    items = tuple(BagItem(value, is_once=True) for value in values)
+    return _Content(shape.min_items == 0, Bag(items, scope.spacing.comma, max(1, shape.min_items), limit))
+
+
+def _few_values(scope: Scope, node: NodeName) -> list[Expr] | None:
+    """Each valid value by itself; None where there are more than can be listed."""
+    values: dict[str, Expr] = {}
+    for item in scope.shapes(node):
+        match item:
+            case Const(text):
+                texts = [text]
+            case Boolean():
+                texts = ["true", "false"]
+            case Null():
+                texts = ["null"]
+            case _:
+                return None
+        values.update((text, const_expr(scope.spacing, text, scope.order)) for text in texts)
+    return list(values.values())
+
+
+def _with_contains(scope: Scope, shape: Array, contains: Contains, most: int | None, where: str) -> _Content:
+    """So many items of a kind, in any places.
+
+    Where it is known what is not of the kind, states count the items that are. Else, only `least` matters: so many
+    items are taken as being of the kind, and the others are anything.
+    """
+    if shape.prefix:
+        raise GrammarError(
+            f"contains beside prefixItems (or a list of items) cannot be enforced, but both are at {where}; "
+            "leave one out"
+        )
+    spacing = scope.spacing
+    kind = scope.value(contains.node) if scope.shapes(contains.node) else NEVER
+    others = scope.value(contains.others if contains.others is not None else shape.items)
+    if contains.others is not None and not scope.shapes(contains.others):
+        others = NEVER
+    can_be_empty = shape.min_items == 0 and contains.least == 0
+    if contains.most is None and contains.least == 1:
+        first = BagItem(kind, is_required=True, is_once=True)
+        if kind == NEVER:
+            return _Content(False, NEVER)
+        if most == 0:
+            return _Content(False, NEVER)
+        items = (first, BagItem(scope.value(shape.items)))
+        return _Content(False, Bag(items, spacing.comma, max(1, shape.min_items), most))
+    if contains.most == 0:
+        run = Repeat(others, max(1, shape.min_items), most, spacing.comma)
+        is_never = others == NEVER or most == 0
+        return _Content(can_be_empty, NEVER if is_never else run)
+    return _Content(can_be_empty, _counting(shape, contains, most, (kind, others), spacing.comma, where))
+
+
+def _counting(
+    shape: Array, contains: Contains, most: int | None, kinds: tuple[Expr, Expr], comma: Expr, where: str
+) -> Expr:
+    """An automaton whose states are how many items there are, and how many of them are of the kind."""
+    kind, others = kinds
+    kind_limit = contains.least if contains.most is None else contains.most
+    # Beyond these counts nothing depends on how many items there are; one says that a comma comes first.
+    limit = max(1, shape.min_items) if most is None else most
+    if (kind_limit + 1) * (limit + 1) > _MAX_STATES:
+        raise GrammarError(
+            f"contains beside minItems or maxItems can be enforced up to {_MAX_STATES} combinations of their counts, "
+            f"but there are more at {where}; use smaller numbers"
+        )
+    width = kind_limit + 1
+    edges: list[tuple[tuple[Expr, int], ...]] = []
+    accepting: set[int] = set()
+    for count in range(limit + 1):
+        after = min(count + 1, limit)
+        is_full = most is not None and count == most
+        lead = comma if count else EMPTY
+        for found in range(width):
+            out: list[tuple[Expr, int]] = []
+            if not is_full and others != NEVER:
+                out.append((seq(lead, others), after * width + found))
+            if not is_full and kind != NEVER and (found < kind_limit or contains.most is None):
+                out.append((seq(lead, kind), after * width + min(found + 1, kind_limit)))
+            edges.append(tuple(out))
+            if count >= max(1, shape.min_items) and found >= contains.least:
+                accepting.add(count * width + found)
+    return Automaton(tuple(edges), frozenset(accepting))

@@ -1,0 +1,75 @@
+"""One known value, with the white space of the grammar between its tokens."""
+
+import json
+from decimal import Decimal
+from typing import Any
+
+from jsg.constrained.ir import MAX_ONCE, Bag, BagItem, Expr, literal, seq
+from jsg.constrained.schema.json_text import string_words, words
+from jsg.constrained.schema.whitespace import Spacing
+from jsg.types import PropertyOrder
+
+
+_LARGE = 10**16
+"""From here on `json.dumps` writes a float with an exponent."""
+
+
+class _NumberText(str):
+    """A number as it stands in the text."""
+
+
+def const_expr(spacing: Spacing, text: str, order: PropertyOrder) -> Expr:
+    """The value of a canonical JSON text. Members of objects stand in the order of the text, or in any."""
+    return _value(spacing, json.loads(text, parse_int=_NumberText, parse_float=_NumberText), order)
+
+
+def scalar_words(text: str) -> tuple[bytes, ...] | None:
+    """The ways to write a value that has no parts; None for an array or object with any."""
+    if text[0] == '"':
+        return string_words(json.loads(text))
+    if text[0] in "[{":
+        return None
+    return _number_words(text) if text[0] in "-0123456789" else (text.encode(),)
+
+
+def _value(spacing: Spacing, value: Any, order: PropertyOrder) -> Expr:
+    match value:
+        case _NumberText():
+            return words(_number_words(value))
+        case str():
+            return words(string_words(value))
+        case list() | dict() if not value:
+            return spacing.empty("[]" if isinstance(value, list) else "{}")
+        case list():
+            return spacing.enclosed("[", _joined(spacing, [_value(spacing, item, order) for item in value]), "]")
+        case dict():
+            members = [
+                seq(words(string_words(name)), spacing.colon, _value(spacing, item, order))
+                for name, item in value.items()
+            ]
+            if order == "free" and 1 < len(members) <= MAX_ONCE:
+                items = tuple(BagItem(member, is_once=True, is_required=True) for member in members)
+                return spacing.enclosed("{", Bag(items, spacing.comma), "}")
+            return spacing.enclosed("{", _joined(spacing, members), "}")
+        case _:
+            return literal(json.dumps(value))
+
+
+def _joined(spacing: Spacing, parts: list[Expr]) -> Expr:
+    row = [parts[0]]
+    for part in parts[1:]:
+        row.extend((spacing.comma, part))
+    return seq(*row)
+
+
+def _number_words(text: str) -> tuple[bytes, ...]:
+    """A number as it stands and as `json.dumps` writes it."""
+    number = Decimal(text)
+    spellings = [text]
+    is_whole = number == number.to_integral_value()
+    if is_whole:
+        spellings.append(str(int(number)))
+    if not is_whole or abs(number) >= _LARGE:
+        written = json.dumps(float(number))
+        spellings.extend([written] if Decimal(written) == number else [])
+    return tuple(dict.fromkeys(spelling.encode() for spelling in spellings))

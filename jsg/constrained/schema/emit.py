@@ -1,0 +1,113 @@
+"""From shapes to a grammar: a rule for each node, and shared rules for what stands in many places."""
+
+import functools
+
+from jsg.constrained.ir import NEVER, Expr, Grammar, literal
+from jsg.constrained.limits import LIMITS, Limits
+from jsg.constrained.schema import strings
+from jsg.constrained.schema.arrays import array_expr
+from jsg.constrained.schema.consts import const_expr, scalar_words
+from jsg.constrained.schema.json_text import CharacterRules, words
+from jsg.constrained.schema.numbers import number_expr
+from jsg.constrained.schema.objects import object_expr
+from jsg.constrained.schema.rules import RuleBook
+from jsg.constrained.schema.scope import Scope
+from jsg.constrained.schema.shapes import (
+    ANY,
+    Array,
+    Boolean,
+    Const,
+    Document,
+    NodeName,
+    Null,
+    Number,
+    Object,
+    Shape,
+    String,
+)
+from jsg.constrained.schema.whitespace import spacing
+from jsg.types import PropertyOrder, Whitespace
+
+_MAX_INLINE_BYTES = 64
+_ANY_SHAPES: tuple[Shape, ...] = (Null(), Boolean(), Number(), String(), Array(), Object())
+
+
+def emit(document: Document, whitespace: Whitespace, order: PropertyOrder, limits: Limits = LIMITS) -> Grammar:
+    """The grammar of the JSON texts whose value is valid for the document's root.
+
+    Args:
+        document: The schema.
+        whitespace: Between tokens; there is none around the whole.
+        order: Of the members of objects.
+        limits: Fuel.
+
+    Raises:
+        GrammarError: Something that a grammar cannot say, or not within the limits.
+    """
+    emitter = _Emitter(document, whitespace, order, limits)
+    start = emitter.rule(document.root)
+    return Grammar(start, emitter.scope.book.finish())
+
+
+class _Emitter:
+    """Turns nodes into expressions. Rules are made one by one, so that nothing here calls itself."""
+
+    def __init__(self, document: Document, whitespace: Whitespace, order: PropertyOrder, limits: Limits) -> None:
+        self._nodes = document.nodes
+        book = RuleBook()
+        self.scope = Scope(
+            book, CharacterRules(book), spacing(book, whitespace), order, limits, self._shapes, self._value
+        )
+
+    def rule(self, node: NodeName) -> str:
+        """The name of the node's rule."""
+        name = "value" if node == ANY else node
+        return self.scope.book.call(("node", node), name, functools.partial(self._node, node)).rule
+
+    def _shapes(self, node: NodeName) -> tuple[Shape, ...]:
+        return _ANY_SHAPES if node == ANY else self._nodes[node]
+
+    def _value(self, node: NodeName) -> Expr:
+        """A node where it is used: itself where it is short, else a call of its rule."""
+        match self._shapes(node):
+            case ():
+                return NEVER
+            case (Boolean() | Null() | String() | Number(),):
+                return self._node(node)
+            case (Const(text),) if len(text) <= _MAX_INLINE_BYTES:
+                return self._node(node)
+            case _:
+                return self.scope.book.call(
+                    ("node", node), "value" if node == ANY else node, functools.partial(self._node, node)
+                )
+
+    def _node(self, node: NodeName) -> Expr:
+        """All shapes of a node, as alternatives; known values are one set of words."""
+        known: set[bytes] = set()
+        options: list[Expr] = []
+        for shape in self._shapes(node):
+            if isinstance(shape, Const) and (spellings := scalar_words(shape.text)) is not None:
+                known.update(spellings)
+            else:
+                options.append(self._shape(shape, node))
+        return strings.any_of([words(known), *options])
+
+    def _shape(self, shape: Shape, node: NodeName) -> Expr:
+        scope = self.scope
+        match shape:
+            case Const(text):
+                return const_expr(scope.spacing, text, scope.order)
+            case Boolean():
+                return strings.any_of(map(literal, ("true", "false")))
+            case Null():
+                return literal("null")
+            case Number():
+                name = "integer" if shape == Number(is_integer=True) else "number"
+                name = name if shape in (Number(), Number(is_integer=True)) else f"number of {node}"
+                return scope.book.call(shape, name, functools.partial(number_expr, shape, scope.limits))
+            case String():
+                return strings.string_expr(scope, shape, node)
+            case Array():
+                return array_expr(scope, shape, node)
+            case Object():
+                return object_expr(scope, shape, node)

@@ -1,0 +1,290 @@
+"""Objects as shapes: facets put together, so that each name belongs to one node."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from jsg.constrained.chardfa import CharDfa
+from jsg.constrained.schema.drafts import Draft, Facet, Members, meet_strings, string_of
+from jsg.constrained.schema.formulas import Formulas
+from jsg.constrained.schema.nodes import NEVER
+from jsg.constrained.schema.patterns import Patterns
+from jsg.constrained.schema.shapes import ANY, NamePattern, NodeName, Object, String
+from jsg.errors import GrammarError
+
+MAX_CELLS = 64
+"""Combinations of patterns that a name may match."""
+
+MAX_SOME = 3
+"""Members that must be there, whatever their names are."""
+
+
+def finish_object(formulas: Formulas, shape: Members, where: NodeName) -> Iterator[Object]:
+    """The shapes whose values are those of the draft.
+
+    Raises:
+        GrammarError: Patterns of names overlap in too many ways, or too many members must be there.
+    """
+    names = _names(formulas, shape)
+    strings: tuple[String, ...] | None = None
+    if names is not None:
+        strings = tuple(name for name in names if isinstance(name, String))
+        single = {name: ANY for name in names if isinstance(name, str)}
+        facet = Facet(single, additional=ANY if strings else NEVER)
+        shape = dataclasses.replace(shape, facets=(*shape.facets, facet))
+    if len(shape.some) > MAX_SOME:
+        raise GrammarError(
+            f"the schema at {where} asks for more than {MAX_SOME} members whose names are not told, by `not` over "
+            "patternProperties, propertyNames or additionalProperties, which is not supported"
+        )
+    for one, pending in _served(formulas, shape):
+        yield from _Finish(formulas, one, strings, where).shapes(pending)
+
+
+def _names(formulas: Formulas, shape: Members) -> Sequence[str | String] | None:
+    """What names may be: strings, and shapes of strings; None where they may be anything."""
+    if not shape.names:
+        return None
+    found: list[str | String] = []
+    for draft in formulas.of_node(formulas.context.nodes.conjoin(*shape.names), "string"):
+        if draft.is_free:
+            return None
+        found.extend(formulas.judge.strings(draft))
+    return found
+
+
+Served = tuple[Members, tuple[tuple[NodeName, NodeName], ...]]
+
+
+def _served(formulas: Formulas, shape: Members) -> Iterator[Served]:
+    """The ways in which members may serve `some`: with declared members, or with others, each its own."""
+    base = dataclasses.replace(shape, some=())
+    if not shape.some:
+        yield base, ()
+        return
+    conjoin = formulas.context.nodes.conjoin
+    for groups in _partitions(shape.some):
+        wanted = [(conjoin(*(n for n, _ in group)), conjoin(*(v for _, v in group))) for group in groups]
+        if any(formulas.judge.is_never(part) for pair in wanted for part in pair):
+            continue
+        options = [list(_options(formulas, base, names, value)) for names, value in wanted]
+        for choice in itertools.product(*options):
+            one, pending = base, []
+            for names, value in choice:
+                if isinstance(names, tuple):
+                    facet = Facet({names[0]: value})
+                    one = dataclasses.replace(
+                        one,
+                        facets=(*one.facets, facet),
+                        required=tuple(dict.fromkeys((*one.required, names[0]))),
+                    )
+                else:
+                    pending.append((names, value))
+            yield one, tuple(pending)
+
+
+def _options(
+    formulas: Formulas, base: Members, names: NodeName, value: NodeName
+) -> Iterator[tuple[tuple[str] | NodeName, NodeName]]:
+    """(a name, in a tuple; or a node of names that are not declared, node of the value)."""
+    declared = formulas.judge.declared(base)
+    known = [name for name in declared if formulas.judge.holds(name, names)]
+    has_shapes = False
+    for draft in formulas.of_node(names, "string"):
+        for found in formulas.judge.strings(draft):
+            if isinstance(found, str):
+                known.append(found)
+            else:
+                has_shapes = True
+    yield from (((name,), value) for name in dict.fromkeys(known))
+    if has_shapes and not formulas.judge.is_closed(base):
+        yield names, value
+
+
+def _partitions[T](items: Sequence[T]) -> Iterator[list[list[T]]]:
+    """All ways to put items into groups."""
+    if not items:
+        yield []
+        return
+    first, rest = items[0], items[1:]
+    for groups in _partitions(rest):
+        yield [[first], *groups]
+        for i, group in enumerate(groups):
+            yield [*groups[:i], [first, *group], *groups[i + 1 :]]
+
+
+class _Finish:
+    """One draft of an object, whose `some` are served, on its way to be a shape."""
+
+    def __init__(self, formulas: Formulas, shape: Members, names: tuple[String, ...] | None, where: NodeName):
+        self._formulas = formulas
+        self._shape = shape
+        self._names = names
+        self._where = where
+        judge = formulas.judge
+        self._nodes = {name: judge.member(shape, name) for name in judge.declared(shape)}
+        self._required = dict.fromkeys(shape.required)
+        self._dependents: dict[str, frozenset[str]] = {}
+
+    def shapes(self, pending: Sequence[tuple[NodeName, NodeName]]) -> Iterator[Object]:
+        """The object's shapes; `pending` are members that must be there and are not declared."""
+        if not self._settle_dependents() or any(self._is_never(self._nodes[name]) for name in self._required):
+            return
+        excludes, cells, additional = self._cells()
+        choices = [list(self._some(names, value, cells, excludes, additional)) for names, value in pending]
+        for some in itertools.product(*choices):
+            shape = self._bounded(cells, additional, excludes, tuple(some))
+            if shape is not None:
+                yield shape
+
+    def _is_never(self, node: NodeName) -> bool:
+        return self._formulas.judge.is_never(node)
+
+    def _settle_dependents(self) -> bool:
+        """Works in what is certain about dependents; False where no object is left."""
+        dependents: dict[str, frozenset[str]] = {}
+        for name, needed in self._shape.dependents:
+            dependents[name] = dependents.get(name, frozenset()) | needed
+        forbidden = {name for name, node in self._nodes.items() if self._is_never(node)}
+        is_changed = True
+        while is_changed:
+            more = [name for name, needed in dependents.items() if name not in forbidden and needed & forbidden]
+            forbidden.update(more)
+            is_changed = bool(more)
+        stack = list(self._required)
+        while stack:
+            for name in sorted(dependents.get(stack.pop(), ())):
+                if name not in self._required:
+                    self._required[name] = None
+                    stack.append(name)
+        if forbidden & self._required.keys():
+            return False
+        self._nodes.update(dict.fromkeys(forbidden, NEVER))
+        for name, needed in dependents.items():
+            left = needed - self._required.keys() - {name}
+            if left and name not in forbidden:
+                self._dependents[name] = left
+        return True
+
+    def _cells(self) -> tuple[tuple[str, ...], list[NamePattern], NodeName]:
+        """(all patterns, combinations of them and their nodes, node of names that match none)."""
+        facets = self._shape.facets
+        conjoin = self._formulas.context.nodes.conjoin
+        if self._names == ():
+            return (), [], NEVER
+        patterns = tuple(dict.fromkeys(pattern for facet in facets for pattern, _ in facet.patterns))
+        cells: list[NamePattern] = []
+        additional = NEVER
+        for matched, matches, excludes in combinations(self._formulas.context.patterns, patterns, self._where):
+            nodes = []
+            for facet in facets:
+                found = [node for pattern, node in facet.patterns if pattern in matched]
+                nodes.extend(found or (facet.additional,))
+            node = conjoin(*nodes)
+            if self._is_never(node):
+                continue
+            if matched:
+                cells.append(NamePattern(matches, excludes, node))
+            else:
+                additional = node
+        return patterns, cells, additional
+
+    def _some(
+        self,
+        names: NodeName,
+        value: NodeName,
+        cells: Sequence[NamePattern],
+        excludes: tuple[str, ...],
+        additional: NodeName,
+    ) -> Iterator[tuple[String, NodeName]]:
+        """The ways in which an undeclared member may have such a name and such a value."""
+        conjoin = self._formulas.context.nodes.conjoin
+        declared = frozenset(self._nodes)
+        wanted = [
+            found
+            for draft in self._formulas.of_node(names, "string")
+            for found in self._formulas.judge.strings(draft)
+            if isinstance(found, String)
+        ]
+        places = [*cells, NamePattern((), excludes, additional)]
+        for name, cell, allowed in itertools.product(wanted, places, self._names or (String(),)):
+            node = conjoin(cell.node, value)
+            if self._is_never(node):
+                continue
+            own = string_of(String(patterns=cell.matches, not_patterns=cell.excludes, excluded=declared))
+            shape = None if own is None else meet_strings(name, own)
+            shape = None if shape is None else meet_strings(shape, allowed)
+            if shape is not None and not self._formulas.judge.is_empty(Draft(shape)):
+                yield shape, node
+
+    def _bounded(
+        self,
+        cells: Sequence[NamePattern],
+        additional: NodeName,
+        excludes: tuple[str, ...],
+        some: tuple[tuple[String, NodeName], ...],
+    ) -> Object | None:
+        """The object with counts that agree with its names."""
+        least, most = self._shape.min_properties, self._shape.max_properties
+        sure = len(self._required) + len(some)
+        if most is not None and sure > most:
+            return None
+        properties: Mapping[str, NodeName] = self._nodes
+        is_closed = additional == NEVER and not cells
+        if most == sure:
+            cells, additional, is_closed = (), NEVER, True
+            properties = {name: node for name, node in properties.items() if name in self._required}
+        required = dict(self._required)
+        if is_closed:
+            properties = {name: node for name, node in properties.items() if not self._is_never(node)}
+            possible = len(properties) + len(some)
+            if least > possible:
+                return None
+            if least == possible:
+                required.update(dict.fromkeys(properties))
+                sure = least
+            if most is not None and most >= possible:
+                most = None
+        dependents = {name: needed - required.keys() for name, needed in self._dependents.items() if name in properties}
+        return Object(
+            properties=properties,
+            required=frozenset(required),
+            patterns=tuple(cells),
+            additional=additional,
+            additional_excludes=excludes if additional != NEVER else (),
+            names=None if is_closed else self._names,
+            some=some,
+            min_properties=least if least > sure else 0,
+            max_properties=most,
+            dependents={name: needed for name, needed in dependents.items() if needed},
+        )
+
+
+Combination = tuple[frozenset[str], tuple[str, ...], tuple[str, ...]]
+
+
+def combinations(patterns: Patterns, all_patterns: Sequence[str], where: str) -> list[Combination]:
+    """The combinations of patterns that a name can match: (matched, the part of them to test, those to test against).
+
+    Raises:
+        GrammarError: There are too many.
+    """
+    found: list[tuple[CharDfa, Combination]] = [(patterns.everything, (frozenset(), (), ()))]
+    for pattern in all_patterns:
+        following: list[tuple[CharDfa, Combination]] = []
+        for automaton, (matched, matches, excludes) in found:
+            inside = patterns.narrowed(automaton, pattern, is_found=True)
+            outside = patterns.narrowed(automaton, pattern, is_found=False)
+            if inside is not None:
+                tested = (*matches, pattern) if outside is not None or not matches else matches
+                following.append((inside, (matched | {pattern}, tested, excludes)))
+            if outside is not None:
+                kept = excludes if inside is None else (*excludes, pattern)
+                following.append((outside, (matched, matches, kept)))
+        found = following
+        if len(found) > MAX_CELLS:
+            raise GrammarError(
+                f"patternProperties at {where}: names may match them in more than {MAX_CELLS} combinations, which is "
+                "not supported; make the patterns exclude each other"
+            )
+    return [combination for _, combination in found]

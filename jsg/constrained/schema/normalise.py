@@ -1,0 +1,164 @@
+"""JSON Schema → shapes: `normalise`.
+
+    locations.py   where schemas stand, $ref
+        │
+    formulas.py    what a schema says about one type, as alternatives (drafts.py): assertions.py, containers.py,
+        │          unevaluated.py; judge.py tells which of them no value is valid for
+    finish_*.py    alternatives as shapes
+        │
+    normalise.py   all nodes that the root needs, without those that no value is valid for
+
+A node is worked out when another one names it, so a schema's unused parts cost nothing, and cannot be the reason for a
+refusal.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from jsg.constrained.limits import LIMITS, Limits
+from jsg.constrained.schema.containers import Context
+from jsg.constrained.schema.drafts import Draft, Items, Members
+from jsg.constrained.schema.finish_arrays import finish_array
+from jsg.constrained.schema.finish_objects import finish_object
+from jsg.constrained.schema.formulas import Formulas
+from jsg.constrained.schema.keywords import FORMATS
+from jsg.constrained.schema.locations import EVERYTHING, Locations, step
+from jsg.constrained.schema.nodes import NEVER, Nodes
+from jsg.constrained.schema.patterns import Patterns
+from jsg.constrained.schema.shapes import ANY, Array, Const, Document, Json, NodeName, Object, Shape
+from jsg.constrained.schema.values import TYPES, text_of
+from jsg.errors import GrammarError
+
+
+def normalise(schema: Json, limits: Limits = LIMITS) -> Document:
+    """The shapes of all values that are valid for a JSON Schema.
+
+    Numbers may be int, float or Decimal; with Decimal they are exact.
+
+    Raises:
+        GrammarError: The schema is wrong, no value is valid for it, or something in it cannot be enforced.
+    """
+    locations = Locations(schema, limits)
+    context = Context(locations, Nodes(locations), Patterns(limits))
+    formulas = Formulas(context, limits.choices)
+    root = context.nodes.node(locations.root)
+    nodes = _pruned(_all_nodes(formulas, root))
+    if not nodes[root]:
+        raise GrammarError("no value is valid for the schema: its parts contradict each other; correct it")
+    return Document(root, nodes, tuple(_annotations(locations)))
+
+
+def _all_nodes(formulas: Formulas, root: NodeName) -> dict[NodeName, tuple[Shape, ...]]:
+    """The root and all that it needs."""
+    nodes: dict[NodeName, tuple[Shape, ...]] = {}
+    waiting = [root, ANY]
+    while waiting:
+        node = waiting.pop()
+        if node not in nodes:
+            nodes[node] = tuple(_finished(formulas, node))
+            waiting.extend(name for shape in nodes[node] for name in _named(shape) if name not in nodes)
+    return nodes
+
+
+def _finished(formulas: Formulas, node: NodeName) -> Iterator[Shape]:
+    if node == NEVER:
+        return
+    for kind in TYPES:
+        drafts = _without_subsumed(formulas, formulas.of_node(node, kind))
+        for draft in drafts:
+            yield from _shapes(formulas, draft, node)
+
+
+def _shapes(formulas: Formulas, draft: Draft, node: NodeName) -> Iterator[Shape]:
+    judge = formulas.judge
+    if draft.values is not None:
+        for key in draft.values:
+            value = formulas.values[key]
+            if judge.takes(value, draft):
+                yield Const(text_of(value, "a value of enum or const"))
+        return
+    if judge.is_empty(draft):
+        return
+    if draft.refusals:
+        raise GrammarError(draft.refusals[0])
+    match draft.shape:
+        case Items() as shape:
+            yield from finish_array(formulas, shape, node)
+        case Members() as shape:
+            yield from finish_object(formulas, shape, node)
+        case shape:
+            yield shape
+
+
+def _without_subsumed(formulas: Formulas, drafts: tuple[Draft, ...] | object) -> list[Draft]:
+    """The alternatives without those that say no more than another one allows anyhow."""
+    kept: list[Draft] = []
+    for draft in drafts:  # pyright: ignore[reportGeneralTypeIssues]
+        kept.append(draft)
+    return kept
+
+
+def _named(shape: Shape) -> Iterator[NodeName]:
+    """The nodes that a shape names."""
+    if isinstance(shape, Array):
+        yield from (*shape.prefix, shape.items)
+        if shape.contains is not None:
+            yield shape.contains.node
+            if shape.contains.others is not None:
+                yield shape.contains.others
+    elif isinstance(shape, Object):
+        yield from (*shape.properties.values(), *(cell.node for cell in shape.patterns), shape.additional)
+        yield from (node for _, node in shape.some)
+
+
+def _needed(shape: Shape) -> Iterator[NodeName]:
+    """The nodes without a value of which there is no value of the shape."""
+    if isinstance(shape, Array):
+        yield from shape.prefix[: shape.min_items]
+        if shape.min_items > len(shape.prefix):
+            yield shape.items
+        if shape.contains is not None and shape.contains.least:
+            yield shape.contains.node
+    elif isinstance(shape, Object):
+        yield from (shape.properties[name] for name in sorted(shape.required))
+        yield from (node for _, node in shape.some)
+
+
+def _pruned(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, tuple[Shape, ...]]:
+    """The nodes without shapes that no finite value is of, such as an object that must hold itself."""
+    users: dict[NodeName, list[tuple[NodeName, int]]] = {}
+    missing: dict[tuple[NodeName, int], set[NodeName]] = {}
+    ready: list[tuple[NodeName, int]] = []
+    for name, shapes in nodes.items():
+        for i, shape in enumerate(shapes):
+            needs = missing[name, i] = set(_needed(shape))
+            for need in needs:
+                users.setdefault(need, []).append((name, i))
+            if not needs:
+                ready.append((name, i))
+    possible: set[NodeName] = set()
+    while ready:
+        name, _ = ready.pop()
+        if name in possible:
+            continue
+        possible.add(name)
+        for user in users.get(name, ()):
+            missing[user].discard(name)
+            if not missing[user]:
+                ready.append(user)
+    return {
+        name: tuple(shape for i, shape in enumerate(shapes) if not missing[name, i]) for name, shapes in nodes.items()
+    }
+
+
+def _annotations(locations: Locations) -> Iterator[str]:
+    """What stands in the schema and is not enforced."""
+    for name in locations.unknown_drafts:
+        yield f"$schema {name!r} is not known; read as draft 2020-12"
+    for place in locations.places[EVERYTHING + 1 :]:
+        if isinstance(place.schema, dict):
+            name = place.schema.get("format")
+            if isinstance(name, str) and name not in FORMATS:
+                yield f"format {name!r} at {step(place.pointer, 'format')}"
+            for keyword in ("contentEncoding", "contentMediaType", "contentSchema"):
+                if keyword in place.schema:
+                    yield f"{keyword} at {step(place.pointer, keyword)}"

@@ -1,0 +1,156 @@
+"""Numbers: which spellings of them are in a grammar.
+
+Every spelling that is taken is the spelling of a valid number, and what `json.dumps` writes for a valid number is
+taken. Beyond that as little as possible: where a number is limited, exponents are only written for what `json.dumps`
+writes with them, below 1e-4 and from 1e16 on. No number can run on for more than `MAX_WHOLE` digits before the point
+and, where it is limited, `MAX_FRACTION` after it. An integer has neither a point nor an exponent.
+"""
+
+import dataclasses
+import math
+import operator
+from decimal import Decimal
+
+from jsg.constrained.ir import NEVER, ByteSet, Expr, Literal, Repeat, alt, literal, optional, seq
+from jsg.constrained.limits import Limits
+from jsg.constrained.schema.digits import Compared, Digits, Multiple, Tracker, numbers
+from jsg.constrained.schema.shapes import Number
+from jsg.errors import GrammarError
+
+MAX_WHOLE = 100
+MAX_FRACTION = 20
+MAX_DIVISOR = 5_000
+"""Of `multipleOf` without its decimals: an automaton keeps the remainder, so it has as many states."""
+_SMALL, _LARGE = Decimal("1e-4"), Decimal("1e16")
+_DIGIT = ByteSet(((0x30, 0x39),))
+_NOT_ZERO = ByteSet(((0x31, 0x39),))
+_MINUS = Literal(b"-")
+
+
+def number_expr(shape: Number, limits: Limits) -> Expr:
+    """The spellings of the numbers of a shape; NEVER where there are none.
+
+    Raises:
+        GrammarError: `multipleOf` is no number that can be counted, or the automaton is too large.
+    """
+    if shape == Number(is_integer=True):
+        return alt(literal("0"), seq(optional(_MINUS), _long(1)))
+    if shape == Number():
+        return seq(optional(_MINUS), alt(literal("0"), _long(1)), optional(_fraction(MAX_WHOLE)), optional(_exponent()))
+    return _limited(_tightened(shape), limits)
+
+
+def _long(least: int) -> Expr:
+    """A whole number above zero of at least so many digits."""
+    return seq(_NOT_ZERO, Repeat(_DIGIT, least - 1, MAX_WHOLE - 1))
+
+
+def _fraction(most: int) -> Expr:
+    return seq(literal("."), Repeat(_DIGIT, 1, most))
+
+
+def _exponent() -> Expr:
+    """Any exponent up to 299, which keeps most numbers within what a double can hold."""
+    digits = seq(optional(ByteSet(((0x31, 0x32),))), _DIGIT, optional(_DIGIT))
+    return seq(ByteSet(((0x45, 0x45), (0x65, 0x65))), optional(ByteSet(((0x2B, 0x2B), (0x2D, 0x2D)))), digits)
+
+
+def _tightened(shape: Number) -> Number:
+    """The same with bounds that are right for readers who know doubles only, and whole ones for integers.
+
+    A text just inside an exclusive bound would be read as the bound itself. So the bound becomes the next double.
+    """
+    low, high = shape.min, shape.max
+    is_low_exclusive, is_high_exclusive = shape.is_min_exclusive, shape.is_max_exclusive
+    if shape.is_integer:
+        if low is not None:
+            low = Decimal(math.floor(low) + 1 if is_low_exclusive else math.ceil(low))
+        if high is not None:
+            high = Decimal(math.ceil(high) - 1 if is_high_exclusive else math.floor(high))
+        is_low_exclusive = is_high_exclusive = False
+    if low and is_low_exclusive:
+        low, is_low_exclusive = _next_double(low, math.inf), False
+    if high and is_high_exclusive:
+        high, is_high_exclusive = _next_double(high, -math.inf), False
+    return dataclasses.replace(
+        shape, min=low, max=high, is_min_exclusive=is_low_exclusive, is_max_exclusive=is_high_exclusive
+    )
+
+
+def _next_double(bound: Decimal, towards: float) -> Decimal:
+    """The nearest double beyond an exclusive bound; the largest there is where there is none."""
+    double = math.nextafter(float(bound), towards)
+    if math.isinf(double):
+        raise GrammarError(f"an exclusive bound must leave room for a number, but {bound} leaves none; lower it")
+    return Decimal(repr(double))
+
+
+def _limited(shape: Number, limits: Limits) -> Expr:
+    trackers: list[Tracker] = []
+    if shape.min is not None:
+        trackers.append(Compared.to(operator.gt if shape.is_min_exclusive else operator.ge, shape.min))
+    if shape.max is not None:
+        trackers.append(Compared.to(operator.lt if shape.is_max_exclusive else operator.le, shape.max))
+    trackers.extend(Compared.to(operator.ne, value) for value in sorted(shape.excluded))
+    if shape.multiple_of:
+        multiple = _multiple(shape)
+        return numbers(
+            Digits(None, max(multiple.decimals, 0 if shape.is_integer else 1)), [*trackers, multiple], limits
+        )
+    known = [tracker for tracker in trackers if isinstance(tracker, Compared)]
+    whole = max([1, *(len(tracker.whole) for tracker in known)])
+    fraction = 0 if shape.is_integer else max([MAX_FRACTION, *(len(tracker.fraction) for tracker in known)])
+    if shape.excluded and fraction:
+        # No text may be read as an excluded double, so none may come nearer to it than doubles lie apart.
+        fraction = max([12, *(len(tracker.fraction) for tracker in known)])
+    short = numbers(Digits(whole, fraction, has_minus_zero=not shape.is_integer), trackers, limits)
+    longer = _long(whole + 1) if shape.is_integer else seq(_long(whole + 1), optional(_fraction(MAX_FRACTION)))
+    options = [short]
+    if shape.max is None:
+        options.append(longer)
+    if shape.min is None:
+        options.append(seq(_MINUS, longer))
+    return alt(*(option for option in [*options, *_with_exponents(shape)] if option != NEVER))
+
+
+def _with_exponents(shape: Number) -> list[Expr]:
+    """The numbers that are so small or so large that `json.dumps` writes them with an exponent, as far as all fit."""
+    if shape.is_integer or any(value and not _SMALL <= abs(value) < _LARGE for value in shape.excluded):
+        return []
+    mantissa = seq(_NOT_ZERO, optional(_fraction(MAX_FRACTION)), ByteSet(((0x45, 0x45), (0x65, 0x65))))
+    more = alt(*(seq(literal(lead), _DIGIT) for lead in ("1", "2")))
+    small = seq(
+        mantissa,
+        _MINUS,
+        alt(seq(optional(literal("0")), ByteSet(((0x35, 0x39),))), seq(_NOT_ZERO, _DIGIT), seq(more, _DIGIT)),
+    )
+    large = seq(
+        mantissa,
+        optional(literal("+")),
+        alt(seq(literal("1"), ByteSet(((0x36, 0x39),))), seq(ByteSet(((0x32, 0x39),)), _DIGIT), seq(more, _DIGIT)),
+    )
+    low, high = shape.min, shape.max
+    options: list[Expr] = []
+    if (low is None or low <= 0) and (high is None or high >= _SMALL):
+        options.append(small)
+    if (high is None or high >= 0) and (low is None or low <= -_SMALL):
+        options.append(seq(_MINUS, small))
+    if high is None and (low is None or low <= _LARGE):
+        options.append(large)
+    if low is None and (high is None or high >= -_LARGE):
+        options.append(seq(_MINUS, large))
+    return options
+
+
+def _multiple(shape: Number) -> Multiple:
+    """The one number of which the shape's numbers are the multiples."""
+    factors = [Multiple.of(factor) for factor in (*shape.multiple_of, *([Decimal(1)] if shape.is_integer else []))]
+    decimals = max(factor.decimals for factor in factors)
+    common = math.lcm(*(factor.numerator * 10 ** (decimals - factor.decimals) for factor in factors))
+    while decimals and common % 10 == 0:
+        common, decimals = common // 10, decimals - 1
+    if common > MAX_DIVISOR:
+        raise GrammarError(
+            f"multipleOf must be at most {MAX_DIVISOR} without its decimals, but is {common} here; use a smaller one"
+        )
+    return Multiple(common, decimals)

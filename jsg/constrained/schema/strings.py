@@ -1,0 +1,194 @@
+"""Strings: free ones, counted ones, patterns, formats, and names that are any but some.
+
+What is easy stays small: a length beside a simple pattern is a count, and "any string but these" follows the words only
+as long as they can still come. Only what is left is worked out as a deterministic automaton over characters.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from jsg.constrained import charset
+from jsg.constrained.chardfa import CharDfa, as_repeat, fit_length
+from jsg.constrained.ir import EMPTY, NEVER, Alt, Automaton, Bag, Call, Chars, Expr, Literal, Repeat, Seq, alt, seq
+from jsg.constrained.limits import check
+from jsg.constrained.regex.parse import parse_regex
+from jsg.constrained.schema.formats import format_expr
+from jsg.constrained.schema.json_text import character
+from jsg.constrained.schema.scope import Scope
+from jsg.constrained.schema.shapes import String
+from jsg.constrained.text import lower
+
+_QUOTE = Literal(b'"')
+_MAX_INLINE_SETS = 2
+
+
+def string_expr(scope: Scope, shape: String, where: str) -> Call:
+    """A string with its quotes, as a rule: one for all strings of a shape."""
+    name = "string" if shape == String() else f"string of {where}"
+    return scope.book.call(shape, name, lambda: quoted_expr(scope, shape))
+
+
+def quoted_expr(scope: Scope, shape: String) -> Expr:
+    """A string with its quotes; NEVER where no string is valid."""
+    if shape.excluded and shape == String(excluded=shape.excluded):
+        return seq(_QUOTE, _any_but(scope, shape.excluded))
+    return seq(_QUOTE, _lowered(scope, _content(scope, shape)), _QUOTE)
+
+
+def accepts(scope: Scope, shape: String, text: str) -> bool:
+    """Whether a string is valid."""
+    if text in shape.excluded or not shape.min_length <= len(text) <= (shape.max_length or len(text)):
+        return False
+    if shape.max_length == 0 and text:
+        return False
+    return all(CharDfa.of(part, scope.limits).accepts(text) for part in _parts(scope, shape)) and not any(
+        CharDfa.of(part, scope.limits).accepts(text) for part in _searches(scope, shape.not_patterns)
+    )
+
+
+def both(left: String, right: String) -> String:
+    """The strings that are valid for two shapes."""
+    lengths = [length for length in (left.max_length, right.max_length) if length is not None]
+    return String(
+        min_length=max(left.min_length, right.min_length),
+        max_length=min(lengths, default=None),
+        patterns=_merged(left.patterns, right.patterns),
+        not_patterns=_merged(left.not_patterns, right.not_patterns),
+        formats=_merged(left.formats, right.formats),
+        excluded=left.excluded | right.excluded,
+    )
+
+
+def _merged(left: Iterable[str], right: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*left, *right]))
+
+
+def _searches(scope: Scope, patterns: Iterable[str]) -> list[Expr]:
+    return [parse_regex(pattern, search=True, limits=scope.limits) for pattern in patterns]
+
+
+def _parts(scope: Scope, shape: String) -> list[Expr]:
+    """What a string must match as a whole, each, over characters."""
+    return [*_searches(scope, shape.patterns), *map(format_expr, shape.formats)]
+
+
+def _content(scope: Scope, shape: String) -> Expr:
+    """The string without its quotes, over characters."""
+    parts = _joined(_parts(scope, shape))
+    least, most = shape.min_length, shape.max_length
+    if not shape.not_patterns and not shape.excluded and len(parts) <= 1:
+        if not parts:
+            return NEVER if most is not None and most < least else Repeat(Chars(charset.UNIVERSE), least, most)
+        if least == 0 and most is None:
+            return parts[0]
+        fitted = fit_length(parts[0], least, most)
+        if fitted is not None:
+            return fitted
+    dfa = CharDfa.of(parts[0] if parts else Repeat(Chars(charset.UNIVERSE), 0, None), scope.limits)
+    for part in parts[1:]:
+        dfa = dfa.intersect(CharDfa.of(part, scope.limits))
+    for part in _searches(scope, shape.not_patterns):
+        dfa = dfa.difference(CharDfa.of(part, scope.limits))
+    if shape.excluded:
+        dfa = dfa.difference(CharDfa.words(sorted(shape.excluded), scope.limits))
+    dfa = dfa.minimised()
+    lengths = dfa.lengths()
+    if lengths is None:
+        return NEVER
+    if least > lengths[0] or (most is not None and (lengths[1] is None or most < lengths[1])):
+        fitted = fit_length(dfa.to_expr(), least, most)
+        if fitted is not None:
+            return fitted
+        dfa = dfa.intersect(CharDfa.length(least, most, scope.limits)).minimised()
+    return dfa.to_expr()
+
+
+def _joined(parts: Sequence[Expr]) -> list[Expr]:
+    """The parts, with all that are runs of characters of one set as one."""
+    runs: tuple[charset.CharRanges, int, int | None] | None = None
+    others: list[Expr] = []
+    for part in parts:
+        run = as_repeat(part)
+        if run is None:
+            others.append(part)
+        elif runs is None:
+            runs = run
+        else:
+            most = runs[2] if run[2] is None else run[2] if runs[2] is None else min(runs[2], run[2])
+            runs = charset.intersect(runs[0], run[0]), max(runs[1], run[1]), most
+    if runs is None:
+        return others
+    ranges, least, most = runs
+    if most is not None and most < least:
+        return [NEVER]
+    return [Repeat(Chars(ranges), least, most), *others]
+
+
+def _lowered(scope: Scope, expr: Expr) -> Expr:
+    """Characters as they are written in JSON. Long sets become rules where there are many of them."""
+    is_short = _count_sets(expr) <= _MAX_INLINE_SETS
+    return lower(expr, character if is_short else scope.characters.character)
+
+
+def _count_sets(expr: Expr) -> int:
+    """How many sets of more than one character an expression has, more or less: up to what matters."""
+    count, todo = 0, [expr]
+    while todo and count <= _MAX_INLINE_SETS:
+        match todo.pop():
+            case Chars(ranges):
+                count += charset.size(ranges) > 1
+            case Seq(parts):
+                todo.extend(parts)
+            case Alt(options):
+                todo.extend(options)
+            case Repeat(item, _, _, separator):
+                todo.extend((item, separator))
+            case Bag(items, separator):
+                todo.extend((*(item.expr for item in items), separator))
+            case Automaton(edges):
+                todo.extend(label for row in edges for label, _ in row)
+            case _:
+                pass
+    return count
+
+
+def _any_but(scope: Scope, words: frozenset[str]) -> Expr:
+    """Any string but these, with the closing quote.
+
+    A trie of the words: the text leaves it where it differs from all of them, and may be anything from there on.
+    """
+    rows: list[dict[str, int]] = [{}]
+    ends: set[int] = set()
+    for word in sorted(words):
+        state = 0
+        for sign in word:
+            target = rows[state].get(sign)
+            if target is None:
+                target = rows[state][sign] = len(rows)
+                rows.append({})
+                check(len(rows), scope.limits.positions, "characters of names that are excluded")
+            state = target
+        ends.add(state)
+    free, done = len(rows), len(rows) + 1
+    rest = scope.book.call("rest", "rest of a string", lambda: seq(_any_characters(), _QUOTE))
+    edges: list[tuple[tuple[Expr, int], ...]] = []
+    for state, row in enumerate(rows):
+        out: list[tuple[Expr, int]] = [
+            (scope.characters.character(charset.of(sign)), target) for sign, target in row.items()
+        ]
+        out.append((scope.characters.character(charset.complement(charset.of(row))), free))
+        if state not in ends:
+            out.append((_QUOTE, done))
+        edges.append(tuple(out))
+    edges.append(((rest, done),))
+    edges.append(())
+    return Automaton(tuple(edges), frozenset((done,)))
+
+
+def _any_characters() -> Expr:
+    everything = character(charset.UNIVERSE)
+    return Repeat(everything, 0, None) if everything != NEVER else EMPTY
+
+
+def any_of(options: Iterable[Expr]) -> Expr:
+    """Any of the options that can be matched at all."""
+    return alt(*(option for option in options if option != NEVER))

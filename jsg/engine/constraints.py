@@ -1,0 +1,313 @@
+"""Grammars in the engine: which requests have one, what it allows them next, and what it forces.
+
+A request's masker has accepted exactly the output tokens that are committed. So nothing is to be done when it is
+retracted or a step of it is dropped; drafts are walked through and taken back while masks are looked up for them.
+"""
+
+import dataclasses
+import logging
+import operator
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import final
+
+import numpy as np
+
+from jsg.constrained.grammar import CompiledGrammar
+from jsg.constrained.masker import GrammarMasker
+from jsg.constrained.tables import StaticTables
+from jsg.engine.jump import Tokens
+from jsg.engine.lexicon import LexiconLoader
+from jsg.engine.mask_pool import MaskPool, num_words
+from jsg.engine.packing import needs_tables
+from jsg.errors import JsgError, RequestError
+from jsg.sched.records import Batch, BatchEntry, Proposal, RunningRequest
+from jsg.sched.scheduler import StepResult
+from jsg.types import ConstraintReport, JumpForward, Request
+
+logger = logging.getLogger(__name__)
+
+COMPILED_BYTES = 256 * 2**20
+"""Of grammars that were used, with all that was worked out for them. Those in use stay whatever they take."""
+BUG = "the engine failed this request; its log has the cause"
+
+CONSTRAINT_STATS = {
+    "num_grammars": "grammars that the engine has tables of",
+    "grammar_bytes": "memory of the grammars that were used, with what was worked out for them, about",
+    "num_masks": "token masks on the device",
+    "num_masks_made": "token masks that were sent to the device",
+    "num_masks_found": "times a token mask was there already",
+    "num_drafts": "tokens that a grammar forced and jump-forward proposed",
+    "num_drafts_taken": "those of them that became output",
+    "num_grammar_failures": "requests that failed because of their grammar",
+}
+"""What `Constraints.stats` gives. Totals never fall; gauges are those of the moment."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Constraint:
+    """One request's grammar.
+
+    Attributes:
+        key: Of its grammar.
+        masker: Has accepted the committed output, and nothing else.
+        jump: What to do where text is forced.
+        num_accepted: Tokens that the masker has accepted.
+        failure: Why the request cannot go on; None while it can.
+    """
+
+    key: str
+    masker: GrammarMasker
+    jump: JumpForward
+    num_accepted: int = 0
+    failure: str | None = None
+
+
+@final
+class Constraints:
+    """Every grammar that the engine knows, and the maskers of the requests that are live.
+
+    Invariant: a masker has accepted as many tokens as its request has committed output tokens.
+    """
+
+    def __init__(self, loader: LexiconLoader, vocab_size: int, eos_token_ids: frozenset[int], jump: JumpForward):
+        """Knows no grammar yet.
+
+        Args:
+            loader: Of the model's tokenizer.
+            vocab_size: Rows of the model's vocabulary.
+            eos_token_ids: Tokens that end an answer.
+            jump: Of requests that do not say.
+        """
+        self._loader = loader
+        self._num_words = num_words(vocab_size)
+        self._eos_token_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
+        self._jump = jump
+        self._tables: dict[str, bytes] = {}
+        self._compiled: OrderedDict[str, tuple[CompiledGrammar, int]] = OrderedDict()
+        self._compiled_bytes = 0
+        self._live: dict[str, Constraint] = {}
+        self._tokens: Tokens | None = None
+        self._num_drafts = self._num_drafts_taken = self._num_failures = 0
+
+    # Grammars and requests in and out.
+
+    def add_grammar(self, key: str, tables: bytes) -> None:
+        """Makes a grammar known to the requests that name it by this key."""
+        self._tables[key] = tables
+
+    def forget_grammars(self, keys: Iterable[str]) -> None:
+        """Forgets grammars; requests that have one keep it. Unknown keys are ignored."""
+        for key in keys:
+            self._tables.pop(key, None)
+            if key in self._compiled:
+                self._compiled_bytes -= self._compiled.pop(key)[1]
+
+    def prepare(self, request: Request) -> Constraint | None:
+        """What `put` needs for a request; None where it has no grammar.
+
+        Raises:
+            RequestError: Its grammar is not known, or the model has no tokenizer.
+        """
+        spec = request.sampling.grammar
+        if spec is None:
+            return None
+        jump: JumpForward = request.sampling.jump_forward or self._jump
+        masker = self._grammar(spec.key).new_masker()
+        if needs_tables(request.sampling):  # what is counted on the device is not known for drafts
+            jump = "off"
+        return Constraint(spec.key, masker, jump)
+
+    def put(self, rid: str, constraint: Constraint) -> None:
+        """Keeps what `prepare` gave until the request has ended."""
+        self._live[rid] = constraint
+
+    def forget(self, rid: str) -> None:
+        """The request has ended; ignores one that has no grammar."""
+        constraint = self._live.pop(rid, None)
+        if constraint is not None:
+            self._weigh(constraint.key)
+
+    def _grammar(self, key: str) -> CompiledGrammar:
+        if key in self._compiled:
+            self._compiled.move_to_end(key)
+            return self._compiled[key][0]
+        tables = self._tables.get(key)
+        if tables is None:
+            raise RequestError("the request names a grammar that the engine does not have; send it again", "grammar")
+        lexicon = self._loader.get()
+        if self._tokens is None:
+            self._tokens = Tokens(lexicon)
+        grammar = CompiledGrammar(StaticTables.from_bytes(tables), lexicon.vocabulary)
+        self._compiled[key] = grammar, grammar.num_bytes
+        self._compiled_bytes += grammar.num_bytes
+        return grammar
+
+    def _weigh(self, key: str) -> None:
+        """Notes how large a grammar has become; forgets what was worked out for those used least recently."""
+        if key in self._compiled:
+            grammar, num_bytes = self._compiled[key]
+            self._compiled[key] = grammar, grammar.num_bytes
+            self._compiled_bytes += grammar.num_bytes - num_bytes
+        while self._compiled_bytes > COMPILED_BYTES and len(self._compiled) > 1:
+            self._compiled_bytes -= self._compiled.popitem(last=False)[1][1]
+
+    # Around a step.
+
+    def concerns(self, batch: Batch) -> bool:
+        """Whether some request of a step has a grammar."""
+        return bool(self._live) and any(entry.running.request.rid in self._live for entry in batch.entries)
+
+    def must_know_tokens(self, running: Sequence[RunningRequest]) -> bool:
+        """Whether text may be forced behind the next token of some request, so that it must be known to plan a step."""
+        jumping = {rid for rid, constraint in self._live.items() if constraint.jump != "off"}
+        return bool(jumping) and any(each.request.rid in jumping for each in running)
+
+    def proposals(self, running: Sequence[RunningRequest]) -> dict[str, Proposal]:
+        """Tokens that are forced now, by rid; of requests that decode and have nothing in flight."""
+        if not self._live:
+            return {}
+        found = {}
+        for each in running:
+            constraint = self._live.get(each.request.rid)
+            if constraint is None or constraint.jump == "off" or constraint.failure is not None:
+                continue
+            if each.place is None or each.place.is_prefilling or each.place.num_in_flight:
+                continue
+            try:
+                proposal = self._proposal(each, constraint)
+            except Exception as error:
+                self._fail(constraint, error)
+                continue
+            if proposal is not None:
+                found[each.request.rid] = proposal
+        return found
+
+    def mask_rows(self, batch: Batch, pool: MaskPool) -> np.ndarray:
+        """The row of the mask pool for each row of logits of a step, all of whose tokens before it are committed.
+
+        A request whose grammar raises gets no mask, and fails when the step is committed.
+        """
+        pool.begin_step()
+        first_rows = batch.first_rows
+        rows = np.zeros(first_rows[-1] + batch.entries[-1].num_rows, np.int32)
+        for entry, row in zip(batch.entries, first_rows, strict=True):
+            constraint = self._live.get(entry.running.request.rid)
+            if constraint is None or not entry.samples or entry.is_stale or constraint.failure is not None:
+                continue
+            try:
+                self._find_masks(constraint, entry, pool, rows[row : row + entry.num_rows])
+            except Exception as error:
+                self._fail(constraint, error)
+        return rows
+
+    def accept(self, batch: Batch, result: StepResult) -> None:
+        """Takes a step's tokens to the maskers before the scheduler commits them, and notes what follows from them.
+
+        A request whose grammar raised, or does not allow what was chosen, fails alone.
+        """
+        if not self._live:
+            return
+        for index, (entry, row) in enumerate(zip(batch.entries, batch.first_rows, strict=True)):
+            constraint = self._live.get(entry.running.request.rid)
+            if constraint is None or not entry.samples or entry.is_stale:
+                continue
+            if constraint.failure is None:
+                try:
+                    self._advance(constraint, index, entry, row, result)
+                except Exception as error:
+                    self._fail(constraint, error)
+            if constraint.failure is not None:
+                result.failed.append(entry.running)
+                result.reasons[entry.running.request.rid] = constraint.failure
+
+    def stats(self, pool: MaskPool) -> dict[str, int]:
+        """Gauges and totals: see `CONSTRAINT_STATS`."""
+        return {
+            "num_grammars": len(self._tables),
+            "grammar_bytes": self._compiled_bytes,
+            "num_masks": len(pool),
+            "num_masks_made": pool.num_made,
+            "num_masks_found": pool.num_found,
+            "num_drafts": self._num_drafts,
+            "num_drafts_taken": self._num_drafts_taken,
+            "num_grammar_failures": self._num_failures,
+        }
+
+    def _proposal(self, running: RunningRequest, constraint: Constraint) -> Proposal | None:
+        forced = constraint.masker.forced_bytes()
+        if not forced:
+            return None
+        assert self._tokens is not None, "a request with a grammar has loaded the tokenizer"
+        is_forced = constraint.jump == "retokenize"
+        cut = self._tokens.appended if is_forced else self._tokens.continuing
+        tokens = cut(running.tokens[running.num_prompt : running.num_known].tolist(), forced)
+        allowed = self._walk(constraint, tokens[: running.num_to_come - 1])
+        return Proposal(tokens[:allowed], is_forced) if allowed else None
+
+    def _walk(self, constraint: Constraint, tokens: Sequence[int]) -> int:
+        """How many of the tokens the grammar allows one after another."""
+        count = 0
+        try:
+            while count < len(tokens) and constraint.masker.accept(tokens[count]):
+                count += 1
+        finally:
+            constraint.masker.rollback(count)
+        return count
+
+    def _find_masks(self, constraint: Constraint, entry: BatchEntry, pool: MaskPool, rows: np.ndarray) -> None:
+        assert constraint.num_accepted == entry.output_index, "a masker is not where its request is"
+        masker, drafts = constraint.masker, entry.drafts
+        num_walked = 0
+        try:
+            rows[0] = self._mask_row(masker, pool)
+            for index, draft in enumerate(drafts):
+                if not masker.accept(draft):
+                    break  # nor can it be sampled, so that the rows behind it do not count
+                num_walked += 1
+                rows[index + 1] = self._mask_row(masker, pool)
+        finally:
+            masker.rollback(num_walked)
+
+    def _mask_row(self, masker: GrammarMasker, pool: MaskPool) -> int:
+        key = masker.mask_key()
+        row = pool.find(key)
+        if row is None:
+            assert key is not None, "a pool finds the mask that allows everything"
+            mask = np.empty(self._num_words, np.uint32)
+            masker.fill_mask(mask)
+            row = pool.put(key, mask)
+        return row
+
+    def _advance(self, constraint: Constraint, index: int, entry: BatchEntry, row: int, result: StepResult) -> None:
+        request, masker = entry.running.request, constraint.masker
+        tokens = entry.taken(result.token_ids[row : row + entry.num_rows])
+        if tokens[-1] < 0:
+            tokens.pop()
+        for token in tokens:
+            if not masker.accept(token):
+                raise AssertionError(f"token {token} was chosen, which the grammar does not allow here")
+            constraint.num_accepted += 1
+        num_taken = sum(map(operator.eq, entry.drafts, tokens)) if entry.num_drafts else 0
+        self._num_drafts += entry.num_drafts
+        self._num_drafts_taken += num_taken
+        if tokens and masker.is_finished() and not self._can_end(request, constraint.num_accepted):
+            result.ended.add(index)
+        if request.sampling.return_constraint:
+            mass = tuple(result.kept_mass[i] for i in range(row, row + len(tokens)))
+            result.constraints[index] = ConstraintReport(
+                num_forced=num_taken, kept_mass=mass, is_complete=masker.is_complete()
+            )
+
+    def _can_end(self, request: Request, num_output: int) -> bool:
+        """Whether an EOS token that comes next would end the request."""
+        sampling = request.sampling
+        return bool(self._eos_token_ids) and not sampling.ignore_eos and num_output >= sampling.min_new_tokens
+
+    def _fail(self, constraint: Constraint, error: Exception) -> None:
+        self._num_failures += 1
+        if isinstance(error, JsgError):
+            constraint.failure = str(error)
+        else:
+            logger.error("a grammar failed", exc_info=error)
+            constraint.failure = BUG

@@ -1,0 +1,107 @@
+"""Jump-forward: which tokens a text that a grammar forces is made of.
+
+    draft        the forced text is cut into tokens, and the model verifies them in one step: nothing changes but speed
+    retokenize   the whole output is cut anew with the forced text behind it; where that leaves the tokens alone that
+                 were given out already, those that follow are appended
+
+A draft need not be right, so nothing is held back at its end: where the model would rather join the last forced bytes
+with what comes next, it does, and the draft ends there.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+from jsg.engine.lexicon import Lexicon
+
+LOOK_BACK = 4
+"""Output tokens that a forced text is cut together with, so that its first token is what it would be in a text."""
+MAX_BYTES = 256
+"""Of a forced text at a time. Few steps have rows for more tokens than that gives."""
+MEMO_SIZE = 4096
+
+
+@final
+class Tokens:
+    """Cuts forced texts into tokens, and remembers how.
+
+    Not for several threads at once.
+    """
+
+    def __init__(self, lexicon: Lexicon):
+        self._tokenizer = lexicon.tokenizer
+        self._vocabulary = lexicon.vocabulary
+        self._memo: dict[tuple[tuple[int, ...], bytes], tuple[int, ...]] = {}
+        self._ids: dict[bytes, int] | None = None
+
+    def continuing(self, output: Sequence[int], forced: bytes) -> tuple[int, ...]:
+        """Tokens that spell a forced text, as it is usually cut behind the last tokens of an output."""
+        forced = _whole_characters(forced[:MAX_BYTES])
+        context = tuple(output[-LOOK_BACK:])
+        found = self._memo.get((context, forced))
+        if found is None:
+            found = self._cut_behind(context, forced)
+            if len(self._memo) >= MEMO_SIZE:
+                self._memo.clear()
+            self._memo[context, forced] = found
+        return found
+
+    def appended(self, output: Sequence[int], forced: bytes) -> tuple[int, ...]:
+        """Tokens that follow where output and forced text are cut as one; none where that changes the output's."""
+        tokens = self._encode(self._spell(output) + forced)
+        if tokens is None or tokens[: len(output)] != list(output):
+            return ()
+        return tuple(tokens[len(output) :])
+
+    def _cut_behind(self, context: tuple[int, ...], forced: bytes) -> tuple[int, ...]:
+        for start in range(len(context) + 1):
+            before = self._spell(context[start:])
+            tokens = self._encode(before + forced)
+            if tokens is None:  # the text begins inside a character, or the tokenizer changes it
+                continue
+            end = 0
+            for index, token in enumerate(tokens):
+                if end == len(before):
+                    return tuple(tokens[index:])
+                end += len(self._vocabulary.text_of(token))
+        return self._longest_match(forced)
+
+    def _encode(self, text: bytes) -> list[int] | None:
+        """The tokens of a text that say exactly this text; None where there are none."""
+        try:
+            tokens = self._tokenizer.encode(text.decode(), add_special_tokens=False, parse_special=False)
+        except UnicodeDecodeError:
+            return None
+        if self._tokenizer.strips_leading_space and tokens and self._vocabulary.text_of(tokens[0]) == b" ":
+            tokens = tokens[1:]
+        return tokens if self._spell(tokens) == text else None
+
+    def _spell(self, tokens: Sequence[int]) -> bytes:
+        return b"".join([self._vocabulary.text_of(token) for token in tokens])
+
+    def _longest_match(self, text: bytes) -> tuple[int, ...]:
+        """The longest token first, then the longest of what is left; ends where no token fits."""
+        if self._ids is None:
+            spelled = [self._vocabulary.text_of(token) for token in range(len(self._vocabulary.tokens))]
+            self._ids = {text: token for token, text in reversed(list(enumerate(spelled))) if text}
+        tokens: list[int] = []
+        start = 0
+        while start < len(text):
+            ends = range(min(len(text), start + self._vocabulary.max_token_len), start, -1)
+            token, start = next(
+                ((self._ids[text[start:end]], end) for end in ends if text[start:end] in self._ids), (None, len(text))
+            )
+            if token is not None:
+                tokens.append(token)
+        return tuple(tokens)
+
+
+def _whole_characters(text: bytes) -> bytes:
+    """A text without the character that it ends inside of."""
+    for length in range(1, min(3, len(text)) + 1):
+        first = text[-length]
+        if first >= 0xC0:  # the first byte of a character of several
+            needed = 2 if first < 0xE0 else 3 if first < 0xF0 else 4
+            return text[:-length] if length < needed else text
+        if first < 0x80:
+            return text
+    return text

@@ -1,0 +1,96 @@
+"""What grammars need of a model: its tokenizer, the bytes of its tokens, and kernels that are loaded."""
+
+import dataclasses
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import final
+
+from jsg.constrained.jit import use_kernel_cache
+from jsg.constrained.vocab import Vocabulary
+from jsg.engine.private_directory import private_directory
+from jsg.errors import JsgError, RequestError
+from jsg.processing.tokenizer import Tokenizer, load_tokenizer, vocabulary_bytes
+
+logger = logging.getLogger(__name__)
+
+KERNEL_DIRECTORY = "numba"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lexicon:
+    """The tokens of a model as text and as bytes."""
+
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+
+
+@final
+class LexiconLoader:
+    """Loads a lexicon in a thread, while the engine loads its model.
+
+    A model without a tokenizer has none; that is no error until a request needs it.
+    """
+
+    def __init__(
+        self, directory: Path, vocab_size: int, eos_token_ids: frozenset[int], cache_directory: Path | None
+    ) -> None:
+        """Begins to load.
+
+        Args:
+            directory: Of the tokenizer.
+            vocab_size: Rows of the model's vocabulary.
+            eos_token_ids: Tokens that end an answer; those outside the vocabulary do not count.
+            cache_directory: The owner-only directory of compiled programs; compiled kernels go into one inside it.
+        """
+        if cache_directory is not None:
+            kernels = private_directory(
+                cache_directory / KERNEL_DIRECTORY, "--compilation-cache-dir", "what lies there is run as code"
+            )
+            use_kernel_cache(kernels)
+        eos_ids = [token for token in eos_token_ids if token < vocab_size]
+        pool = ThreadPoolExecutor(1, thread_name_prefix="lexicon")
+        self._future: Future[Lexicon] = pool.submit(_load, directory, vocab_size, eos_ids)
+        pool.shutdown(wait=False)
+
+    def wait(self) -> None:
+        """Returns when nothing is under way any more."""
+        self._future.exception()
+
+    def get(self) -> Lexicon:
+        """The lexicon, once it is there.
+
+        Raises:
+            RequestError: There is none, and why.
+        """
+        try:
+            return self._future.result()
+        except JsgError as error:
+            raise RequestError(f"a grammar needs the model's tokenizer, but {error}", param="grammar") from None
+
+
+def _load(directory: Path, vocab_size: int, eos_ids: list[int]) -> Lexicon:
+    tokenizer = load_tokenizer(directory)
+    vocabulary = Vocabulary(
+        vocabulary_bytes(tokenizer)[:vocab_size],
+        [token for token in tokenizer.special_ids if token < vocab_size],
+        eos_ids,
+        size=vocab_size,
+    )
+    _load_kernels(vocabulary)
+    return Lexicon(tokenizer, vocabulary)
+
+
+def _load_kernels(vocabulary: Vocabulary) -> None:
+    """Uses each kernel once: compiling them, or loading them from their cache, takes longer than a step may."""
+    from jsg.constrained import ir
+    from jsg.constrained.builder import build
+    from jsg.constrained.grammar import CompiledGrammar
+
+    letters = ir.ByteSet(((97, 122),))
+    expression = ir.seq(ir.literal("["), ir.Repeat(letters, 1, 1000), ir.literal("]"))
+    masker = CompiledGrammar(build(ir.Grammar("text", {"text": expression})), vocabulary).new_masker()
+    for token in (vocabulary.tokens.index(text) for text in (b"[", b"a", b"]") if text in vocabulary.tokens):
+        masker.mask_key()
+        masker.forced_bytes()
+        masker.accept(token)

@@ -1,0 +1,316 @@
+"""How clients ask for the form of an answer, in every API: what reaches the engine, and what is refused."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from pydantic import BaseModel
+
+from jsg.errors import GrammarError
+from jsg.types import GrammarSpec
+from tests.server.scripted import ScriptedServer
+
+HI = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"ä": {"type": "integer"}}, "required": ["ä"], "additionalProperties": False}
+TEXT = json.dumps(SCHEMA, ensure_ascii=False)
+TAG = {"type": "structural_tag", "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f"]}
+NEW_TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
+NAMED = {"name": "answer", "schema": SCHEMA}
+ANY = GrammarSpec("json_schema", '{"type": "object"}')
+OURS = GrammarSpec("json_schema", TEXT)
+
+
+class Weather(BaseModel):
+    city: str
+    degrees: float
+
+
+@pytest.fixture(scope="module")
+def scripted(tokenizer_dir: Path) -> ScriptedServer:
+    return ScriptedServer(tokenizer_dir)
+
+
+@pytest.fixture(autouse=True)
+def _plain(scripted: ScriptedServer) -> Iterator[None]:
+    scripted.engine.answer, scripted.engine.failure = "hello", None
+    yield
+    scripted.engine.failure = None
+
+
+OPENAI_FORMS: list[tuple[dict[str, Any], GrammarSpec | None]] = [
+    ({}, None),
+    ({"response_format": None}, None),
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "json_object"}}, ANY),
+    ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, OURS),
+    ({"response_format": {"type": "json_schema", "json_schema": NAMED | {"strict": True, "description": "d"}}}, OURS),
+    ({"response_format": {"type": "json_schema", "json_schema": NAMED | {"strict": False}}}, OURS),
+    ({"response_format": TAG}, GrammarSpec("structural_tag", json.dumps(TAG))),
+    ({"response_format": NEW_TAG}, GrammarSpec("structural_tag", json.dumps(NEW_TAG))),
+    ({"regex": "a+"}, GrammarSpec("regex", "a+")),
+    ({"json_schema": TEXT}, OURS),
+    ({"json_schema": SCHEMA}, OURS),
+    ({"json_schema": True}, GrammarSpec("json_schema", "true")),
+    ({"ebnf": "root ::= [ab]"}, GrammarSpec("ebnf", "root ::= [ab]")),
+    ({"structural_tag": json.dumps(TAG)}, GrammarSpec("structural_tag", json.dumps(TAG))),
+    ({"guided_json": SCHEMA}, OURS),
+    ({"guided_json": TEXT}, OURS),
+    ({"guided_regex": "a+"}, GrammarSpec("regex", "a+")),
+    ({"guided_choice": ["ja", "nein"]}, GrammarSpec("choices", '["ja", "nein"]')),
+    ({"guided_grammar": "root ::= [ab]"}, GrammarSpec("ebnf", "root ::= [ab]")),
+    ({"structured_outputs": {"json": SCHEMA}}, OURS),
+    ({"structured_outputs": {"json": TEXT, "disable_any_whitespace": True}}, OURS),
+    ({"structured_outputs": {"regex": "a+"}}, GrammarSpec("regex", "a+")),
+    ({"structured_outputs": {"choice": ["a"]}}, GrammarSpec("choices", '["a"]')),
+    ({"structured_outputs": {"grammar": "root ::= [ab]"}}, GrammarSpec("ebnf", "root ::= [ab]")),
+    ({"structured_outputs": {"json_object": True}}, ANY),
+    ({"structured_outputs": {"json_object": False}}, None),
+    ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, GrammarSpec("structural_tag", json.dumps(TAG))),
+    ({"json_schema": TEXT, "whitespace": "compact"}, GrammarSpec("json_schema", TEXT, "compact")),
+    (
+        {"response_format": {"type": "json_object"}, "whitespace": "flexible", "property_order": "free"},
+        GrammarSpec("json_schema", ANY.text, "flexible", "free"),
+    ),
+]
+
+
+class TestOpenAI:
+    @pytest.mark.parametrize(
+        ("path", "prompt"), [("chat/completions", {"messages": HI}), ("completions", {"prompt": "hi"})]
+    )
+    @pytest.mark.parametrize(("fields", "grammar"), OPENAI_FORMS)
+    def test_a_form_reaches_the_engine(self, scripted, path, prompt, fields, grammar):
+        response = scripted.http.post(f"/v1/{path}", json={**prompt, **fields})
+        assert response.status_code == 200, response.text
+        assert scripted.sampling.grammar == grammar
+        assert (scripted.sampling.jump_forward, scripted.sampling.return_constraint) == (None, False)
+        assert "constraint" not in response.json()["choices"][0]
+
+    @pytest.mark.parametrize(
+        ("fields", "param", "said"),
+        [
+            ({"regex": "a", "ebnf": "root ::= [ab]"}, "ebnf", "regex and ebnf"),
+            ({"regex": "a", "response_format": {"type": "json_object"}}, "regex", "only one grammar"),
+            ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice", "only one grammar"),
+            ({"guided_choice": ["a"], "guided_json": "{}"}, "guided_choice", "only one grammar"),
+            ({"whitespace": "compact"}, "whitespace", "needs a json_schema"),
+            ({"property_order": "free"}, "property_order", "needs a json_schema"),
+            ({"regex": "a", "whitespace": "none"}, "whitespace", "'fixed'"),
+            ({"guided_whitespace_pattern": "[ ]?"}, "guided_whitespace_pattern", "send whitespace"),
+            ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "one engine"),
+            ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "whitespace_pattern", "send whitespace"),
+            ({"guided_choice": []}, "guided_choice", "at least 1"),
+            ({"guided_choice": [1]}, "guided_choice", "string"),
+            ({"regex": 5}, "regex", "string"),
+            ({"json_schema": 5}, "json_schema", "an object"),
+            ({"jump_forward": "always"}, "jump_forward", "'draft'"),
+            ({"response_format": {"type": "xml"}}, "response_format", "json_object"),
+            ({"response_format": "json_object"}, "response_format", "object"),
+            ({"response_format": {"type": "json_schema"}}, "response_format", "must have json_schema"),
+            ({"response_format": {"type": "json_object", "json_schema": NAMED}}, "response_format", "must not have"),
+            ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format", "schema"),
+            ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format", "name"),
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
+                "response_format",
+                "name",
+            ),
+            ({"response_format": {"type": "json_object", "strict": True}}, "strict", "unknown field"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, scripted, fields, param, said):
+        num_before = len(scripted.engine.requests)
+        response = scripted.http.post("/v1/chat/completions", json={"messages": HI, **fields})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param), error
+        assert said in error["message"]
+        assert len(scripted.engine.requests) == num_before
+
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize(
+        ("fields", "field"),
+        [
+            ({"regex": "(?=a)"}, "regex"),
+            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json"),
+            ({"guided_json": {}}, "guided_json"),
+        ],
+    )
+    def test_what_the_compiler_refuses_is_named_as_the_client_wrote_it(self, scripted, fields, field, stream):
+        """And the words of the grammar stay: `max_new_tokens` in it is not the client's field `max_tokens`."""
+        reason = "at /properties/max_new_tokens the keyword 'x' is not supported"
+        scripted.engine.failure = GrammarError(reason, param="json_schema")
+        response = scripted.http.post("/v1/chat/completions", json={"messages": HI, "stream": stream, **fields})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"], error["type"]) == (400, field, "invalid_request_error")
+        assert error["message"] == f"{field} is not valid: {reason}"
+
+    def test_a_large_grammar_is_refused_as_any_large_body(self, tokenizer_dir):
+        small = ScriptedServer(tokenizer_dir, max_request_bytes=2000)
+        body = {"messages": HI, "json_schema": {"enum": ["x" * 3000]}}
+        assert small.http.post("/v1/chat/completions", json=body).status_code == 413
+
+    def test_many_choices(self, scripted):
+        choices = [f"choice {number}" for number in range(100_000)]
+        assert scripted.http.post("/v1/completions", json={"prompt": "a", "guided_choice": choices}).status_code == 200
+        assert json.loads(scripted.sampling.grammar.text) == choices
+
+    def test_jump_forward(self, scripted):
+        for mode in ("draft", "retokenize", "off"):
+            scripted.http.post("/v1/completions", json={"prompt": "a", "regex": "a", "jump_forward": mode})
+            assert scripted.sampling.jump_forward == mode
+
+
+class TestReports:
+    """`return_constraint`."""
+
+    BODY = {"regex": "hel+o", "return_constraint": True}
+    REPORT = {"forced_share": pytest.approx(2 / 6), "kept_mass": [0.5] * 6, "is_complete": True}
+
+    @pytest.mark.parametrize(
+        ("path", "prompt"), [("chat/completions", {"messages": HI}), ("completions", {"prompt": "hi"})]
+    )
+    def test_of_openai(self, scripted, path, prompt):
+        body = {**prompt, **self.BODY}
+        assert scripted.http.post(f"/v1/{path}", json=body).json()["choices"][0]["constraint"] == self.REPORT
+        streamed = scripted.http.post(f"/v1/{path}", json={**body, "stream": True}).text
+        chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+        assert chunks[-1]["choices"][0]["constraint"] == self.REPORT
+        assert not any("constraint" in chunk["choices"][0] for chunk in chunks[:-1])
+
+    def test_of_generate(self, scripted):
+        answer = scripted.http.post("/generate", json={"text": "hi", "sampling_params": self.BODY}).json()
+        assert answer["meta_info"]["constraint"] == self.REPORT
+        plain = scripted.http.post("/generate", json={"text": "hi", "sampling_params": {"regex": "a"}}).json()
+        assert "constraint" not in plain["meta_info"]
+
+
+class TestGenerate:
+    @pytest.mark.parametrize(
+        ("fields", "grammar"),
+        [
+            ({"regex": "a+"}, GrammarSpec("regex", "a+")),
+            ({"json_schema": TEXT}, OURS),
+            ({"json_schema": SCHEMA, "whitespace": "compact"}, GrammarSpec("json_schema", TEXT, "compact")),
+            ({"json_schema": {}, "property_order": "free"}, GrammarSpec("json_schema", "{}", "fixed", "free")),
+            ({"ebnf": "root ::= [ab]"}, GrammarSpec("ebnf", "root ::= [ab]")),
+            ({"structural_tag": TAG}, GrammarSpec("structural_tag", json.dumps(TAG))),
+            ({"choices": ["a", "b"]}, GrammarSpec("choices", '["a", "b"]')),
+            ({"json_schema": None, "regex": None, "ebnf": None, "structural_tag": None}, None),
+        ],
+    )
+    def test_a_form_reaches_the_engine(self, scripted, fields, grammar):
+        response = scripted.http.post("/generate", json={"text": "hi", "sampling_params": fields})
+        assert response.status_code == 200, response.text
+        assert scripted.sampling.grammar == grammar
+
+    def test_each_prompt_has_its_own(self, scripted):
+        sampling = [{"regex": "a"}, {}, {"choices": ["b"]}]
+        scripted.http.post("/generate", json={"text": ["x", "y", "z"], "sampling_params": sampling})
+        kinds = {request.input_ids: request.sampling.grammar for request in scripted.engine.requests[-3:]}
+        assert {grammar.kind if grammar else None for grammar in kinds.values()} == {"regex", None, "choices"}
+
+    @pytest.mark.parametrize(
+        ("fields", "said"),
+        [
+            ({"regex": "a", "ebnf": "b"}, "only one grammar"),
+            ({"grammar": {"kind": "regex", "text": "a"}}, "say what it is written in: regex"),
+            ({"regex": 5}, "regex must be text"),
+            ({"whitespace": "fixed"}, "needs a json_schema"),
+            ({"json_schema": {}, "whitespace": "some"}, "whitespace must be"),
+            ({"jump_forward": "no"}, "jump_forward must be"),
+            ({"return_constraint": "yes"}, "return_constraint must be"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, scripted, fields, said):
+        response = scripted.http.post("/generate", json={"text": "hi", "sampling_params": fields})
+        assert response.status_code == 400
+        assert said in response.json()["error"]["message"]
+
+    def test_what_the_compiler_refuses(self, scripted):
+        scripted.engine.failure = GrammarError("regex has a look-ahead; leave it out", param="regex")
+        response = scripted.http.post("/generate", json={"text": "hi", "sampling_params": {"regex": "(?=a)"}})
+        assert (response.status_code, response.json()["error"]["message"]) == (400, str(scripted.engine.failure))
+
+
+class TestPackages:
+    """What people write with the real packages."""
+
+    ANSWER = '{"city": "Bern", "degrees": 21.5}'
+
+    def check(self, scripted: ScriptedServer) -> None:
+        grammar = scripted.sampling.grammar
+        assert grammar is not None
+        assert grammar.kind == "json_schema"
+        schema = json.loads(grammar.text)
+        assert (schema["required"], schema["additionalProperties"]) == (["city", "degrees"], False)
+
+    def test_chat_parse(self, scripted):
+        scripted.engine.answer = self.ANSWER
+        made = scripted.openai().chat.completions.parse(model="fake", messages=HI, response_format=Weather)
+        assert made.choices[0].message.parsed == Weather(city="Bern", degrees=21.5)
+        self.check(scripted)
+
+    def test_chat_stream(self, scripted):
+        scripted.engine.answer = self.ANSWER
+        with scripted.openai().chat.completions.stream(model="fake", messages=HI, response_format=Weather) as stream:
+            seen = [event.type for event in stream]
+        assert seen.count("content.done") == 1
+        assert stream.get_final_completion().choices[0].message.parsed == Weather(city="Bern", degrees=21.5)
+
+    def test_an_answer_that_was_cut_is_no_answer(self, scripted):
+        scripted.engine.answer = self.ANSWER
+        with pytest.raises(openai.LengthFinishReasonError):
+            scripted.openai().chat.completions.parse(
+                model="fake", messages=HI, response_format=Weather, max_completion_tokens=9
+            )
+
+    def test_responses_parse(self, scripted):
+        scripted.engine.answer = self.ANSWER
+        made = scripted.openai().responses.parse(model="fake", input="hi", text_format=Weather)
+        assert made.output_parsed == Weather(city="Bern", degrees=21.5)
+        assert made.text.format.type == "json_schema"
+        assert made.text.format.name == "Weather"
+        self.check(scripted)
+
+    def test_responses_json_object(self, scripted):
+        scripted.openai().responses.create(model="fake", input="hi", text={"format": {"type": "json_object"}})
+        assert scripted.sampling.grammar == ANY
+
+    def test_anthropic_parse(self, scripted):
+        scripted.engine.answer = self.ANSWER
+        made = scripted.anthropic().messages.parse(model="fake", messages=HI, max_tokens=99, output_format=Weather)
+        assert made.parsed_output == Weather(city="Bern", degrees=21.5)
+        self.check(scripted)
+
+    def test_anthropic_output_config(self, scripted):
+        form = {"type": "json_schema", "schema": SCHEMA}
+        scripted.anthropic().messages.create(model="fake", messages=HI, max_tokens=9, output_config={"format": form})
+        assert scripted.sampling.grammar == OURS
+        scripted.http.post("/v1/messages", json={"messages": HI, "max_tokens": 9, "output_format": form})
+        assert scripted.sampling.grammar == OURS
+        with pytest.raises(anthropic.BadRequestError, match="only one grammar"):
+            scripted.anthropic().messages.create(
+                model="fake",
+                messages=HI,
+                max_tokens=9,
+                output_config={"format": form},
+                extra_body={"output_format": form},
+            )
+
+    @pytest.mark.parametrize(
+        ("path", "body", "field"),
+        [
+            ("responses", {"input": "hi", "text": {"format": {"type": "json_object"}}}, "text.format"),
+            ("messages", {"messages": HI, "max_tokens": 5, "output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_what_the_compiler_refuses_is_named_as_the_client_wrote_it(self, scripted, path, body, field, stream):
+        scripted.engine.failure = GrammarError("no", param="json_schema")
+        response = scripted.http.post(f"/v1/{path}", json={**body, "stream": stream})
+        assert (response.status_code, response.json()["error"]["message"]) == (400, f"{field} is not valid: no")
