@@ -206,6 +206,8 @@ def _check_grammar(options: argparse.Namespace) -> int:
             kind, grammar = GRAMMAR_ENDINGS[path.suffix], path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"FILE must be a text file that can be read, but {path.name!r} gave: {error}") from None
+    if kind == "regex" and options.file is not None:
+        grammar = grammar.removesuffix("\n")  # an editor ends a file with one
     spec = GrammarSpec(kind, grammar, options.whitespace or "fixed", options.property_order or "declared")  # pyright: ignore[reportArgumentType]
     text = sys.stdin.read() if options.text == "-" else options.text
     report = check_grammar(spec, text)

@@ -24,9 +24,8 @@ def random_set(rng):
 
 
 def is_canonical(ranges):
-    touching = any(
-        a[1] + 1 >= b[0] and (a[1], b[0]) != (0xD7FF, 0xE000) for a, b in zip(ranges, ranges[1:], strict=False)
-    )
+    gaps = itertools.pairwise(ranges)
+    touching = any(a[1] + 1 >= b[0] and (a[1], b[0]) != (0xD7FF, 0xE000) for a, b in gaps)
     return (
         not touching and all(low <= high for low, high in ranges) and not members(ranges) & set(range(0xD800, 0xE000))
     )

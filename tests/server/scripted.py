@@ -1,7 +1,7 @@
-"""The application in this process, around an engine that says what a test writes down and remembers what it was asked."""
+"""The application in this process, around an engine that says what a test tells it and remembers its requests."""
 
-import dataclasses
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ class ScriptedClient:
         for start in range(0, len(ids), self.step_len):
             step = tuple(ids[start : start + self.step_len])
             is_last = start + self.step_len >= len(ids)
+            await asyncio.sleep(0.0005)  # so that the reader has its turn, and outputs are not joined
             report = ConstraintReport(num_forced=1, kept_mass=(0.5,) * len(step), is_complete=is_last)
             yield RequestOutput(
                 rid=request.rid,
@@ -117,10 +118,12 @@ class ScriptedServer:
         return anthropic.Anthropic(base_url="http://testserver", api_key="none", max_retries=0, http_client=self.http)
 
 
-def without_tokens(sampling: SamplingParams) -> SamplingParams:
-    """For comparing what is asked for but the number of tokens and the seed."""
-    return dataclasses.replace(sampling, max_new_tokens=1, sampling_seed=None)
-
-
-def texts(deltas: Sequence[str | None]) -> str:
-    return "".join(delta or "" for delta in deltas)
+TOOL_TEMPLATE = (  # Hermes's form
+    "{% for tool in tools or [] %}<tool>{{ tool | tojson }}</tool>\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'tool' %}{{ m.tool_call_id }}: {% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anthropic
 import openai
@@ -20,6 +20,7 @@ TEXT = json.dumps(SCHEMA, ensure_ascii=False)
 TAG = {"type": "structural_tag", "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f"]}
 NEW_TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
 NAMED = {"name": "answer", "schema": SCHEMA}
+OUTPUT_FORMAT = {"type": "json_schema", "schema": SCHEMA}
 ANY = GrammarSpec("json_schema", '{"type": "object"}')
 OURS = GrammarSpec("json_schema", TEXT)
 
@@ -168,8 +169,8 @@ class TestOpenAI:
 class TestReports:
     """`return_constraint`."""
 
-    BODY = {"regex": "hel+o", "return_constraint": True}
-    REPORT = {"forced_share": pytest.approx(2 / 6), "kept_mass": [0.5] * 6, "is_complete": True}
+    BODY: ClassVar = {"regex": "hel+o", "return_constraint": True}
+    REPORT: ClassVar = {"forced_share": pytest.approx(2 / 6), "kept_mass": [0.5] * 6, "is_complete": True}
 
     @pytest.mark.parametrize(
         ("path", "prompt"), [("chat/completions", {"messages": HI}), ("completions", {"prompt": "hi"})]
@@ -288,7 +289,7 @@ class TestPackages:
         self.check(scripted)
 
     def test_anthropic_output_config(self, scripted):
-        form = {"type": "json_schema", "schema": SCHEMA}
+        form = OUTPUT_FORMAT
         scripted.anthropic().messages.create(model="fake", messages=HI, max_tokens=9, output_config={"format": form})
         assert scripted.sampling.grammar == OURS
         scripted.http.post("/v1/messages", json={"messages": HI, "max_tokens": 9, "output_format": form})
@@ -306,9 +307,14 @@ class TestPackages:
         ("path", "body", "field"),
         [
             ("responses", {"input": "hi", "text": {"format": {"type": "json_object"}}}, "text.format"),
-            ("messages", {"messages": HI, "max_tokens": 5, "output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
+            ("messages", {"messages": HI, "max_tokens": 5, "output_format": OUTPUT_FORMAT}, "output_format"),
+            (
+                "messages",
+                {"messages": HI, "max_tokens": 5, "output_config": {"format": OUTPUT_FORMAT}},
+                "output_config.format",
+            ),
         ],
-    )  # fmt: skip
+    )
     @pytest.mark.parametrize("stream", [False, True])
     def test_what_the_compiler_refuses_is_named_as_the_client_wrote_it(self, scripted, path, body, field, stream):
         scripted.engine.failure = GrammarError("no", param="json_schema")

@@ -13,13 +13,15 @@ from jsg.constrained.ebnf.graph import components, is_cyclic
 from jsg.constrained.ir import ByteSet, Call, Expr, Literal, Repeat, Seq, Words
 
 _MAX_SIZE = 256
+_MAX_SHARED_SIZE = 64
 _MAX_DELIMITED_SIZE = 8
 _MAX_TOTAL = 20_000
 _MAX_DEPTH = 40
+_MAX_CIRCLE = 100
 
 
 def inline_rules(rules: Mapping[str, Expr], start: str) -> dict[str, Expr]:
-    """The rules that are still called, with those that call no rule in a circle put in place where they are small.
+    """The rules that are still called, with small ones put in place; of rules in a circle one stays at least.
 
     A rule that begins with a text of its own (a string and its quote) and is called from several places stays: nothing
     competes with it, and its states serve all places.
@@ -52,8 +54,10 @@ class _Inliner:
             cyclic = is_cyclic(names, self._calls)
             for name in names:
                 self._done[name] = rewrite(self._rules[name])
-                if not cyclic:
-                    self._place(name)
+            if not cyclic:
+                self._place(names[0])
+            elif len(names) <= _MAX_CIRCLE:
+                self._fold(names)
         kept: dict[str, Expr] = {}
         todo = [start]
         while todo:
@@ -64,15 +68,38 @@ class _Inliner:
         return kept
 
     def _place(self, name: str) -> None:
-        """Notes that the rule is to be put in place of its calls, if it is."""
-        expr, uses = self._done[name], self._uses.get(name, 0)
-        size = _size(expr, _MAX_SIZE + 1)
-        depth = _nesting(expr, _MAX_DEPTH + 1)
-        limit = _MAX_DELIMITED_SIZE if uses > 1 and _is_delimited(expr) else _MAX_SIZE
-        if size > limit or depth > _MAX_DEPTH or self._total + size * uses > _MAX_TOTAL:
-            return
+        """Notes that a rule outside circles is to be put in place of its calls, if it is."""
+        if self._is_worth(self._done[name], self._uses.get(name, 0), _MAX_SIZE):
+            self._in_place[name] = self._done[name]
+
+    def _fold(self, names: list[str]) -> None:
+        """Puts rules of a circle in place in its other rules, until each that is left calls itself or is too large."""
+        inside = {name: sum(self._calls[other].get(name, 0) for other in names) for name in names}
+        left = dict.fromkeys(sorted(names, key=lambda name: _size(self._done[name], _MAX_TOTAL)))
+        placed: list[str] = []
+        for name in list(left):
+            expr = self._done[name]
+            calls = {other: _count_calls(self._done[other]) for other in left}
+            uses = sum(of_other.get(name, 0) for of_other in calls.values())
+            uses += self._uses[name] - inside[name]
+            if name in calls[name] or not self._is_worth(expr, uses, _MAX_SIZE if uses == 1 else _MAX_SHARED_SIZE):
+                continue
+            del left[name]
+            rewrite = CallRewriter(lambda rule, name=name, expr=expr: expr if rule == name else Call(rule))
+            for other in (*left, *placed):
+                self._done[other] = rewrite(self._done[other])
+            placed.append(name)
+        self._in_place |= {name: self._done[name] for name in placed}
+
+    def _is_worth(self, expr: Expr, uses: int, limit: int) -> bool:
+        """Whether a rule may be put in place of its calls; what that adds is then counted."""
+        size = _size(expr, limit + 1)
+        if uses > 1 and _is_delimited(expr):
+            limit = _MAX_DELIMITED_SIZE
+        if size > limit or _nesting(expr, _MAX_DEPTH + 1) > _MAX_DEPTH or self._total + size * uses > _MAX_TOTAL:
+            return False
         self._total += size * uses
-        self._in_place[name] = expr
+        return True
 
 
 def _count_calls(expr: Expr) -> dict[str, int]:

@@ -133,6 +133,8 @@ class LeftRecursion:
         # turns of the outer loop as well: so x alone will do.
         if later:
             return seq(first, Repeat(loop, 0, None))
+        if isinstance(first, Call):
+            return seq(first, Repeat(self._with_tail(loop, name, first.rule), 0, None))
         base = f"{name} (first)"
         if name in self._empty_rules and self._is_nullable(first):
             self._empty_rules.add(base)

@@ -32,8 +32,8 @@ from jsg.constrained.regex.reader import Reader
 
 _STAND_IN = 0x100  # The code point of the first stand-in: beyond all that interegular gives a meaning.
 _MAX_SYMBOLS = 100_000
-"""Quantifiers, bars, what stands between them and anchors, in a whole pattern. interegular takes 10 µs for each."""
-_SYMBOLS = "quantifiers, alternatives and anchors in a pattern"
+"""Quantifiers, what stands between them and anchors, in a whole pattern. interegular takes 10 µs for each."""
+_SYMBOLS = "quantifiers and anchors in a pattern"
 _ORDINARY = re.compile(r"[^\\^$.|?*+()\[{]+")
 _QUANTIFIERS = ("*", "+", "?", "{")
 _NESTING = "levels of nesting in a pattern"
@@ -157,28 +157,47 @@ class _Parser:
 
     def _assembled(self, items: list[Piece | str]) -> Piece:
         """The piece that the atoms and operators of one group make."""
+        alternatives: list[list[Piece | str]] = [[]]
+        for item in items:
+            if item == "|":
+                alternatives.append([])
+            else:
+                alternatives[-1].append(item)
+        # Alternatives without quantifiers are put together at once: of thousands of words, the parser sees one atom.
+        rows = [[item for item in alternative if not isinstance(item, str)] for alternative in alternatives]
+        plain = [concatenate(row) for row, alternative in zip(rows, alternatives, strict=True) if row == alternative]
+        if len(plain) == len(alternatives):
+            return any_of(plain)
+        self._atoms.clear()
+        texts = [self._stand_in(any_of(plain))] if plain else []
+        texts.extend(
+            self._quantified(alternative)
+            for row, alternative in zip(rows, alternatives, strict=True)
+            if len(row) < len(alternative)
+        )
+        return self._piece(parse_pattern("|".join(texts)))
+
+    def _quantified(self, items: list[Piece | str]) -> str:
+        """An alternative for the parser, with a stand-in for each atom that is repeated and for each run of others."""
         symbols: list[str] = []
         run: list[Piece] = []
-        self._atoms.clear()
         for i, item in enumerate(items):
-            following = items[i + 1] if i + 1 < len(items) else None
             if isinstance(item, str):
                 symbols.append(item)
                 continue
-            is_repeated = isinstance(following, str) and following != "|"
+            is_repeated = i + 1 < len(items) and isinstance(items[i + 1], str)
             if is_repeated and run:
                 symbols.append(self._stand_in(concatenate(run)))
                 run = []
-            run.append(item)
-            # A quantifier takes one atom; whatever else stands in a row is one atom for the parser.
-            if isinstance(following, str) or following is None:
-                symbols.append(self._stand_in(run[0] if len(run) == 1 else concatenate(run)))
-                run = []
+            if is_repeated:
+                symbols.append(self._stand_in(item))
+            else:
+                run.append(item)
+        if run:
+            symbols.append(self._stand_in(concatenate(run)))
         self._num_symbols += len(symbols)
         check(self._num_symbols, _MAX_SYMBOLS, _SYMBOLS, self._param)
-        if len(symbols) == 1 and symbols[0] in self._atoms:
-            return self._atoms[symbols[0]]
-        return self._piece(parse_pattern("".join(symbols)))
+        return "".join(symbols)
 
     def _stand_in(self, piece: Piece) -> str:
         character = chr(_STAND_IN + len(self._atoms))

@@ -9,7 +9,6 @@ from jsg.constrained.schema.json_text import string_words, words
 from jsg.constrained.schema.whitespace import Spacing
 from jsg.types import PropertyOrder
 
-
 _LARGE = 10**16
 """From here on `json.dumps` writes a float with an exponent."""
 

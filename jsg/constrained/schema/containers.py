@@ -9,9 +9,9 @@ from typing import NamedTuple
 from jsg.constrained.schema.drafts import Draft, Facet, Items, Kind, Members, items_of
 from jsg.constrained.schema.keywords import Reader, member
 from jsg.constrained.schema.locations import Locations
-from jsg.constrained.schema.nodes import NEVER, Nodes
+from jsg.constrained.schema.nodes import Nodes
 from jsg.constrained.schema.patterns import Patterns
-from jsg.constrained.schema.shapes import ANY, NodeName
+from jsg.constrained.schema.shapes import ANY, NEVER, NodeName
 
 
 class Context(NamedTuple):

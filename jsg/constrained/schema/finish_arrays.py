@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from jsg.constrained.schema.drafts import Items, Kind, least_of
 from jsg.constrained.schema.formulas import Formulas
-from jsg.constrained.schema.nodes import NEVER
-from jsg.constrained.schema.shapes import ANY, Array, Contains, NodeName
+from jsg.constrained.schema.shapes import ANY, NEVER, Array, Contains, NodeName
 from jsg.errors import GrammarError
 
 MAX_COUNTED = 5

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from jsg.constrained.chardfa import CharDfa
 from jsg.constrained.schema.drafts import Draft, Facet, Members, meet_strings, string_of
 from jsg.constrained.schema.formulas import Formulas
-from jsg.constrained.schema.nodes import NEVER
 from jsg.constrained.schema.patterns import Patterns
-from jsg.constrained.schema.shapes import ANY, NamePattern, NodeName, Object, String
+from jsg.constrained.schema.shapes import ANY, NEVER, NamePattern, NodeName, Object, String
 from jsg.errors import GrammarError
 
 MAX_CELLS = 64

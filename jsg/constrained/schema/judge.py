@@ -5,9 +5,9 @@ from decimal import Decimal
 from fractions import Fraction
 
 from jsg.constrained.schema.drafts import Draft, DraftShape, Items, Members, is_multiple
-from jsg.constrained.schema.nodes import NEVER, Nodes
+from jsg.constrained.schema.nodes import Nodes
 from jsg.constrained.schema.patterns import Patterns
-from jsg.constrained.schema.shapes import ANY, Json, NodeName, Number, String
+from jsg.constrained.schema.shapes import ANY, NEVER, Json, NodeName, Number, String
 from jsg.constrained.schema.values import TYPES, decimal_of, key_of, type_of
 from jsg.errors import GrammarError
 

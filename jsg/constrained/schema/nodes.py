@@ -6,11 +6,8 @@ to an end: there are only so many sets.
 
 from jsg.constrained.schema.keywords import HELPERS, enforced
 from jsg.constrained.schema.locations import EVERYTHING, Locations
-from jsg.constrained.schema.shapes import ANY, Json, NodeName
+from jsg.constrained.schema.shapes import ANY, NEVER, Json, NodeName
 from jsg.errors import GrammarError
-
-NEVER = "never"
-"""Name of the node that no value is valid for."""
 
 Literal = int
 """The place of a schema that a value is valid for; with a minus where the value must not be valid for it."""

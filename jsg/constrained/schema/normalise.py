@@ -22,9 +22,9 @@ from jsg.constrained.schema.finish_objects import finish_object
 from jsg.constrained.schema.formulas import Formulas
 from jsg.constrained.schema.keywords import FORMATS
 from jsg.constrained.schema.locations import EVERYTHING, Locations, step
-from jsg.constrained.schema.nodes import NEVER, Nodes
+from jsg.constrained.schema.nodes import Nodes
 from jsg.constrained.schema.patterns import Patterns
-from jsg.constrained.schema.shapes import ANY, Array, Const, Document, Json, NodeName, Object, Shape
+from jsg.constrained.schema.shapes import ANY, NEVER, Array, Const, Document, Json, NodeName, Object, Shape
 from jsg.constrained.schema.values import TYPES, text_of
 from jsg.errors import GrammarError
 
@@ -49,7 +49,7 @@ def normalise(schema: Json, limits: Limits = LIMITS) -> Document:
 
 def _all_nodes(formulas: Formulas, root: NodeName) -> dict[NodeName, tuple[Shape, ...]]:
     """The root and all that it needs."""
-    nodes: dict[NodeName, tuple[Shape, ...]] = {}
+    nodes: dict[NodeName, tuple[Shape, ...]] = {NEVER: ()}
     waiting = [root, ANY]
     while waiting:
         node = waiting.pop()
@@ -60,8 +60,6 @@ def _all_nodes(formulas: Formulas, root: NodeName) -> dict[NodeName, tuple[Shape
 
 
 def _finished(formulas: Formulas, node: NodeName) -> Iterator[Shape]:
-    if node == NEVER:
-        return
     for kind in TYPES:
         drafts = _without_subsumed(formulas, formulas.of_node(node, kind))
         for draft in drafts:

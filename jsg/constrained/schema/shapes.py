@@ -16,6 +16,8 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 NodeName = str
 ANY = "any"
 """Name of the node that every value is valid for; it is always there."""
+NEVER = "never"
+"""Name of the node that no value is valid for; it is always there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

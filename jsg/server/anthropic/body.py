@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from jsg.errors import RequestError
 from jsg.server.constraint import Constraint, grammar_fields, only_one
-from jsg.server.http.body import Body, Checked
+from jsg.server.http.body import GRAMMAR, Body, Checked
 from jsg.server.openai.body import MAX_NAME_CHARS, Only
 from jsg.server.openai.response_format import Schema
 from jsg.server.openai.tools import STRICT, ToolName
@@ -266,7 +266,7 @@ class CountTokensBody(Body):
         """Our name of a field → what clients call it here."""
         constraint = self.constraint()
         field = constraint.field if constraint is not None else "tools"
-        return {**CLIENT_NAMES, "grammar": field}
+        return {**CLIENT_NAMES, GRAMMAR: field}
 
     @property
     def is_continued(self) -> bool:

@@ -12,6 +12,7 @@ from jsg.errors import GrammarError, RequestError
 
 MAX_ITEMS = 2048  # of any list but one of token ids
 CHUNK = 2**16
+GRAMMAR = "sampling.grammar"  # no word that a message could have
 
 
 def _check_token_ids(ids: list[int]) -> list[int]:
@@ -82,14 +83,14 @@ def client_names(names: Mapping[str, str], params: Mapping[str, str] | None = No
     """A RequestError that is raised inside speaks of fields as the client knows them.
 
     Args:
-        names: Our name of a field → the client's. What `grammar` is called stands in front of what is wrong with a
-            grammar, whose own words are left alone: they may be of the client's schema.
+        names: Our name of a field → the client's. Under `GRAMMAR` the field that brought the grammar; it stands in
+            front of what is wrong with one, whose own words are left alone: they may be of the client's schema.
         params: More of them, for the field that is at fault and not for the words of the message.
     """
     try:
         yield
     except GrammarError as error:
-        if field := names.get("grammar"):
+        if field := names.get(GRAMMAR):
             error.args = (f"{field} is not valid: {error}",)
             error.param = field
         raise

@@ -13,7 +13,7 @@ from jsg.processing.answer import Prompt
 from jsg.server.caller import ApiCall
 from jsg.server.constraint import Constraint, grammar_fields, only_one
 from jsg.server.generation import new_rid
-from jsg.server.http.body import Body, Checked, Rid, client_names, is_off
+from jsg.server.http.body import GRAMMAR, Body, Checked, Rid, client_names, is_off
 from jsg.server.openai.response_format import (
     OWN_WHITESPACE,
     Choices,
@@ -259,7 +259,7 @@ class OpenAIBody(Body):
 
     def _names(self) -> dict[str, str]:
         constraint = self.constraint()
-        grammar = {} if constraint is None else {"grammar": constraint.field}
+        grammar = {} if constraint is None else {GRAMMAR: constraint.field}
         return {**self.NAMES, "input_ids": self.PROMPT, **grammar}
 
     def _params(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.caller import ApiCall, CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_SCORES
-from jsg.server.http.body import Checked
+from jsg.server.http.body import GRAMMAR, Checked
 from jsg.server.http.json_body import BodyBytes, new_router
 from jsg.server.openai.body import MAX_NAME_CHARS, Only, OpenAIBody
 from jsg.server.openai.common import TokenNames, constraint_of, finish_of, head_of, respond, shown_logprob
@@ -144,9 +144,9 @@ class ChatBody(OpenAIBody):
         return ToolUse.of(tools, dataclasses.replace(choice, is_one_call=is_one_call), speech)
 
     def _names(self) -> dict[str, str]:
-        tools = {"grammar": "tools"} if self.tools else {}
+        tools = {GRAMMAR: "tools"} if self.tools else {}
         if self.functions:
-            tools = {"grammar": "functions", "tools": "functions", "tool_choice": "function_call"}
+            tools = {GRAMMAR: "functions", "tools": "functions", "tool_choice": "function_call"}
         limit = {} if self.max_completion_tokens is None else {"max_new_tokens": "max_completion_tokens"}
         return tools | super()._names() | limit | {"top_logprobs_num": "top_logprobs"}
 

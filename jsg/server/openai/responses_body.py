@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from jsg.errors import RequestError
 from jsg.server.constraint import Constraint, grammar_fields, only_one
-from jsg.server.http.body import Body, Checked
+from jsg.server.http.body import GRAMMAR, Body, Checked
 from jsg.server.openai.body import MAX_NAME_CHARS, Only
 from jsg.server.openai.response_format import ANY_OBJECT, ENFORCED, NOT_SHOWN, Schema, SchemaName
 from jsg.server.openai.response_store import Role
@@ -299,7 +299,7 @@ class InputTokensBody(Body):
     def client_names(self) -> dict[str, str]:
         """Our name of a field → what clients call it here."""
         constraint = self.constraint()
-        return {**CLIENT_NAMES, "grammar": "tools" if constraint is None else constraint.field}
+        return {**CLIENT_NAMES, GRAMMAR: "tools" if constraint is None else constraint.field}
 
 
 class ResponsesBody(InputTokensBody):

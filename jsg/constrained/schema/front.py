@@ -1,0 +1,40 @@
+"""JSON Schema and generic JSON as grammars."""
+
+from jsg.constrained.ir import Grammar
+from jsg.constrained.json_input import read_json
+from jsg.constrained.limits import LIMITS, Limits
+from jsg.constrained.schema.emit import emit
+from jsg.constrained.schema.normalise import normalise
+from jsg.constrained.schema.shapes import ANY, Document, Object
+from jsg.errors import GrammarError
+from jsg.types import PropertyOrder, Whitespace
+
+_PARAM = "json_schema"
+_OBJECT = "object"
+
+
+def schema_grammar(
+    text: str, whitespace: Whitespace = "fixed", property_order: PropertyOrder = "declared", limits: Limits = LIMITS
+) -> Grammar:
+    """The grammar of the JSON texts whose value is valid for a schema.
+
+    Args:
+        text: The schema as JSON; `true` and `false` are schemas too.
+        whitespace: Between the tokens of a text.
+        property_order: Of the members of objects in a text.
+        limits: Fuel.
+
+    Raises:
+        GrammarError: The schema is no schema, uses what cannot be enforced, is valid for nothing, or is too large.
+    """
+    try:
+        return emit(normalise(read_json(text, _PARAM, limits), limits), whitespace, property_order, limits)
+    except GrammarError as error:
+        if error.param is not None:
+            raise
+        raise GrammarError(str(error), param=_PARAM) from error
+
+
+def json_grammar(whitespace: Whitespace = "fixed", limits: Limits = LIMITS) -> Grammar:
+    """The grammar of all JSON objects."""
+    return emit(Document(_OBJECT, {_OBJECT: (Object(),), ANY: ()}), whitespace, "free", limits)
