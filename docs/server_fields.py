@@ -20,7 +20,7 @@ from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
 from jsg.server.http.body import Body
 from jsg.server.native.sampling import ACCEPTED_SAMPLING, REFUSED_SAMPLING
-from jsg.types import SamplingParams
+from jsg.types import GRAMMAR_FIELDS, GrammarSpec, SamplingParams
 
 PAGE = pathlib.Path(__file__).parent / "server.md"
 BEGIN, END = "<!-- made by docs/server_fields.py -->", "<!-- end of what docs/server_fields.py made -->"
@@ -195,17 +195,34 @@ def _cell(text: str) -> str:
 
 def _sampling_table() -> Iterator[str]:
     """The fields of `sampling_params`, with the text of their own docstring."""
-    pattern = r"^    (\w+): (.+?)(?=\n    \w+: |\Z)"
-    texts = dict(re.findall(pattern, _attributes(SamplingParams), re.DOTALL | re.MULTILINE))
+    texts = _texts(SamplingParams)
     yield "\n### `sampling_params`\n"
     yield "| field | default | |"
     yield "|---|---|---|"
     for field in dataclasses.fields(SamplingParams):
-        text = re.sub(r"\s+", " ", texts[field.name])
-        yield f"| `{field.name}` | `{json.dumps(field.default)}` | {_cell(text)} |"
+        if field.name == "grammar":
+            yield from _grammar_rows(texts["grammar"])
+            continue
+        yield f"| `{field.name}` | `{json.dumps(field.default)}` | {_cell(texts[field.name])} |"
     for name, reason in ACCEPTED_SAMPLING.items():
         yield f"| `{name}` | | {_cell(f'accepted, changes nothing: {reason}')} |"
     yield from _refusals(REFUSED_SAMPLING)
+
+
+def _grammar_rows(text: str) -> Iterator[str]:
+    """In place of `grammar` a field for each kind of it, and how its JSON is written."""
+    fields = ", ".join(f"`{name}`" for name in GRAMMAR_FIELDS)
+    yield f"| {fields} | `null` | One of them. {_cell(re.sub(r'\s+', ' ', text))} |"
+    texts = _texts(GrammarSpec)
+    for field in dataclasses.fields(GrammarSpec):
+        if field.default is not dataclasses.MISSING:
+            yield f"| `{field.name}` | `{json.dumps(field.default)}` | {_cell(texts[field.name])} |"
+
+
+def _texts(documented: Any) -> dict[str, str]:
+    """Attribute → what its class says of it."""
+    found = re.findall(r"^    (\w+): (.+?)(?=\n    \w+: |\Z)", _attributes(documented), re.DOTALL | re.MULTILINE)
+    return {name: re.sub(r"\s+", " ", text) for name, text in found}
 
 
 def _attributes(documented: Any) -> str:

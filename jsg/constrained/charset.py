@@ -191,6 +191,7 @@ def unicode_word() -> CharRanges:
     return union(where(str.isalnum), of("_"))
 
 
+@functools.lru_cache(maxsize=256)
 def general_category(name: str) -> CharRanges | None:
     r"""The characters of a general category as in `\p{Lu}`, by its short or long name; None for an unknown name.
 

@@ -43,6 +43,7 @@ class MaskCache:
         self._machine = machine
         self._vocabulary = vocabulary
         self._decisions: dict[Hashable, dict[int, dict[Hashable, Mask]]] = {}
+        self._last_level: dict[tuple[int, ...], int] = {}
         self._masks: dict[bytes, Mask] = {}
         self._num_entries = 0
         self.ended = self._store(vocabulary.eos_mask)
@@ -65,8 +66,8 @@ class MaskCache:
             GrammarError: No token is allowed, or the grammar needs more states than it may have.
         """
         machine = self._machine
-        level = self._slices_taken(config)
         states = tuple([state for state, _ in config])
+        level = self._slices_taken(config, states)
         by_depth = self._decisions.setdefault((states, is_complete, level), {})
         for depth, masks in by_depth.items():
             mask = masks.get(machine.frames_read(config, depth))
@@ -85,16 +86,25 @@ class MaskCache:
     def forget(self) -> None:
         """Drops all masks but `ended`."""
         self._decisions.clear()
+        self._last_level.clear()
         self._masks.clear()
         self._num_entries = 0
         self.ended = self._store(self.ended.words)
 
-    def _slices_taken(self, config: Config) -> int:
-        """How many of the slices may come next whole; each holds the one before it."""
-        for level, part in enumerate(self._vocabulary.slices):
-            if not self._machine.accepts_all(config, part.chars, part.max_chars):
-                return level
-        return len(self._vocabulary.slices)
+    def _slices_taken(self, config: Config, states: tuple[int, ...]) -> int:
+        """How many of the slices may come next whole; each holds the one before it.
+
+        It begins where the same states ended the last time: to find that a slice fits costs more than that one does not.
+        """
+        slices, machine = self._vocabulary.slices, self._machine
+        level = self._last_level.get(states, 0)
+        while level and not machine.accepts_all(config, slices[level - 1].chars, slices[level - 1].max_chars):
+            level -= 1
+        if level == self._last_level.get(states, 0):
+            while level < len(slices) and machine.accepts_all(config, slices[level].chars, slices[level].max_chars):
+                level += 1
+            self._last_level[states] = level
+        return level
 
     def _walk(self, config: Config, level: int) -> tuple[NDArray[np.uint32], int]:
         """The tokens with text that may come next, and how many frames the walk read."""

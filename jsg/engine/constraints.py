@@ -82,7 +82,7 @@ class Constraints:
         self._loader = loader
         self._num_words = num_words(vocab_size)
         self._eos_token_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
-        self._jump = jump
+        self._jump: JumpForward = jump
         self._tables: dict[str, bytes] = {}
         self._compiled: OrderedDict[str, tuple[CompiledGrammar, int]] = OrderedDict()
         self._compiled_bytes = 0

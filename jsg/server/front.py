@@ -45,7 +45,7 @@ class Front:
         tokenizer = generator.tokenizer
         self.speech = Speech(
             template=chat.template,
-            dialect=dialect_of(getattr(server, "tool_call_parser", "auto"), tokenizer.chat_template),
+            dialect=dialect_of(server.tool_call_parser, tokenizer.chat_template),
             special=frozenset(tokenizer.token_bytes(i).decode(errors="replace") for i in tokenizer.special_ids),
         )
         self.model_name = server.served_model_name or public_name(engine.model_path)

@@ -4,13 +4,16 @@ The same for every API: each makes a `ToolUse` of its own fields, and shows the 
 What a call looks like in text is a dialect, which the model has learnt; `jsg.processing.tool_calls` knows them.
 """
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, final, get_args
 
 from jsg.constrained import tools as tool_grammars
-from jsg.errors import RequestError
+from jsg.errors import GrammarError, RequestError
 from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.tool_calls import (
@@ -26,6 +29,8 @@ from jsg.processing.tool_calls import (
 from jsg.types import GrammarSpec
 
 MAX_TOOLS = 128
+
+_PLACE = re.compile(r"the structural tag((?:\.\w+|\[\d+\])+): (.*)", re.DOTALL)  # how the compiler begins
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 DIALECTS: Mapping[str, Dialect] = {name: name for name in get_args(Dialect)}
 ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
@@ -40,12 +45,14 @@ class Tool:
         name: What it is called by.
         description: What it is for.
         parameters: A JSON Schema of its arguments, which are an object; None where the client gave none.
+        field: Where the client wrote the parameters.
         is_strict: False where the client said that arguments need not match the schema: then they are any object.
     """
 
     name: str
     description: str | None
     parameters: Mapping[str, Any] | None
+    field: str
     is_strict: bool = True
 
     @property
@@ -151,6 +158,20 @@ class ToolUse:
         """Whether what stands around calls are special tokens, so that these must not be left out of the text."""
         return not self.special.isdisjoint(markers(self.dialect))
 
+    @contextlib.contextmanager
+    def naming(self) -> Iterator[None]:
+        """A GrammarError that is raised inside names the tool that is at fault, where it can be told."""
+        try:
+            yield
+        except GrammarError as error:
+            found = _PLACE.match(str(error))
+            schema = None if found is None else _schema_at(json.loads(self.grammar().text), found[1])
+            for tool in self.callable:
+                if found is not None and schema == {**tool.schema, "type": "object"}:
+                    error.args, error.param = (found[2],), tool.field
+                    break
+            raise
+
     def grammar(self) -> GrammarSpec:
         """What the whole text of an answer matches: calls and, unless they are required, free text."""
         spec = tool_grammars.tools_to_structural_tag(
@@ -200,6 +221,24 @@ class AnswerReader:
         digest = hashlib.sha256(f"{self._answer.request.rid} {index}".encode()).hexdigest()
         is_mistral = self._tools is not None and self._tools.dialect == "mistral"
         return digest[:9] if is_mistral else f"call_{digest[:24]}"
+
+
+def _schema_at(tag: Any, place: str) -> Any:
+    """The innermost schema around a place of a structural tag; None where there is none."""
+    schema = None
+    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
+        try:
+            tag = tag[name] if name else tag[int(index)]
+        except (LookupError, TypeError):
+            return None
+        if isinstance(tag, dict):
+            schema = tag.get("json_schema", schema)
+    return schema
+
+
+def naming(tools: ToolUse | None) -> contextlib.AbstractContextManager[None]:
+    """`ToolUse.naming` where there are tools."""
+    return contextlib.nullcontext() if tools is None else tools.naming()
 
 
 def dialect_of(chosen: str, template_source: str | None) -> Dialect | None:

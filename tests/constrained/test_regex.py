@@ -9,7 +9,7 @@ import pytest
 
 from jsg.constrained import charset
 from jsg.constrained.chardfa import CharDfa
-from jsg.constrained.ir import NEVER, Alt, Automaton, Chars, Expr, Literal, Repeat, Seq
+from jsg.constrained.ir import NEVER, Alt, Automaton, Chars, Expr, Repeat, Seq
 from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.regex.front import regex_grammar
 from jsg.constrained.regex.parse import parse_regex

@@ -196,17 +196,15 @@ def test_it_is_answered(http: httpx.Client, shape: Shape):
     ("client", "extra", "param"),
     [
         (
-            "instructor 1.x, tools",
+            "instructor 1.x, tools, of a model that was not made for them",
             {
                 "tools": [{"type": "function", "function": {"name": "User", "parameters": {"type": "object"}}}],
                 "tool_choice": {"type": "function", "function": {"name": "User"}},
             },
             "tools",
         ),
-        ("instructor 1.x, JSON", {"response_format": {"type": "json_object"}}, "response_format"),
-        ("outlines through vLLM", {"guided_choice": ["yes", "no"]}, "guided_choice"),
-        ("vLLM 0.11 structured outputs", {"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
-        ("SGLang regex", {"regex": "a+"}, "regex"),
+        ("vLLM 0.10", {"guided_regex": "a+", "guided_decoding_backend": "xgrammar"}, "guided_decoding_backend"),
+        ("two forms at once", {"regex": "a+", "response_format": {"type": "json_object"}}, "regex"),
         (
             "an image",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},

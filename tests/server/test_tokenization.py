@@ -3,6 +3,7 @@
 import httpx
 import pytest
 
+CLOCK = {"type": "function", "function": {"name": "clock"}}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -75,7 +76,8 @@ def test_a_conversation_is_encoded_as_chat_completions_do_it(http: httpx.Client)
         ({"messages": []}, "messages", "messages"),
         ({"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens", "add_special_tokens"),
         ({"messages": MESSAGES, "chat_template": "x"}, "chat_template", "chat_template is not supported"),
-        ({"messages": MESSAGES, "tools": []}, "tools", "tools is not supported"),
+        ({"messages": MESSAGES, "tools": [CLOCK]}, "tools", "does not show them"),
+        ({"prompt": "a", "tools": [CLOCK]}, "tools", "tools is for messages"),
         ({"messages": MESSAGES, "chat_template_kwargs": {"no": 1}}, "chat_template_kwargs", "does not read 'no'"),
         (
             {"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True},

@@ -9,6 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
+from jsg.constrained.tags import structural_tag_grammar
 from jsg.constrained.tools import Tool, tools_to_structural_tag
 from jsg.errors import GrammarError
 from tests.server.conftest import write_byte_tokenizer
@@ -210,6 +211,19 @@ class TestRefusals:
         }
         assert refusal(scripted, functions=[{"name": "f"}])["param"] == "functions"
 
+    @pytest.mark.parametrize("choice", ["auto", "required"])
+    def test_which_tool_the_compiler_refuses(self, scripted, choice):
+        """With the compiler's own words, so that they cannot change without this."""
+        wrong = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}}
+        tools = [CLOCK, {"type": "function", "function": {"name": "wrong", "parameters": wrong}}, WEATHER]
+        ask(scripted, tools=tools, tool_choice=choice)
+        with pytest.raises(GrammarError) as refused:
+            structural_tag_grammar(scripted.sampling.grammar.text)
+        scripted.engine.failure = refused.value
+        error = refusal(scripted, tools=tools, tool_choice=choice)
+        assert error["param"] == "tools[1].function.parameters"
+        assert error["message"].startswith("tools[1].function.parameters is not valid: pattern at #/properties/a")
+
 
 class TestAnswers:
     def test_a_call(self, scripted):
@@ -290,6 +304,11 @@ class TestConversations:
         ask(scripted, tools=[tool])
         assert scripted.prompt.count("<|im_end|>") == 2
         assert scripted.request.input_ids.count(257) == 1
+
+    def test_the_prompts_tokens_are_told(self, scripted):
+        ask(scripted)
+        body = {"messages": HI, "tools": [WEATHER, CLOCK]}
+        assert scripted.http.post("/tokenize", json=body).json()["tokens"] == list(scripted.request.input_ids)
 
     def test_a_call_is_not_continued(self, scripted):
         message = {"role": "assistant", "content": "a", "tool_calls": [ask(scripted)["message"]["tool_calls"][0]]}

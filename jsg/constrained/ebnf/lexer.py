@@ -1,9 +1,8 @@
 """The words of an EBNF grammar, with where they stand."""
 
-import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Literal, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
 from jsg.constrained.charset import complement, of_ranges
 from jsg.constrained.ir import CharRanges
@@ -43,8 +42,7 @@ _FOREIGN = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """One word.
 
     Attributes:

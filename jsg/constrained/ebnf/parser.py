@@ -13,10 +13,11 @@ import dataclasses
 from typing import final
 
 from jsg.constrained.ebnf.lexer import PARAM, Source, Token, tokens_of
-from jsg.constrained.ir import Alt, Call, Chars, Expr, Repeat, literal, seq
+from jsg.constrained.ir import EMPTY, Alt, Call, Chars, Expr, Repeat, literal, seq
 from jsg.constrained.limits import Limits, check
 
 START = "root"
+MAX_RULES = 10_000
 _MACROS = frozenset(("TagDispatch", "Token", "ExcludeToken", "AnyTokens", "TokenTagDispatch", "Regex"))
 
 
@@ -73,7 +74,7 @@ class _Parser:
             offsets[name.value] = name.offset
             self._expect("::=", "::= behind the name of a rule")
             exprs[name.value] = self._choice()
-            check(len(exprs), self._limits.positions, "rules", PARAM)
+            check(len(exprs), MAX_RULES, "rules", PARAM)
         if START not in exprs:
             self._source.refuse(
                 len(self._source.text) if exprs else 0,
@@ -90,14 +91,19 @@ class _Parser:
         options = [self._sequence()]
         while self._token.kind == "|":
             self._advance()
-            options.append(self._sequence())
+            option = self._sequence()
+            if option != EMPTY or options[-1] != EMPTY:
+                options.append(option)
         # Not `alt`: that hashes whole options, at every level of nesting anew.
         return options[0] if len(options) == 1 else Alt(tuple(options))
 
     def _sequence(self) -> Expr:
         parts: list[Expr] = []
         while (part := self._part()) is not None:
+            depth = self._depth
             while self._token.kind == "repeat":
+                depth += 1
+                check(depth, self._limits.nesting, "levels of nesting", PARAM)
                 least, most = self._advance().bounds
                 part = Repeat(part, least, most)
             parts.append(part)

@@ -166,6 +166,7 @@ class LeftRecursion:
                 split = [self._split(option, circle) for option in options]
                 return [head for heads, _ in split for head in heads], _either(*(other for _, other in split))
             case Seq(parts):
+                self._spend(len(parts))
                 heads, other = self._split(parts[0], circle)
                 rest = seq(*parts[1:])
                 heads = [(rule, seq(after, rest)) for rule, after in heads]
@@ -207,9 +208,9 @@ class LeftRecursion:
             case _:
                 raise AssertionError(f"{type(expr).__name__} is never empty")
 
-    def _spend(self) -> None:
-        self._work += 1
-        check(self._work, self._limits.positions, "steps to remove its left recursion", PARAM)
+    def _spend(self, amount: int = 1) -> None:
+        self._work += amount
+        check(self._work, self._limits.positions // 4, "steps to remove its left recursion", PARAM)
 
 
 def _either(*options: Expr) -> Expr:

@@ -10,6 +10,7 @@ whole, nothing is left to assert.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from jsg.constrained import charset
@@ -52,6 +53,7 @@ def one_of(ranges: CharRanges) -> Piece:
     return Piece((Part(Chars(ranges), False) if ranges else None, None, None, None))
 
 
+@functools.cache
 def anchor(asserted: int) -> Piece:
     """The empty text where AT_START or AT_END holds."""
     return _piece({asserted: [Part(EMPTY, True)]})

@@ -4,9 +4,11 @@ import dataclasses
 from decimal import Decimal
 
 from jsg.constrained.schema.drafts import Draft, number_of, string_of
-from jsg.constrained.schema.keywords import FORMATS, Reader
+from jsg.constrained.schema.formats import FORMATS
+from jsg.constrained.schema.keywords import STANDARD_FORMATS, Reader
 from jsg.constrained.schema.patterns import Patterns
 from jsg.constrained.schema.shapes import Number, String
+from jsg.errors import GrammarError
 
 
 def number_says(reader: Reader) -> Number | None:
@@ -101,4 +103,11 @@ def _format(reader: Reader) -> str | None:
     if "format" not in reader.keywords:
         return None
     name = reader.text("format")
-    return name if name in FORMATS else None
+    if name in FORMATS:
+        return name
+    if name in STANDARD_FORMATS:
+        raise GrammarError(
+            f"{reader.where('format')} is {name!r}, which is not supported; write a pattern, or one of "
+            f"{', '.join(FORMATS)}"
+        )
+    return None

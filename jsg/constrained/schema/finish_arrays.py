@@ -81,25 +81,20 @@ def _with_kind(formulas: Formulas, shape: Items, kind: Kind, where: NodeName) ->
     if length - kind.start > MAX_COUNTED:
         raise GrammarError(f"contains at {where}: counts over more than {MAX_COUNTED} prefixItems are not supported")
     other = _other(formulas, kind.node) if length > kind.start else NEVER
-    for total in range(kind.start, length + 1):
+    for total in range(kind.start, length + 1):  # where the array ends: before that item of the prefix, or after all
         for choice in itertools.product((False, True), repeat=total - kind.start):
-            least, most = kind.least - sum(choice), None if kind.most is None else kind.most - sum(choice)
+            found = sum(choice)
+            least, most = kind.least - found, None if kind.most is None else kind.most - found
             if (most is not None and most < 0) or (total < length and least > 0):
                 continue
-            chosen = [conjoin(node, kind.node if c else other) for node, c in zip(prefix[kind.start :], choice, strict=False)]
-            part = dataclasses.replace(shape, prefix=(*prefix[: kind.start], *chosen))
-            if total < length:
-                least_items = 0 if total == kind.start else total
-                part = dataclasses.replace(
-                    part,
-                    min_items=max(shape.min_items, least_items),
-                    max_items=least_of(shape.max_items, total),
-                )
-                yield _array(part, None)
-            else:
-                least_items = 0 if total == kind.start else total
-                part = dataclasses.replace(part, min_items=max(shape.min_items, least_items))
-                yield _array(part, _contains(formulas, shape.items, kind, max(least, 0), most))
+            chosen = [conjoin(prefix[kind.start + i], kind.node if c else other) for i, c in enumerate(choice)]
+            part = dataclasses.replace(
+                shape,
+                prefix=(*prefix[: kind.start], *chosen),
+                min_items=max(shape.min_items, total if choice else 0),
+                max_items=least_of(shape.max_items, total) if total < length else shape.max_items,
+            )
+            yield _array(part, _contains(formulas, shape.items, kind, max(least, 0), most) if total == length else None)
 
 
 def _contains(formulas: Formulas, items: NodeName, kind: Kind, least: int, most: int | None) -> Contains | None:

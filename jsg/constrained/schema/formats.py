@@ -66,7 +66,7 @@ def _ipv6() -> str:
 
 _IPV6 = _ipv6()
 
-_SIGNS = "0-9A-Za-z._~!$&'()*+,;=-"
+_SIGNS = r"0-9A-Za-z._~!$&'()*+,;=\-"
 _ESCAPE = f"%{_HEX}{{2}}"
 _PATH_SIGN = f"([{_SIGNS}:@]|{_ESCAPE})"
 _HOST = rf"(\[({_IPV6}|[Vv]{_HEX}+\.[{_SIGNS}:]+)\]|([{_SIGNS}]|{_ESCAPE})*)"

@@ -28,7 +28,10 @@ from jsg.constrained.schema.values import TYPES, decimal_of, key_of, type_of
 from jsg.errors import GrammarError
 
 MAX_ALTERNATIVES = 512
-MAX_MEETINGS = 300_000
+MANY_ALTERNATIVES = 8
+"""From here on it pays to look for alternatives that can be left out."""
+
+MAX_MEETINGS = 100_000
 MAX_DEPTH = 100
 
 Formula = Sequence[Draft]
@@ -108,6 +111,17 @@ class Formulas:
         )
         return self._plain[node]
 
+    def reduced(self, drafts: Sequence[Draft]) -> Formula:
+        """The alternatives without those that another one allows anyhow."""
+        kept = list(dict.fromkeys(drafts))
+        if not 1 < len(kept) <= MAX_ALTERNATIVES:
+            return tuple(kept)
+        self._spend(len(kept) ** 2 // 4)
+        for draft in tuple(kept):
+            if any(other is not draft and self._meeting.meet(draft, other) == draft for other in kept):
+                kept.remove(draft)
+        return tuple(kept)
+
     # -- connectives ---------------------------------------------------------------------------------------------------
 
     def _all_of(self, parts: Iterable[Formula], kind: str, where: NodeName) -> Formula:
@@ -125,19 +139,22 @@ class Formulas:
         return result
 
     def _product(self, left: Formula, right: Formula, where: NodeName) -> Formula:
-        self._num_meetings += len(left) * len(right)
-        if self._num_meetings > MAX_MEETINGS:
-            raise GrammarError(f"anyOf, oneOf, allOf and not at {where} have too many combinations; simplify them")
+        self._spend(len(left) * len(right))
         meetings = (self._meeting.meet(one, other) for one in left for other in right)
         result = self._any_of([draft for draft in meetings if draft is not None])
-        if len(result) > 8:
-            result = tuple(draft for draft in result if not self._is_empty(draft))
+        if len(result) > MANY_ALTERNATIVES:
+            result = self.reduced([draft for draft in result if not self._is_empty(draft)])
         if len(result) > MAX_ALTERNATIVES:
             raise GrammarError(
                 f"a schema may have at most {MAX_ALTERNATIVES} alternatives after anyOf, oneOf, allOf and not are "
                 f"worked out, but {where} has more; simplify it"
             )
         return result
+
+    def _spend(self, meetings: int) -> None:
+        self._num_meetings += meetings
+        if self._num_meetings > MAX_MEETINGS:
+            raise GrammarError("anyOf, oneOf, allOf and not of the schema have too many combinations; simplify them")
 
     def _any_of(self, drafts: Iterable[Draft]) -> Formula:
         """Each once; lists of values as one."""
@@ -163,7 +180,7 @@ class Formulas:
             return False
 
     def _is_disjoint(self, left: Formula, right: Formula) -> bool:
-        self._num_meetings += len(left) * len(right)
+        self._spend(len(left) * len(right))
         meetings = (self._meeting.meet(one, other) for one in left for other in right)
         return all(draft is None or self._is_empty(draft) for draft in meetings)
 

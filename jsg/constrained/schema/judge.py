@@ -196,11 +196,7 @@ class Judge:
         return True
 
     def fits_string(self, value: str, shape: String) -> bool:
-        """Whether the string is of the shape.
-
-        Raises:
-            GrammarError: The shape has a format.
-        """
+        """Whether the string is of the shape."""
         is_long_enough = shape.min_length <= len(value)
         if not is_long_enough or (shape.max_length is not None and len(value) > shape.max_length):
             return False

@@ -4,13 +4,27 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
+from jsg.constrained.schema.formats import FORMATS
 from jsg.constrained.schema.locations import Place, step
 from jsg.constrained.schema.shapes import Json
 from jsg.constrained.schema.values import decimal_of, is_number
 from jsg.errors import GrammarError
 
-FORMATS = frozenset(("date", "time", "date-time", "duration", "uuid", "email", "ipv4", "ipv6", "hostname", "uri"))
-"""Formats that are enforced."""
+STANDARD_FORMATS = frozenset(
+    (
+        *FORMATS,
+        "idn-email",
+        "idn-hostname",
+        "iri",
+        "iri-reference",
+        "json-pointer",
+        "regex",
+        "relative-json-pointer",
+        "uri-reference",
+        "uri-template",
+    )
+)
+"""Formats that have a meaning. Those that are not enforced are refused; any other name is an annotation."""
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 ENFORCED = frozenset(

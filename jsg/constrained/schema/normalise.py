@@ -7,6 +7,8 @@
     finish_*.py    alternatives as shapes
         │
     normalise.py   all nodes that the root needs, without those that no value is valid for
+        │
+    sharing.py     equal nodes under one name
 
 A node is worked out when another one names it, so a schema's unused parts cost nothing, and cannot be the reason for a
 refusal.
@@ -19,12 +21,13 @@ from jsg.constrained.schema.containers import Context
 from jsg.constrained.schema.drafts import Draft, Items, Members
 from jsg.constrained.schema.finish_arrays import finish_array
 from jsg.constrained.schema.finish_objects import finish_object
+from jsg.constrained.schema.formats import FORMATS
 from jsg.constrained.schema.formulas import Formulas
-from jsg.constrained.schema.keywords import FORMATS
 from jsg.constrained.schema.locations import EVERYTHING, Locations, step
 from jsg.constrained.schema.nodes import Nodes
 from jsg.constrained.schema.patterns import Patterns
 from jsg.constrained.schema.shapes import ANY, NEVER, Array, Const, Document, Json, NodeName, Object, Shape
+from jsg.constrained.schema.sharing import shared
 from jsg.constrained.schema.values import TYPES, text_of
 from jsg.errors import GrammarError
 
@@ -44,7 +47,7 @@ def normalise(schema: Json, limits: Limits = LIMITS) -> Document:
     nodes = _pruned(_all_nodes(formulas, root))
     if not nodes[root]:
         raise GrammarError("no value is valid for the schema: its parts contradict each other; correct it")
-    return Document(root, nodes, tuple(_annotations(locations)))
+    return shared(Document(root, nodes, tuple(_annotations(locations))))
 
 
 def _all_nodes(formulas: Formulas, root: NodeName) -> dict[NodeName, tuple[Shape, ...]]:
@@ -61,8 +64,7 @@ def _all_nodes(formulas: Formulas, root: NodeName) -> dict[NodeName, tuple[Shape
 
 def _finished(formulas: Formulas, node: NodeName) -> Iterator[Shape]:
     for kind in TYPES:
-        drafts = _without_subsumed(formulas, formulas.of_node(node, kind))
-        for draft in drafts:
+        for draft in formulas.reduced(formulas.of_node(node, kind)):
             yield from _shapes(formulas, draft, node)
 
 
@@ -85,14 +87,6 @@ def _shapes(formulas: Formulas, draft: Draft, node: NodeName) -> Iterator[Shape]
             yield from finish_object(formulas, shape, node)
         case shape:
             yield shape
-
-
-def _without_subsumed(formulas: Formulas, drafts: tuple[Draft, ...] | object) -> list[Draft]:
-    """The alternatives without those that say no more than another one allows anyhow."""
-    kept: list[Draft] = []
-    for draft in drafts:  # pyright: ignore[reportGeneralTypeIssues]
-        kept.append(draft)
-    return kept
 
 
 def _named(shape: Shape) -> Iterator[NodeName]:

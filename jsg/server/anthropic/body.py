@@ -151,9 +151,9 @@ class AnthropicTool(Body):
     defer_loading: Annotated[Any, Only((False,), "the model is shown every tool; leave it out")] = None
     eager_input_streaming: bool | None = None
 
-    def tool(self) -> Tool:
-        """The same for every API."""
-        return Tool(self.name, self.description, self.input_schema, is_strict=self.strict is not False)
+    def tool(self, field: str) -> Tool:
+        """The same for every API; it stands in that field."""
+        return Tool(self.name, self.description, self.input_schema, f"{field}.input_schema", self.strict is not False)
 
 
 class AnthropicToolChoice(Body):
@@ -260,7 +260,8 @@ class CountTokensBody(Body):
     def tool_use(self, speech: Speech) -> ToolUse | None:
         """How the answer may call tools; None where it may not. Raises RequestError."""
         choice = Choice() if self.tool_choice is None else self.tool_choice.choice()
-        return ToolUse.of([tool.tool() for tool in self.tools or ()], choice, speech)
+        tools = [tool.tool(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
+        return ToolUse.of(tools, choice, speech)
 
     def client_names(self) -> dict[str, str]:
         """Our name of a field → what clients call it here."""

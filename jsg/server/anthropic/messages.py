@@ -22,7 +22,7 @@ from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import BodyBytes, new_router
 from jsg.server.openai.common import finish_of
 from jsg.server.openai.messages import check_fits
-from jsg.server.tool_use import AnswerReader, ToolUse
+from jsg.server.tool_use import AnswerReader, ToolUse, naming
 from jsg.types import FinishType
 
 router = new_router()
@@ -37,19 +37,20 @@ async def create_message(
     call = dataclasses.replace(call, user=body.user)
     with client_names(body.client_names()):
         tools = body.tool_use(front.speech)
-        prompt = Prompt(
-            rid=f"msg_{new_rid()}",
-            input_ids=await _encode(body, num_bytes, front, tools),
-            sampling=body.to_sampling(tools),
-            is_continued=body.is_continued,
-            namespace=call.caller.namespace(body.cache_salt, body.extra_key),
-            priority=body.priority or 0,
-        )
-        generation = front.generator.begin(call, [prompt])
-        reader = AnswerReader(generation.answers[0], tools)
-        if body.stream:
-            return await respond_with_events(request, _events(generation, reader, front.model_name), named=True)
-        await until_disconnect(request, generation.complete())
+        with naming(tools):
+            prompt = Prompt(
+                rid=f"msg_{new_rid()}",
+                input_ids=await _encode(body, num_bytes, front, tools),
+                sampling=body.to_sampling(tools),
+                is_continued=body.is_continued,
+                namespace=call.caller.namespace(body.cache_salt, body.extra_key),
+                priority=body.priority or 0,
+            )
+            generation = front.generator.begin(call, [prompt])
+            reader = AnswerReader(generation.answers[0], tools)
+            if body.stream:
+                return await respond_with_events(request, _events(generation, reader, front.model_name), named=True)
+            await until_disconnect(request, generation.complete())
     [answer] = generation.answers
     found = reader.whole(only_complete=True)
     content: list[dict[str, Any]] = [_text_block(found.content)] if found.content else []

@@ -91,6 +91,8 @@ def client_names(names: Mapping[str, str], params: Mapping[str, str] | None = No
         yield
     except GrammarError as error:
         if field := names.get(GRAMMAR):
+            if str(error.param).startswith(f"{field}["):  # which of several
+                field = str(error.param)
             error.args = (f"{field} is not valid: {error}",)
             error.param = field
         raise

@@ -27,7 +27,7 @@ class TokenizeBody(Body):
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         "chat_template": "a template runs as code, so only the model's own is used; render it and send prompt",
-        **dict.fromkeys(("tools", "mm_processor_kwargs", "media_io_kwargs"), "this version does not have it"),
+        **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), "this version does not have it"),
     }
 
     prompt: str | NotEmpty[str] | None = Field(None, description="This or `messages`.")
@@ -42,6 +42,9 @@ class TokenizeBody(Body):
     )
     continue_final_message: bool | None = Field(None, description="For `messages`: end with the last content instead.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="For `messages`: variables of the template.")
+    tools: Annotated[Checked[ChatTool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description="For `messages`: what the model is shown that it may call."
+    )
     return_token_strs: bool | None = Field(None, description="Show the text of each token too.")
 
     @model_validator(mode="after")
@@ -58,7 +61,7 @@ class TokenizeBody(Body):
                 "continue_final_message",
             )
         if self.messages is None:
-            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"):
                 if getattr(self, name) is not None:
                     raise RequestError(f"{name} is for messages; leave it out of a prompt", name)
         return self
@@ -77,7 +80,7 @@ class DetokenizeBody(Body):
 async def tokenize(body: TokenizeBody, num_bytes: BodyBytes, front: ReadyFront) -> Response:
     """The tokens of a text, and how many; of a list of texts a list of them; of a conversation those of its prompt."""
     front.check_model(body.model)
-    id_lists = await front.threads.run(lambda: _encode(body, front.generator.tokenizer, front.chat), num_bytes)
+    id_lists = await front.threads.run(lambda: _encode(body, front), num_bytes)
     strs: list[list[str]] | None = None
     if body.return_token_strs:
         strs = await front.threads.run(lambda: _token_strs(id_lists, front.generator.tokenizer), num_bytes)
@@ -113,19 +116,23 @@ async def detokenize(body: DetokenizeBody, num_bytes: BodyBytes, front: ReadyFro
     return json_response({"text": shown, "prompt": shown})
 
 
-def _encode(body: TokenizeBody, tokenizer: Tokenizer, chat: ChatPrompt) -> list[list[int]]:
+def _encode(body: TokenizeBody, front: Front) -> list[list[int]]:
+    tokenizer = front.generator.tokenizer
     if body.messages is not None:
-        return [list(_encode_messages(body, body.messages, chat))]
+        return [list(_encode_messages(body, body.messages, front))]
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
     return [tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False) for text in texts]
 
 
-def _encode_messages(body: TokenizeBody, messages: list[Message], chat: ChatPrompt) -> tuple[int, ...]:
-    return chat.encode(
-        [message.to_template(chat.template) for message in messages],
+def _encode_messages(body: TokenizeBody, messages: list[Message], front: Front) -> tuple[int, ...]:
+    given = [tool.function.tool(f"tools[{i}].function") for i, tool in enumerate(body.tools or ())]
+    tools = ToolUse.of(given, Choice(), front.speech)
+    return front.chat.encode(
+        [message.to_template(front.chat.template) for message in messages],
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         template_kwargs=body.chat_template_kwargs,
+        tools=None if tools is None else tools.shown,
     )
 
 

@@ -182,7 +182,7 @@ class OpenAIBody(Body):
     guided_regex: str | None = Field(None, description="vLLM's older name of `regex`.")
     guided_choice: Choices | None = Field(None, description="vLLM's: texts, of which the answer is one.")
     guided_grammar: str | None = Field(None, description="vLLM's older name of `ebnf`.")
-    whitespace: Whitespace | None = Field(None, description="In JSON of a schema; see `GrammarSpec` below.")
+    whitespace: Whitespace | None = Field(None, description="In JSON of a schema; see `sampling_params` below.")
     property_order: PropertyOrder | None = Field(None, description="Of the members of objects of a schema.")
     jump_forward: JumpForward | None = Field(None, description="What to do where the grammar leaves one way on.")
     return_constraint: bool | None = Field(

@@ -28,7 +28,7 @@ from jsg.server.openai.tools import (
     shown_call,
     shown_change,
 )
-from jsg.server.tool_use import MAX_TOOLS, AnswerReader, Choice, Speech, ToolUse
+from jsg.server.tool_use import MAX_TOOLS, AnswerReader, Choice, Speech, ToolUse, naming
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
 _NO_AUDIO = "models write text only in this version"
@@ -128,10 +128,10 @@ class ChatBody(OpenAIBody):
 
     def tool_use(self, speech: Speech) -> ToolUse | None:
         """How the answer may call tools; None where it may not. Raises RequestError."""
-        tools = [tool.function.tool() for tool in self.tools or ()]
+        tools = [tool.function.tool(f"tools[{i}].function") for i, tool in enumerate(self.tools or ())]
         chosen = self.tool_choice
         if self.functions:
-            tools = [function.tool() for function in self.functions]
+            tools = [function.tool(f"functions[{i}]") for i, function in enumerate(self.functions)]
             chosen = self.function_call
         match chosen:
             case ToolChoice():
@@ -263,21 +263,22 @@ async def chat_completions(
     call = dataclasses.replace(call, user=body.safety_identifier or body.user)
     with body.own_names():
         tools = body.tool_use(front.speech)
-        prompt = await _prompt(body, num_bytes, call, front, tools)
-        generation = front.generator.begin(call, [prompt])
-        names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        return await respond(
-            request,
-            body,
-            generation,
-            [
-                ChatChoice(index, answer, names, tools, is_old=bool(body.functions))
-                for index, answer in enumerate(generation.answers)
-            ],
-            head_of(prompt.rid, front) | {"service_tier": None},
-            kind="chat.completion",
-            event_kind="chat.completion.chunk",
-        )
+        with naming(tools):
+            prompt = await _prompt(body, num_bytes, call, front, tools)
+            generation = front.generator.begin(call, [prompt])
+            names = TokenNames(front.generator.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+            return await respond(
+                request,
+                body,
+                generation,
+                [
+                    ChatChoice(index, answer, names, tools, is_old=bool(body.functions))
+                    for index, answer in enumerate(generation.answers)
+                ],
+                head_of(prompt.rid, front) | {"service_tier": None},
+                kind="chat.completion",
+                event_kind="chat.completion.chunk",
+            )
 
 
 async def _prompt(body: ChatBody, num_bytes: int, call: ApiCall, front: Front, tools: ToolUse | None) -> Prompt:

@@ -26,7 +26,7 @@ from jsg.server.openai.response_store import ResponseStore, StoredResponse, Turn
 from jsg.server.openai.responses_body import InputItem, InputTokensBody, ResponsesBody, ResponsesToolChoice
 from jsg.server.openai.responses_events import events_of
 from jsg.server.openai.responses_reply import Reply
-from jsg.server.tool_use import ToolUse
+from jsg.server.tool_use import ToolUse, naming
 from jsg.types import FinishType
 
 DEFAULT_ITEMS, MAX_ITEMS = 20, 100  # of one page of input items
@@ -54,25 +54,26 @@ async def create_response(
     call = dataclasses.replace(call, user=body.safety_identifier or body.user)
     with client_names(body.client_names(), {"max_new_tokens": "input"} if body.max_output_tokens is None else {}):
         tools = body.tool_use(front.speech)
-        prompt = await _prompt(body, turns, rid, call.caller, front, tools)
-        generation = front.generator.begin(call, [prompt])
-        [answer] = generation.answers
-        names = TokenNames(front.generator.tokenizer, as_ids=False)
-        reply = Reply(rid, _asked(body, prompt, front), answer, tools, names, int(time.time()))
+        with naming(tools):
+            prompt = await _prompt(body, turns, rid, call.caller, front, tools)
+            generation = front.generator.begin(call, [prompt])
+            [answer] = generation.answers
+            names = TokenNames(front.generator.tokenizer, as_ids=False)
+            reply = Reply(rid, _asked(body, prompt, front), answer, tools, names, int(time.time()))
 
-        def keep(shown: dict[str, Any]) -> dict[str, Any]:
-            """Stores the response if asked to; one that is too large says that it is not."""
-            if body.store is False:
-                return shown
-            output = _output_turns(reply)
-            stored = StoredResponse(
-                reply.response_id, msgspec.json.encode(shown), (*turns, *output), num_output=len(output)
-            )
-            return shown if responses.put(call.caller.tenant, stored) else shown | {"store": False}
+            def keep(shown: dict[str, Any]) -> dict[str, Any]:
+                """Stores the response if asked to; one that is too large says that it is not."""
+                if body.store is False:
+                    return shown
+                output = _output_turns(reply)
+                stored = StoredResponse(
+                    reply.response_id, msgspec.json.encode(shown), (*turns, *output), num_output=len(output)
+                )
+                return shown if responses.put(call.caller.tenant, stored) else shown | {"store": False}
 
-        if body.stream:
-            return await respond_with_events(request, events_of(reply, generation, keep), named=True)
-        await until_disconnect(request, reply.take_all(generation))
+            if body.stream:
+                return await respond_with_events(request, events_of(reply, generation, keep), named=True)
+            await until_disconnect(request, reply.take_all(generation))
     return json_response(keep(reply.ended()))
 
 

@@ -199,9 +199,9 @@ class ResponsesTool(Body):
     allowed_callers: Annotated[Any, Only((["direct"],), _NO_HOSTED_TOOLS)] = None
     defer_loading: Annotated[Any, Only((False,), "the model is shown every tool; leave it out")] = None
 
-    def tool(self) -> Tool:
-        """The same for every API."""
-        return Tool(self.name, self.description, self.parameters, is_strict=self.strict is not False)
+    def tool(self, field: str) -> Tool:
+        """The same for every API; it stands in that field."""
+        return Tool(self.name, self.description, self.parameters, f"{field}.parameters", self.strict is not False)
 
     def shown(self) -> dict[str, Any]:
         """What a response repeats of it."""
@@ -293,7 +293,7 @@ class InputTokensBody(Body):
         chosen = self.tool_choice
         choice = chosen.choice() if isinstance(chosen, ResponsesToolChoice) else Choice(chosen or "auto")
         is_one_call = choice.is_one_call or self.parallel_tool_calls is False
-        tools = [tool.tool() for tool in self.tools or ()]
+        tools = [tool.tool(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
         return ToolUse.of(tools, dataclasses.replace(choice, is_one_call=is_one_call), speech)
 
     def client_names(self) -> dict[str, str]:

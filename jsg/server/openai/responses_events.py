@@ -25,8 +25,8 @@ async def events_of(reply: Reply, generation: Generation, on_end: Callable[[Obje
     """
     number = itertools.count()
 
-    def event(name: str, **fields: Any) -> Event:
-        return {"type": name, "sequence_number": next(number), **fields}
+    def event(kind: str, /, **fields: Any) -> Event:
+        return {"type": kind, "sequence_number": next(number), **fields}
 
     has_begun = False
     try:
@@ -37,8 +37,8 @@ async def events_of(reply: Reply, generation: Generation, on_end: Callable[[Obje
                     begun = reply.begun()
                     yield event("response.created", response=begun)
                     yield event("response.in_progress", response=begun)
-                for name, fields in reply.take(delta):
-                    yield event(name, **fields)
+                for kind, fields in reply.take(delta):
+                    yield event(kind, **fields)
         endings = list(reply.end())
         ended = on_end(reply.ended())
     except JsgError as error:
@@ -48,6 +48,6 @@ async def events_of(reply: Reply, generation: Generation, on_end: Callable[[Obje
         yield event("error", code=failure["code"] or "server_error", message=failure["message"], param=failure["param"])
         yield event("response.failed", response=reply.failed(failure["message"]))
         return
-    for name, fields in endings:
-        yield event(name, **fields)
+    for kind, fields in endings:
+        yield event(kind, **fields)
     yield event(f"response.{ended['status']}", response=ended)

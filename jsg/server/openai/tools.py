@@ -26,9 +26,9 @@ class FunctionDefinition(Body):
     )
     strict: bool | None = Field(None, description=STRICT)
 
-    def tool(self) -> Tool:
-        """The same for every API."""
-        return Tool(self.name, self.description, self.parameters, is_strict=self.strict is not False)
+    def tool(self, field: str) -> Tool:
+        """The same for every API; it stands in that field."""
+        return Tool(self.name, self.description, self.parameters, f"{field}.parameters", self.strict is not False)
 
 
 class ChatTool(Body):

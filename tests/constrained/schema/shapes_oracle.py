@@ -6,8 +6,8 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
-import jsonschema
-
+from jsg.constrained.chardfa import CharDfa
+from jsg.constrained.schema.formats import format_expr
 from jsg.constrained.schema.shapes import (
     Array,
     Boolean,
@@ -20,8 +20,6 @@ from jsg.constrained.schema.shapes import (
     Shape,
     String,
 )
-
-_FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 
 
 def parse(text: str):
@@ -92,7 +90,12 @@ def _fits_string(value: str, shape: String) -> bool:
         return False
     if any(_is_found(pattern, value) for pattern in shape.not_patterns):
         return False
-    return value not in shape.excluded and all(_FORMATS.conforms(value, name) for name in shape.formats)
+    return value not in shape.excluded and all(_format(name).accepts(value) for name in shape.formats)
+
+
+@functools.cache
+def _format(name: str) -> CharDfa:
+    return CharDfa.of(format_expr(name))  # formats have tests of their own
 
 
 @functools.cache

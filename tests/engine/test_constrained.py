@@ -1,0 +1,379 @@
+"""Grammars in the engine: what comes out matches, jump-forward changes nothing but speed, failures stay alone."""
+
+import dataclasses
+import logging
+import math
+import pathlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jsg.constrained.masker import GrammarMasker
+from jsg.engine.core import EngineCore
+from jsg.engine.executables import Executables
+from jsg.engine.mask_pool import MaskPool, num_words
+from jsg.errors import RequestError
+from jsg.processing.tokenizer import load_tokenizer
+from jsg.types import FinishType, JumpForward, Request
+from tests.engine import lettered, small
+from tests.engine.lettered import Outcome, greedy, matches, traffic, with_jump
+
+DETERMINISTIC = {"deterministic": True}
+SMALL_POOL = {"max_total_tokens": 200, "max_running_requests": 6, "schedule_conservativeness": 0.01}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return lettered.write_model(tmp_path_factory.mktemp("models") / "lettered")
+
+
+@pytest.fixture(scope="module")
+def core_of(model: pathlib.Path, compile_cache_dir: str) -> Iterator[Callable[..., EngineCore]]:
+    """Makes an engine with the given knobs that knows the grammars, or returns the one made before."""
+    cores: dict[tuple, EngineCore] = {}
+
+    def get(**knobs: object) -> EngineCore:
+        key = tuple(sorted(knobs.items()))
+        if key not in cores:
+            cores[key] = lettered.teach(small.make_core(model, compile_cache_dir, **knobs))
+        assert cores[key].flush_cache(), "a test left work in a shared engine"
+        return cores[key]
+
+    yield get
+    for core in cores.values():
+        core.close()
+
+
+@pytest.fixture
+def core(core_of: Callable[..., EngineCore]) -> EngineCore:
+    return core_of(**DETERMINISTIC)
+
+
+def request(rid: str = "a", prompt: int = 5, **fields: object) -> Request:
+    reports = {name: fields.pop(name) for name in list(fields) if name in Request.__dataclass_fields__}
+    return Request(rid=rid, input_ids=tuple(range(3, 3 + prompt)), sampling=greedy(**fields), **reports)  # pyright: ignore[reportArgumentType]
+
+
+def run(
+    core: EngineCore, arrivals: list[tuple[int, Request]], aborts: dict[str, int] | None = None
+) -> dict[str, Outcome]:
+    """As `small.run`, with what grammars report."""
+    outcomes = {each.rid: Outcome() for _, each in arrivals}
+    waiting, step = sorted(arrivals, key=lambda arrival: arrival[0]), 0
+    while waiting or core.has_work:
+        while waiting and waiting[0][0] <= step:
+            core.add(waiting.pop(0)[1])
+        for rid in [rid for rid, when in (aborts or {}).items() if when == step]:
+            core.abort(rid)
+        for output in core.step():
+            outcomes[output.rid].add(output)
+        core.check_integrity()
+        step += 1
+        assert step < 5000, "the engine does not come to an end"
+    assert core.scheduler.table.num_uncached_pages == 0, "a finished request still holds pages"
+    assert not core._constraints._live, "a finished request still has a masker"
+    return outcomes
+
+
+def outcome_of(core: EngineCore, each: Request) -> Outcome:
+    assert core.flush_cache()
+    return run(core, [(0, each)])[each.rid]
+
+
+def text_of(core: EngineCore, outcome: Outcome) -> bytes:
+    return core._constraints._loader.get().tokenizer.join_bytes(outcome.token_ids, skip_special_tokens=True)
+
+
+def check_matches(core: EngineCore, each: Request, outcome: Outcome) -> None:
+    """What ended by itself matches the grammar."""
+    if each.sampling.grammar is None or outcome.finish is None or each.sampling.stop_token_ids:
+        return
+    assert outcome.finish.type is not FinishType.ERROR
+    if outcome.finish.type is FinishType.STOP:
+        assert matches(each, text_of(core, outcome))
+        assert outcome.is_complete or not each.sampling.return_constraint
+
+
+# Jump-forward.
+
+
+def check_bitwise(core_of: Callable[..., EngineCore], seed: int, **knobs: object) -> EngineCore:
+    """Runs traffic with drafts, on a pool that is too small, and compares each answer with the request alone, without."""
+    reference = core_of(**DETERMINISTIC, disable_radix_cache=True)
+    busy = core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23, **knobs)
+    arrivals = traffic(seed)
+    rng = np.random.default_rng(seed)
+    aborts = {each.rid: when + int(rng.integers(0, 30)) for when, each in arrivals if rng.random() < 0.2}
+    outcomes = run(busy, arrivals, aborts)
+    for _, each in arrivals:
+        outcome, expected = outcomes[each.rid], outcome_of(reference, with_jump(each, "off"))
+        assert outcome.finish is not None
+        if outcome.finish.type is FinishType.ABORT:
+            count = len(outcome.token_ids)
+            assert outcome.token_ids == expected.token_ids[:count]
+            continue
+        check_matches(busy, each, outcome)
+        assert expected.num_forced == 0
+        expected.num_forced, expected.cached_tokens = outcome.num_forced, outcome.cached_tokens
+        assert outcome == expected
+    return busy
+
+
+@given(seed=st.integers(0, 2**20))
+@settings(max_examples=6)
+def test_drafts_change_nothing_in_any_traffic(core_of, seed: int):
+    check_bitwise(core_of, seed)
+
+
+@given(seed=st.integers(0, 2**20))
+@settings(max_examples=3)
+def test_drafts_change_nothing_with_pages_of_8(core_of, seed: int):
+    check_bitwise(core_of, seed, page_size=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("knobs", [{}, {"page_size": 8}, {"disable_overlap_schedule": True}], ids=str)
+@given(seed=st.integers(0, 2**20))
+@settings(max_examples=40)
+def test_drafts_change_nothing_in_much_traffic(core_of, seed: int, knobs: dict):
+    check_bitwise(core_of, seed, **knobs)
+
+
+def test_the_traffic_retracts_and_takes_and_refuses_drafts(core_of):
+    before = core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23).stats()
+    for seed in range(3):
+        core = check_bitwise(core_of, seed)
+    stats = core.stats()
+    assert stats["num_retracts"] > before["num_retracts"]
+    constraints = core._constraints.stats(core._runner.masks)
+    assert 0 < constraints["num_drafts_taken"] < constraints["num_drafts"]
+    assert constraints["num_grammar_failures"] == 0
+
+
+@pytest.mark.parametrize("knobs", [{}, {"disable_overlap_schedule": True}], ids=str)
+@pytest.mark.parametrize("jump", ["off", "draft", "retokenize"])
+def test_default_mode_matches_the_grammar(core_of, knobs: dict, jump: JumpForward):
+    core = core_of(**knobs)
+    arrivals = traffic(11, jump=jump)
+    outcomes = run(core, arrivals)
+    ends = [outcome.finish.type for outcome in outcomes.values() if outcome.finish]
+    assert FinishType.STOP in ends and FinishType.ERROR not in ends
+    for _, each in arrivals:
+        check_matches(core, each, outcomes[each.rid])
+
+
+def test_drafts_save_steps(core: EngineCore):
+    steps = {}
+    for jump in ("off", "draft", "retokenize"):
+        before = core.stats()["num_steps"]
+        outcome = outcome_of(core, request(pattern=3, jump_forward=jump, return_constraint=True))
+        assert text_of(core, outcome)[:-1] == b"name age " * 3
+        steps[jump] = core.stats()["num_steps"] - before
+        assert (outcome.num_forced > 0) == (jump != "off")
+    assert steps["off"] > steps["draft"] and steps["off"] > steps["retokenize"]
+
+
+def test_retokenize_appends_the_usual_tokens(core: EngineCore, model: pathlib.Path):
+    outcome = outcome_of(core, request(pattern=3, jump_forward="retokenize", return_constraint=True, return_logprob=True))
+    tokens, usual = outcome.token_ids, load_tokenizer(model).encode("name age name age name age ")
+    first = next(i for i, pair in enumerate(zip(tokens, usual, strict=False)) if pair[0] != pair[1] or i > 5)
+    assert outcome.num_forced > 0 and [each.token_id for each in outcome.logprobs] == tokens
+    if first > 5:
+        assert tokens[: len(usual)] == usual
+
+
+def test_drafts_stop_at_the_most_tokens(core: EngineCore):
+    expected = outcome_of(core, request(pattern=3, jump_forward="off")).token_ids
+    for limit in range(1, 8):
+        for jump in ("draft", "retokenize"):
+            outcome = outcome_of(core, request(pattern=3, max_new_tokens=limit, jump_forward=jump))
+            assert len(outcome.token_ids) == limit and outcome.finish and outcome.finish.type is FinishType.LENGTH
+            assert jump == "retokenize" or outcome.token_ids == expected[:limit]
+
+
+def test_a_stop_token_ends_inside_a_draft(core: EngineCore):
+    every = outcome_of(core, request(pattern=3, jump_forward="off", return_constraint=True))
+    stop = every.token_ids[-4]
+    fields = {"pattern": 3, "stop_token_ids": [stop], "return_constraint": True, "return_logprob": True}
+    expected = outcome_of(core, request(**fields, jump_forward="off"))
+    outcome = outcome_of(core, request(**fields, jump_forward="draft"))
+    assert expected.finish and expected.finish.matched == stop
+    expected.num_forced, expected.is_complete = outcome.num_forced, outcome.is_complete
+    assert outcome == expected
+
+
+# Masks.
+
+
+def test_a_batch_without_grammars_runs_nothing_for_them(core_of, monkeypatch: pytest.MonkeyPatch):
+    core, names = core_of(), []
+    call = Executables.__call__
+
+    def spy(self: Executables, name: tuple, *args: object) -> object:
+        names.append(name)
+        return call(self, name, *args)
+
+    monkeypatch.setattr(Executables, "__call__", spy)
+    run(core, [(0, request(grammar=None)), (1, request("b"))])
+    alone = [name[2] for name in names if name[0] == "sample"][:1]
+    assert alone == [(False, False, False, False)]
+    assert any(name[0] == "write_masks" for name in names)
+    names.clear()
+    run(core, [(0, request(grammar=None)), (0, request("b", grammar=None, temperature=1))])
+    assert not any(name[0] == "write_masks" or (name[0] == "sample" and name[2].has_masks) for name in names)
+
+
+def test_a_pool_that_is_too_small_for_a_grammar_changes_nothing(core_of, monkeypatch: pytest.MonkeyPatch):
+    core = core_of(**DETERMINISTIC)
+    arrivals = [(0, request(str(i), pattern=i % 3, prompt=4 + i)) for i in range(4)]
+    expected = run(core, arrivals)
+    pool = MaskPool(num_words(small.VOCAB), 70)
+    for number in range(69):
+        pool.put(number.to_bytes(4), np.zeros(num_words(small.VOCAB), np.uint32))
+    monkeypatch.setattr(core._runner, "masks", pool)
+    assert core.flush_cache()
+    assert {rid: each.token_ids for rid, each in run(core, arrivals).items()} == {
+        rid: each.token_ids for rid, each in expected.items()
+    }
+    pool.check_integrity()
+    assert pool.num_made > 69
+    core._runner._state.masks.at[1:].set(0)
+
+
+@pytest.mark.parametrize("jump", ["off", "draft"])
+def test_kept_mass_is_the_probability_of_what_was_allowed(core: EngineCore, jump: JumpForward):
+    each = request(pattern=0, temperature=1.0, sampling_seed=3, jump_forward=jump, return_constraint=True)
+    each = dataclasses.replace(each, return_logprob=True, top_logprobs_num=small.VOCAB)
+    outcome = outcome_of(core, each)
+    grammar = core._constraints._grammar(each.sampling.grammar.key)  # pyright: ignore[reportOptionalMemberAccess]
+    masker, words = grammar.new_masker(), np.zeros(num_words(small.VOCAB), np.uint32)
+    for token, scores, mass in zip(outcome.token_ids, outcome.logprobs, outcome.kept_mass, strict=True):
+        assert masker.fill_mask(words)
+        allowed = [i for i in range(small.VOCAB) if words[i >> 5] >> (i & 31) & 1]
+        assert mass == pytest.approx(sum(math.exp(dict(scores.top)[i]) for i in allowed), abs=1e-5)
+        assert masker.accept(token)
+
+
+def test_reports_nothing_that_was_not_asked_for(core: EngineCore):
+    core.add(request(rid="a"))
+    while core.has_work:
+        assert all(output.constraint is None and not output.logprobs for output in core.step())
+
+
+# Ends.
+
+
+def test_eos_ends_where_the_text_is_complete(core: EngineCore):
+    outcome = outcome_of(core, request(pattern=0))
+    assert outcome.token_ids[-1] == small.EOS
+    assert outcome.finish and (outcome.finish.type, outcome.finish.matched) == (FinishType.STOP, small.EOS)
+    assert text_of(core, outcome).endswith((b"true}", b"false}"))
+
+
+@pytest.mark.parametrize("jump", ["off", "draft"])
+@pytest.mark.parametrize("fields", [{"ignore_eos": True}, {"min_new_tokens": 79}], ids=str)
+def test_ends_where_nothing_may_follow_and_eos_may_not_end(core: EngineCore, fields: dict, jump: JumpForward):
+    each = request(pattern=0, jump_forward=jump, **fields)
+    outcome = outcome_of(core, each)
+    assert outcome.finish and (outcome.finish.type, outcome.finish.matched) == (FinishType.STOP, None)
+    assert small.EOS not in outcome.token_ids and matches(each, text_of(core, outcome))
+
+
+def test_a_model_without_eos_ends_where_nothing_may_follow(tmp_path: pathlib.Path, compile_cache_dir: str):
+    directory = lettered.write_model(tmp_path / "endless", eos_token_id=None)
+    core = lettered.teach(small.make_core(directory, compile_cache_dir, **DETERMINISTIC))
+    each = request(pattern=0)
+    outcome = outcome_of(core, each)
+    assert outcome.finish and outcome.finish.type is FinishType.STOP and matches(each, text_of(core, outcome))
+    core.close()
+
+
+# Refusals and failures.
+
+
+def test_a_grammar_that_was_not_sent_is_refused(core: EngineCore):
+    with pytest.raises(RequestError, match="grammar that the engine does not have") as refusal:
+        core.add(request(grammar=dataclasses.replace(lettered.GRAMMARS[0], text="unknown")))
+    assert refusal.value.param == "grammar" and core.scheduler.is_idle
+
+
+def test_a_model_without_a_tokenizer_refuses_grammars_and_runs(small_model: pathlib.Path, compile_cache_dir: str):
+    core = lettered.teach(small.make_core(small_model, compile_cache_dir, **DETERMINISTIC))
+    with pytest.raises(RequestError, match="needs the model's tokenizer, but a model directory must have"):
+        core.add(request())
+    assert len(outcome_of(core, request(grammar=None, ignore_eos=True, max_new_tokens=4)).token_ids) == 4
+    core.close()
+
+
+def test_a_rid_in_use_leaves_the_masker_of_its_owner_alone(core: EngineCore):
+    core.add(request())
+    masker = core._constraints._live["a"]
+    with pytest.raises(RequestError, match="in use"):
+        core.add(request(pattern=1))
+    assert core._constraints._live["a"] is masker
+    run_on = Outcome()
+    while core.has_work:
+        for output in core.step():
+            run_on.add(output)
+    assert run_on.finish and run_on.finish.type is FinishType.STOP
+
+
+def test_a_forgotten_grammar_lives_as_long_as_its_requests(core: EngineCore):
+    core.add(request())
+    core.forget_grammars([each.key for each in lettered.GRAMMARS])
+    with pytest.raises(RequestError, match="does not have"):
+        core.add(request("b"))
+    outcome = Outcome()
+    while core.has_work:
+        for output in core.step():
+            outcome.add(output)
+    assert outcome.finish and outcome.finish.type is FinishType.STOP
+    lettered.teach(core)
+
+
+@pytest.mark.parametrize("method", ["mask_key", "accept", "forced_bytes"])
+def test_what_raises_in_a_grammar_fails_its_request_alone(
+    core_of, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    core = core_of()
+    expected = run(core, [(0, request("b", pattern=1)), (0, request("c", grammar=None))])
+    real, calls = getattr(GrammarMasker, method), [0]
+
+    def broken(self: GrammarMasker, *args: int) -> object:
+        if "a" in core._constraints._live and self is core._constraints._live["a"].masker:
+            calls[0] += 1
+            if calls[0] > 4:
+                raise RuntimeError("broken on purpose")
+        return real(self, *args)
+
+    monkeypatch.setattr(GrammarMasker, method, broken)
+    assert core.flush_cache()
+    with caplog.at_level(logging.ERROR):
+        outcomes = run(
+            core, [(0, request()), (0, request("b", pattern=1)), (0, request("c", grammar=None))]
+        )
+    finish = outcomes["a"].finish
+    assert finish and finish.type is FinishType.ERROR and "log has the cause" in (finish.message or "")
+    assert "broken on purpose" in caplog.text
+    for rid in ("b", "c"):
+        assert outcomes[rid].token_ids == expected[rid].token_ids
+
+
+def test_a_token_that_the_grammar_does_not_allow_fails_its_request(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(GrammarMasker, "mask_key", lambda self: None)
+    outcome = outcome_of(core, request(pattern=0, jump_forward="off"))
+    assert outcome.finish and outcome.finish.type is FinishType.ERROR
+    monkeypatch.undo()
+    assert core._constraints.stats(core._runner.masks)["num_grammar_failures"] > 0
+
+
+def test_what_grammars_have_worked_out_is_bounded(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("jsg.engine.constraints.COMPILED_BYTES", 1)
+    for pattern in range(len(lettered.PATTERNS)):
+        outcome_of(core, request(str(pattern), pattern=pattern, max_new_tokens=6))
+    assert len(core._constraints._compiled) == 1
+    assert len(core._constraints._tables) == len(lettered.PATTERNS)
+    assert core._constraints._compiled_bytes == core._constraints._grammar(lettered.GRAMMARS[3].key).num_bytes
