@@ -60,4 +60,6 @@ def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
         case "structural_tag":
             from jsg.constrained.tags import structural_tag_grammar
 
-            return structural_tag_grammar(spec.text, limits=limits)
+            return structural_tag_grammar(
+                spec.text, limits=limits, whitespace=spec.whitespace, property_order=spec.property_order
+            )

@@ -94,7 +94,8 @@ class MaskCache:
     def _slices_taken(self, config: Config, states: tuple[int, ...]) -> int:
         """How many of the slices may come next whole; each holds the one before it.
 
-        It begins where the same states ended the last time: to find that a slice fits costs more than that one does not.
+        It begins where the same states ended the last time: to find that a slice fits takes longer than that one does
+        not.
         """
         slices, machine = self._vocabulary.slices, self._machine
         level = self._last_level.get(states, 0)

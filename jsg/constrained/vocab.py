@@ -1,10 +1,11 @@
 """What a model can write: the bytes of each token, and which tokens are not text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from jsg.constrained.slices import make_slices, mask_of
+from jsg.constrained.special_tokens import may_be_text, special_bytes
 from jsg.constrained.trie import make_trie, sort_tokens
 from jsg.errors import GrammarError
 
@@ -13,12 +14,12 @@ class Vocabulary:
     """The tokens of a model by id, arranged for masks. Never changed; threads and grammars share one.
 
     A token is allowed by what it adds to a text. Tokens with equal bytes are all allowed where one is; a token may end
-    inside a character. No grammar allows a special token, a token without bytes, or a row of the model that has no
-    token. EOS ids are allowed exactly where a text is complete; what text they have is never matched.
+    inside a character. No grammar allows a token without bytes, a row of the model that has no token, or a special
+    token that it does not name. EOS ids are allowed exactly where a text is complete; their own text is never matched.
 
     Attributes:
         tokens: The bytes of each id below `len(tokens)`; b"" for none.
-        special_ids: Ids that no grammar allows.
+        special_ids: Ids that control the model and are no text.
         eos_ids: Ids that end a text, ascending.
         size: Rows of the model's vocabulary; at least `len(tokens)`.
         num_words: Words of a mask, W: token t is bit t & 31 of word t >> 5. Bits from `size` on are 0.
@@ -31,7 +32,13 @@ class Vocabulary:
     """
 
     def __init__(
-        self, tokens: Sequence[bytes], special_ids: Iterable[int], eos_ids: Iterable[int], *, size: int | None = None
+        self,
+        tokens: Sequence[bytes],
+        special_ids: Iterable[int],
+        eos_ids: Iterable[int],
+        *,
+        size: int | None = None,
+        special_names: Mapping[int, str] | None = None,
     ):
         """Sorts the tokens; 131 072 take about 0.3 s.
 
@@ -40,6 +47,7 @@ class Vocabulary:
             special_ids: Tokens that control the model and are no text.
             eos_ids: Tokens that end a text; they may be special too.
             size: Rows of the model's vocabulary where it has more than there are tokens.
+            special_names: How special tokens are written, such as "<tool_call>"; a grammar may name these.
 
         Raises:
             GrammarError: A token is no bytes or too long, an id is outside the vocabulary, or `size` is too small.
@@ -58,9 +66,9 @@ class Vocabulary:
             )
         self.special_ids = frozenset(self._checked(special_ids, "special_ids"))
         self.eos_ids = tuple(sorted(set(self._checked(eos_ids, "eos_ids"))))
-        no_text = self.special_ids.union(self.eos_ids)
-        ids = [i for i, token in enumerate(self.tokens) if token and i not in no_text]
-        in_order = sort_tokens(ids, [self.tokens[i] for i in ids])
+        self._texts = self._texts_of(special_names or {})
+        ids = [i for i, text in enumerate(self._texts) if text]
+        in_order = sort_tokens(ids, [self._texts[i] for i in ids])
         self.num_words = (self.size + 31) // 32
         self.trie = make_trie(in_order)
         self.slices = make_slices(in_order, self.num_words)
@@ -68,19 +76,27 @@ class Vocabulary:
         self.all_mask = mask_of(np.arange(self.size, dtype=np.int32), self.num_words)
         self.max_token_len = int(self.trie.depth.max())
         self.first_bytes = frozenset(self.trie.byte[self.trie.depth == 1].tolist())
-        self._no_text = no_text
 
     def text_of(self, token_id: int) -> bytes:
-        """The text that a grammar reads for a token; b"" for one that is no text."""
-        if 0 <= token_id < len(self.tokens) and token_id not in self._no_text:
-            return self.tokens[token_id]
-        return b""
+        """What a grammar reads for a token: its bytes, `special_bytes` of a special token with a name, else b""."""
+        return self._texts[token_id] if 0 <= token_id < len(self._texts) else b""
 
     @property
     def num_bytes(self) -> int:
         """Memory that tries and masks take, without the tokens themselves."""
         slices = sum(part.mask.nbytes + part.rest.num_bytes for part in self.slices)
         return self.trie.num_bytes + self.eos_mask.nbytes + self.all_mask.nbytes + slices
+
+    def _texts_of(self, special_names: Mapping[int, str]) -> list[bytes]:
+        """For each token what a grammar reads for it."""
+        # A token with bytes that UTF-8 never has is no text either, so that no text can spell a special token.
+        texts = [token if may_be_text(token) else b"" for token in self.tokens]
+        for i in self.special_ids.union(self.eos_ids).intersection(range(len(texts))):
+            texts[i] = b""
+        for i in self.special_ids.intersection(self._checked(special_names, "special_names")):
+            if i not in self.eos_ids and i < len(texts):
+                texts[i] = special_bytes(special_names[i])
+        return texts
 
     def _checked(self, ids: Iterable[int], what: str) -> list[int]:
         checked = [int(i) for i in ids]

@@ -284,15 +284,17 @@ class Constraints:
         tokens = entry.taken(result.token_ids[row : row + entry.num_rows])
         if tokens[-1] < 0:
             tokens.pop()
-        for token in tokens:
+        for count, token in enumerate(tuple(tokens), 1):
             if not masker.accept(token):
                 raise AssertionError(f"token {token} was chosen, which the grammar does not allow here")
             constraint.num_accepted += 1
+            if masker.is_finished() and not self._can_end(request, constraint.num_accepted):
+                result.ended[index] = count
+                del tokens[count:]
+                break
         num_taken = sum(map(operator.eq, entry.drafts, tokens)) if entry.num_drafts else 0
         self._num_drafts += entry.num_drafts
         self._num_drafts_taken += num_taken
-        if tokens and masker.is_finished() and not self._can_end(request, constraint.num_accepted):
-            result.ended.add(index)
         if request.sampling.return_constraint:
             mass = tuple(result.kept_mass[i] for i in range(row, row + len(tokens)))
             result.constraints[index] = ConstraintReport(

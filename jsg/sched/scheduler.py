@@ -69,7 +69,7 @@ class StepResult:
         reasons: What the error says, by rid, where that is the client's to know.
         kept_mass: By row, where a request reports what its grammar did.
         constraints: What grammars did, by entry; of requests that report it.
-        ended: Entries whose grammar lets nothing follow their tokens, not even an EOS token.
+        ended: By entry, after how many of its tokens its grammar lets nothing follow, not even an EOS token.
     """
 
     token_ids: list[int]
@@ -79,7 +79,7 @@ class StepResult:
     reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     kept_mass: dict[int, float] = dataclasses.field(default_factory=dict)
     constraints: dict[int, ConstraintReport] = dataclasses.field(default_factory=dict)
-    ended: set[int] = dataclasses.field(default_factory=set)
+    ended: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 class Scheduler:
@@ -467,10 +467,10 @@ class Scheduler:
             running.num_known += 1
             count += 1
             reason = self._stop_reason(running, token)
+            if reason is None and result.ended.get(index) == count:
+                reason = FinishReason(FinishType.STOP)
             if reason is not None:
                 break
-        if reason is None and index in result.ended:
-            reason = FinishReason(FinishType.STOP)
         logprobs = tuple(result.logprobs[i] for i in range(row, row + count) if i in result.logprobs)
         constraint = result.constraints.get(index)
         if constraint is not None and count < len(tokens):

@@ -144,19 +144,21 @@ LEFT_RECURSIVE = [
 
 @pytest.mark.parametrize("text", LEFT_RECURSIVE)
 def test_left_recursion_is_removed_and_changes_nothing(text: str) -> None:
-    _check_language(text, 6)
+    assert _check_language(text, 6)
 
 
 def test_random_grammars_match_what_they_say() -> None:
     random_ = random.Random(11)
     num_refused = 0
+    num_exact = 0
     for _ in range(250):
         text = _random_grammar(random_)
         try:
-            _check_language(text, 5)
-        except GrammarError:
+            num_exact += _check_language(text, 5)
+        except GrammarError as error:
+            assert "cannot be rewritten" in str(error) or "does nothing but call itself" in str(error), text
             num_refused += 1
-    assert num_refused < 80
+    assert num_refused < 50 and num_exact > 150
 
 
 def _random_grammar(random_: random.Random) -> str:
@@ -179,15 +181,24 @@ def _random_grammar(random_: random.Random) -> str:
     return "\n".join(f"{name} ::= {choice(1)} | {random_.choice(['[ab]', chr(39) + 'b' + chr(39)])}" for name in names)
 
 
-def _check_language(text: str, most: int) -> None:
-    """Compares every text of at most `most` characters with what the grammar as written derives."""
-    machine = machine_of(ebnf_grammar(text))
+def _check_language(text: str, most: int) -> bool:
+    """Compares every text of at most `most` characters with what the grammar as written derives.
+
+    Returns:
+        Whether all are equal. A text may be refused because too many ways to read it would have to be followed; then it
+        is only known that none is accepted that should not be.
+    """
+    machine = machine_of(ebnf_grammar(text), heads=500)  # random grammars are as ambiguous as can be
     rules = parse(text, LIMITS).exprs
     expected = _derive(rules, most)
     for length in range(most + 1):
         for chars in itertools.product("ab", repeat=length):
             word = "".join(chars)
-            assert accepts(machine, word) == (word in expected), (text, word)
+            assert accepts(machine, word) == (word in expected) or (machine.num_dropped and word in expected), (
+                text,
+                word,
+            )
+    return not machine.num_dropped
 
 
 def _derive(rules: dict[str, Expr], most: int) -> set[str]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jsg.constrained.slices import ordinary_chars
+from jsg.constrained.special_tokens import special_bytes
 from jsg.constrained.trie import MAX_TOKEN_BYTES, Trie, make_trie, sort_tokens
 from jsg.constrained.vocab import Vocabulary
 from jsg.errors import GrammarError
@@ -67,12 +68,23 @@ def test_a_trie_of_nothing_is_its_root():
 def test_the_trie_of_a_vocabulary_leaves_out_what_is_no_text():
     vocabulary = odd_vocabulary()
     no_text = {*vocabulary.special_ids, *vocabulary.eos_ids}
-    expected = {i: t for i, t in enumerate(vocabulary.tokens) if t and i not in no_text}
+    expected = {
+        i: t for i, t in enumerate(vocabulary.tokens) if t and i not in no_text and not {0xFE, 0xFF}.intersection(t)
+    }
     assert tokens_of(vocabulary.trie) == expected
     assert {i: vocabulary.text_of(i) for i in expected} == expected
     assert all(vocabulary.text_of(i) == b"" for i in {-1, vocabulary.size, *range(vocabulary.size)} - set(expected))
     assert vocabulary.max_token_len == max(map(len, expected.values()))
     assert vocabulary.first_bytes == {t[0] for t in expected.values()}
+
+
+def test_a_special_token_with_a_name_can_be_named_and_nothing_else_spells_it():
+    tokens = [b"", b"<call>", b"a", b"\xff", b"call", b"\xfe", b"</s>"]
+    names = {1: "<call>", 6: "</s>", 2: "a"}
+    vocabulary = Vocabulary(tokens, (0, 1, 6), (6,), special_names=names)
+    assert tokens_of(vocabulary.trie) == {1: special_bytes("<call>"), 2: b"a", 4: b"call"}
+    assert vocabulary.text_of(1) == special_bytes("<call>") and vocabulary.text_of(6) == b""
+    assert 1 not in bits(vocabulary.slices[-1].mask)
 
 
 def test_masks_of_a_vocabulary():

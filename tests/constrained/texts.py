@@ -1,13 +1,16 @@
 """What a grammar says of whole texts, for tests."""
 
+import dataclasses
+
 from jsg.constrained.builder import build
 from jsg.constrained.ir import Grammar
+from jsg.constrained.limits import LIMITS
 from jsg.constrained.machine import Machine
 
 
-def machine_of(grammar: Grammar) -> Machine:
-    """The grammar's machine."""
-    return Machine(build(grammar))
+def machine_of(grammar: Grammar, *, heads: int = LIMITS.heads) -> Machine:
+    """The grammar's machine, following at most `heads` ways to read a text at once."""
+    return Machine(build(grammar), dataclasses.replace(LIMITS, heads=heads))
 
 
 def accepts(machine: Machine, text: str | bytes) -> bool:

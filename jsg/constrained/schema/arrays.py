@@ -1,5 +1,7 @@
 """Arrays: items in their places, how many there are, and what some or all of them must be."""
 
+import dataclasses
+
 from jsg.constrained.ir import EMPTY, MAX_ONCE, NEVER, Automaton, Bag, BagItem, Expr, Repeat, alt, seq
 from jsg.constrained.schema.consts import const_expr
 from jsg.constrained.schema.scope import Scope
@@ -8,6 +10,14 @@ from jsg.errors import GrammarError
 
 _MAX_STATES = 2_000
 """Of the automaton for `contains` beside other counts."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Content:
+    """What stands between the brackets: whether that may be nothing, and what it is where it is something."""
+
+    can_be_empty: bool
+    some: Expr
 
 
 def array_expr(scope: Scope, shape: Array, where: str) -> Expr:
@@ -21,24 +31,14 @@ def array_expr(scope: Scope, shape: Array, where: str) -> Expr:
         return NEVER
     if shape.is_unique and (most is None or most > 1):
         content = _unique(scope, shape, most, where)
-    elif shape.contains is not None and (shape.contains.least or shape.contains.most is not None):
-        content = _with_contains(scope, shape, shape.contains, most, where)
     else:
-        content = _in_places(scope, shape, most)
+        content = _in_places(scope, shape, most, where)
     options: list[Expr] = []
     if content.can_be_empty:
         options.append(scope.spacing.empty("[]"))
     if content.some != NEVER:
         options.append(scope.spacing.enclosed("[", content.some, "]"))
     return alt(*options)
-
-
-class _Content:
-    """What stands between the brackets: whether that may be nothing, and what it is where it is something."""
-
-    def __init__(self, can_be_empty: bool, some: Expr) -> None:
-        self.can_be_empty = can_be_empty
-        self.some = some
 
 
 def _most_items(scope: Scope, shape: Array) -> int | None:
@@ -52,24 +52,34 @@ def _most_items(scope: Scope, shape: Array) -> int | None:
     return most
 
 
-def _in_places(scope: Scope, shape: Array, most: int | None) -> _Content:
-    """The prefix, one item after another, then a counted run of the others."""
+def _in_places(scope: Scope, shape: Array, most: int | None, where: str) -> _Content:
+    """The prefix, one item after another, then the others."""
     spacing, prefix = scope.spacing, shape.prefix[:most]
     count = len(prefix)
-    fewest = max(1, shape.min_items - count)
-    rest = NEVER
-    if most is None or most > count:
-        rest = Repeat(scope.value(shape.items), fewest, None if most is None else most - count, spacing.comma)
+    rest_shape = dataclasses.replace(shape, prefix=(), min_items=max(0, shape.min_items - count))
+    rest = _run(scope, rest_shape, None if most is None else most - count, where)
     if not prefix:
-        return _Content(shape.min_items == 0, rest)
+        return rest
     edges: list[tuple[tuple[Expr, int], ...]] = []
     for i, node in enumerate(prefix):
         edges.append(((seq(spacing.comma if i else EMPTY, scope.value(node)), i + 1),))
-    edges.append(() if rest == NEVER else ((seq(spacing.comma, rest), count + 1),))
+    edges.append(() if rest.some == NEVER else ((seq(spacing.comma, rest.some), count + 1),))
     edges.append(())
-    # The end after the others is always one: their run is long enough by itself.
-    accepting = {*range(max(1, shape.min_items), count + 1), count + 1}
-    return _Content(shape.min_items == 0, Automaton(tuple(edges), frozenset(accepting)))
+    accepting = {count + 1}
+    needs_more = shape.contains is not None and shape.contains.least > 0
+    if not needs_more:
+        accepting.update(range(max(1, shape.min_items), count + 1))
+    return _Content(shape.min_items == 0 and not needs_more, Automaton(tuple(edges), frozenset(accepting)))
+
+
+def _run(scope: Scope, shape: Array, most: int | None, where: str) -> _Content:
+    """Items after the prefix: a counted run, and how many are of a kind."""
+    if shape.contains is not None and (shape.contains.least or shape.contains.most is not None):
+        return _with_contains(scope, shape, shape.contains, most, where)
+    if most == 0 or not scope.shapes(shape.items):
+        return _Content(shape.min_items == 0, NEVER)
+    run = Repeat(scope.value(shape.items), max(1, shape.min_items), most, scope.spacing.comma)
+    return _Content(shape.min_items == 0, run)
 
 
 def _unique(scope: Scope, shape: Array, most: int | None, where: str) -> _Content:
@@ -110,11 +120,6 @@ def _with_contains(scope: Scope, shape: Array, contains: Contains, most: int | N
     Where it is known what is not of the kind, states count the items that are. Else, only `least` matters: so many
     items are taken as being of the kind, and the others are anything.
     """
-    if shape.prefix:
-        raise GrammarError(
-            f"contains beside prefixItems (or a list of items) cannot be enforced, but both are at {where}; "
-            "leave one out"
-        )
     spacing = scope.spacing
     kind = scope.value(contains.node) if scope.shapes(contains.node) else NEVER
     others = scope.value(contains.others if contains.others is not None else shape.items)

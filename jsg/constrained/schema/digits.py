@@ -96,34 +96,42 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Multiple:
-    """The number is a multiple of `numerator` / 10^`decimals`. States: (remainder, digits of the fraction)."""
+    """The number is a multiple of `numerator` / 10^`decimals`, or, where that is not wanted, it is none.
+
+    States: (remainder, digits of the fraction); the remainder is -1 where digits beyond `decimals` already say that it
+    is no multiple.
+    """
 
     numerator: int
     decimals: int
+    is_wanted: bool = True
 
     @classmethod
-    def of(cls, factor: Decimal) -> "Multiple":
+    def of(cls, factor: Decimal, is_wanted: bool = True) -> "Multiple":
         """A multiple of this, which is above zero."""
         _, digits, exponent = factor.normalize().as_tuple()
         number = int("".join(map(str, digits)))
         assert isinstance(exponent, int)
-        return cls(number * 10**exponent, 0) if exponent >= 0 else cls(number, -exponent)
+        return cls(number * 10 ** max(exponent, 0), max(-exponent, 0), is_wanted)
 
     def start(self) -> TrackerState:
         """The state before the first digit."""
         return 0, 0
 
     def step(self, state: TrackerState, digit: int, in_fraction: bool) -> TrackerState | None:
-        """The state after a digit; None where its fraction is too long."""
+        """The state after a digit; None where its fraction is too long for a multiple."""
         remainder, count = state
+        if remainder < 0:
+            return state
         if in_fraction and count == self.decimals:
-            return state if digit == 0 else None
+            return state if digit == 0 else None if self.is_wanted else (-1, 0)
         return (remainder * 10 + digit) % self.numerator, count + in_fraction
 
     def holds(self, state: TrackerState, is_negative: bool) -> bool:
-        """Whether the number that ends here is a multiple."""
+        """Whether the number that ends here is a multiple, or is none where none is wanted."""
         remainder, count = state
-        return remainder * 10 ** (self.decimals - count) % self.numerator == 0
+        is_multiple = remainder >= 0 and remainder * 10 ** (self.decimals - count) % self.numerator == 0
+        return is_multiple == self.is_wanted
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

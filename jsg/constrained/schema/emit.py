@@ -2,11 +2,12 @@
 
 import functools
 
-from jsg.constrained.ir import NEVER, Expr, Grammar, literal
+from jsg.constrained.ir import NEVER, Call, Expr, Grammar, literal
 from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.schema import strings
 from jsg.constrained.schema.arrays import array_expr
 from jsg.constrained.schema.consts import const_expr, scalar_words
+from jsg.constrained.schema.covered import without_covered
 from jsg.constrained.schema.json_text import CharacterRules, words
 from jsg.constrained.schema.numbers import number_expr
 from jsg.constrained.schema.objects import object_expr
@@ -45,7 +46,7 @@ def emit(document: Document, whitespace: Whitespace, order: PropertyOrder, limit
         GrammarError: Something that a grammar cannot say, or not within the limits.
     """
     emitter = _Emitter(document, whitespace, order, limits)
-    start = emitter.rule(document.root)
+    start = emitter.rule(document.root).rule
     return Grammar(start, emitter.scope.book.finish())
 
 
@@ -59,10 +60,10 @@ class _Emitter:
             book, CharacterRules(book), spacing(book, whitespace), order, limits, self._shapes, self._value
         )
 
-    def rule(self, node: NodeName) -> str:
-        """The name of the node's rule."""
+    def rule(self, node: NodeName) -> Call:
+        """A call of the node's rule."""
         name = "value" if node == ANY else node
-        return self.scope.book.call(("node", node), name, functools.partial(self._node, node)).rule
+        return self.scope.book.call(("node", node), name, functools.partial(self._node, node))
 
     def _shapes(self, node: NodeName) -> tuple[Shape, ...]:
         return _ANY_SHAPES if node == ANY else self._nodes[node]
@@ -77,19 +78,22 @@ class _Emitter:
             case (Const(text),) if len(text) <= _MAX_INLINE_BYTES:
                 return self._node(node)
             case _:
-                return self.scope.book.call(
-                    ("node", node), "value" if node == ANY else node, functools.partial(self._node, node)
-                )
+                return self.rule(node)
 
     def _node(self, node: NodeName) -> Expr:
         """All shapes of a node, as alternatives; known values are one set of words."""
         known: set[bytes] = set()
         options: list[Expr] = []
-        for shape in self._shapes(node):
+        shapes = without_covered(self._shapes(node), lambda name: not self._shapes(name))
+        texts = [shape for shape in shapes if isinstance(shape, String)]
+        for shape in shapes:
             if isinstance(shape, Const) and (spellings := scalar_words(shape.text)) is not None:
                 known.update(spellings)
-            else:
+            elif len(texts) < 2 or not isinstance(shape, String):
                 options.append(self._shape(shape, node))
+        if len(texts) > 1:
+            # In one rule they are followed as one, where a rule for each would be a way of its own to read a text.
+            options.extend(strings.quoted_expr(self.scope, shape) for shape in texts)
         return strings.any_of([words(known), *options])
 
     def _shape(self, shape: Shape, node: NodeName) -> Expr:

@@ -9,6 +9,7 @@ and, where it is limited, `MAX_FRACTION` after it. An integer has neither a poin
 import dataclasses
 import math
 import operator
+from collections.abc import Iterable
 from decimal import Decimal
 
 from jsg.constrained.ir import NEVER, ByteSet, Expr, Literal, Repeat, alt, literal, optional, seq
@@ -19,8 +20,12 @@ from jsg.errors import GrammarError
 
 MAX_WHOLE = 100
 MAX_FRACTION = 20
-MAX_DIVISOR = 5_000
+MAX_DIVISOR = 10_000
 """Of `multipleOf` without its decimals: an automaton keeps the remainder, so it has as many states."""
+_DOUBLE_DIGITS = 15
+"""Decimal numbers of so many digits are different doubles when they are different."""
+_WHOLE_BESIDE_FRACTION = (1, 5, 9)
+"""Digits before the point, where those of the fraction make up for the rest of what a double can tell apart."""
 _SMALL, _LARGE = Decimal("1e-4"), Decimal("1e16")
 _DIGIT = ByteSet(((0x30, 0x39),))
 _NOT_ZERO = ByteSet(((0x31, 0x39),))
@@ -86,31 +91,48 @@ def _next_double(bound: Decimal, towards: float) -> Decimal:
 
 
 def _limited(shape: Number, limits: Limits) -> Expr:
-    trackers: list[Tracker] = []
-    if shape.min is not None:
-        trackers.append(Compared.to(operator.gt if shape.is_min_exclusive else operator.ge, shape.min))
-    if shape.max is not None:
-        trackers.append(Compared.to(operator.lt if shape.is_max_exclusive else operator.le, shape.max))
-    trackers.extend(Compared.to(operator.ne, value) for value in sorted(shape.excluded))
-    if shape.multiple_of:
-        multiple = _multiple(shape)
-        return numbers(
-            Digits(None, max(multiple.decimals, 0 if shape.is_integer else 1)), [*trackers, multiple], limits
-        )
-    known = [tracker for tracker in trackers if isinstance(tracker, Compared)]
-    whole = max([1, *(len(tracker.whole) for tracker in known)])
-    fraction = 0 if shape.is_integer else max([MAX_FRACTION, *(len(tracker.fraction) for tracker in known)])
-    if shape.excluded and fraction:
+    bounds = _bounds(shape)
+    whole = max([1, *(len(bound.whole) for bound in bounds)])
+    fraction = max([0, *(len(bound.fraction) for bound in bounds)])
+    if shape.multiple_of or shape.not_multiple_of:
+        trackers: list[Tracker] = [*bounds, *(_checked(Multiple.of(n, False)) for n in shape.not_multiple_of)]
+        if shape.multiple_of:
+            common = _common_multiple(shape)
+            trackers.append(common)
+            sizes = [Digits(None, 0 if shape.is_integer else max(common.decimals, 1), not shape.is_integer)]
+        elif shape.is_integer:
+            sizes = [Digits(None, 0, has_minus_zero=False)]
+        else:
+            sizes = [Digits(max(whole, n), max(fraction, _DOUBLE_DIGITS - n)) for n in _WHOLE_BESIDE_FRACTION]
+        return _any_of(numbers(size, trackers, limits) for size in sizes)
+    if shape.is_integer:
+        size = Digits(whole, 0, has_minus_zero=False)
+    elif shape.excluded:
         # No text may be read as an excluded double, so none may come nearer to it than doubles lie apart.
-        fraction = max([12, *(len(tracker.fraction) for tracker in known)])
-    short = numbers(Digits(whole, fraction, has_minus_zero=not shape.is_integer), trackers, limits)
+        size = Digits(whole, max(fraction, _DOUBLE_DIGITS - whole))
+    else:
+        size = Digits(whole, max(fraction, MAX_FRACTION))
     longer = _long(whole + 1) if shape.is_integer else seq(_long(whole + 1), optional(_fraction(MAX_FRACTION)))
-    options = [short]
+    options = [numbers(size, bounds, limits)]
     if shape.max is None:
         options.append(longer)
     if shape.min is None:
         options.append(seq(_MINUS, longer))
-    return alt(*(option for option in [*options, *_with_exponents(shape)] if option != NEVER))
+    return _any_of([*options, *_with_exponents(shape)])
+
+
+def _bounds(shape: Number) -> list[Compared]:
+    """What the number is compared with."""
+    bounds = [Compared.to(operator.ne, value) for value in sorted(shape.excluded)]
+    if shape.min is not None:
+        bounds.append(Compared.to(operator.gt if shape.is_min_exclusive else operator.ge, shape.min))
+    if shape.max is not None:
+        bounds.append(Compared.to(operator.lt if shape.is_max_exclusive else operator.le, shape.max))
+    return bounds
+
+
+def _any_of(options: Iterable[Expr]) -> Expr:
+    return alt(*(option for option in options if option != NEVER))
 
 
 def _with_exponents(shape: Number) -> list[Expr]:
@@ -142,15 +164,20 @@ def _with_exponents(shape: Number) -> list[Expr]:
     return options
 
 
-def _multiple(shape: Number) -> Multiple:
+def _common_multiple(shape: Number) -> Multiple:
     """The one number of which the shape's numbers are the multiples."""
     factors = [Multiple.of(factor) for factor in (*shape.multiple_of, *([Decimal(1)] if shape.is_integer else []))]
     decimals = max(factor.decimals for factor in factors)
     common = math.lcm(*(factor.numerator * 10 ** (decimals - factor.decimals) for factor in factors))
     while decimals and common % 10 == 0:
         common, decimals = common // 10, decimals - 1
-    if common > MAX_DIVISOR:
+    return _checked(Multiple(common, decimals))
+
+
+def _checked(multiple: Multiple) -> Multiple:
+    if multiple.numerator > MAX_DIVISOR:
         raise GrammarError(
-            f"multipleOf must be at most {MAX_DIVISOR} without its decimals, but is {common} here; use a smaller one"
+            f"multipleOf must be at most {MAX_DIVISOR} without its decimals, but is {multiple.numerator} here; "
+            "use a smaller one"
         )
-    return Multiple(common, decimals)
+    return multiple
