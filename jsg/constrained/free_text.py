@@ -108,7 +108,7 @@ class _FreeText:
             node, rest = queue.popleft()
             number = len(edges)
             edges.append([])
-            if may_end and not rest:
+            if may_end and not rest and not self._is_special[node]:
                 accepting.add(number)
             targets, matches = self._ways(node, rest)
             for target, ranges in targets.items():

@@ -66,7 +66,9 @@ def _compiled(function: Any, options: dict[str, bool]) -> Any:
     hints = typing.get_type_hints(function, include_extras=True)
     arguments = [_type_of(hints[name]) for name in inspect.signature(function).parameters]
     signature = _type_of(hints["return"])(*arguments)
-    return numba.njit(signature, nogil=True, cache=True, **options)(function)
+    # Without numba's own memory management, since kernels allocate nothing: it would count, atomically, each use of an
+    # array that comes out of a tuple, which makes a step ten times as slow.
+    return numba.njit(signature, nogil=True, cache=True, _nrt=False, **options)(function)
 
 
 def _type_of(hint: Any) -> Any:

@@ -19,7 +19,7 @@ from jsg.constrained.free_text import Branch, free_text
 from jsg.constrained.ir import EMPTY, Call, Expr, Grammar, Repeat, alt, literal, optional, seq
 from jsg.constrained.json_input import read_json
 from jsg.constrained.limits import LIMITS, Limits, check
-from jsg.constrained.special_tokens import special_bytes
+from jsg.constrained.special_tokens import FIRST_BYTE, LAST_BYTE, may_be_text, special_bytes
 from jsg.constrained.tag_fields import Fields, Place
 from jsg.constrained.text import utf8
 from jsg.errors import GrammarError
@@ -280,7 +280,11 @@ class _Formats:
         """Refuses a trigger that can never come up, because a shorter string in it comes up before."""
         for trigger in triggers:
             for other in (*triggers, *stops):
-                if other in trigger and (other != trigger or triggers.count(trigger) > 1 or trigger in stops):
+                is_same = other == trigger
+                if is_same and triggers.count(trigger) == 1 and trigger not in stops:
+                    continue
+                # In the spelling of a special token nothing comes up but the token.
+                if is_same or (other in trigger and may_be_text(trigger)):
                     raise fields.refusal(
                         "no trigger may have another trigger, an excluded text or the end of its tag in it",
                         f"{_shown(trigger)} and {_shown(other)}",
@@ -353,4 +357,5 @@ def _text_or_token(fields: Fields, name: str, value: Any) -> bytes:
 
 
 def _shown(text: bytes) -> str:
-    return repr(text[:60].decode(errors="replace"))
+    kind = "" if may_be_text(text) else "the token "
+    return kind + repr(text.strip(bytes((FIRST_BYTE, LAST_BYTE)))[:60].decode(errors="replace"))

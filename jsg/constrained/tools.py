@@ -127,7 +127,7 @@ def _mistral(tools: Sequence[Tool], is_auto: bool, parallel: bool, markers: _Mar
 
 def _llama3(tools: Sequence[Tool], is_auto: bool, parallel: bool, markers: _Markers) -> Format:
     tags = [_plain_tag(tool, "parameters") for tool in tools]
-    calls = _list(tags, "; ", parallel)
+    calls = _list([*tags], "; ", parallel)
     opening = "<|python_tag|>"
     if not is_auto:
         optional_tag = {"type": "optional", "content": {"type": "token", "token": opening}}

@@ -20,7 +20,7 @@ from jsg.engine.jump import Tokens
 from jsg.engine.lexicon import LexiconLoader
 from jsg.engine.mask_pool import MaskPool, num_words
 from jsg.engine.packing import needs_tables
-from jsg.errors import JsgError, RequestError
+from jsg.errors import GrammarError, JsgError, RequestError
 from jsg.sched.records import Batch, BatchEntry, Proposal, RunningRequest
 from jsg.sched.scheduler import StepResult
 from jsg.types import ConstraintReport, JumpForward, Request
@@ -242,17 +242,23 @@ class Constraints:
         is_forced = constraint.jump == "retokenize"
         cut = self._tokens.appended if is_forced else self._tokens.continuing
         tokens = cut(running.tokens[running.num_prompt : running.num_known].tolist(), forced)
-        allowed = self._walk(constraint, tokens[: running.num_to_come - 1])
+        allowed = self._walk(constraint.masker, tokens[: running.num_to_come - 1])
         return Proposal(tokens[:allowed], is_forced) if allowed else None
 
-    def _walk(self, constraint: Constraint, tokens: Sequence[int]) -> int:
-        """How many of the tokens the grammar allows one after another."""
-        count = 0
+    def _walk(self, masker: GrammarMasker, tokens: Sequence[int]) -> int:
+        """How many of the tokens the grammar allows one after another, with something after each."""
+        num_accepted = count = 0
         try:
-            while count < len(tokens) and constraint.masker.accept(tokens[count]):
+            for token in tokens:
+                if not masker.accept(token):
+                    break
+                num_accepted += 1
+                masker.mask_key()  # there is none after a complete text of a model without EOS
                 count += 1
+        except GrammarError:
+            pass  # the token before the dead end is left to be sampled
         finally:
-            constraint.masker.rollback(count)
+            masker.rollback(num_accepted)
         return count
 
     def _find_masks(self, constraint: Constraint, entry: BatchEntry, pool: MaskPool, rows: np.ndarray) -> None:

@@ -239,6 +239,8 @@ class Scheduler:
     def _add_drafts(self, decoding: list[BatchEntry], proposals: Mapping[str, Proposal], max_rows: int) -> int:
         """Puts proposed tokens behind the last ones, as far as rows, budget and memory allow; returns how many."""
         most_entries = min(self._config.max_running, len(self.running) + len(self.waiting))
+        if len(decoding) < most_entries:  # there may be chunks, and shapes for many tokens have no rows for many drafts
+            max_rows = self._config.buckets.max_rows
         spare = min(max_rows - most_entries, (self._config.buckets.chunk - len(decoding)) // 2)
         num_drafts = 0
         for entry in decoding:

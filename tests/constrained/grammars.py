@@ -53,7 +53,9 @@ class GrammarMaker:
     def repeat(self, depth: int, rule: int) -> ir.Expr:
         low = self.random.randint(0, 3)
         high = self.random.choice([None, low, low + 1, low + 3])
-        separator = self.random.choice([ir.EMPTY, ir.EMPTY, ir.Literal(b"c"), self.expr(0, rule), self.expr(depth, rule)])
+        separator = self.random.choice(
+            [ir.EMPTY, ir.EMPTY, ir.Literal(b"c"), self.expr(0, rule), self.expr(depth, rule)]
+        )
         item = self.expr(depth, rule)
         if self.random.random() < 0.3:  # counted
             low, high = self.random.choice([(0, 40), (2, 40), (30, 31), (34, None), (0, 3)])
@@ -76,7 +78,10 @@ class GrammarMaker:
         size = self.random.randint(1, 4)
         edges = tuple(
             tuple(
-                (self.random.choice([self.literal(0, rule), self.bytes(0, rule), self.words(0, rule)]), self.random.randrange(size))
+                (
+                    self.random.choice([self.literal(0, rule), self.bytes(0, rule), self.words(0, rule)]),
+                    self.random.randrange(size),
+                )
                 for _ in range(self.random.randint(0, 2))
             )
             for _ in range(size)

@@ -112,7 +112,10 @@ class Reading:
                 return {
                     place
                     for count, mask, place, after in self.bag_places(expr, at)
-                    if after and count >= expr.min and (expr.max is None or count <= expr.max) and all_required(expr, mask)
+                    if after
+                    and count >= expr.min
+                    and (expr.max is None or count <= expr.max)
+                    and all_required(expr, mask)
                 }
             case ir.Automaton():
                 return {place for state, place in self.automaton_places(expr, at) if state in expr.accepting}

@@ -100,25 +100,30 @@ class OracleMachine:
         return ()
 
     def accepts_all(self, config: Config, chars: NDArray[np.int16], max_chars: int) -> bool:
+        return self.text_room(config, chars, max_chars)[0] == max_chars
+
+    def text_room(self, config: Config, chars: NDArray[np.int16], most: int) -> tuple[int, bool]:
         """Breadth first over (configuration, character automaton), one character a round."""
         level = {config}
         seen: set[Config] = set()
-        for _ in range(max_chars):
+        for room in range(most):
             seen |= level
             inside = {(at, 0) for at in level}
             level = set()
+            is_alive: set[bool] = set()
             while inside:
                 at, state = inside.pop()
                 for byte in np.flatnonzero(chars[state] >= 0).tolist():
                     after = self.step(at, byte)
-                    if after is None:
-                        return False
+                    is_alive.add(after is not None)
                     target = int(chars[state, byte])
-                    if target:
+                    if after is not None and target:
                         inside.add((after, target))
-                    elif after not in seen:
+                    elif after is not None and after not in seen:
                         level.add(after)
-        return True
+            if False in is_alive:
+                return room, True not in is_alive
+        return most, False
 
     def compact(self, live: Iterable[Config]) -> dict[Config, Config]:
         return {config: config for config in live}

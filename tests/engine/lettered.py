@@ -24,7 +24,7 @@ PATTERNS = (
     r'\{"name": "[a-z]{1,6}", "age": [0-9]{1,2}, "alive": (true|false)\}',
     r"(red|green|blue)(-(red|green|blue)){2,}",
     r"[a-z ]*",
-    r"(name age ){3}.",
+    r"x(name age ){3}.",
 )
 GRAMMARS = tuple(GrammarSpec("regex", pattern) for pattern in PATTERNS)
 

@@ -16,7 +16,7 @@ WIDTH, FFN_WIDTH, NUM_LAYERS, HEAD_DIM = 128, 256, 4, 32
 NUM_HEADS, NUM_KV_HEADS = 4, 2
 
 
-def write_real_model(directory: Path) -> Path:
+def write_real_model(directory: Path, chat_template: str = CHAT_TEMPLATE) -> Path:
     """Config, weights from a seed, and tokenizer. A prompt of 1500 tokens takes some ten steps' time on a CPU."""
     directory.mkdir(parents=True)
     config = MODEL | {
@@ -32,7 +32,7 @@ def write_real_model(directory: Path) -> Path:
     }
     (directory / "config.json").write_text(json.dumps(config))
     save_file(_weights(), directory / "model.safetensors")
-    write_byte_tokenizer(directory, CHAT_TEMPLATE)
+    write_byte_tokenizer(directory, chat_template)
     return directory
 
 

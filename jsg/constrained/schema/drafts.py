@@ -81,7 +81,9 @@ FREE: Mapping[str, DraftShape] = {
     "array": Items(),
     "object": Members(),
 }
-"""By type: everything of that type."""
+"""By type: everything of that type. Only these very objects count as free, which is quick to see."""
+
+_FREE_BY_CLASS: Mapping[type, DraftShape] = {type(shape): shape for shape in FREE.values()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,12 +103,12 @@ class Draft:
     @property
     def is_free(self) -> bool:
         """Whether it allows every value of its type."""
-        return self.values is None and not self.refusals and self.shape in FREE.values()
+        return self.values is None and not self.refusals and self.shape is _FREE_BY_CLASS[type(self.shape)]
 
     @property
     def is_listed(self) -> bool:
         """Whether it is nothing but a list of values."""
-        return self.values is not None and not self.refusals and self.shape in FREE.values()
+        return self.values is not None and not self.refusals and self.shape is _FREE_BY_CLASS[type(self.shape)]
 
 
 class Meeting:
@@ -125,7 +127,12 @@ class Meeting:
         if left.values is not None and right.values is not None:
             allowed = set(right.values)
             values = tuple(value for value in left.values if value in allowed)
-        shape = left.shape if left.shape is right.shape else self._shapes(left.shape, right.shape)
+        if left.is_listed or left.shape is right.shape:
+            shape = right.shape
+        elif right.is_listed:
+            shape = left.shape
+        else:
+            shape = self._shapes(left.shape, right.shape)
         if shape is None or values == ():
             return None
         return Draft(shape, values, _united(left.refusals, right.refusals))

@@ -286,4 +286,7 @@ def combinations(patterns: Patterns, all_patterns: Sequence[str], where: str) ->
                 f"patternProperties at {where}: names may match them in more than {MAX_CELLS} combinations, which is "
                 "not supported; make the patterns exclude each other"
             )
-    return [combination for _, combination in found]
+    return [
+        (matched, matches, tuple(p for p in excludes if not any(patterns.are_disjoint(m, p) for m in matches)))
+        for _, (matched, matches, excludes) in found
+    ]

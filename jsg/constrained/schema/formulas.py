@@ -31,6 +31,9 @@ MAX_ALTERNATIVES = 512
 MANY_ALTERNATIVES = 8
 """From here on it pays to look for alternatives that can be left out."""
 
+MAX_REDUCED = 64
+"""More than so many are left as they are."""
+
 MAX_MEETINGS = 100_000
 MAX_DEPTH = 100
 
@@ -114,9 +117,9 @@ class Formulas:
     def reduced(self, drafts: Sequence[Draft]) -> Formula:
         """The alternatives without those that another one allows anyhow."""
         kept = list(dict.fromkeys(drafts))
-        if not 1 < len(kept) <= MAX_ALTERNATIVES:
+        if not 1 < len(kept) <= MAX_REDUCED:
             return tuple(kept)
-        self._spend(len(kept) ** 2 // 4)
+        self._spend(len(kept) ** 2 // 2)
         for draft in tuple(kept):
             if any(other is not draft and self._meeting.meet(draft, other) == draft for other in kept):
                 kept.remove(draft)
@@ -201,7 +204,10 @@ class Formulas:
                 keys = self._keys(place, keyword, reader).get(kind, ())
                 yield self._listing(keys, kind)
         shape = self._shape(place, kind, reader)
-        yield () if shape is None else (Draft(shape),)
+        if shape is None:
+            yield ()
+        elif shape != FREE[kind]:
+            yield (Draft(shape),)
         for child in self._always(place, reader):
             yield self.of(child, kind)
         if "not" in keywords:

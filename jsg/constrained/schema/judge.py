@@ -147,14 +147,26 @@ class Judge:
             GrammarError: They cannot be enforced.
         """
         if draft.values is not None:
-            values = (self._values[key] for key in draft.values)
-            return [value for value in values if isinstance(value, str) and self.takes(value, draft)]
+            return [value for value in self.listed(draft) if isinstance(value, str)]
         if self.is_empty(draft):
             return []
         if draft.refusals:
             raise GrammarError(draft.refusals[0])
         assert isinstance(draft.shape, String)
         return [draft.shape]
+
+    def listed(self, draft: Draft) -> list[Json]:
+        """The values of a draft that lists them.
+
+        Raises:
+            GrammarError: They cannot be enforced.
+        """
+        values = [self._values[key] for key in draft.values or ()]
+        if not draft.is_listed:
+            values = [value for value in values if self.fits(value, draft.shape)]
+        if values and draft.refusals:
+            raise GrammarError(draft.refusals[0])
+        return values
 
     # -- whether a value is valid --------------------------------------------------------------------------------------
 
@@ -248,5 +260,3 @@ def fits_number(number: Decimal, shape: Number) -> bool:
     if number in shape.excluded or not all(is_multiple(number, step) for step in shape.multiple_of):
         return False
     return not any(is_multiple(number, step) for step in shape.not_multiple_of)
-
-

@@ -71,10 +71,7 @@ def _finished(formulas: Formulas, node: NodeName) -> Iterator[Shape]:
 def _shapes(formulas: Formulas, draft: Draft, node: NodeName) -> Iterator[Shape]:
     judge = formulas.judge
     if draft.values is not None:
-        for key in draft.values:
-            value = formulas.values[key]
-            if judge.takes(value, draft):
-                yield Const(text_of(value, "a value of enum or const"))
+        yield from (Const(text_of(value, "a value of enum or const")) for value in judge.listed(draft))
         return
     if judge.is_empty(draft):
         return

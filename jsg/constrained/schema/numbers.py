@@ -24,8 +24,11 @@ MAX_DIVISOR = 10_000
 """Of `multipleOf` without its decimals: an automaton keeps the remainder, so it has as many states."""
 _DOUBLE_DIGITS = 15
 """Decimal numbers of so many digits are different doubles when they are different."""
-_WHOLE_BESIDE_FRACTION = (1, 5, 9)
-"""Digits before the point, where those of the fraction make up for the rest of what a double can tell apart."""
+_NO_MULTIPLES = ((1, 15), (5, 11), (9, 7))
+"""Digits before and after the point of numbers that must not be multiples: one of so many digits that is no integer is
+none as a double either."""
+_MAX_EXPONENT = 299
+"""Keeps most numbers within what a double can hold."""
 _SMALL, _LARGE = Decimal("1e-4"), Decimal("1e16")
 _DIGIT = ByteSet(((0x30, 0x39),))
 _NOT_ZERO = ByteSet(((0x31, 0x39),))
@@ -55,7 +58,7 @@ def _fraction(most: int) -> Expr:
 
 
 def _exponent() -> Expr:
-    """Any exponent up to 299, which keeps most numbers within what a double can hold."""
+    """Any exponent up to `_MAX_EXPONENT`."""
     digits = seq(optional(ByteSet(((0x31, 0x32),))), _DIGIT, optional(_DIGIT))
     return seq(ByteSet(((0x45, 0x45), (0x65, 0x65))), optional(ByteSet(((0x2B, 0x2B), (0x2D, 0x2D)))), digits)
 
@@ -103,7 +106,7 @@ def _limited(shape: Number, limits: Limits) -> Expr:
         elif shape.is_integer:
             sizes = [Digits(None, 0, has_minus_zero=False)]
         else:
-            sizes = [Digits(max(whole, n), max(fraction, _DOUBLE_DIGITS - n)) for n in _WHOLE_BESIDE_FRACTION]
+            sizes = [Digits(max(whole, before), max(fraction, after)) for before, after in _NO_MULTIPLES]
         return _any_of(numbers(size, trackers, limits) for size in sizes)
     if shape.is_integer:
         size = Digits(whole, 0, has_minus_zero=False)
@@ -118,7 +121,7 @@ def _limited(shape: Number, limits: Limits) -> Expr:
         options.append(longer)
     if shape.min is None:
         options.append(seq(_MINUS, longer))
-    return _any_of([*options, *_with_exponents(shape)])
+    return _any_of([*options, *_with_exponents(shape, limits)])
 
 
 def _bounds(shape: Number) -> list[Compared]:
@@ -135,33 +138,44 @@ def _any_of(options: Iterable[Expr]) -> Expr:
     return alt(*(option for option in options if option != NEVER))
 
 
-def _with_exponents(shape: Number) -> list[Expr]:
-    """The numbers that are so small or so large that `json.dumps` writes them with an exponent, as far as all fit."""
+def _with_exponents(shape: Number, limits: Limits) -> list[Expr]:
+    """The numbers that are so small or so large that `json.dumps` writes them with an exponent.
+
+    Of those with one exponent all must fit or none is taken.
+    """
     if shape.is_integer or any(value and not _SMALL <= abs(value) < _LARGE for value in shape.excluded):
         return []
-    mantissa = seq(_NOT_ZERO, optional(_fraction(MAX_FRACTION)), ByteSet(((0x45, 0x45), (0x65, 0x65))))
-    more = alt(*(seq(literal(lead), _DIGIT) for lead in ("1", "2")))
-    small = seq(
-        mantissa,
-        _MINUS,
-        alt(seq(optional(literal("0")), ByteSet(((0x35, 0x39),))), seq(_NOT_ZERO, _DIGIT), seq(more, _DIGIT)),
-    )
-    large = seq(
-        mantissa,
-        optional(literal("+")),
-        alt(seq(literal("1"), ByteSet(((0x36, 0x39),))), seq(ByteSet(((0x32, 0x39),)), _DIGIT), seq(more, _DIGIT)),
-    )
-    low, high = shape.min, shape.max
-    options: list[Expr] = []
-    if (low is None or low <= 0) and (high is None or high >= _SMALL):
-        options.append(small)
-    if (high is None or high >= 0) and (low is None or low <= -_SMALL):
-        options.append(seq(_MINUS, small))
-    if high is None and (low is None or low <= _LARGE):
-        options.append(large)
-    if low is None and (high is None or high >= -_LARGE):
-        options.append(seq(_MINUS, large))
-    return options
+    positive = _scaled(shape.min, shape.max, limits)
+    low, high = (None if bound is None else -bound for bound in (shape.max, shape.min))
+    negative = _scaled(low, high, limits)
+    return [positive, seq(_MINUS, negative) if negative != NEVER else NEVER]
+
+
+def _scaled(low: Decimal | None, high: Decimal | None, limits: Limits) -> Expr:
+    """The numbers above zero with an exponent such that all of them lie within the bounds."""
+    least, most = -_MAX_EXPONENT, _MAX_EXPONENT
+    if low is not None and low > 0:
+        least = low.adjusted() + (low != Decimal(1).scaleb(low.adjusted()))
+    if high is not None:
+        most = high.adjusted() - 1 if high > 0 else -_MAX_EXPONENT - 1
+    down = _exponents(max(5, -most), min(_MAX_EXPONENT, -least), limits)
+    up = _exponents(max(16, least), min(_MAX_EXPONENT, most), limits)
+    parts = [seq(_MINUS, down) if down != NEVER else NEVER, seq(optional(literal("+")), up) if up != NEVER else NEVER]
+    exponent = _any_of(parts)
+    if exponent == NEVER:
+        return NEVER
+    return seq(_NOT_ZERO, optional(_fraction(MAX_FRACTION)), ByteSet(((0x45, 0x45), (0x65, 0x65))), exponent)
+
+
+def _exponents(least: int, most: int, limits: Limits) -> Expr:
+    """Exponents without their sign; a single digit may have a zero before it, as `json.dumps` writes it."""
+    if most < least:
+        return NEVER
+    bounds = [Compared.to(operator.ge, Decimal(least)), Compared.to(operator.le, Decimal(most))]
+    exponents = numbers(Digits(3, 0), bounds, limits)
+    if least > 9:
+        return exponents
+    return alt(exponents, seq(literal("0"), ByteSet(((0x30 + least, 0x30 + min(9, most)),))))
 
 
 def _common_multiple(shape: Number) -> Multiple:

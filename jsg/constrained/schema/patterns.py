@@ -19,6 +19,7 @@ class Patterns:
         self._limits = limits
         self._automata: dict[tuple[str, bool], CharDfa] = {}
         self._formats: dict[str, CharDfa] = {}
+        self._disjoint: dict[tuple[str, str], bool] = {}
 
     def check(self, pattern: str, where: str) -> None:
         """Raises GrammarError, naming `where`, unless the pattern is one that is supported."""
@@ -59,3 +60,10 @@ class Patterns:
             return automaton
         return None if result.is_empty() else result
 
+    def are_disjoint(self, left: str, right: str) -> bool:
+        """Whether it is known that there is no text in which both are found."""
+        key = (left, right)
+        if key not in self._disjoint:
+            narrowed = self.narrowed(self.everything, left, is_found=True)
+            self._disjoint[key] = narrowed is None or self.narrowed(narrowed, right, is_found=True) is None
+        return self._disjoint[key]

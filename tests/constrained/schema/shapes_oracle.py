@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import warnings
 from decimal import Decimal
 from fractions import Fraction
 
@@ -105,7 +106,9 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     pattern = re.sub(r"\\c([A-Za-z])", lambda match: f"\\x{ord(match[1]) % 32:02x}", pattern)
     pattern = re.sub(r"(?<!\\)\$(?=$|\)|\|)", r"\\Z", pattern)
     pattern = pattern.replace(r"\d", "[0-9]") if "[" not in pattern else pattern
-    return re.compile(pattern.replace("(?<", "(?P<").replace("(?P<=", "(?<=").replace("(?P<!", "(?<!"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # `[[a]` may mean something else one day
+        return re.compile(pattern.replace("(?<", "(?P<").replace("(?P<=", "(?<=").replace("(?P<!", "(?<!"))
 
 
 def _is_found(pattern: str, value: str) -> bool:

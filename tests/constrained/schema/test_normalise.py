@@ -1,7 +1,8 @@
-"""Every keyword: what `normalise` makes of it takes exactly the valid values; what it cannot take, it refuses by name."""
+"""Every keyword: what `normalise` makes of it takes exactly the valid values, and what it cannot do it refuses."""
 
 import json
 import time
+from decimal import Decimal
 
 import pytest
 
@@ -119,7 +120,7 @@ CASES = {
     "not enum": ('{"not":{"enum":["a",1,true,null]}}', '"b" 2 false []', '"a" 1 1.0 true null'),
     "not const of an array": ('{"not":{"const":[1,"a"]}}', '[1] [1,"b"] [2,"a"] [1,"a",2] {}', '[1,"a"]'),
     "not const of an object": ('{"not":{"const":{"a":1}}}', '{} {"a":2} {"a":1,"b":1} []', '{"a":1}'),
-    "not required": ('{"not":{"required":["a"]}}', '{} {"b":1} 1', '{"a":1}'),
+    "not required": ('{"not":{"required":["a"]}}', '{} {"b":1}', '{"a":1} 1'),
     "not required two": ('{"type":"object","not":{"required":["a","b"]}}', '{"a":1} {"b":1} {}', '{"a":1,"b":1}'),
     "not pattern": ('{"type":"string","not":{"pattern":"^a"}}', '"b" ""', '"a"'),
     "not anyOf": ('{"not":{"anyOf":[{"type":"string"},{"minimum":5}]}}', "4", '"a" 5 null'),
@@ -190,7 +191,7 @@ CASES = {
 
 def values(text: str):
     """The JSON values in a row of them."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_float=Decimal)
     at = 0
     while at < len(text):
         value, at = decoder.raw_decode(text, at)
@@ -315,7 +316,7 @@ def test_patterns_of_names_are_disjoint():
     [
         {"enum": [f"value {i}" for i in range(100_000)]},
         {"type": "string", "enum": [f"value {i}" for i in range(100_000)], "minLength": 3},
-        {"anyOf": [{"const": i} for i in range(20_000)]},
+        {"anyOf": [{"const": i} for i in range(10_000)]},
         {"oneOf": [{"const": str(i)} for i in range(5_000)]},
         {"properties": {f"name {i}": {"type": "string", "maxLength": i} for i in range(5_000)}},
         {"type": "array", "maxItems": 10**9, "minItems": 10**9},
@@ -332,6 +333,8 @@ def test_large_schemas_take_no_time(schema):
 
 
 def nested(depth: int, schema: dict, *path: str) -> dict:
+    if path == ("else",):
+        return nested(depth - 1, {"if": {"minLength": depth}, "else": schema}, *path) if depth else schema
     for _ in range(depth):
         for key in reversed(path):
             schema = [schema] if key == "0" else {key: schema}
@@ -346,14 +349,12 @@ def nested(depth: int, schema: dict, *path: str) -> dict:
         {"type": "object", "dependentSchemas": {f"a{i}": {"required": [f"b{i}"]} for i in range(40)}},
         {"type": "object", "patternProperties": {f"[{a}].*[{b}]": {"const": a + b} for a in "abcdef" for b in "ghijk"}},
         nested(150, {"type": "null"}, "not", "allOf", "0"),
-        nested(120, {"type": "null"}, "anyOf", "0"),
+        nested(120, {"type": "null"}, "else"),
         nested(400, {}, "properties", "a"),
     ],
 )
 def test_what_grows_too_large_is_refused_soon(schema):
     start = time.thread_time()
-    try:
+    with pytest.raises(GrammarError):
         normalise(schema)
-    except GrammarError as error:
-        assert str(error)
     assert time.thread_time() - start < 5

@@ -1,0 +1,221 @@
+"""Arrays and objects as grammars."""
+
+import itertools
+import json
+
+import pytest
+
+from jsg.constrained.schema.front import schema_grammar
+from jsg.errors import GrammarError
+from tests.constrained import texts
+from tests.constrained.schema.emitted import accepts, machine, verdicts
+
+
+def arrays(values: list[object], longest: int) -> list[str]:
+    rows = itertools.chain.from_iterable(itertools.product(values, repeat=n) for n in range(longest + 1))
+    return [json.dumps(row) for row in rows]
+
+
+class TestArrays:
+    @pytest.mark.parametrize(("least", "most"), [(0, None), (0, 0), (1, None), (2, 3), (0, 2), (3, 3)])
+    def test_counts(self, least: int, most: int | None) -> None:
+        schema = {"type": "array", "items": {"type": "null"}, "minItems": least}
+        schema |= {} if most is None else {"maxItems": most}
+        for count in range(6):
+            expected = count >= least and (most is None or count <= most)
+            assert accepts(schema, json.dumps([None] * count)) == expected
+
+    def test_counts_far_away(self) -> None:
+        schema = {"type": "array", "items": {"const": 1}, "minItems": 300, "maxItems": 400}
+        for count, expected in ((299, False), (300, True), (400, True), (401, False)):
+            assert accepts(schema, json.dumps([1] * count)) == expected
+
+    @pytest.mark.parametrize("least", range(5))
+    @pytest.mark.parametrize("most", [1, 2, 4, None])
+    @pytest.mark.parametrize("rest", [True, False, {"type": "null"}])
+    def test_prefix(self, least: int, most: int | None, rest: object) -> None:
+        schema = {"type": "array", "prefixItems": [{"const": 1}, {"type": "boolean"}], "items": rest, "minItems": least}
+        schema |= {} if most is None else {"maxItems": most}
+        if most is not None and most < least or (rest is False and least > 2):
+            with pytest.raises(GrammarError):
+                machine(schema)
+            return
+        for text in arrays([1, True, None], 4):
+            row = json.loads(text)
+            expected = len(row) >= least and (most is None or len(row) <= most)
+            expected = expected and all(type(a) is type(b) for a, b in zip(row, [1, True]))  # noqa: B905
+            extra = row[2:]
+            expected = expected and (not extra or rest is True or (rest is not False and all(x is None for x in extra)))
+            assert accepts(schema, text) == expected, text
+
+    @pytest.mark.parametrize("least", [0, 1, 2, 3])
+    @pytest.mark.parametrize("most", [None, 1, 2, 3])
+    @pytest.mark.parametrize("counts", [{}, {"minItems": 2}, {"maxItems": 3}, {"minItems": 3, "maxItems": 3}])
+    def test_contains(self, least: int, most: int | None, counts: dict[str, int]) -> None:
+        schema = {"type": "array", "contains": {"type": "integer"}, "minContains": least, **counts}
+        schema |= {} if most is None else {"maxContains": most}
+        if most is not None and most < least:
+            with pytest.raises(GrammarError):
+                machine(schema)
+            return
+        for text in arrays([1, "x"], 4):
+            row = json.loads(text)
+            found = sum(isinstance(item, int) for item in row)
+            expected = found >= least and (most is None or found <= most)
+            expected = expected and counts.get("minItems", 0) <= len(row) <= counts.get("maxItems", 9)
+            assert accepts(schema, text) == expected, text
+
+    def test_contains_where_the_kind_overlaps(self) -> None:
+        schema = {"type": "array", "items": {"type": "string"}, "contains": {"pattern": "^a"}}
+        assert verdicts(schema, ['["b", "ab", "c"]', '["a"]', '["b"]', "[]", '["a", 1]']) == [
+            '["b", "ab", "c"]',
+            '["a"]',
+        ]
+
+    @pytest.mark.parametrize(("least", "most"), [(0, None), (2, None), (0, 2), (3, 3)])
+    def test_unique(self, least: int, most: int | None) -> None:
+        schema = {"type": "array", "items": {"enum": [1, "1", True]}, "uniqueItems": True, "minItems": least}
+        schema |= {} if most is None else {"maxItems": most}
+        for text in arrays([1, "1", True], 4):
+            row = [json.dumps(item) for item in json.loads(text)]
+            expected = len(set(row)) == len(row) and least <= len(row) <= (3 if most is None else most)
+            assert accepts(schema, text) == expected, text
+
+    def test_unique_where_it_says_nothing(self) -> None:
+        assert verdicts({"type": "array", "uniqueItems": True, "maxItems": 1}, ["[]", "[{}]", "[1, 2]"]) == [
+            "[]",
+            "[{}]",
+        ]
+
+    def test_empty_array_with_white_space(self) -> None:
+        assert verdicts({"type": "array"}, ["[]", "[ ]", "[\n]", "[  ]"], whitespace="flexible") == [
+            "[]",
+            "[ ]",
+            "[\n]",
+        ]
+
+
+def objects(names: str, longest: int) -> list[str]:
+    rows = itertools.chain.from_iterable(itertools.permutations(names, n) for n in range(longest + 1))
+    return [json.dumps(dict.fromkeys(row, 1)) for row in rows]
+
+
+NAMES = "abcx"
+
+
+def in_order(names: list[str], declared: str) -> bool:
+    places = [declared.index(name) if name in declared else len(declared) for name in names]
+    return places == sorted(places)
+
+
+class TestMembers:
+    """Every order of every subset of four names, against what the schema says of them."""
+
+    @pytest.mark.parametrize("order", ["declared", "free"])
+    @pytest.mark.parametrize("additional", [True, False])
+    @pytest.mark.parametrize("required", ["", "a", "b", "c", "ac", "abc", "bx"])
+    @pytest.mark.parametrize("counts", [(0, None), (1, None), (2, 3), (0, 1), (3, None), (0, 3)])
+    def test_required_and_counts(
+        self, order: str, additional: bool, required: str, counts: tuple[int, int | None]
+    ) -> None:
+        least, most = counts
+        schema = {
+            "type": "object",
+            "properties": {name: {"type": "integer"} for name in "abc"},
+            "required": list(required),
+            "additionalProperties": additional,
+            "minProperties": least,
+        } | ({} if most is None else {"maxProperties": most})
+        declared = "abc" + ("x" if "x" in required else "")
+        takes = [text for text in objects(NAMES, 4) if self.is_valid(text, required, additional, least, most)]
+        if not takes:
+            with pytest.raises(GrammarError):
+                machine(schema, order=order)
+            return
+        for text in objects(NAMES, 4):
+            expected = text in takes and (order == "free" or in_order(list(json.loads(text)), declared))
+            assert accepts(schema, text, order=order) == expected, text
+
+    @staticmethod
+    def is_valid(text: str, required: str, additional: bool, least: int, most: int | None) -> bool:
+        names = set(json.loads(text))
+        is_known = additional or names <= set("abc")
+        return set(required) <= names and is_known and least <= len(names) <= (4 if most is None else most)
+
+    @pytest.mark.parametrize("order", ["declared", "free"])
+    def test_a_declared_name_stands_once(self, order: str) -> None:
+        schema = {"type": "object", "properties": {"a": {}, "b": {}}}
+        for text in ('{"a": 1, "a": 2}', '{"a": 1, "b": 2, "a": 1}', r'{"a": 1, "\u0061": 1}', r'{"\u0061": 1}'):
+            assert not accepts(schema, text, order=order), text
+        assert accepts(schema, '{"a": 1, "b": 2, "ab": 3, "": 4}', order=order)
+
+    def test_more_names_than_an_order_can_be_free_for(self) -> None:
+        names = [f"n{i}" for i in range(70)]
+        schema = {"type": "object", "properties": {name: {"type": "null"} for name in names}, "required": names[:2]}
+        value = dict.fromkeys(reversed(names))
+        assert accepts(schema, json.dumps(value), order="free")
+        assert not accepts(schema, json.dumps(dict.fromkeys(names[1:])), order="free")
+        assert not accepts(schema, json.dumps({**value, "n5": 1}), order="free")
+        with pytest.raises(GrammarError, match="property_order"):
+            machine({**schema, "required": names}, order="free")
+
+    @pytest.mark.parametrize("order", ["declared", "free"])
+    def test_dependents(self, order: str) -> None:
+        schema = {
+            "type": "object",
+            "properties": {name: {} for name in "abc"},
+            "dependentRequired": {"a": ["b"], "b": ["c"], "c": ["x"]},
+            "additionalProperties": False,
+            "patternProperties": {"^x$": {}},
+        }
+        wanted = {"a": "b", "b": "c", "c": "x"}
+        for text in objects(NAMES, 4):
+            names = list(json.loads(text))
+            expected = all(wanted[name] in names for name in names if name in wanted)
+            # x is declared by the schema's dependents only; it comes after the others.
+            expected = expected and (order == "free" or in_order(names, "abcx"))
+            assert accepts(schema, text, order=order) == expected, text
+
+    def test_never_and_forbidden(self) -> None:
+        schema = {"type": "object", "properties": {"a": False, "b": {"type": "integer"}}}
+        assert verdicts(schema, ["{}", '{"b": 1}', '{"a": 1}', '{"b": 1, "a": 1}', '{"c": 1}']) == [
+            "{}",
+            '{"b": 1}',
+            '{"c": 1}',
+        ]
+
+
+class TestNames:
+    @pytest.mark.parametrize("order", ["declared", "free"])
+    def test_patterns(self, order: str) -> None:
+        schema = {
+            "type": "object",
+            "properties": {"ab": {"type": "null"}},
+            "patternProperties": {"^a": {"type": ["integer", "null"]}, "b$": {"type": ["string", "null"]}},
+            "additionalProperties": {"type": "boolean"},
+        }
+        good = ['{"ab": null}', '{"a": 1}', '{"b": "x"}', '{"axb": null}', '{"c": true}', '{"": false}']
+        bad = ['{"ab": 1}', '{"a": "x"}', '{"b": 1}', '{"axb": 1}', '{"axb": "x"}', '{"c": 1}', r'{"\u0061": "x"}']
+        assert verdicts(schema, [*good, *bad], order=order) == good
+
+    def test_names_that_are_limited(self) -> None:
+        schema = {
+            "type": "object",
+            "propertyNames": {"maxLength": 2, "pattern": "^[a-c]"},
+            "properties": {"ab": {"const": 1}},
+        }
+        values = ['{"ab": 1, "a": 2}', '{"ab": 2}', '{"abc": 1}', '{"x": 1}', '{"cx": [], "b": 1}', "{}"]
+        assert verdicts(schema, values) == ['{"ab": 1, "a": 2}', '{"cx": [], "b": 1}', "{}"]
+
+    def test_names_out_of_an_enum(self) -> None:
+        schema = {"type": "object", "propertyNames": {"enum": ["a", "bé"]}, "additionalProperties": {"type": "null"}}
+        values = ['{"a": null}', '{"bé": null}', r'{"b\u00e9": null}', '{"c": null}', '{"a": 1}']
+        assert verdicts(schema, values) == values[:3]
+
+    def test_many_names_are_excluded_without_much_ado(self) -> None:
+        names = [f"property number {i}" for i in range(50)]
+        grammar = schema_grammar(json.dumps({"type": "object", "properties": {name: {} for name in names}}), "compact")
+        assert len(grammar.rules) < 10
+        automaton = texts.machine_of(grammar)
+        assert texts.accepts(automaton, '{"property number 3":1,"property number 30":2,"property number":0}')
+        assert not texts.accepts(automaton, '{"property number 3":1,"property number 30":2,"property number 1":0}')

@@ -1,0 +1,93 @@
+"""Random texts of grammars against validators: too loose a grammar is found out here, as is a dead end."""
+
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from jsg.constrained.json_input import read_json
+from jsg.constrained.limits import LIMITS
+from jsg.constrained.schema.front import schema_grammar
+from jsg.constrained.schema.normalise import normalise
+from jsg.errors import GrammarError
+from tests.constrained import texts
+from tests.constrained.schema import shapes_oracle
+from tests.constrained.schema.emitted import walks
+
+Data = Callable[[str], pathlib.Path]
+
+SCHEMAS: list[dict[str, Any]] = [
+    {
+        "type": "object",
+        "properties": {
+            "id": {"type": "integer", "minimum": 1, "maximum": 4711},
+            "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 1},
+            "when": {"type": "string", "format": "date"},
+            "size": {"type": "number", "exclusiveMinimum": 0, "maximum": 99.5},
+            "note": {"type": ["string", "null"], "minLength": 1, "maxLength": 5},
+        },
+        "required": ["id", "when"],
+    },
+    {"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "minProperties": 1, "maxProperties": 2},
+    {"type": "array", "contains": {"type": "integer"}, "minContains": 1, "maxContains": 2, "maxItems": 4},
+    {"anyOf": [{"type": "string", "pattern": "^(a|b)+$"}, {"type": "number", "multipleOf": 5}, {"const": [1, {"a": 2}]}]},
+    {"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {"c": {"type": "array", "items": {"$ref": "#/$defs/n"}}}}}},
+    {"type": "object", "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}, "maxProperties": 3},
+    {"type": "string", "not": {"enum": ["ab", "a"]}, "maxLength": 3},
+    {"type": "object", "propertyNames": {"pattern": "^[a-c]{1,2}$"}, "additionalProperties": {"type": "boolean"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["declared", "free"])
+@pytest.mark.parametrize("whitespace", ["fixed", "compact", "flexible"])
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_random_texts_are_valid(schema: dict[str, Any], whitespace: str, order: str) -> None:
+    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker(["date"]))
+    text = json.dumps(schema)
+    document = normalise(read_json(text, "schema", LIMITS))
+    automaton = texts.machine_of(schema_grammar(text, whitespace, order))  # pyright: ignore[reportArgumentType]
+    count = 0
+    for found in walks(automaton, 40):
+        validator.validate(json.loads(found))
+        assert shapes_oracle.is_valid(document, shapes_oracle.parse(found)), found
+        count += 1
+    assert count >= 20
+
+
+def _compiled(data: pathlib.Path, share: int) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """Every so many schemas of maskbench that compile: name, schema, machine."""
+    lines = data.read_text().splitlines()[::share]
+    for line in lines:
+        case = json.loads(line)
+        try:
+            grammar = schema_grammar(json.dumps(case["schema"]), "flexible", "free")
+        except GrammarError:
+            continue
+        yield case["name"], case, texts.machine_of(grammar)
+
+
+def _check(data: pathlib.Path, share: int, count: int) -> int:
+    total = 0
+    for name, case, automaton in _compiled(data, share):
+        for test in case["tests"]:
+            for text in (json.dumps(test["data"]), json.dumps(test["data"], ensure_ascii=False, separators=(",", ":"))):
+                if texts.accepts(automaton, text):
+                    assert test["valid"], (name, text)
+        text = json.dumps(case["schema"])
+        document = normalise(read_json(text, "schema", LIMITS))
+        for found in walks(automaton, count):
+            assert shapes_oracle.is_valid(document, shapes_oracle.parse(found)), (name, found)
+            total += 1
+    return total
+
+
+def test_maskbench_sample(shared_data: Data) -> None:
+    assert _check(shared_data("maskbench-dev.jsonl"), 29, 3) > 50
+
+
+@pytest.mark.slow
+def test_maskbench(shared_data: Data) -> None:
+    assert _check(shared_data("maskbench-dev.jsonl"), 2, 6) > 1500

@@ -1,0 +1,216 @@
+"""Calls of tools in a text: found whole and piece by piece alike, and nothing else taken for one."""
+
+import itertools
+import json
+import random
+import time
+from typing import get_args
+
+import pytest
+
+from jsg.config import TOOL_CALL_PARSERS
+from jsg.constrained.tools import Dialect as GrammarDialect
+from jsg.processing.json_scanner import MAX_DEPTH, JsonScanner, ScanStep
+from jsg.processing.tool_calls import (
+    CallDelta,
+    ContentDelta,
+    Dialect,
+    ParsedAnswer,
+    ToolCallParser,
+    detect_dialect,
+    join_deltas,
+    markers,
+    parse_tool_calls,
+)
+
+NAMES = ("f", "get_all")
+Calls = list[tuple[str, str]]
+
+CASES: list[tuple[Dialect, str, str | None, Calls]] = [
+    ("hermes", "", "", []),
+    ("hermes", "No call: a < b, {x} [y].\n", "No call: a < b, {x} [y].\n", []),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": [1, "}\\"</tool_call>"]}}\n</tool_call>', None,
+     [("f", '{"a": [1, "}\\"</tool_call>"]}')]),
+    ("hermes", 'I call.\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n'
+     '<tool_call>\n{"name":"get_all","arguments":{"é": "😀"}}\n</tool_call>\n', "I call.",
+     [("f", "{}"), ("get_all", '{"é": "😀"}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', None, [("f", '{"a": 1}')]),
+    ("hermes", '<tool_call>{"arguments": {"a": -1.5e3}, "id": 12, "name": "f"}</tool_call> So.', " So.",
+     [("f", '{"a": -1.5e3}')]),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', None, [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}}', None, [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}}\n</tool_c', None, [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}} x</tool_call>', " x</tool_call>", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": tr', None, [("f", '{"a": tr')]),
+    ("hermes", '<tool_call>{"name": "g", "arguments": {}}</tool_call>', ..., []),
+    ("hermes", '<tool_call>{"name": "f", "name": "f", "arguments": {}}</tool_call>', ..., []),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', ..., []),
+    ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>', ..., []),
+    ("hermes", "<tool_call>f()</tool_call>", ..., []),
+    ("hermes", "<tool_call>", ..., []),
+    ("hermes", '<tool_call>{"na', ..., []),
+    ("hermes", "a <tool_cal", ..., []),
+    ("hermes", '<tool_call>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>', "<tool_call>", [("f", "{}")]),
+    ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', None, [("f", '{"a": 1}')]),
+    ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "get_all", "parameters": {"q": ";"}}',
+     None, [("f", "{}"), ("get_all", '{"q": ";"}')]),
+    ("llama3_json", '{"type": "function", "name": "f", "parameters": {}}\n', None, [("f", "{}")]),
+    ("llama3_json", 'Sure: {"name": "f", "parameters": {}}', "Sure:", [("f", "{}")]),
+    ("llama3_json", '{"name": "Harry", "age": 15}', ..., []),
+    ("llama3_json", '{"name": "f", "age": 15, "x": [}', ..., []),
+    ("llama3_json", "<|python_tag|>print(1)", ..., []),
+    ("llama3_json", '{"a": {"name": 1}, "b": 2}', ..., []),
+    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "get_all", "arguments": {}}]', None,
+     [("f", '{"a": 1}'), ("get_all", "{}")]),
+    ("mistral", '[TOOL_CALLS] [ {"arguments": {}, "name": "f", "id": "abcdefghi"} ]', None, [("f", "{}")]),
+    ("mistral", 'x [TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]get_all[CALL_ID]ab12[ARGS]{}', "x",
+     [("f", '{"a": 1}'), ("get_all", "{}")]),
+    ("mistral", '[TOOL_CALLS]f{"a": 1}', None, [("f", '{"a": 1}')]),
+    ("mistral", '[TOOL_CALLS]g[ARGS]{"a": 1}', ..., []),
+    ("mistral", "[TOOL_CALLS][]", ..., []),
+    ("mistral", "[TOOL_CALLS][1]", ..., []),
+    ("mistral", "[TOOL_CALLS] and so on", ..., []),
+    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name"', ', {"name"', [("f", "{}")]),
+]  # fmt: skip
+
+
+def parser(dialect: Dialect, *, streams: bool = True) -> ToolCallParser:
+    return ToolCallParser(dialect, NAMES, "call{}".format, streams_arguments=streams)
+
+
+def whole(dialect: Dialect, text: str) -> ParsedAnswer:
+    return parse_tool_calls(text, dialect, NAMES, "call{}".format)
+
+
+@pytest.mark.parametrize(("dialect", "text", "content", "calls"), CASES)
+def test_answers_taken_apart(dialect: Dialect, text: str, content: str | None, calls: Calls) -> None:
+    answer = whole(dialect, text)
+    assert [(call.name, call.arguments) for call in answer.calls] == calls
+    assert [call.id for call in answer.calls] == [f"call{i}" for i in range(len(calls))]
+    assert answer.content == (text if content is ... else content)
+
+
+@pytest.mark.parametrize(("dialect", "text", "content", "calls"), CASES)
+def test_pieces_give_what_the_whole_gives(dialect: Dialect, text: str, content: str | None, calls: Calls) -> None:
+    expected = whole(dialect, text)
+    random_ = random.Random(3)
+    cuts = [[i] for i in range(len(text) + 1)]
+    cuts += [sorted(random_.choices(range(len(text) + 1), k=6)) for _ in range(20)]
+    cuts.append(list(range(len(text))))
+    for cut in cuts:
+        reader = parser(dialect)
+        ends = [0, *cut, len(text)]
+        deltas = [delta for a, b in itertools.pairwise(ends) for delta in reader.push(text[a:b])]
+        deltas += reader.finish()
+        assert join_deltas(deltas) == expected
+        assert reader.num_calls == len(expected.calls)
+        seen: set[int] = set()
+        for delta in deltas:
+            if isinstance(delta, CallDelta):
+                assert (delta.id is not None) == (delta.name is not None) == (delta.index not in seen)
+                seen.add(delta.index)
+            else:
+                assert delta.text
+
+
+def test_arguments_come_as_they_are_written_and_text_at_once() -> None:
+    reader = parser("hermes")
+    assert reader.push("Hi there") == [ContentDelta("Hi there")]
+    assert reader.push("\n<tool_") == []
+    assert reader.push('call>\n{"name": "f", "argu') == []
+    assert reader.push('ments": {') == [CallDelta(0, "call0", "f", "{")]
+    assert reader.push('"a": "x') == [CallDelta(0, None, None, '"a": "x')]
+    assert reader.push('"}') == [CallDelta(0, None, None, '"}')]
+    assert reader.push("}\n</tool_call>") == []
+    assert reader.finish() == []
+
+
+def test_a_broken_call_is_text_when_arguments_are_held_back() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": tru}}</tool_call>'
+    reader = parser("hermes", streams=False)
+    assert join_deltas([*reader.push(text), *reader.finish()]) == ParsedAnswer(text, ())
+    reader = parser("hermes")
+    answer = join_deltas([*reader.push(text), *reader.finish()])
+    assert [call.arguments for call in answer.calls] == ['{"a": tru']
+    assert answer.content == "}}</tool_call>"
+
+
+def test_any_name_without_a_list_of_tools() -> None:
+    answer = parse_tool_calls('<tool_call>{"name": "any", "arguments": {}}</tool_call>', "hermes", None, str)
+    assert [(call.id, call.name) for call in answer.calls] == [("0", "any")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"a": "' * 5_000,
+        "<tool_call>" + " " * 60_000,
+        " " * 60_000 + "x",
+        '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 60_000,
+        '<tool_call>{"x": "' + "x" * 60_000,
+        '<tool_call>{"name": "f", "arguments": {}}' + "\n" * 60_000,
+        '<tool_call>{"x":' + "[" * 60_000,
+    ],
+    ids=range(7),
+)
+def test_time_is_linear_and_nothing_is_lost(text: str) -> None:
+    started = time.process_time()
+    reader = parser("hermes")
+    deltas = [delta for char in text for delta in reader.push(char)]
+    answer = join_deltas([*deltas, *reader.finish()])
+    assert time.process_time() - started < 4
+    if not answer.calls:
+        assert answer.content == text
+
+
+def test_dialects_are_seen_in_templates() -> None:
+    assert detect_dialect(None) is None
+    assert detect_dialect("{{ messages }}") is None
+    assert detect_dialect('... "<tool_call>\\n{"name": ... "arguments" ...}\\n</tool_call>"') == "hermes"
+    assert detect_dialect("<tool_call><function=example><parameter=a>") is None
+    assert detect_dialect("{{ '[TOOL_CALLS] [' + call }}") == "mistral"
+    assert detect_dialect("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}") is None
+    assert detect_dialect("<|start_header_id|> {'<|python_tag|>'}") == "llama3_json"
+    assert detect_dialect('<|start_header_id|> {"name": ..., "parameters": ...}') == "llama3_json"
+    assert "[TOOL_CALLS]" in markers("mistral")
+
+
+def test_all_who_name_dialects_name_the_same() -> None:
+    assert get_args(Dialect) == get_args(GrammarDialect)
+    assert {"auto", *get_args(Dialect)} == set(TOOL_CALL_PARSERS)
+
+
+def scan(text: str) -> str:
+    """What the scanner says of a text: "whole", "more" is needed, or "wrong"."""
+    scanner = JsonScanner()
+    for i, char in enumerate(text):
+        step = scanner.push(char)
+        if step is ScanStep.WRONG or step is ScanStep.AFTER:
+            return "wrong"
+        if step is ScanStep.LAST:
+            return "whole" if i == len(text) - 1 else "wrong"
+    return "more"
+
+
+def test_the_scanner_agrees_with_the_json_module() -> None:
+    random_ = random.Random(5)
+    seeds = ['{"a": [1, -0.5e+3, "\\u00e9\\n"], "b": {}, "c": [true, false, null, []]}', '[[], {"": ""}]', '"\\\\"']
+    for _ in range(6_000):
+        chars = list(random_.choice(seeds))
+        for _ in range(random_.randint(0, 2)):
+            chars[random_.randrange(len(chars))] = random_.choice('{}[]",:0123.eE+-tfn \\u\n\x01x')
+        text = "".join(chars).strip()
+        try:
+            json.loads(text)
+        except ValueError:
+            assert scan(text) != "whole", text
+        else:
+            # A number alone ends where something else follows: there nothing does.
+            assert scan(text) == ("more" if text[-1].isdigit() and text[0] not in '{["' else "whole"), text
+
+
+def test_the_scanner_stops_at_a_depth() -> None:
+    assert scan("[" * MAX_DEPTH) == "more"
+    assert scan("[" * (MAX_DEPTH + 1)) == "wrong"
+    assert scan("NaN") == "wrong"
+    assert scan("01") == "wrong"
