@@ -148,8 +148,8 @@ def _add_bag(bag: ir.Bag, i: int, index: dict[int, int], empty: "_Clauses", some
     once = [index[id(item.expr)] for item in bag.items if item.is_once or item.is_required]
     if len(once) > ir.MAX_ONCE:
         raise GrammarError(
-            f"a set of items in any order may hold at most {ir.MAX_ONCE} that stand in it only once, but this one holds "
-            f"{len(once)}; fix the order"
+            f"a set of items in any order may hold at most {ir.MAX_ONCE} that stand in it only once, but here are "
+            f"{len(once)}; fix their order"
         )
     required = [index[id(item.expr)] for item in bag.items if item.is_required]
     least = max(bag.min, len(required))

@@ -1,8 +1,8 @@
 """Grammar → `StaticTables`: a position automaton (Glushkov's) of every rule.
 
 Every place where a byte may stand is a position. An expression becomes a fragment: may it be empty, which positions
-begin it, which end it; joining two lets the positions that begin the second follow those that end the first. Expressions
-are folded from the leaves up, without recursion, so deep ones need no stack.
+begin it, which end it; joining two lets the positions that begin the second follow those that end the first.
+Expressions are folded from the leaves up, without recursion, so deep ones need no stack.
 
 What can never match is left out first (`analysis.py`), so no position is a dead end.
 """

@@ -5,6 +5,9 @@ NamedTuple is one of its annotated fields. Nothing here imports numba before a k
 masks never pays for it.
 """
 
+import functools
+import hashlib
+import importlib
 import inspect
 import sys
 import typing
@@ -14,7 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-KERNEL_MODULE = "jsg.constrained.kernels"
+_KERNELS = ("tables", "memory", "states", "kernels")
 READ_ONLY = "read-only"
 
 Bytes1 = Annotated[np.ndarray, "uint8", 1]
@@ -48,33 +51,53 @@ def use_kernel_cache(directory: Path) -> bool:
         Whether it has an effect: not where the kernels are already loaded, or numba is not installed. Without a call
         they lie where Python's own compiled files do.
     """
-    try:
-        import numba
-    except ImportError:
+    numba = _numba()
+    if numba is None:
         return False
-    if KERNEL_MODULE in sys.modules:
+    if f"jsg.constrained.{_KERNELS[-1]}" in sys.modules:
         return str(directory) == numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(directory)
     return True
 
 
 def _compiled(function: Any, options: dict[str, bool]) -> Any:
-    try:
-        import numba
-    except ImportError:
+    numba = _numba()
+    if numba is None:
         return function
     hints = typing.get_type_hints(function, include_extras=True)
     arguments = [_type_of(hints[name]) for name in inspect.signature(function).parameters]
     signature = _type_of(hints["return"])(*arguments)
-    # Without numba's own memory management, since kernels allocate nothing: it would count, atomically, each use of an
-    # array that comes out of a tuple, which makes a step ten times as slow.
-    return numba.njit(signature, nogil=True, cache=True, _nrt=False, **options)(function)
+    # Numba's cache does not see that a function of another file has changed, so each version has its own directory.
+    directory = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(Path(directory or Path(__file__).parent / "__pycache__") / f"kernels-{_version()}")
+    try:
+        # Without numba's own memory management, since kernels allocate nothing: it would count, atomically, each use of
+        # an array that comes out of a tuple, which makes a step ten times as slow.
+        return numba.njit(signature, nogil=True, cache=True, _nrt=False, **options)(function)
+    finally:
+        numba.config.CACHE_DIR = directory
+
+
+@functools.cache
+def _version() -> str:
+    """Names what the kernels are compiled from."""
+    digest = hashlib.sha256()
+    for name in ("jit", *_KERNELS):
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _numba() -> Any:
+    """The module, or None where it is not installed."""
+    try:
+        return importlib.import_module("numba")
+    except ImportError:
+        return None
 
 
 def _type_of(hint: Any) -> Any:
     """Numba's type for an annotation."""
-    from numba import types
-
+    types: Any = importlib.import_module("numba.types")
     if hint in (int, bool, type(None)):
         return {int: types.int64, bool: types.boolean, type(None): types.none}[hint]
     if isinstance(hint, type) and issubclass(hint, tuple):

@@ -7,6 +7,25 @@ from typing import Protocol
 import numpy as np
 
 from jsg.constrained.limits import LIMITS, Limits
+from jsg.constrained.memory import (
+    DEPTH,
+    DROPPED,
+    FAILED,
+    FRAMES,
+    FROZEN,
+    FROZEN_DEPTH,
+    FULL,
+    LOWEST,
+    MAX_CALLS,
+    OUT_OF_FUEL,
+    PARENT,
+    STATES,
+    STOPPED,
+    TOO_MANY_CALLS,
+    enlarged,
+    new_memory,
+    with_frames,
+)
 from jsg.constrained.tables import MAX, MIN, NUM_REQUIRED, UNBOUNDED, StaticTables
 from jsg.errors import GrammarError
 
@@ -23,15 +42,29 @@ class ByteTrie(Protocol):
     """Byte strings as a tree; see `trie.py`."""
 
     @property
-    def byte(self) -> np.ndarray: ...
+    def byte(self) -> np.ndarray:
+        """uint8[nodes], the byte that leads to a node; node 0 is the root."""
+        ...
+
     @property
-    def depth(self) -> np.ndarray: ...
+    def depth(self) -> np.ndarray:
+        """uint16[nodes]."""
+        ...
+
     @property
-    def skip(self) -> np.ndarray: ...
+    def skip(self) -> np.ndarray:
+        """int32[nodes], the first node behind a node's subtree."""
+        ...
+
     @property
-    def token_start(self) -> np.ndarray: ...
+    def token_start(self) -> np.ndarray:
+        """int32[nodes + 1], where a node's tokens begin in `tokens`."""
+        ...
+
     @property
-    def tokens(self) -> np.ndarray: ...
+    def tokens(self) -> np.ndarray:
+        """int32[...], tokens whose bytes end at a node."""
+        ...
 
 
 class Machine:
@@ -50,21 +83,21 @@ class Machine:
             limits: What states, stacks and walks may cost.
             max_token_len: Bytes of the longest token, for `frames_read`; None: counts are told apart exactly.
         """
-        from jsg.constrained import kernels, memory  # they load numba, which only those who mask should pay for
+        from jsg.constrained import kernels, states  # they load numba, which only those who mask should pay for
 
         self._kernels = kernels
-        self._arrays = memory
+        self._states = states
         self._static = static
         self._limits = limits
         self._max_token_len = max_token_len
         self._lock = threading.Lock()
-        self._memory = memory.new_memory(static, limits)
+        self._memory = new_memory(static, limits)
         sizes = np.bincount(static.classes, minlength=static.num_classes)
         self._only_byte = np.full(static.num_classes, -1, np.int16)
         for byte in np.flatnonzero(sizes[static.classes] == 1):
             self._only_byte[static.classes[byte]] = byte
         with self._lock:
-            self._start: Config = ((self._run(kernels.state_of_list, (), static.start), -1),)
+            self._start: Config = ((self._run(states.state_of_list, (), static.start), -1),)
 
     # -- Reading
 
@@ -101,7 +134,7 @@ class Machine:
             keep = self.num_frames
             length = self._run(self._kernels.forced_run, config, self._only_byte, out)
             _, classes = self._possible(self._config(0), self._static.num_classes)
-            self._kernels.forget_frames(self._memory, keep)
+            self._states.forget_frames(self._memory, keep)
         data = out[:length].tobytes()
         if not classes[self._static.classes[0x80:0xC0]].any():
             return data
@@ -131,13 +164,13 @@ class Machine:
         arrays = [_read_only(a) for a in (trie.byte, trie.depth, trie.skip, trie.token_start, trie.tokens)]
         with self._lock:
             keep = self.num_frames
-            self._memory.counters[kernels.LOWEST] = UNBOUNDED
+            self._memory.counters[LOWEST] = UNBOUNDED
             try:
                 self._run(kernels.walk, config, *arrays, mask)
             finally:
-                kernels.forget_frames(self._memory, keep)
+                self._states.forget_frames(self._memory, keep)
             top = max((self._depth(frame) for _, frame in config), default=0)
-            return max(0, top - int(self._memory.counters[kernels.LOWEST]) + 1)
+            return max(0, top - int(self._memory.counters[LOWEST]) + 1)
 
     def frames_read(self, config: Config, depth: int) -> Hashable:
         """What the uppermost `depth` frames hold, so far as it can matter to one token.
@@ -172,31 +205,31 @@ class Machine:
         nodes = np.empty((_CHAR_NODES, 2 + 2 * self._limits.heads), np.int32)
         with self._lock:
             keep, counters = self.num_frames, self._memory.counters
-            counters[kernels.FROZEN] = max_chars
-            counters[kernels.FROZEN_DEPTH] = max(self._depth(frame) for _, frame in config)
-            counters[kernels.FAILED] = 0
+            counters[FROZEN] = max_chars
+            counters[FROZEN_DEPTH] = max(self._depth(frame) for _, frame in config)
+            counters[FAILED] = 0
             try:
                 return self._run(kernels.accepts_all, config, _read_only(chars), nodes) == 1
             finally:
-                self._memory.counters[kernels.FROZEN] = 0
-                kernels.forget_frames(self._memory, keep)
+                self._memory.counters[FROZEN] = 0
+                self._states.forget_frames(self._memory, keep)
 
     # -- Memory
 
     @property
     def num_states(self) -> int:
         """States made so far."""
-        return int(self._memory.counters[self._kernels.STATES])
+        return int(self._memory.counters[STATES])
 
     @property
     def num_frames(self) -> int:
         """Frames that are remembered."""
-        return int(self._memory.counters[self._kernels.FRAMES])
+        return int(self._memory.counters[FRAMES])
 
     @property
     def num_dropped(self) -> int:
         """How often a way to read a text was given up because there were more than `Limits.heads`."""
-        return int(self._memory.counters[self._kernels.DROPPED])
+        return int(self._memory.counters[DROPPED])
 
     @property
     def num_bytes(self) -> int:
@@ -212,13 +245,13 @@ class Machine:
                 for _, frame in config:
                     while frame >= 0 and frame not in needed:
                         needed.add(frame)
-                        frame = int(frames[frame, self._kernels.PARENT])
+                        frame = int(frames[frame, PARENT])
             order = sorted(needed)  # a frame is younger than its parent
             renamed = {old: new for new, old in enumerate(order)} | {-1: -1}
             rows = frames[order]
-            rows[:, self._kernels.PARENT] = [renamed[int(parent)] for parent in rows[:, self._kernels.PARENT]]
-            self._memory = self._arrays.with_frames(self._memory, rows)
-            self._kernels.rebuild_indexes(self._memory)
+            rows[:, PARENT] = [renamed[int(parent)] for parent in rows[:, PARENT]]
+            self._memory = with_frames(self._memory, rows)
+            self._states.rebuild_indexes(self._memory)
             return {config: tuple((state, renamed[frame]) for state, frame in config) for config in configs}
 
     # -- Inside; the lock is held
@@ -229,7 +262,7 @@ class Machine:
         return tuple([(heads[i], heads[i + 1]) for i in range(1, 1 + 2 * heads[0], 2)])
 
     def _depth(self, frame: int) -> int:
-        return int(self._memory.frames[frame, self._kernels.DEPTH]) if frame >= 0 else 0
+        return int(self._memory.frames[frame, DEPTH]) if frame >= 0 else 0
 
     def _frames_above(self, frame: int, floor: int) -> tuple[Hashable, int]:
         """What the frames of a stack above a depth hold, and the frame below them."""
@@ -260,20 +293,20 @@ class Machine:
         try:
             return self._run(self._kernels.possible_classes, config, most, classes), classes
         finally:
-            self._kernels.forget_frames(self._memory, keep)
+            self._states.forget_frames(self._memory, keep)
 
     def _run(self, kernel: Callable[..., int], config: Config, *args: object) -> int:
         """What a kernel finds for the heads of a configuration, with as much room as it needs."""
         kernels = self._kernels
         while True:
             memory = self._memory
-            memory.counters[kernels.FULL] = -1
+            memory.counters[FULL] = -1
             if config:
                 memory.heads[0, : 1 + 2 * len(config)] = [len(config), *[part for head in config for part in head]]
             result = kernel(self._static, memory, *args)
-            if result != kernels.STOPPED:
+            if result != STOPPED:
                 return result
-            self._make_room(int(memory.counters[kernels.FULL]))
+            self._make_room(int(memory.counters[FULL]))
 
     def _make_room(self, which: int) -> None:
         """Doubles what was full.
@@ -282,20 +315,21 @@ class Machine:
             GrammarError: It may not become larger, or no room would help.
         """
         kernels, limits = self._kernels, self._limits
-        if which == kernels.OUT_OF_FUEL:
+        if which == OUT_OF_FUEL:
             raise GrammarError(
-                f"finding the tokens that may come next took more than {limits.walk} steps; make the grammar less ambiguous"
+                f"finding the tokens that may come next took more than {limits.walk} steps; "
+                "make the grammar less ambiguous"
             )
-        if which == kernels.TOO_MANY_CALLS:
+        if which == TOO_MANY_CALLS:
             raise GrammarError(
-                f"one byte may begin more than {kernels.MAX_CALLS} rules at once; write what they have in common first"
+                f"one byte may begin more than {MAX_CALLS} rules at once; write what they have in common first"
             )
-        if which == kernels.STATES and self.num_states >= limits.states:
+        if which == STATES and self.num_states >= limits.states:
             raise GrammarError(f"the grammar needs more than {limits.states} states for this text; simplify it")
-        if which == kernels.FRAMES and self.num_frames >= _MOST_FRAMES * limits.frames:
+        if which == FRAMES and self.num_frames >= _MOST_FRAMES * limits.frames:
             raise GrammarError("the grammar has too many ways to read this text; make it less ambiguous")
-        self._memory = self._arrays.enlarged(self._memory, which, limits.states)
-        kernels.rebuild_indexes(self._memory)
+        self._memory = enlarged(self._memory, which, limits.states)
+        self._states.rebuild_indexes(self._memory)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

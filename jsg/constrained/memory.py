@@ -1,24 +1,71 @@
 """The arrays that a machine's kernels write to: made small, enlarged when a kernel says that one is full."""
 
+from typing import NamedTuple
+
 import numpy as np
 
-from jsg.constrained.kernels import (
-    ACTIONS,
-    DEPTHS,
-    ENTRIES,
-    FRAMES,
-    FUEL,
-    MAX_CALLS,
-    MAX_HEADS,
-    MAX_STACK,
-    MAX_WORK,
-    MEMBERS,
-    NUM_COUNTERS,
-    STATES,
-    Memory,
-)
+from jsg.constrained.jit import Ints1, Ints2, Longs1, Longs2
 from jsg.constrained.limits import Limits
 from jsg.constrained.tables import StaticTables
+
+STOPPED, TOO_DEEP, DEAD, UNKNOWN = -(1 << 30), -2, -1, 0
+
+# Places in `counters`. First what is used of each array that grows, in the order of GROWING in machine.py.
+STATES, MEMBERS, ACTIONS, FRAMES, ENTRIES, DEPTHS = range(6)
+FULL, STAMP, LOWEST, VISITS, FUEL, MAX_STACK, MAX_HEADS, DROPPED, FROZEN, FROZEN_DEPTH, OFF_BOUNDARY, FAILED = range(
+    6, 18
+)
+NUM_COUNTERS = 18
+OUT_OF_FUEL, TOO_MANY_CALLS = 6, 7
+"""Values of `counters[FULL]` beside the arrays: nothing can be enlarged."""
+
+FIRST, LENGTH, ENDS = range(3)
+"""Columns of `states`: where its members begin, how many they are, how many of them are ENDs."""
+
+PARENT, RETURN, FRAME_LOOP, COUNT, MASK, DEPTH, SLOT = range(7)
+"""Columns of `frames`. FRAME_LOOP is -1 for a call."""
+
+MAX_CALLS = 1024
+MAX_WORK = 256
+WITH_SEPARATOR, MISSING_ONLY = 1, 2
+
+
+class Memory(NamedTuple):
+    """What a machine has made so far.
+
+    Attributes:
+        trans: int32[states, classes]: UNKNOWN, DEAD, a state + 1, or -(place in `actions` + 2).
+        states: int32[states, 3].
+        members: int32[...], positions.
+        actions: int32[...]: (target state or -1, number of entries, (kind, first list or loop, return state) of each).
+        frames: int64[frames, 7].
+        state_index, frame_index: int32[2^n], hash tables of numbers, -1 where free.
+        entries: int64[2^n, 4]: (loop + 1, mask, flags, state), a hash table.
+        list_state: int32[lists], the state of each list or -1.
+        marks: int64[positions], the stamp of the last set that a position was put into.
+        gather: int32[positions], the set that is being made.
+        calls: int32[MAX_CALLS, 2], (kind, argument) of what a byte may enter.
+        work: int32[MAX_WORK, 2], heads that one byte still has to be read by.
+        heads: int32[rows, 1 + 2 * heads], their number and (state, frame) of each; the last row is for trying.
+        counters: int64[NUM_COUNTERS].
+    """
+
+    trans: Ints2
+    states: Ints2
+    members: Ints1
+    actions: Ints1
+    frames: Longs2
+    state_index: Ints1
+    frame_index: Ints1
+    entries: Longs2
+    list_state: Ints1
+    marks: Longs1
+    gather: Ints1
+    calls: Ints2
+    work: Ints2
+    heads: Ints2
+    counters: Longs1
+
 
 _INDEX_SLOTS = 4  # of a hash table for each entry: few collisions
 _ROWS = 130  # of heads: tokens of 128 bytes

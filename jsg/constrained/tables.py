@@ -24,8 +24,8 @@ KIND, ARGUMENT, SET, FOLLOW = range(4)
 """Columns of `positions`. ARGUMENT: first list of the rule, the loop, or the branch that ends. SET: row of `sets`."""
 
 MIN, MAX, REQUIRED, NUM_REQUIRED, BRANCHES, BRANCHES_END, SEPARATOR, SEPARATOR_KIND, ONCE = range(9)
-"""Columns of `loops`. REQUIRED: bits of items that must stand in it. ONCE: all bits where no item may be repeated, else 0
-(then it can always go on). SEPARATOR: its first list, -1 for none."""
+"""Columns of `loops`. REQUIRED: bits of items that must stand in it. ONCE: all bits where no item may be repeated, else
+0 (then it can always go on). SEPARATOR: its first list, -1 for none."""
 
 NO_SEPARATOR, PLAIN_SEPARATOR, EMPTY_SEPARATOR = range(3)
 """Kinds of separator; the last may be empty."""

@@ -18,6 +18,8 @@ LOOK_BACK = 4
 MAX_BYTES = 256
 """Of a forced text at a time. Few steps have rows for more tokens than that gives."""
 MEMO_SIZE = 4096
+LINE_BREAK = "\n"
+"""Put before a text where the tokenizer would put a space there: it keeps that space from the text's first token."""
 
 
 @final
@@ -66,13 +68,16 @@ class Tokens:
         return self._longest_match(forced)
 
     def _encode(self, text: bytes) -> list[int] | None:
-        """The tokens of a text that say exactly this text; None where there are none."""
+        """The tokens of a text that say exactly this text, as they are inside of a longer one; None without any."""
+        puts_space = self._tokenizer.strips_leading_space
         try:
-            tokens = self._tokenizer.encode(text.decode(), add_special_tokens=False, parse_special=False)
+            before = LINE_BREAK if puts_space else ""
+            tokens = self._tokenizer.encode(before + text.decode(), add_special_tokens=False, parse_special=False)
         except UnicodeDecodeError:
             return None
-        if self._tokenizer.strips_leading_space and tokens and self._vocabulary.text_of(tokens[0]) == b" ":
-            tokens = tokens[1:]
+        if puts_space:
+            first = next((i for i in range(1, 4) if self._spell(tokens[:i]) == b" " + LINE_BREAK.encode()), 0)
+            tokens = tokens[first:]
         return tokens if self._spell(tokens) == text else None
 
     def _spell(self, tokens: Sequence[int]) -> bytes:

@@ -188,9 +188,9 @@ class Reading:
         for count, place, after in self.repeat_places(expr, at):
             can_be_last = count + 1 >= expr.min or separator
             fits = expr.max is None or count < expr.max
-            if place == len(self.text) and after and (count >= expr.min or (item and (separator or count == 0))):
-                if count > 0 or expr.min <= 1 or separator:
-                    return True
+            is_possible = count >= expr.min or (item and (separator or count == 0))
+            if place == len(self.text) and after and is_possible and (count > 0 or expr.min <= 1 or separator):
+                return True
             if (count == 0 or not after) and fits and item and can_be_last and self.is_viable(expr.item, place):
                 return True
             if count > 0 and after and fits and item and self.is_viable(expr.separator, place):

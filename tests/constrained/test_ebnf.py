@@ -10,7 +10,7 @@ import pytest
 
 from jsg.constrained.builder import build
 from jsg.constrained.ebnf.front import ebnf_grammar
-from jsg.constrained.ebnf.parser import parse
+from jsg.constrained.ebnf.parser import MAX_WORDS, parse
 from jsg.constrained.ir import Alt, Call, Chars, Expr, Literal, Repeat, Seq
 from jsg.constrained.limits import LIMITS
 from jsg.errors import GrammarError
@@ -105,7 +105,7 @@ def test_refusals_say_what_and_where(text: str, message: str) -> None:
         "root ::= " + "'a' | " * 80_000 + "'b'",
         "root ::= " + "[" * 200_000,
         "root ::= " + "a " * 150_000,
-        "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1} 'x'" for i in range(9_900)) + "\nr9900 ::= 'y'",
+        "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1} 'x'" for i in range(5_500)) + "\nr5500 ::= 'y'",
         "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60)) + "\nr60 ::= 'y'",
         "root ::= r0\n" + "\n".join(f"r{i} ::= r{(i + 1) % 50} 'x' | r{(i + 7) % 50} 'y' | 'z'" for i in range(50)),
         "root ::= " + "(" * 150 + "'a' | 'b'" * 20_000 + "|'c')" * 150,
@@ -120,6 +120,21 @@ def test_pathologies_end_soon(text: str) -> None:
     error = _error_of(text)
     assert time.process_time() - started < 5
     assert error is None or len(error) < 600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [LIMITS.text_bytes, MAX_WORDS])
+@pytest.mark.parametrize(
+    "part",
+    ["'a' ", "'a' | ", "a ", "|", "[", "'a'? ", "[ab]{9} ", "('a'|'b') ", "# comment\n", "x\n::='a'\n"],
+    ids=range(10),
+)
+def test_as_much_text_as_is_allowed_ends_soon(part: str, size: int) -> None:
+    beginning, end = "root ::= ", "'b'"
+    text = beginning + part * ((size - len(beginning) - len(end)) // len(part)) + end
+    started = time.process_time()
+    _error_of(text)
+    assert time.process_time() - started < 5
 
 
 def _error_of(text: str) -> str | None:

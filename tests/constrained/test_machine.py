@@ -11,7 +11,7 @@ import pytest
 
 from jsg.constrained import ir
 from jsg.constrained.builder import build
-from jsg.constrained.limits import Limits
+from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.machine import Machine
 from jsg.constrained.tables import StaticTables
 from jsg.errors import GrammarError
@@ -21,7 +21,7 @@ from tests.constrained.naive import NaiveGrammar, all_texts
 MANY_WAYS = Limits(heads=120, stack=60)
 
 
-def machine_of(expr: ir.Expr, limits: Limits = Limits(), **rules: ir.Expr) -> Machine:
+def machine_of(expr: ir.Expr, limits: Limits = LIMITS, **rules: ir.Expr) -> Machine:
     return Machine(build(ir.Grammar("root", {"root": expr} | rules), limits), limits)
 
 
@@ -34,12 +34,11 @@ def compare(seed: int, num_walks: int = 3, longest: int = 12) -> bool:
     """Walks through the texts of a random grammar and compares with the naive reading; False: it matches no text."""
     grammar = GrammarMaker(seed).grammar()
     naive = NaiveGrammar(grammar)
-    try:
-        tables = build(grammar)
-    except GrammarError as error:
-        assert "matches no text" in str(error)
-        assert not naive.is_alive(grammar.rules[grammar.start])
+    if not naive.is_alive(grammar.rules[grammar.start]):
+        with pytest.raises(GrammarError, match="matches no text"):
+            build(grammar)
         return False
+    tables = build(grammar)
     machine, choose = Machine(StaticTables.from_bytes(tables.to_bytes()), MANY_WAYS), random.Random(seed)
     for _ in range(num_walks):
         text, config = b"", machine.start()
@@ -58,12 +57,12 @@ def compare(seed: int, num_walks: int = 3, longest: int = 12) -> bool:
 
 
 def test_random_grammars_are_read_as_they_are_written():
-    assert sum(compare(seed) for seed in range(300)) > 200
+    assert sum(compare(seed) for seed in range(150)) > 100
 
 
 @pytest.mark.slow
 def test_many_random_grammars_are_read_as_they_are_written():
-    assert sum(compare(seed) for seed in range(300, 4000)) > 2500
+    assert sum(compare(seed) for seed in range(150, 4000)) > 2500
 
 
 @pytest.mark.parametrize(
@@ -99,8 +98,8 @@ def test_counts_at_their_limits(item, low, high, separator):
 
 
 def test_counts_inside_counts():
-    machine = machine_of(ir.Repeat(ir.Repeat(ir.Literal(b"x"), 1000, 1000), 1000, 1000))
-    config = machine.advance(machine.start(), b"x" * 999_999)
+    machine = machine_of(ir.Repeat(ir.Repeat(ir.Literal(b"x"), 300, 300), 300, 300))
+    config = machine.advance(machine.start(), b"x" * 89_999)
     assert not machine.is_accepting(config)
     assert machine.forced_run(config, 10) == b"x"
     config = machine.advance(config, b"x")
@@ -155,9 +154,9 @@ def test_recursion_as_deep_as_the_stack_allows():
     tree = ir.alt(ir.seq(ir.Literal(b"("), ir.Call("tree"), ir.Literal(b")")), ir.Literal(b"x"))
     machine = machine_of(ir.Call("tree"), limits, tree=tree)
     deepest = max(n for n in range(200) if machine.advance(machine.start(), b"(" * n) is not None)
-    assert deepest in (99, 100)
-    assert accepts(machine, b"(" * deepest + b"x" + b")" * deepest)
-    assert not accepts(machine, b"(" * deepest + b"x" + b")" * (deepest - 1))
+    assert deepest == 101  # the first needs no frame: nothing is left to do after it
+    assert accepts(machine, b"(" * 100 + b"x" + b")" * 100)
+    assert not accepts(machine, b"(" * 100 + b"x" + b")" * 99)
 
 
 def test_a_call_in_tail_position_needs_no_stack():
@@ -260,7 +259,7 @@ def test_forgetting_frames_keeps_what_is_live():
     machine = machine_of(ir.seq(ir.Literal(b"<"), ir.Call("tree"), ir.Literal(b">")), tree=tree)
     configs = [machine.advance(machine.start(), b"<" + b"(" * depth) for depth in range(1, 50)]
     renamed = machine.compact([configs[5], configs[20], machine.start()])
-    assert machine.num_frames == 21 + 1
+    assert machine.num_frames == 21
     assert renamed[machine.start()] == machine.start()
     for depth, old in ((6, configs[5]), (21, configs[20])):
         after = machine.advance(renamed[old], b"x" + b")" * depth + b">")
@@ -281,7 +280,7 @@ def test_threads_share_a_machine():
         thread.start()
     for thread in threads:
         thread.join()
-    assert results[0].count(True) == 132
+    assert results[0].count(True) == 36
     assert all(result == results[0] for result in results)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from jsg.constrained import ir
 from jsg.constrained.builder import build
-from jsg.constrained.limits import Limits
+from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.machine import Config, Machine
 from jsg.constrained.slices import ordinary_chars
 from jsg.constrained.trie import Trie, make_trie, sort_tokens
@@ -57,15 +57,15 @@ def check_walk(seed: int, num_texts: int = 12) -> int:
 
 
 def test_masks_of_random_grammars():
-    assert sum(check_walk(seed) for seed in range(60)) > 1000
+    assert sum(check_walk(seed) for seed in range(30)) > 500
 
 
 @pytest.mark.slow
 def test_masks_of_many_random_grammars():
-    assert sum(check_walk(seed) for seed in range(60, 800)) > 10_000
+    assert sum(check_walk(seed) for seed in range(30, 800)) > 10_000
 
 
-def machine_of(expr: ir.Expr, limits: Limits = Limits(), **rules: ir.Expr) -> Machine:
+def machine_of(expr: ir.Expr, limits: Limits = LIMITS, **rules: ir.Expr) -> Machine:
     return Machine(build(ir.Grammar("root", {"root": expr} | rules), limits), limits, max_token_len=LONGEST)
 
 

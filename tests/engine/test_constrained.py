@@ -104,7 +104,7 @@ def check_bitwise(core_of: Callable[..., EngineCore], seed: int, **knobs: object
     """Runs traffic with drafts, on a pool that is too small, and compares each answer with the request alone, without."""
     reference = core_of(**DETERMINISTIC, disable_radix_cache=True)
     busy = core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23, **knobs)
-    arrivals = traffic(seed)
+    arrivals = traffic(seed, count=12)
     rng = np.random.default_rng(seed)
     aborts = {each.rid: when + int(rng.integers(0, 30)) for when, each in arrivals if rng.random() < 0.2}
     outcomes = run(busy, arrivals, aborts)
@@ -123,13 +123,13 @@ def check_bitwise(core_of: Callable[..., EngineCore], seed: int, **knobs: object
 
 
 @given(seed=st.integers(0, 2**20))
-@settings(max_examples=6)
+@settings(max_examples=4)
 def test_drafts_change_nothing_in_any_traffic(core_of, seed: int):
     check_bitwise(core_of, seed)
 
 
 @given(seed=st.integers(0, 2**20))
-@settings(max_examples=3)
+@settings(max_examples=2)
 def test_drafts_change_nothing_with_pages_of_8(core_of, seed: int):
     check_bitwise(core_of, seed, page_size=8)
 
@@ -351,9 +351,7 @@ def test_what_raises_in_a_grammar_fails_its_request_alone(
     monkeypatch.setattr(GrammarMasker, method, broken)
     assert core.flush_cache()
     with caplog.at_level(logging.ERROR):
-        outcomes = run(
-            core, [(0, request()), (0, request("b", pattern=1)), (0, request("c", grammar=None))]
-        )
+        outcomes = run(core, [(0, request()), (0, request("b", pattern=1)), (0, request("c", grammar=None))])
     finish = outcomes["a"].finish
     assert finish and finish.type is FinishType.ERROR and "log has the cause" in (finish.message or "")
     assert "broken on purpose" in caplog.text

@@ -101,7 +101,7 @@ class TestEngine:
 
     def test_a_named_call_as_a_stream(self, client):
         choice: Any = {"type": "function", "function": {"name": "person"}}
-        with client.chat.completions.stream(model="", messages=HI, tools=TOOLS, tool_choice=choice) as events:
+        with client.chat.completions.stream(model="model", messages=HI, tools=TOOLS, tool_choice=choice) as events:
             list(events)
         [call] = events.get_final_completion().choices[0].message.tool_calls
         jsonschema.validate(json.loads(call.function.arguments), SCHEMA)

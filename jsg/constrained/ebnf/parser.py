@@ -18,6 +18,7 @@ from jsg.constrained.limits import Limits, check
 
 START = "root"
 MAX_RULES = 10_000
+MAX_WORDS = 50_000
 _MACROS = frozenset(("TagDispatch", "Token", "ExcludeToken", "AnyTokens", "TokenTagDispatch", "Regex"))
 
 
@@ -57,6 +58,7 @@ class _Parser:
         self._after = self._token if self._token.kind == "end" else next(self._tokens)
         self._depth = 0
         self._calls: dict[str, int] = {}
+        self._num_words = 0
 
     def rules(self) -> Rules:
         """All rules."""
@@ -160,4 +162,7 @@ class _Parser:
         token, self._token = self._token, self._after
         if self._token.kind != "end":
             self._after = next(self._tokens)
+            self._num_words += 1
+            if self._num_words > MAX_WORDS:
+                check(self._num_words, MAX_WORDS, "names, texts, classes and signs", PARAM)
         return token

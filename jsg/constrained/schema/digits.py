@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Protocol
 
-from jsg.constrained.ir import NEVER, Automaton, ByteSet, Expr
+from jsg.constrained.ir import NEVER, Automaton, ByteSet, Expr, Repeat
 from jsg.constrained.limits import Limits, check
 
 TrackerState = tuple[int, ...]
@@ -31,6 +31,10 @@ class Tracker(Protocol):
 
     def holds(self, state: TrackerState, is_negative: bool) -> bool:
         """Whether it holds for the number that ends here."""
+        ...
+
+    def is_settled(self, state: TrackerState) -> bool:
+        """Whether it holds from here on, or does not, whatever more digits the fraction has."""
         ...
 
 
@@ -90,6 +94,10 @@ class Compared:
             order = 1
         return self.relation(order, 0)
 
+    def is_settled(self, state: TrackerState) -> bool:
+        """Whether the numbers differ already, so far into the fraction."""
+        return state[0] == 1 and state[2] != 0
+
     def _whole_order(self, count: int, order: int) -> int:
         return order if count == len(self.whole) else _compare(count, len(self.whole))
 
@@ -133,6 +141,10 @@ class Multiple:
         is_multiple = remainder >= 0 and remainder * 10 ** (self.decimals - count) % self.numerator == 0
         return is_multiple == self.is_wanted
 
+    def is_settled(self, state: TrackerState) -> bool:
+        """Whether it is no multiple any more."""
+        return state[0] < 0
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Digits:
@@ -151,7 +163,9 @@ class Digits:
 
 _State = tuple[int, int, bool, tuple[TrackerState, ...]]
 """Place, digits since it began, whether negative, and the trackers' states."""
-_START, _SIGN, _ZERO, _WHOLE, _POINT, _FRACTION = range(6)
+_START, _SIGN, _ZERO, _WHOLE, _POINT, _FRACTION, _END = range(7)
+_RUN = 256
+"""Labels above it are runs of 1 to label - `_RUN` digits; those below are bytes."""
 
 
 def numbers(digits: Digits, trackers: Iterable[Tracker], limits: Limits) -> Expr:
@@ -159,16 +173,16 @@ def numbers(digits: Digits, trackers: Iterable[Tracker], limits: Limits) -> Expr
     machine = _Machine(digits, tuple(trackers))
     index: dict[_State, int] = {machine.start(): 0}
     order = list(index)
-    edges: list[list[tuple[int, int]]] = []  # of each state: (byte, target)
+    edges: list[list[tuple[int, int]]] = []  # of each state: (label, target)
     for state in order:
         row: list[tuple[int, int]] = []
-        for byte, target in machine.steps(state):
+        for label, target in machine.steps(state):
             known = index.get(target)
             if known is None:
                 known = index[target] = len(order)
                 order.append(target)
                 check(len(order), limits.char_states, "states of the digits of a number")
-            row.append((byte, known))
+            row.append((label, known))
         edges.append(row)
     return _automaton(edges, [machine.is_end(state) for state in order])
 
@@ -185,15 +199,19 @@ class _Machine:
 
     def is_end(self, state: _State) -> bool:
         place, _, is_negative, inner = state
-        if place not in (_ZERO, _WHOLE, _FRACTION):
+        if place in (_START, _SIGN, _POINT):
             return False
         if place == _ZERO and is_negative and not self._digits.has_minus_zero:
             return False
         return all(tracker.holds(own, is_negative) for tracker, own in zip(self._trackers, inner, strict=True))
 
     def steps(self, state: _State) -> Iterable[tuple[int, _State]]:
-        """Each byte that may follow, and the state after it."""
+        """Each label that may follow, and the state after it."""
         place, count, is_negative, inner = state
+        if place == _FRACTION and all(map(_settled, self._trackers, inner)):
+            if count < self._digits.fraction:
+                yield _RUN + self._digits.fraction - count, (_END, 0, is_negative, inner)
+            return
         if place == _START:
             yield ord("-"), (_SIGN, 0, True, inner)
         if place in (_ZERO, _WHOLE) and self._digits.fraction:
@@ -242,14 +260,14 @@ def _automaton(edges: list[list[tuple[int, int]]], ends: list[bool]) -> Expr:
     rows: list[tuple[tuple[Expr, int], ...]] = []
     for example in examples:
         by_target: dict[int, list[int]] = {}
-        for byte, target in edges[example]:
+        for label, target in edges[example]:
             if not is_live[target]:
                 continue
             if classes[target] not in names:
                 names[classes[target]] = len(examples)
                 examples.append(target)
-            by_target.setdefault(names[classes[target]], []).append(byte)
-        rows.append(tuple((_byte_set(found), target) for target, found in by_target.items()))
+            by_target.setdefault(names[classes[target]], []).append(label)
+        rows.append(tuple((_label(found), target) for target, found in by_target.items()))
     return Automaton(tuple(rows), frozenset(i for i, example in enumerate(examples) if ends[example]))
 
 
@@ -276,7 +294,7 @@ def _classes(edges: list[list[tuple[int, int]]], ends: list[bool], is_live: list
         found: dict[tuple[object, ...], int] = {}
         refined = [
             found.setdefault(
-                (classes[state], *((byte, classes[target]) for byte, target in row if is_live[target])), len(found)
+                (classes[state], *((label, classes[target]) for label, target in row if is_live[target])), len(found)
             )
             for state, row in enumerate(edges)
         ]
@@ -285,7 +303,11 @@ def _classes(edges: list[list[tuple[int, int]]], ends: list[bool], is_live: list
         classes, count = refined, len(found)
 
 
-def _byte_set(found: list[int]) -> Expr:
+def _label(found: list[int]) -> Expr:
+    """One of some bytes, or the run of digits that is the only label to its target."""
+    if found[0] > _RUN:
+        assert len(found) == 1
+        return Repeat(ByteSet(((0x30, 0x39),)), 1, found[0] - _RUN)
     ranges: list[tuple[int, int]] = []
     for byte in sorted(found):
         if ranges and byte == ranges[-1][1] + 1:
@@ -293,6 +315,10 @@ def _byte_set(found: list[int]) -> Expr:
         else:
             ranges.append((byte, byte))
     return ByteSet(tuple(ranges))
+
+
+def _settled(tracker: Tracker, state: TrackerState) -> bool:
+    return tracker.is_settled(state)
 
 
 def _compare(left: int, right: int) -> int:

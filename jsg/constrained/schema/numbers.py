@@ -7,6 +7,7 @@ and, where it is limited, `MAX_FRACTION` after it. An integer has neither a poin
 """
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Iterable
@@ -35,6 +36,7 @@ _NOT_ZERO = ByteSet(((0x31, 0x39),))
 _MINUS = Literal(b"-")
 
 
+@functools.lru_cache(maxsize=256)
 def number_expr(shape: Number, limits: Limits) -> Expr:
     """The spellings of the numbers of a shape; NEVER where there are none.
 
@@ -45,7 +47,13 @@ def number_expr(shape: Number, limits: Limits) -> Expr:
         return alt(literal("0"), seq(optional(_MINUS), _long(1)))
     if shape == Number():
         return seq(optional(_MINUS), alt(literal("0"), _long(1)), optional(_fraction(MAX_WHOLE)), optional(_exponent()))
-    return _limited(_tightened(shape), limits)
+    shape = _tightened(shape)
+    if shape in (Number(min=Decimal(0)), Number(is_integer=True, min=Decimal(0))):
+        whole = alt(literal("0"), _long(1))
+        return whole if shape.is_integer else seq(whole, optional(_fraction(MAX_WHOLE)), optional(_exponent()))
+    if shape == Number(is_integer=True, min=Decimal(1)):
+        return _long(1)
+    return _limited(shape, limits)
 
 
 def _long(least: int) -> Expr:

@@ -36,7 +36,7 @@ class TestArrays:
     def test_prefix(self, least: int, most: int | None, rest: object) -> None:
         schema = {"type": "array", "prefixItems": [{"const": 1}, {"type": "boolean"}], "items": rest, "minItems": least}
         schema |= {} if most is None else {"maxItems": most}
-        if most is not None and most < least or (rest is False and least > 2):
+        if (most is not None and most < least) or (rest is False and least > 2):
             with pytest.raises(GrammarError):
                 machine(schema)
             return

@@ -117,7 +117,9 @@ class TestIntegers:
         assert accepts({"type": "integer", "minimum": 7}, "9" * 100)
         assert not accepts({"type": "integer", "minimum": 7}, "9" * 101)
         assert accepts({"type": "number"}, "9" * 100 + "." + "9" * 100)
-        assert not accepts({"type": "number", "minimum": 0}, "0." + "1" * 21)
+        assert accepts({"type": "number", "minimum": 0}, "0." + "1" * 100)
+        assert accepts({"type": "number", "minimum": 0.1}, "0." + "1" * 20)
+        assert not accepts({"type": "number", "minimum": 0.1}, "0." + "1" * 21)
 
     def test_excluded_values(self) -> None:
         schema = {"type": "integer", "minimum": 0, "maximum": 12, "not": {"enum": [3, 11]}}

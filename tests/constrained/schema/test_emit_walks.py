@@ -30,15 +30,22 @@ SCHEMAS: list[dict[str, Any]] = [
             "note": {"type": ["string", "null"], "minLength": 1, "maxLength": 5},
         },
         "required": ["id", "when"],
+        "additionalProperties": False,
     },
     {"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "minProperties": 1, "maxProperties": 2},
     {"type": "array", "contains": {"type": "integer"}, "minContains": 1, "maxContains": 2, "maxItems": 4},
-    {"anyOf": [{"type": "string", "pattern": "^(a|b)+$"}, {"type": "number", "multipleOf": 5}, {"const": [1, {"a": 2}]}]},
-    {"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {"c": {"type": "array", "items": {"$ref": "#/$defs/n"}}}}}},
+    {
+        "anyOf": [
+            {"type": "string", "pattern": "^(a|b)+$"},
+            {"type": "number", "multipleOf": 5},
+            {"const": [1, {"a": 2}]},
+        ]
+    },
+    {"type": "object", "properties": {"c": {"type": "array", "items": {"$ref": "#"}}}},
     {"type": "object", "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}, "maxProperties": 3},
     {"type": "string", "not": {"enum": ["ab", "a"]}, "maxLength": 3},
     {"type": "object", "propertyNames": {"pattern": "^[a-c]{1,2}$"}, "additionalProperties": {"type": "boolean"}},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("order", ["declared", "free"])
