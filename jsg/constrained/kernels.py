@@ -1,6 +1,6 @@
 """The inner loops over bytes: steps, walks over the token trie, questions about what may come next.
 
-A *head* is a state and the frame below it: one way to read a text. Rows of `Memory.heads` hold those of a place in a text.
+A *head* is a state and the frame below it: one way to read a text. A row of `Memory.heads` holds those of one place.
 As in `states.py` nothing allocates, and STOPPED means: enlarge what is full and call again.
 """
 
@@ -245,7 +245,7 @@ def advance(t: StaticTables, m: Memory, data: GivenBytes1) -> int:
     """Reads bytes from the heads in row 0; returns the row with those after them (-1: not possible), or STOPPED."""
     row = 0
     for k in range(len(data)):
-        number = step_row(t, m, row, t.classes[data[k]], 1 - row)
+        number = step_row(t, m, row, int(t.classes[data[k]]), 1 - row)
         if number == STOPPED:
             return STOPPED
         if number == 0:
@@ -309,7 +309,7 @@ def walk(
     heads, trans, classes, rows = m.heads, m.trans, t.classes, len(m.heads)
     node, visits = 1, 0
     while node < len(byte):
-        row, klass = np.int64(depth[node]), classes[byte[node]]
+        row, klass = int(depth[node]), int(classes[byte[node]])
         if row >= rows:
             m.counters[FULL] = DEPTHS
             return STOPPED
@@ -355,10 +355,10 @@ def is_repeated(t: StaticTables, chars: GivenShorts2, state: int, byte: int) -> 
 
 @compiled
 def accepts_all(t: StaticTables, m: Memory, chars: GivenShorts2, nodes: Ints2) -> int:
-    """1 where every text that an automaton of characters spells may come next, as far as `counters[FROZEN]` characters.
+    """1 where every text that an automaton of characters spells may come next, up to `counters[FROZEN]` characters.
 
-    `chars` int16[states, 256] has -1 for what is not spelled; state 0 is a boundary between characters. It explores pairs
-    of a state of it and heads, which are kept in `nodes`, int32[..., 2 + 2 * heads]. 0: it is not so, or not known.
+    `chars` int16[states, 256] has -1 for what is not spelled; state 0 is a boundary between characters. It explores
+    pairs of a state of it and heads, which are kept in `nodes`, int32[..., 2 + 2 * heads]. 0: it is not so, or not known.
     """
     nodes[0, 0] = 0
     copy_heads(m.heads, 0, nodes, 0, 1)

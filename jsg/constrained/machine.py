@@ -297,7 +297,6 @@ class Machine:
 
     def _run(self, kernel: Callable[..., int], config: Config, *args: object) -> int:
         """What a kernel finds for the heads of a configuration, with as much room as it needs."""
-        kernels = self._kernels
         while True:
             memory = self._memory
             memory.counters[FULL] = -1
@@ -314,7 +313,7 @@ class Machine:
         Raises:
             GrammarError: It may not become larger, or no room would help.
         """
-        kernels, limits = self._kernels, self._limits
+        limits = self._limits
         if which == OUT_OF_FUEL:
             raise GrammarError(
                 f"finding the tokens that may come next took more than {limits.walk} steps; "

@@ -1,13 +1,12 @@
 """Kernels that make states, what a state does on a byte, and frames. Each is made once and found again.
 
-A *state* is a set of positions that may come next on one level, END positions first. A *frame* is what is open below it;
-frames form a tree towards the bottom, -1. Equal frames are one, so equal stacks are equal numbers.
+A *state* is a set of positions that may come next on one level, END positions first. A *frame* is what is open below
+it; frames form a tree towards the bottom, -1. Equal frames are one, so equal stacks are equal numbers.
 
 Nothing here allocates. Where an array is full a kernel stops, writes which into `counters[FULL]` and returns STOPPED;
 `machine.py` enlarges it and calls again: what was made up to there is kept and is never wrong.
 """
 
-import numpy as np
 
 from jsg.constrained.jit import compiled, inner
 from jsg.constrained.memory import (
@@ -74,8 +73,8 @@ def gather_list(t: StaticTables, m: Memory, number: int, size: int) -> int:
 @inner
 def mixed(value: int) -> int:
     """A number in [0, 2^32) that differs much where values differ little."""
-    value = (np.int64(value) * 2654435761) & 0xFFFFFFFF
-    return value ^ (value >> 15)
+    product = (int(value) * 2654435761) & 0xFFFFFFFF
+    return product ^ (product >> 15)
 
 
 @inner
@@ -85,7 +84,7 @@ def make_state(t: StaticTables, m: Memory, size: int) -> int:
     total, ends = size, 0
     for k in range(size):
         position = m.gather[k]
-        total += mixed(np.int64(position) + 1)
+        total += mixed(int(position) + 1)
         if t.positions[position, KIND] > LOOP:
             m.gather[k], m.gather[ends] = m.gather[ends], position
             ends += 1
@@ -175,7 +174,7 @@ def state_in_loop(t: StaticTables, m: Memory, loop: int, mask: int, flags: int) 
 @inner
 def follow_all(t: StaticTables, m: Memory, state: int, klass: int, kind: int, argument: int) -> int:
     """The state after the positions of a state that hold the class and are of this kind and argument; -1 if none."""
-    found, only = 0, -1
+    found, only, size = 0, -1, 0
     begin = m.states[state, FIRST]
     for phase in range(2):
         size = 0
@@ -314,9 +313,9 @@ def rebuild_indexes(m: Memory) -> None:
     """Fills empty hash tables of states and frames after they became larger."""
     for state in range(m.counters[STATES]):
         begin, size = m.states[state, FIRST], m.states[state, LENGTH]
-        total = np.int64(size)
+        total = int(size)
         for k in range(begin, begin + size):
-            total += mixed(np.int64(m.members[k]) + 1)
+            total += mixed(int(m.members[k]) + 1)
         slot = mixed(total & 0xFFFFFFF) & (len(m.state_index) - 1)
         while m.state_index[slot] >= 0:
             slot = (slot + 1) & (len(m.state_index) - 1)

@@ -7,6 +7,7 @@ import jax
 
 from jsg.config import EngineConfig
 from jsg.engine.device import Device
+from jsg.engine.mask_pool import NUM_MASKS, num_words
 from jsg.errors import MemoryPlanError
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
 from jsg.models.config import ModelConfig
@@ -28,7 +29,7 @@ class MemoryPlan:
         limit_bytes: What may be used: see `usable_bytes`.
         weights_bytes: Parameters.
         temporary_bytes: Intermediate results and outputs of the largest step.
-        table_bytes: Page table and penalty tables.
+        table_bytes: Page table, penalty tables and token masks.
         reserve_bytes: Left for what cannot be planned.
         pool_tokens: KV slots, the dump page not counted.
         bytes_per_token: Keys and values of one token in all layers.
@@ -97,6 +98,7 @@ def plan_memory(
     """
     columns = -(-context_length // page_size)
     tables = (max_running + 1) * (4 * columns + PENALTY_BYTES * model.vocab_size)
+    tables += NUM_MASKS * 4 * num_words(model.vocab_size)
     per_token = model.kv_bytes_per_token(kv_itemsize)
     reserve = 0 if platform == "cpu" else int(limit_bytes * RESERVE_FRACTION)
     left = limit_bytes - weights_bytes - temporary_bytes - tables - reserve

@@ -241,7 +241,8 @@ def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.M
     """Compiles the largest programs; returns the bytes that a step needs beside what it is given.
 
     They run one after another. Each needs its intermediate results, and its outputs that are not donated inputs; those
-    of the forward pass, which is the first, are still there while the others run.
+    of the forward pass, which is the first, are still there while the others run. A pass with drafts has logits of more
+    rows than that one.
     """
     state = jax.eval_shape(lambda: settings.make_state(pool_tokens // settings.page_size + 1))
     runner = ModelRunner(model, settings.runner_config(), state, settings.buckets, executables)
@@ -250,7 +251,9 @@ def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.M
     analyses = [executables.compiled(name).memory_analysis() for name in names]
     outputs = [a.output_size_in_bytes - a.alias_size_in_bytes if a else 0 for a in analyses]
     needs = [out + (a.temp_size_in_bytes if a else 0) for out, a in zip(outputs, analyses, strict=True)]
-    return max(needs[0], outputs[0] + max(needs[1:]))
+    keys, largest = settings.buckets.all, settings.buckets.extend[-1]
+    more_logits = (max(key.num_rows for key in keys) - largest.num_rows) * settings.model.vocab_size * 4
+    return max(needs[0], outputs[0] + more_logits + max(needs[1:]))
 
 
 def _warm_up(runner: ModelRunner, executables: Executables, config: EngineConfig, report: Report) -> None:

@@ -50,7 +50,9 @@ def number_expr(shape: Number, limits: Limits) -> Expr:
     shape = _tightened(shape)
     if shape in (Number(min=Decimal(0)), Number(is_integer=True, min=Decimal(0))):
         whole = alt(literal("0"), _long(1))
-        return whole if shape.is_integer else seq(whole, optional(_fraction(MAX_WHOLE)), optional(_exponent()))
+        if shape.is_integer:
+            return whole
+        return alt(seq(whole, optional(_fraction(MAX_WHOLE)), optional(_exponent())), literal("-0.0"))
     if shape == Number(is_integer=True, min=Decimal(1)):
         return _long(1)
     return _limited(shape, limits)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from jsg.constrained import charset
 from jsg.constrained.chardfa import CharDfa, as_repeat, fit_length
-from jsg.constrained.ir import EMPTY, NEVER, Alt, Automaton, Bag, Call, Chars, Expr, Literal, Repeat, Seq, alt, seq
+from jsg.constrained.ir import NEVER, Alt, Automaton, Bag, Call, Chars, Expr, Literal, Repeat, Seq, alt, seq
 from jsg.constrained.limits import check
 from jsg.constrained.regex.parse import parse_regex
 from jsg.constrained.schema.formats import format_expr
@@ -29,6 +29,8 @@ def string_expr(scope: Scope, shape: String, where: str) -> Call:
 
 def quoted_expr(scope: Scope, shape: String) -> Expr:
     """A string with its quotes; NEVER where no string is valid."""
+    if shape == String():
+        return seq(_QUOTE, _rest(scope))
     if shape.excluded and shape == String(excluded=shape.excluded):
         return seq(_QUOTE, _any_but(scope, shape.excluded))
     return seq(_QUOTE, _lowered(scope, _content(scope, shape)), _QUOTE)
@@ -169,7 +171,7 @@ def _any_but(scope: Scope, words: frozenset[str]) -> Expr:
             state = target
         ends.add(state)
     free, done = len(rows), len(rows) + 1
-    rest = scope.book.call("rest", "rest of a string", lambda: seq(_any_characters(), _QUOTE))
+    rest = _rest(scope)
     edges: list[tuple[tuple[Expr, int], ...]] = []
     for state, row in enumerate(rows):
         out: list[tuple[Expr, int]] = [
@@ -184,9 +186,11 @@ def _any_but(scope: Scope, words: frozenset[str]) -> Expr:
     return Automaton(tuple(edges), frozenset((done,)))
 
 
-def _any_characters() -> Expr:
-    everything = character(charset.UNIVERSE)
-    return Repeat(everything, 0, None) if everything != NEVER else EMPTY
+def _rest(scope: Scope) -> Call:
+    """Any characters and the closing quote: what free strings and free names end in."""
+    return scope.book.call(
+        "rest", "rest of a string", lambda: seq(Repeat(character(charset.UNIVERSE), 0, None), _QUOTE)
+    )
 
 
 def any_of(options: Iterable[Expr]) -> Expr:
