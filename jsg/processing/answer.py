@@ -13,6 +13,7 @@ from jsg.processing.output import OutputStream
 from jsg.processing.tokenizer import Tokenizer
 from jsg.types import (
     CacheReport,
+    ConstraintReport,
     FinishReason,
     Request,
     RequestOutput,
@@ -116,6 +117,30 @@ class AnswerDelta:
         )
 
 
+@dataclasses.dataclass(slots=True)
+class _Constraint:
+    """What the grammar did to an answer so far; see `types.ConstraintReport`."""
+
+    num_forced: int = 0
+    kept_mass: list[float] = dataclasses.field(default_factory=list)
+    is_complete: bool = False
+
+    def add(self, report: ConstraintReport, num_tokens: int) -> None:
+        """Takes what one output says, of which the answer has the first `num_tokens` tokens."""
+        if num_tokens:
+            self.num_forced += min(report.num_forced, num_tokens)
+            self.kept_mass += report.kept_mass[:num_tokens]
+            self.is_complete = report.is_complete
+
+    def shown(self, num_tokens: int) -> dict[str, Any]:
+        """In words of a client."""
+        return {
+            "forced_share": self.num_forced / num_tokens if num_tokens else 0.0,
+            "kept_mass": list(self.kept_mass),
+            "is_complete": self.is_complete,
+        }
+
+
 @final
 class Answer:
     """One answer as far as it has come. Times are in seconds since the request was made."""
@@ -130,9 +155,7 @@ class Answer:
         self.finish: FinishReason | None = None
         self.cached_tokens = 0
         self.cache_report: CacheReport | None = None
-        self.num_forced = 0
-        self.kept_mass: list[float] = []
-        self.is_complete = False
+        self._constraint = _Constraint()
         self.queue_s = 0.0
         self.first_token_s: float | None = None
         self.elapsed_s = 0.0
@@ -158,10 +181,8 @@ class Answer:
         self.logprobs += delta.logprobs
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.cache_report = output.cache_report or self.cache_report
-        if output.constraint is not None and delta.token_ids:
-            self.num_forced += min(output.constraint.num_forced, len(delta.token_ids))
-            self.kept_mass += output.constraint.kept_mass[: len(delta.token_ids)]
-            self.is_complete = output.constraint.is_complete
+        if output.constraint is not None:
+            self._constraint.add(output.constraint, len(delta.token_ids))
         self.finish = self.finish or delta.finish
         return delta
 
@@ -198,12 +219,7 @@ class Answer:
         `kept_mass` is the probability that the model gave to what the grammar allowed: near 1 the grammar changed
         nothing, near 0 the model wanted something else.
         """
-        num_tokens = len(self.token_ids)
-        return {
-            "forced_share": self.num_forced / num_tokens if num_tokens else 0.0,
-            "kept_mass": list(self.kept_mass),
-            "is_complete": self.is_complete,
-        }
+        return self._constraint.shown(len(self.token_ids))
 
     def _shown_logprobs(self, side: str, scored: Sequence[TokenLogprob], texts: Tokenizer | None) -> dict[str, Any]:
         def text_of(token_id: int) -> str | None:

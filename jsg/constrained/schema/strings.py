@@ -38,9 +38,9 @@ def quoted_expr(scope: Scope, shape: String) -> Expr:
 
 def accepts(scope: Scope, shape: String, text: str) -> bool:
     """Whether a string is valid."""
-    if text in shape.excluded or not shape.min_length <= len(text) <= (shape.max_length or len(text)):
+    if text in shape.excluded or len(text) < shape.min_length:
         return False
-    if shape.max_length == 0 and text:
+    if shape.max_length is not None and len(text) > shape.max_length:
         return False
     return all(CharDfa.of(part, scope.limits).accepts(text) for part in _parts(scope, shape)) and not any(
         CharDfa.of(part, scope.limits).accepts(text) for part in _searches(scope, shape.not_patterns)
