@@ -31,6 +31,8 @@ from jsg.errors import GrammarError
 
 UNROLLED = 64
 """A repeat of at most so many positions in all is written out; a larger one is counted while a text is read."""
+_CALL_SIZE = 16
+"""What a call counts as in that: copies of it are states of their own each time, and one loop serves all of them."""
 
 
 class Fragment(NamedTuple):
@@ -410,6 +412,8 @@ class _Builder:
                 return len(value)
             case ir.Words(words):
                 return sum(map(len, words))
+            case ir.Call():
+                return _CALL_SIZE
             case ir.Repeat(item, _, _, separator):
                 return 2 + max(self._plan(expr).copies, 1) * (self._sizes[id(item)] + self._sizes[id(separator)])
             case _:

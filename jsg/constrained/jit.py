@@ -19,6 +19,7 @@ import numpy as np
 
 _KERNELS = ("tables", "memory", "states", "kernels")
 READ_ONLY = "read-only"
+_INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 Bytes1 = Annotated[np.ndarray, "uint8", 1]
 Bytes2 = Annotated[np.ndarray, "uint8", 2]
@@ -41,7 +42,12 @@ def compiled[F: Callable[..., Any]](function: F) -> F:
 
 def inner[F: Callable[..., Any]](function: F) -> F:
     """The same for a function that only compiled ones call: it is compiled faster."""
-    return _compiled(function, {"no_cpython_wrapper": True, "no_cfunc_wrapper": True})
+    return _compiled(function, _INNER)
+
+
+def inlined[F: Callable[..., Any]](function: F) -> F:
+    """The same for one that becomes part of its callers: a call hands over a kilobyte of what describes the arrays."""
+    return _compiled(function, _INNER | {"forceinline": True})
 
 
 def use_kernel_cache(directory: Path) -> bool:

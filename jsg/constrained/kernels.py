@@ -16,6 +16,7 @@ from jsg.constrained.jit import (
     Shorts1,
     Words1,
     compiled,
+    inlined,
     inner,
 )
 from jsg.constrained.memory import (
@@ -70,7 +71,7 @@ from jsg.constrained.tables import (
 # -- Steps
 
 
-@inner
+@inlined
 def add_head(m: Memory, row: int, state: int, frame: int) -> None:
     """Adds a head to a row, once; where the row is full the head is dropped."""
     number = m.heads[row, 0]
@@ -85,7 +86,7 @@ def add_head(m: Memory, row: int, state: int, frame: int) -> None:
     m.heads[row, 0] = number + 1
 
 
-@inner
+@inlined
 def add_work(m: Memory, size: int, state: int, frame: int) -> int:
     """Adds a head that the byte has still to be read by, once; returns how many there are."""
     for k in range(size):
@@ -99,14 +100,14 @@ def add_work(m: Memory, size: int, state: int, frame: int) -> int:
     return size + 1
 
 
-@inner
+@inlined
 def may_finish(t: StaticTables, loop: int, count: int, mask: int) -> bool:
     """A loop may end after so many items."""
     required = t.loops[loop, REQUIRED]
     return count >= t.loops[loop, MIN] and mask & required == required
 
 
-@inner
+@inlined
 def next_flags(t: StaticTables, loop: int, count: int, mask: int) -> int:
     """Flags for the next item of a loop after so many, or -1 where none may come.
 
@@ -124,7 +125,7 @@ def next_flags(t: StaticTables, loop: int, count: int, mask: int) -> int:
     return MISSING_ONLY if missing == left else 0
 
 
-@inner
+@inlined
 def turn(t: StaticTables, m: Memory, size: int, frame: int, branch: int) -> int:
     """An item of a loop has ended: adds what may come after it. Returns the size of the work, or STOPPED."""
     loop, count, mask = m.frames[frame, FRAME_LOOP], m.frames[frame, COUNT], m.frames[frame, MASK]
@@ -155,7 +156,7 @@ def turn(t: StaticTables, m: Memory, size: int, frame: int, branch: int) -> int:
     return add_work(m, size, state, after)
 
 
-@inner
+@inlined
 def end_level(t: StaticTables, m: Memory, size: int, state: int, frame: int) -> int:
     """The level of a state may end here: adds what may come after it. Returns the size of the work, or STOPPED."""
     depth = 0 if frame < 0 else m.frames[frame, DEPTH]
@@ -183,7 +184,7 @@ def end_level(t: StaticTables, m: Memory, size: int, state: int, frame: int) -> 
     return size
 
 
-@inner
+@inlined
 def enter(t: StaticTables, m: Memory, size: int, frame: int, action: int) -> int:
     """Adds the rule or loop of an action's entry. Returns the size of the work, or STOPPED."""
     number, back = m.actions[action + 1], m.actions[action + 2]
@@ -305,7 +306,7 @@ def walk(
     tokens: GivenInts1,
     mask: Words1,
 ) -> int:
-    """Sets the bit of every token of a trie that may come next; returns 0, or STOPPED. Row d is for nodes of depth d."""
+    """Sets the bit of every token of a trie that may come next; returns 0, or STOPPED. Row d is for depth d."""
     heads, trans, classes, rows = m.heads, m.trans, t.classes, len(m.heads)
     node, visits = 1, 0
     while node < len(byte):
@@ -358,7 +359,8 @@ def accepts_all(t: StaticTables, m: Memory, chars: GivenShorts2, nodes: Ints2) -
     """1 where every text that an automaton of characters spells may come next, up to `counters[FROZEN]` characters.
 
     `chars` int16[states, 256] has -1 for what is not spelled; state 0 is a boundary between characters. It explores
-    pairs of a state of it and heads, which are kept in `nodes`, int32[..., 2 + 2 * heads]. 0: it is not so, or not known.
+    pairs of a state of it and heads, kept in `nodes`, int32[..., 2 + 2 * heads]. Returns 0 where it is not so, or not
+    known.
     """
     nodes[0, 0] = 0
     copy_heads(m.heads, 0, nodes, 0, 1)

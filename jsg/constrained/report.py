@@ -140,4 +140,3 @@ def _shown_set(values: frozenset[int]) -> str:
 
 def _name(value: int) -> str:
     return repr(chr(value)) if 0x20 <= value < 0x7F else f"byte {value:#04x}"
-

@@ -7,8 +7,7 @@ Nothing here allocates. Where an array is full a kernel stops, writes which into
 `machine.py` enlarges it and calls again: what was made up to there is kept and is never wrong.
 """
 
-
-from jsg.constrained.jit import compiled, inner
+from jsg.constrained.jit import compiled, inlined, inner
 from jsg.constrained.memory import (
     ACTIONS,
     COUNT,
@@ -70,7 +69,7 @@ def gather_list(t: StaticTables, m: Memory, number: int, size: int) -> int:
     return size
 
 
-@inner
+@inlined
 def mixed(value: int) -> int:
     """A number in [0, 2^32) that differs much where values differ little."""
     product = (int(value) * 2654435761) & 0xFFFFFFFF
@@ -253,7 +252,7 @@ def expand(t: StaticTables, m: Memory, state: int, klass: int) -> int:
 # -- Frames
 
 
-@inner
+@inlined
 def frame_slot(m: Memory, parent: int, back: int, loop: int, count: int, mask: int) -> int:
     """Where in `frame_index` a frame is, or would be."""
     slots = len(m.frame_index) - 1
@@ -274,7 +273,7 @@ def frame_slot(m: Memory, parent: int, back: int, loop: int, count: int, mask: i
     return slot
 
 
-@inner
+@inlined
 def make_frame(m: Memory, parent: int, back: int, loop: int, count: int, mask: int) -> int:
     """The number of the frame; TOO_DEEP where the stack would be."""
     depth = 1 if parent < 0 else m.frames[parent, DEPTH] + 1

@@ -240,7 +240,7 @@ class Constraints:
             return None
         assert self._tokens is not None, "a request with a grammar has loaded the tokenizer"
         is_forced = constraint.jump == "retokenize"
-        cut = self._tokens.appended if is_forced else self._tokens.continuing
+        cut = self._tokens.appended if is_forced else self._tokens.draft
         tokens = cut(running.tokens[running.num_prompt : running.num_known].tolist(), forced)
         allowed = self._walk(constraint.masker, tokens[: running.num_to_come - 1])
         return Proposal(tokens[:allowed], is_forced) if allowed else None
@@ -290,7 +290,12 @@ class Constraints:
         tokens = entry.taken(result.token_ids[row : row + entry.num_rows])
         if tokens[-1] < 0:
             tokens.pop()
+        learns = self._tokens if constraint.jump == "draft" else None
+        before = int(entry.running.tokens[entry.running.num_known - 1]) if constraint.num_accepted else -1
         for count, token in enumerate(tuple(tokens), 1):
+            if learns is not None and (forced := masker.forced_bytes()):
+                learns.learn(before, forced, token)
+            before = token
             if not masker.accept(token):
                 raise AssertionError(f"token {token} was chosen, which the grammar does not allow here")
             constraint.num_accepted += 1

@@ -5,7 +5,9 @@
                  were given out already, those that follow are appended
 
 A draft need not be right, so nothing is held back at its end: where the model would rather join the last forced bytes
-with what comes next, it does, and the draft ends there.
+with what comes next, it does, and the draft ends there. Models do not always cut a text as their tokenizer would, least
+of all where a grammar has taken the token away that they wanted. So a draft is what was chosen the last time that the
+same text was forced behind the same token, and only where that is not known what the tokenizer makes of it.
 """
 
 from collections.abc import Sequence
@@ -24,16 +26,41 @@ LINE_BREAK = "\n"
 
 @final
 class Tokens:
-    """Cuts forced texts into tokens, and remembers how.
+    """Cuts forced texts into tokens, and remembers how the tokenizer and how the model did it.
 
-    Not for several threads at once.
+    Not for several threads at once. What is remembered is forgotten, all of it, where it becomes too much.
     """
 
     def __init__(self, lexicon: Lexicon):
         self._tokenizer = lexicon.tokenizer
         self._vocabulary = lexicon.vocabulary
         self._memo: dict[tuple[tuple[int, ...], bytes], tuple[int, ...]] = {}
+        self._chosen: dict[tuple[int, bytes], int] = {}
         self._ids: dict[bytes, int] | None = None
+
+    def learn(self, before: int, forced: bytes, token: int) -> None:
+        """Notes the token that was chosen behind another one (-1 at the beginning) where a text was forced."""
+        if len(self._chosen) >= MEMO_SIZE:
+            self._chosen.clear()
+        self._chosen[before, forced] = token
+
+    def draft(self, output: Sequence[int], forced: bytes) -> tuple[int, ...]:
+        """Tokens that a model is likely to choose for a forced text behind an output.
+
+        The last may say more than the text, as that which was chosen the last time.
+        """
+        tokens: list[int] = []
+        before = output[-1] if output else -1
+        while forced and len(tokens) < MAX_BYTES:
+            token = self._chosen.get((before, forced))
+            if token is None:
+                usual = self.continuing([*output[-LOOK_BACK:], *tokens], forced)
+                if not usual:
+                    break
+                token = usual[0]
+            tokens.append(token)
+            before, forced = token, forced[len(self._vocabulary.text_of(token)) :]
+        return tuple(tokens)
 
     def continuing(self, output: Sequence[int], forced: bytes) -> tuple[int, ...]:
         """Tokens that spell a forced text, as it is usually cut behind the last tokens of an output."""

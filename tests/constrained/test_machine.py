@@ -57,12 +57,12 @@ def compare(seed: int, num_walks: int = 3, longest: int = 12) -> bool:
 
 
 def test_random_grammars_are_read_as_they_are_written():
-    assert sum(compare(seed) for seed in range(150)) > 100
+    assert sum(compare(seed) for seed in range(100)) > 60
 
 
 @pytest.mark.slow
 def test_many_random_grammars_are_read_as_they_are_written():
-    assert sum(compare(seed) for seed in range(150, 4000)) > 2500
+    assert sum(compare(seed) for seed in range(100, 4000)) > 2500
 
 
 @pytest.mark.parametrize(

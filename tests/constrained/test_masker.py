@@ -153,7 +153,7 @@ def test_rollback_fork_and_replay_in_any_order(new_masker: MakeMasker, sample: s
     first = new_masker(grammar, vocabulary, memo_bytes, limits)
     reference = new_masker(grammar, vocabulary)
     cursors: list[tuple[GrammarMasker, list[int]]] = [(first, [])]
-    for step in range(150):
+    for step in range(100):
         i = int(rng.integers(len(cursors)))
         masker, history = cursors[i]
         what = rng.random()

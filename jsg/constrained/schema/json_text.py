@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable
 
 from jsg.constrained import charset
-from jsg.constrained.ir import EMPTY, NEVER, ByteSet, CharRanges, Chars, Expr, Literal, Words, alt, literal, seq
+from jsg.constrained.ir import EMPTY, NEVER, ByteSet, CharRanges, Expr, Literal, Words, alt, literal, seq
 from jsg.constrained.schema.rules import RuleBook
 from jsg.constrained.text import utf8
 
@@ -78,11 +78,6 @@ def words(texts: Iterable[bytes]) -> Expr:
     """Any of the texts, none of which is empty."""
     ordered = tuple(sorted(set(texts)))
     return literal(ordered[0]) if len(ordered) == 1 else Words(ordered) if ordered else NEVER
-
-
-def literal_characters(text: str) -> Expr:
-    """A known text as single characters; to be lowered."""
-    return seq(*(Chars(charset.of(character)) for character in text))
 
 
 def _upper_escapes(escaped: str) -> Iterable[str]:
@@ -183,8 +178,3 @@ def _one_of(signs: str) -> Expr:
     if len(signs) == 1:
         return literal(signs)
     return ByteSet(_joined((ord(sign), ord(sign)) for sign in signs))
-
-
-def printable_except(signs: Iterable[str]) -> Expr:
-    """A printable ASCII character that is none of `signs`."""
-    return character(charset.difference(_PRINTABLE, charset.of(signs)))

@@ -204,11 +204,13 @@ def _in_order(scope: Scope, plan: _Plan, where: str) -> Expr:
     can_be_all = plan.most is None or (not has_others and plan.most >= len(declared))
     if not (can_be_few and can_be_all):
         return _counted(plan, comma, where)
-    members = list(declared)
     others = _others(plan, comma, max(1, len(plan.needed)), None)
-    if others != NEVER:
-        members.append(_Member(others, bool(plan.needed)))
-    return _subsequence(members, comma)
+    if others == NEVER:
+        return _subsequence(declared, comma)
+    if required or plan.needed:
+        return _subsequence([*declared, _Member(others, bool(plan.needed))], comma)
+    # They may be long, so they are not one more member: that would stand in every half.
+    return alt(seq(_subsequence(declared, comma), optional(seq(comma, others))), others)
 
 
 def _others(plan: _Plan, comma: Expr, least: int, most: int | None) -> Expr:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 
 from jsg.constrained.ir import Call, Expr
+from jsg.errors import GrammarError
 
 
 class RuleBook:
@@ -23,7 +24,7 @@ class RuleBook:
 
         Args:
             key: What the rule is for.
-            name: For people; a number is added where another rule has it.
+            name: For people, such as "string of #/properties/a"; a number is added where another rule has it.
             make: Gives the rule's expression; may ask for other rules.
         """
         call = self._calls.get(key)
@@ -38,9 +39,17 @@ class RuleBook:
         return call
 
     def finish(self) -> dict[str, Expr]:
-        """Makes all that was asked for; every rule by its name."""
+        """Makes all that was asked for; every rule by its name.
+
+        Raises:
+            GrammarError: One cannot be made. The message says which.
+        """
         rules: dict[str, Expr] = {}
         while self._waiting:
             name, make = self._waiting.popleft()
-            rules[name] = make()
+            try:
+                rules[name] = make()
+            except GrammarError as error:
+                message = str(error)
+                raise GrammarError(message if name in message else f"{message} (in the {name})") from error
         return rules

@@ -155,6 +155,10 @@ class TestRefusals:
             ({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}, ["uniqueItems", "/a"]),
             ({"type": "integer", "multipleOf": 123456789}, ["multipleOf", "123456789"]),
             (False, ["no value"]),
+            (
+                {"type": "object", "properties": {"a": {"pattern": "^(a{1,9}b){1,99}c*$", "maxLength": 900}}},
+                ["pattern", "#/properties/a"],
+            ),
         ],
     )
     def test_names_keyword_and_place(self, schema: object, words: list[str]) -> None:
