@@ -89,7 +89,7 @@ class _Builder:
         if not self._facts.is_productive(root):
             self._rules.append((name, ()))  # nothing calls it
             return
-        check(self._size(root), 4 * self._limits.positions, "positions")
+        check(self._size(root), 4 * self._limits.positions, "parts")
         fragment = self._fold(root)
         self._join(fragment.last, (0,))
         self._rules.append((name, fragment.first))

@@ -28,6 +28,8 @@ from jsg.constrained.ir import (
 from jsg.constrained.limits import LIMITS, Limits, check
 
 _DEAD = -1
+_WORK_PER_STEP = 8
+"""Positions that the subset construction can merge in the time of one step of an intersection."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ class CharDfa:
                 row.append(number)
             rows.append(tuple(row))
             work += len(pairs)
+            self.limits.spend(len(pairs))
             check(len(order), self.limits.char_states, STATES)
             check(work, self.limits.char_states * WORK_PER_STATE, STEPS)
         accepting = [n for n, (a, b) in enumerate(order) if a in self.accepting and b in other.accepting]
@@ -361,6 +364,7 @@ def _determinise(nfa: Nfa, limits: Limits) -> CharDfa:
     work = 0
     for state in order:  # `order` grows while it is walked.
         targets: dict[int, set[int]] = {}
+        before = work
         for position in state:
             follow = nfa.follow[position]
             for i in members[nfa.label[position]]:
@@ -375,6 +379,7 @@ def _determinise(nfa: Nfa, limits: Limits) -> CharDfa:
             row[i] = numbers[key]
         rows.append(tuple(row))
         work += len(classes)
+        limits.spend((work - before) // _WORK_PER_STEP + 1)
         check(len(order), limits.char_states, STATES)
         check(work, limits.char_states * WORK_PER_STATE, STEPS)
     accepting = [number for number, state in enumerate(order) if nfa.end in state]

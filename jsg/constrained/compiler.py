@@ -18,7 +18,7 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
     """
     check(len(spec.text.encode()), limits.text_bytes, "bytes of text", param=spec.kind)
     try:
-        return build(_read(spec, limits), limits)
+        return build(_read(spec, limits.metered()), limits)
     except GrammarError as error:
         if error.param is not None:
             raise

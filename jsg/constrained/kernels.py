@@ -17,7 +17,6 @@ from jsg.constrained.jit import (
     Words1,
     compiled,
     inlined,
-    inner,
 )
 from jsg.constrained.memory import (
     COUNT,
@@ -201,7 +200,7 @@ def enter(t: StaticTables, m: Memory, size: int, frame: int, action: int) -> int
     return size if above == TOO_DEEP else add_work(m, size, state, above)
 
 
-@inner
+@inlined
 def step(t: StaticTables, m: Memory, state: int, frame: int, klass: int, row: int) -> int:
     """Adds to a row of heads what a head becomes by a byte of a class; returns 0, or STOPPED."""
     size = add_work(m, 0, state, frame)
@@ -231,7 +230,7 @@ def step(t: StaticTables, m: Memory, state: int, frame: int, klass: int, row: in
     return 0
 
 
-@inner
+@inlined
 def step_row(t: StaticTables, m: Memory, source: int, klass: int, row: int) -> int:
     """All heads of a row by a byte of a class, into another row; returns how many come out, or STOPPED."""
     m.heads[row, 0] = 0
@@ -341,14 +340,14 @@ def walk(
     return 0
 
 
-@inner
+@inlined
 def copy_heads(source: Ints2, row: int, target: Ints2, target_row: int, column: int) -> None:
     """Copies the heads of a row of one array into a row of another, from a column on."""
     for k in range(1 + 2 * source[row, 0]):
         target[target_row, column + k] = source[row, k]
 
 
-@inner
+@inlined
 def is_repeated(t: StaticTables, chars: GivenShorts2, state: int, byte: int) -> bool:
     """The byte before is of the same class and leads to the same state of characters."""
     return byte > 0 and t.classes[byte - 1] == t.classes[byte] and chars[state, byte - 1] == chars[state, byte]
@@ -395,6 +394,73 @@ def accepts_all(t: StaticTables, m: Memory, chars: GivenShorts2, nodes: Ints2) -
                 size += 1
         done += 1
     return 1
+
+
+@inlined
+def add_node(m: Memory, nodes: Ints2, size: int, spelled: int) -> int:
+    """Adds row 1 of the heads with a state of the characters to `nodes`, once; returns how many there are."""
+    nodes[size, 0] = spelled
+    copy_heads(m.heads, 1, nodes, size, 1)
+    same, k = 0, 0
+    while True:
+        k = 0
+        while k < 2 + 2 * m.heads[1, 0] and nodes[same, k] == nodes[size, k]:
+            k += 1
+        if k == 2 + 2 * m.heads[1, 0]:
+            break
+        same += 1
+    return size + 1 if same == size else size
+
+
+@compiled
+def text_room(t: StaticTables, m: Memory, chars: GivenShorts2, nodes: Ints2, most: int) -> int:
+    """Twice the number of characters, at most `most`, of which every text may come next; one more if no longer one may.
+
+    One character a round. `nodes` is as for `accepts_all`; heads behind the character of this round have -1 for a
+    state. Too many ways to follow end it as if some text could not come.
+    """
+    nodes[0, 0] = 0
+    copy_heads(m.heads, 0, nodes, 0, 1)
+    first, room = 1, 0
+    while room < most:
+        size, done = first, 0
+        some, others = False, False  # whether some texts can go on, and others cannot
+        while done < size:
+            for byte in range(256):
+                if nodes[done, 0] < 0:
+                    break
+                spelled, klass = np.int64(chars[nodes[done, 0], byte]), t.classes[byte]
+                if spelled < 0 or is_repeated(t, chars, nodes[done, 0], byte):
+                    continue
+                for k in range(1 + 2 * nodes[done, 1]):
+                    m.heads[0, k] = nodes[done, 1 + k]
+                number = step_row(t, m, 0, klass, 1)
+                if number == STOPPED:
+                    return STOPPED
+                some = some or number > 0
+                others = others or number == 0
+                if (some and others) or size == len(nodes):
+                    return 2 * room
+                if number > 0:
+                    size = add_node(m, nodes, size, spelled if spelled > 0 else -1)
+            done += 1
+        if others:
+            return 2 * room + 1
+        room += 1
+        # What is behind the character becomes the next round. Where that is what this round began with, so are all.
+        after = 0
+        is_same = first == 1
+        for i in range(first, size):
+            if nodes[i, 0] < 0:
+                for k in range(1, 2 + 2 * nodes[i, 1]):
+                    is_same = is_same and after == 0 and nodes[0, k] == nodes[i, k]
+                    nodes[after, k] = nodes[i, k]
+                nodes[after, 0] = 0
+                after += 1
+        if is_same:
+            return 2 * most
+        first = after
+    return 2 * room
 
 
 @compiled

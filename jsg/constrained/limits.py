@@ -8,33 +8,60 @@ import dataclasses
 from jsg.errors import GrammarError
 
 
+@dataclasses.dataclass(slots=True)
+class Meter:
+    """What one compilation has used of limits that hold for all of its parts together."""
+
+    char_steps: int = 0
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
     """The most that one grammar may take.
 
     Attributes:
         text_bytes: Of the grammar as the client wrote it.
+        pattern_bytes: Of one regular expression in it.
         nesting: Depth of parentheses, schemas or rules inside one another.
         choices: Values of one enum, or choices.
         positions: Places in the expanded grammar where a byte may stand: what a compiled grammar's size goes by.
         char_states: States of one automaton that is made whole, for the intersection or complement of patterns.
+        char_steps: Transitions of all such automata that one compilation makes, those included that it throws away.
         states: States of the byte automaton that are ever made; they are made when they are first met.
         stack: Rules that are open at once in a text.
         heads: Ways to read a text that are followed at once.
         walk: Visits to nodes of the token trie for one mask, all heads counted.
         frames: Stacks that are remembered; above it those that nobody uses are forgotten.
+        meter: Of the compilation that these limits were handed to, which its parts share; None: each stands alone.
     """
 
     text_bytes: int = 1 << 20
+    pattern_bytes: int = 1 << 18
     nesting: int = 200
     choices: int = 100_000
-    positions: int = 1_000_000
+    positions: int = 300_000
     char_states: int = 20_000
+    char_steps: int = 1_500_000
     states: int = 100_000
     stack: int = 1_000
     heads: int = 8
     walk: int = 4_000_000
     frames: int = 200_000
+    meter: Meter | None = dataclasses.field(default=None, compare=False)
+
+    def metered(self) -> "Limits":
+        """These limits for one compilation, with nothing spent."""
+        return dataclasses.replace(self, meter=Meter())
+
+    def spend(self, char_steps: int) -> None:
+        """Counts transitions of automata over characters.
+
+        Raises:
+            GrammarError: The compilation has made more than `char_steps` by now.
+        """
+        if self.meter is not None:
+            self.meter.char_steps += char_steps
+            check(self.meter.char_steps, self.char_steps, "steps of working its patterns out")
 
 
 LIMITS = Limits()

@@ -214,6 +214,23 @@ class Machine:
                 self._memory.counters[FROZEN] = 0
                 self._states.forget_frames(self._memory, keep)
 
+    def text_room(self, config: Config, chars: np.ndarray, most: int) -> tuple[int, bool]:
+        """How many characters of a set every text may have that comes next, and whether none may have more.
+
+        Args:
+            config: Where the text stands.
+            chars: As for `accepts_all`.
+            most: Where to stop; the flag is then False.
+        """
+        nodes = np.empty((_CHAR_NODES, 2 + 2 * self._limits.heads), np.int32)
+        with self._lock:
+            keep = self.num_frames
+            try:
+                found = self._run(self._kernels.text_room, config, _read_only(chars), nodes, most)
+            finally:
+                self._states.forget_frames(self._memory, keep)
+        return found >> 1, bool(found & 1)
+
     # -- Memory
 
     @property

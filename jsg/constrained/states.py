@@ -127,7 +127,7 @@ def state_of_list(t: StaticTables, m: Memory, number: int) -> int:
     return state
 
 
-@inner
+@inlined
 def state_in_loop(t: StaticTables, m: Memory, loop: int, mask: int, flags: int) -> int:
     """The state in which the next item of a loop, or with WITH_SEPARATOR the separator before it, begins.
 
@@ -140,7 +140,8 @@ def state_in_loop(t: StaticTables, m: Memory, loop: int, mask: int, flags: int) 
         flags -= WITH_SEPARATOR
     begin, end = t.loops[loop, BRANCHES], t.loops[loop, BRANCHES_END]
     if end - begin == 1 and flags == 0:
-        return state_of_list(t, m, t.branches[begin, BRANCH_LIST])
+        state = int(m.list_state[t.branches[begin, BRANCH_LIST]])
+        return state if state >= 0 else state_of_list(t, m, t.branches[begin, BRANCH_LIST])
     slots = len(m.entries) - 1
     slot = (mixed(loop * 4 + flags) + mixed(mask & 0xFFFFFFF) + mixed((mask >> 28) & 0xFFFFFFF)) + ((mask >> 56) & 255)
     slot &= slots

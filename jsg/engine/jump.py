@@ -20,6 +20,8 @@ LOOK_BACK = 4
 MAX_BYTES = 256
 """Of a forced text at a time. Few steps have rows for more tokens than that gives."""
 MEMO_SIZE = 4096
+SURE, MOST_SURE = 1, 8
+"""A token is proposed where it was chosen at least two times in three of late; the second bounds how late that is."""
 LINE_BREAK = "\n"
 """Put before a text where the tokenizer would put a space there: it keeps that space from the text's first token."""
 
@@ -35,14 +37,20 @@ class Tokens:
         self._tokenizer = lexicon.tokenizer
         self._vocabulary = lexicon.vocabulary
         self._memo: dict[tuple[tuple[int, ...], bytes], tuple[int, ...]] = {}
-        self._chosen: dict[tuple[int, bytes], int] = {}
+        self._chosen: dict[tuple[int, bytes], tuple[int, int]] = {}  # a token, and how sure it is
         self._ids: dict[bytes, int] | None = None
 
     def learn(self, before: int, forced: bytes, token: int) -> None:
         """Notes the token that was chosen behind another one (-1 at the beginning) where a text was forced."""
+        key = before, forced
+        known, sureness = self._chosen.get(key, (token, SURE))
+        if known == token:
+            sureness = min(sureness + 1, MOST_SURE)
+        elif sureness > 0:
+            token, sureness = known, max(sureness - 2, 0)
         if len(self._chosen) >= MEMO_SIZE:
             self._chosen.clear()
-        self._chosen[before, forced] = token
+        self._chosen[key] = token, sureness
 
     def draft(self, output: Sequence[int], forced: bytes) -> tuple[int, ...]:
         """Tokens that a model is likely to choose for a forced text behind an output.
@@ -52,7 +60,9 @@ class Tokens:
         tokens: list[int] = []
         before = output[-1] if output else -1
         while forced and len(tokens) < MAX_BYTES:
-            token = self._chosen.get((before, forced))
+            token, sureness = self._chosen.get((before, forced), (None, SURE))
+            if sureness < SURE:
+                break
             if token is None:
                 usual = self.continuing([*output[-LOOK_BACK:], *tokens], forced)
                 if not usual:

@@ -9,7 +9,7 @@ from typing import final
 from jsg.constrained.jit import use_kernel_cache
 from jsg.constrained.vocab import Vocabulary
 from jsg.engine.private_directory import private_directory
-from jsg.errors import JsgError, RequestError
+from jsg.errors import JsgError, ModelError, RequestError
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer, vocabulary_bytes
 
 logger = logging.getLogger(__name__)
@@ -50,23 +50,36 @@ class LexiconLoader:
             use_kernel_cache(kernels)
         eos_ids = [token for token in eos_token_ids if token < vocab_size]
         pool = ThreadPoolExecutor(1, thread_name_prefix="lexicon")
-        self._future: Future[Lexicon] = pool.submit(_load, directory, vocab_size, eos_ids)
+        self._future: Future[Lexicon | Exception] = pool.submit(_load_or_fail, directory, vocab_size, eos_ids)
         pool.shutdown(wait=False)
 
     def wait(self) -> None:
         """Returns when nothing is under way any more."""
-        self._future.exception()
+        self._future.result()
 
     def get(self) -> Lexicon:
         """The lexicon, once it is there.
 
         Raises:
             RequestError: There is none, and why.
+            JsgError: It could not be loaded.
         """
-        try:
-            return self._future.result()
-        except JsgError as error:
-            raise RequestError(f"a grammar needs the model's tokenizer, but {error}", param="grammar") from None
+        loaded = self._future.result()
+        if isinstance(loaded, ModelError):
+            raise RequestError(f"a grammar needs the model's tokenizer, but {loaded}", param="grammar")
+        if isinstance(loaded, Exception):
+            raise JsgError("grammars cannot be used, because the engine could not load what they need; see its log")
+        return loaded
+
+
+def _load_or_fail(directory: Path, vocab_size: int, eos_ids: list[int]) -> Lexicon | Exception:
+    try:
+        return _load(directory, vocab_size, eos_ids)
+    except ModelError as error:
+        return error
+    except Exception as error:
+        logger.exception("what grammars need could not be loaded")
+        return error
 
 
 def _load(directory: Path, vocab_size: int, eos_ids: list[int]) -> Lexicon:

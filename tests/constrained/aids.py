@@ -40,6 +40,9 @@ def machine_of(schema: Any, whitespace: str = "fixed", order: str = "declared") 
 
 # -- Random texts
 
+_MOST_OUTSIDE_STRINGS = 24
+"""Bytes that may begin a value or go on after one: a quote, brackets, signs, digits and white space."""
+
 
 class DeadEnd(AssertionError):
     """A text that was allowed so far can neither end nor go on."""
@@ -74,12 +77,13 @@ def _advanced(machine: Machine, config: Config, byte: int) -> Config:
 
 
 def _choose(allowed: list[int], chance: random.Random, haste: float) -> int:
-    for few in (b'"', b"}]", b",:"):
+    is_text = len(allowed) > _MOST_OUTSIDE_STRINGS
+    for few in (b'"',) if is_text else (b'"', b"}]", b",:"):
         closing = [byte for byte in allowed if byte in few]
         if closing and chance.random() < 0.15 + haste:
             return chance.choice(closing)
-    flat = [byte for byte in allowed if byte not in b"{[ \n"]
-    if flat and chance.random() < haste:
+    flat = [byte for byte in allowed if byte not in b"{[ \\\n"]
+    if flat and chance.random() < haste and not is_text:
         return chance.choice(flat)
     plain = [byte for byte in allowed if 0x20 <= byte < 0x7F]
     return chance.choice(plain if plain and chance.random() < 0.85 else allowed)

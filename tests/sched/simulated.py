@@ -17,7 +17,7 @@ from jsg.engine.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP, QUERY_TILE
 from jsg.sched import groups
 from jsg.sched.buckets import BucketKey, Buckets, Phase
-from jsg.sched.records import Batch, BatchEntry, Placement
+from jsg.sched.records import Batch, BatchEntry, Placement, Proposal
 from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
 from jsg.sched.table import RequestTable
 from jsg.types import CacheReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
@@ -37,6 +37,7 @@ def make_test_buckets(
         extend=tuple(BucketKey(Phase.EXTEND, n, max_running) for n in sizes),
         chunk=chunk,
         grouped=(grouped,) if has_decode and shares_prefixes and grouped.num_groups else (),
+        drafts=(BucketKey(Phase.EXTEND, 3 * max_running, 3 * max_running),) if has_decode else (),
     )
 
 
@@ -155,6 +156,8 @@ class SimulatedDevice:
         if batch.groups and (grouped := self._buckets.pick_grouped(key.num_tokens)) and self._num_steps % 3:
             return grouped
         keys = self._buckets.decode if key.phase is Phase.DECODE else self._buckets.extend
+        if batch.has_drafts:
+            keys = self._buckets.larger(key)
         return keys[-1] if self._num_steps % 2 else key
 
     def _write(self, batch: Batch, parts: PackedInputs) -> None:
@@ -172,6 +175,7 @@ class SimulatedDevice:
                 assert len(hashes) == entry.start, "a token is decoded before the one ahead of it"
                 hashes.append(mix(hashes[-1], int(self._last_token[row])))
             else:
+                assert not entry.num_drafts or entry.start == entry.running.num_known - 1, "drafts of what is not known"
                 expected = entry.running.tokens[entry.start : end]
                 assert (parts.token_ids[offset : offset + entry.num_new] == expected).all()
                 hashes = prefix_hashes(entry.running.tokens[:end], entry.running.request.namespace)
@@ -209,16 +213,19 @@ class SimulatedDevice:
     def _sample(self, batch: Batch, key: BucketKey) -> StepResult:
         constants = np.zeros((len(self._last_token), SAMPLING_COLUMNS - 2), np.int32)
         packed = packing.pack_sampling(batch, key, constants)
-        assert packed.shape == (key.num_rows, SAMPLING_COLUMNS) and not packed[len(batch.entries) :].any()
+        num_rows = sum(entry.num_rows for entry in batch.entries)
+        assert packed.shape == (key.num_rows, SAMPLING_COLUMNS) and not packed[num_rows:].any()
         result = StepResult([0] * key.num_rows)
-        for index, entry in enumerate(batch.entries):
+        for index, (entry, first_row) in enumerate(zip(batch.entries, batch.first_rows, strict=True)):
             request, hashes = entry.running.request, self._hashes[entry.place.row]
-            token = self._model.next_token(hashes[-1], int(packed[index, 1]))
-            result.token_ids[index] = token
-            assert packed[index, 0] == (entry.place.row if entry.samples else 0)
-            self._last_token[packed[index, 0]] = max(token, 0)
-            if entry.samples and token >= 0 and request.return_logprob:
-                result.logprobs[index] = self._model.logprob(hashes[-1], token)
+            for row, state in enumerate(hashes[len(hashes) - entry.num_rows :], first_row):
+                assert packed[row, 1] == entry.output_index + row - first_row
+                token = self._model.next_token(state, int(packed[row, 1]))
+                result.token_ids[row] = token
+                assert packed[row, 0] == (entry.place.row if entry.samples and not entry.num_drafts else 0)
+                self._last_token[packed[row, 0]] = max(token, 0)
+                if entry.samples and token >= 0 and request.return_logprob:
+                    result.logprobs[row] = self._model.logprob(state, token)
             if entry.scores_prompt:
                 scores = self._model.prompt_scores(request, hashes, entry.start, entry.start + entry.num_new)
                 result.prompt_logprobs[index] = scores
@@ -229,7 +236,7 @@ def check_packing(batch: Batch, key: BucketKey, parts: PackedInputs) -> None:
     """Asserts that every new token is in exactly one place, that padding is harmless, and that shapes suffice."""
     lens = [entry.num_new for entry in batch.entries]
     num_tokens, num_singles, num_tiles = sum(lens), int(parts.num_singles[0]), int(parts.num_tiles[0])
-    assert num_tokens <= key.num_tokens and len(lens) <= key.num_rows
+    assert num_tokens <= key.num_tokens and sum(entry.num_rows for entry in batch.entries) <= key.num_rows
     assert num_singles == batch.num_singles <= key.num_singles and num_tiles <= key.num_tiles
     assert lens[:num_singles] == [1] * num_singles
     for part in (parts.token_ids, parts.positions, parts.slots, parts.rows):
@@ -237,7 +244,9 @@ def check_packing(batch: Batch, key: BucketKey, parts: PackedInputs) -> None:
     rows = np.repeat([entry.place.row for entry in batch.entries], lens)
     positions = np.concatenate([np.arange(e.start, e.start + e.num_new) for e in batch.entries])
     assert (parts.rows[:num_tokens] == rows).all() and (parts.positions[:num_tokens] == positions).all()
-    assert np.asarray(parts.logit_index)[: len(lens)].tolist() == (np.cumsum(lens) - 1).tolist()
+    ends = zip(np.cumsum(lens).tolist(), batch.entries, strict=True)
+    wanted = [index for end, entry in ends for index in range(end - entry.num_rows, end)]
+    assert np.asarray(parts.logit_index)[: len(wanted)].tolist() == wanted
     times_covered = np.zeros(key.num_tokens, int)
     times_covered[:num_singles] += 1
     for tile in range(num_tiles):
@@ -259,7 +268,7 @@ def check_groups(batch: Batch, table: RequestTable) -> None:
         entries = [batch.entries[member] for member in group.members]
         pages = table.pages[[entry.place.row for entry in entries], : group.num_tokens // table.page_size]
         assert (pages == pages[0]).all() and pages.all(), "members of a group have different pages"
-        assert all(entry.from_device and entry.start >= group.num_tokens for entry in entries)
+        assert all(entry.num_new == 1 and entry.start >= group.num_tokens for entry in entries)
 
 
 @dataclasses.dataclass
@@ -280,7 +289,10 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineShape:
-    """The knobs of a simulated engine. Units are tokens, of the pool pages."""
+    """The knobs of a simulated engine. Units are tokens, of the pool pages.
+
+    With `draft_len` so many tokens at most are proposed for every request, and of them that part is right.
+    """
 
     num_pages: int = 32
     page_size: int = 1
@@ -296,6 +308,8 @@ class EngineShape:
     max_prefill_tokens: int = 1000
     max_queued: int = 1000
     conservativeness: float = 1.0
+    draft_len: int = 0
+    right_drafts: float = 0.8
 
 
 class SimulatedEngine:
@@ -327,6 +341,8 @@ class SimulatedEngine:
         self.answers: dict[str, Answer] = {}
         self.batches: list[Batch] = []
         self._in_flight: tuple[Batch, StepResult] | None = None
+        self._random = np.random.default_rng(shape.num_pages)
+        self.num_drafts = 0
 
     @property
     def has_work(self) -> bool:
@@ -343,7 +359,13 @@ class SimulatedEngine:
     def step(self) -> None:
         """As `EngineCore.step`."""
         waiting, num_retracts = self._waiting(), self.scheduler.totals.num_retracts
-        batch = self.scheduler.plan()
+        outputs = []
+        if self.shape.draft_len and self._in_flight:
+            now, self._in_flight = self._in_flight, None
+            outputs += self.scheduler.commit(*now)
+        proposals = self._proposals()
+        max_rows = max(key.num_rows for key in self.device._buckets.all) if proposals else 0
+        batch = self.scheduler.plan(proposals=proposals, max_rows=max_rows)
         assert self._in_flight is None or self.scheduler.totals.num_retracts == num_retracts, (
             "retracted while in flight"
         )
@@ -351,8 +373,9 @@ class SimulatedEngine:
         if batch is not None:
             self._in_flight = batch, self.device.run(batch, self.scheduler.table)
             self.batches.append(batch)
+            self.num_drafts += sum(entry.num_drafts for entry in batch.entries)
             self._count_bypassed(batch, waiting)
-        outputs = self.scheduler.commit(*before) if before else []
+        outputs += self.scheduler.commit(*before) if before else []
         if not self.shape.overlaps and self._in_flight:
             now, self._in_flight = self._in_flight, None
             outputs += self.scheduler.commit(*now)
@@ -360,6 +383,23 @@ class SimulatedEngine:
             self._take(output)
         self.check_integrity()
         self.device.forget_free_pages(self.allocator)
+
+    def _proposals(self) -> dict[str, Proposal]:
+        """For every request that decodes a few of the tokens that the model will choose, and now and then another."""
+        proposals = {}
+        for running in self.scheduler.running if self.shape.draft_len else ():
+            count = int(self._random.integers(0, self.shape.draft_len + 1))
+            if running.place is None or running.place.is_prefilling or not count:
+                continue
+            state = prefix_hashes(running.tokens[: running.num_known], running.request.namespace)[-1]
+            tokens = []
+            for index in range(running.num_output, running.num_output + count):
+                token = max(self.model.next_token(state, index), 0)
+                token = token if self._random.random() < self.shape.right_drafts else (token + 1) % VOCAB
+                state = mix(state, token)
+                tokens.append(token)
+            proposals[running.request.rid] = Proposal(tuple(tokens), is_forced=False)
+        return proposals
 
     def run_until_idle(self, max_steps: int = 2000) -> None:
         for _ in range(max_steps):
@@ -421,7 +461,9 @@ class SimulatedEngine:
         still_waiting = {answer.request.rid for answer in self._waiting()}
         for answer in waited:
             if answer.request.rid in still_waiting:
-                later = [e for e in batch.entries if not e.from_device and e.running.arrival > answer.arrival]
+                later = [
+                    e for e in batch.entries if (e.ends_prefill or not e.samples) and e.running.arrival > answer.arrival
+                ]
                 answer.num_bypassed += sum(entry.num_new for entry in later)
 
     def _take(self, output: RequestOutput) -> None:

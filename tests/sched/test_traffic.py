@@ -160,3 +160,25 @@ def test_a_recorded_trace_replays_exactly(policy: str):
     first = record(1)
     assert first == record(1)
     assert first != record(2)
+
+
+@pytest.mark.parametrize("right_drafts", [0.5, 0.9, 1.0])
+def test_drafts_change_no_answer(right_drafts: float, monkeypatch: pytest.MonkeyPatch):
+    """Right or wrong, beside chunks and other requests, with retracts and tokens that end a request on the way."""
+    monkeypatch.setattr(admission, "DECAY_STEPS", 5)
+    happened: Counter[str] = Counter()
+
+    @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+    @given(shape=shapes, traffic=traffics)
+    def play(shape: EngineShape, traffic: Traffic) -> None:
+        engine = run_traffic(dataclasses.replace(shape, draft_len=5, right_drafts=right_drafts), traffic)
+        happened["drafts"] += engine.num_drafts
+        happened["steps with drafts and chunks"] += sum(
+            batch.has_drafts and any(entry.num_new > 1 + entry.num_drafts for entry in batch.entries)
+            for batch in engine.batches
+        )
+        happened["retracts"] += engine.scheduler.totals.num_retracts
+        happened["hits"] += sum(answer.cached_tokens > 0 for answer in engine.answers.values())
+
+    play()
+    assert min(happened.values()) >= 20, f"the traffic is too tame to prove anything: {happened}"

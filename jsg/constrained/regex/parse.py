@@ -60,7 +60,7 @@ def parse_regex(pattern: str, *, search: bool, limits: Limits = LIMITS, param: s
     Raises:
         GrammarError: The pattern is wrong, uses something that is not supported, or is too large.
     """
-    check(len(pattern.encode(errors="surrogatepass")), limits.text_bytes, "bytes in a pattern", param)
+    check(len(pattern.encode(errors="surrogatepass")), limits.pattern_bytes, "bytes in a pattern", param)
     piece = _Parser(pattern, Reader(pattern, is_ecma=search, param=param), limits, param).run()
     expr = found_in(piece) if search else matched(piece)
     check(_depth(expr), limits.nesting, _NESTING, param)

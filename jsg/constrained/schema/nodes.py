@@ -65,12 +65,12 @@ class Nodes:
         Raises:
             GrammarError: A schema refers to itself and says nothing else.
         """
-        path: list[Literal] = []
+        path: dict[Literal, None] = {}
         current = literal
         while (known := self._simple.get(current)) is None:
             if current in path or -current in path:
                 raise self.no_progress(abs(current))
-            path.append(current)
+            path[current] = None
             following = self._following(current)
             if following is None:
                 known = current
