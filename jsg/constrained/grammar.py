@@ -75,6 +75,11 @@ class CompiledGrammar:
         """Memory of tables, states, places and masks, about; it grows while texts are read."""
         return self._static.num_bytes + self._places.num_bytes
 
+    @property
+    def num_readings_dropped(self) -> int:
+        """How often a way to read a text was given up because there were more than `Limits.heads`."""
+        return self._places.machine.num_dropped
+
     def describe(self) -> GrammarSize:
         """How big it is now."""
         static, places = self._static, self._places

@@ -31,19 +31,6 @@ COMPILED_BYTES = 256 * 2**20
 """Of grammars that were used, with all that was worked out for them. Those in use stay whatever they take."""
 BUG = "the engine failed this request; its log has the cause"
 
-CONSTRAINT_STATS = {
-    "num_grammars": "grammars that the engine has tables of",
-    "grammar_bytes": "memory of the grammars that were used, with what was worked out for them, about",
-    "num_masks": "token masks on the device",
-    "num_masks_made": "token masks that were sent to the device",
-    "num_masks_found": "times a token mask was there already",
-    "num_drafts": "tokens that a grammar forced and jump-forward proposed",
-    "num_drafts_taken": "those of them that became output",
-    "num_grammar_failures": "requests that failed because of their grammar",
-}
-"""What `Constraints.stats` gives. Totals never fall; gauges are those of the moment."""
-
-
 @dataclasses.dataclass(slots=True, eq=False)
 class Constraint:
     """One request's grammar.

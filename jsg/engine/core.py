@@ -29,7 +29,7 @@ class EngineCore:
         self.scheduler = parts.scheduler
         self._cache = parts.cache
         self._runner = parts.runner
-        self._constraints = parts.constraints
+        self.grammars = parts.constraints
         self._executables = parts.executables
         self._decode_steps = parts.decode_steps
         self._overlaps = not config.disable_overlap_schedule
@@ -55,18 +55,10 @@ class EngineCore:
             RequestError: It can never run, its rid is in use, or its grammar is not known.
             QueueFullError: Too many wait.
         """
-        constraint = self._constraints.prepare(request)
+        constraint = self.grammars.prepare(request)
         self.scheduler.add(request, time.monotonic())
         if constraint is not None:
-            self._constraints.put(request.rid, constraint)
-
-    def add_grammar(self, key: str, tables: bytes) -> None:
-        """Makes a grammar known to the requests that name it by this key."""
-        self._constraints.add_grammar(key, tables)
-
-    def forget_grammars(self, keys: Sequence[str]) -> None:
-        """Forgets grammars; requests that were added with one keep it."""
-        self._constraints.forget_grammars(keys)
+            self.grammars.put(request.rid, constraint)
 
     def abort(self, rid: str) -> None:
         """Ends a request and frees what it holds; its last output comes with the next step. Ignores an unknown rid."""
@@ -85,7 +77,7 @@ class EngineCore:
         outputs: list[RequestOutput] = []
         if self._must_commit_first():
             outputs += self._commit_in_flight()
-        proposals = self._constraints.proposals(self.scheduler.running)
+        proposals = self.grammars.proposals(self.scheduler.running)
         max_rows = self._runner.max_draft_rows if proposals else 0
         outputs += self._run(self.scheduler.plan(time.monotonic(), proposals, max_rows))
         if not self._overlaps:
@@ -95,14 +87,14 @@ class EngineCore:
         for output in outputs:
             self._num_generated += len(output.token_ids)
             if output.finish is not None:
-                self._constraints.forget(output.rid)
+                self.grammars.forget(output.rid)
         return outputs
 
     def _must_commit_first(self) -> bool:
         flight = self._in_flight
         if flight is None:
             return False
-        return flight.batch.has_drafts or self._constraints.must_know_tokens(self.scheduler.running)
+        return flight.batch.has_drafts or self.grammars.must_know_tokens(self.scheduler.running)
 
     def _run(self, batch: Batch | None) -> list[RequestOutput]:
         """Starts a step and commits the one before it: with masks between forward pass and sampling, which need it."""
@@ -110,13 +102,13 @@ class EngineCore:
             return self._commit_in_flight()
         self._num_steps += 1
         table = self.scheduler.table
-        if not self._constraints.concerns(batch):
+        if not self.grammars.concerns(batch):
             flight = self._runner.dispatch(batch, table)
             outputs = self._commit_in_flight()
         else:
             started = self._runner.begin(batch, table)
             outputs = self._commit_in_flight()
-            flight = self._runner.sample(started, self._constraints.mask_rows(batch, self._runner.masks))
+            flight = self._runner.sample(started, self.grammars.mask_rows(batch, self._runner.masks))
         self._in_flight = flight
         return outputs
 
@@ -125,7 +117,7 @@ class EngineCore:
         if flight is None:
             return []
         result = flight.read()
-        self._constraints.accept(flight.batch, result)
+        self.grammars.accept(flight.batch, result)
         return self.scheduler.commit(flight.batch, result)
 
     def refuse_overdue(self) -> list[Refusal]:
@@ -139,7 +131,7 @@ class EngineCore:
         failure = Failure.of(QueueTimeoutError(message))
         expired = self.scheduler.expire(time.monotonic() - self._queue_timeout_s)
         for rid in expired:
-            self._constraints.forget(rid)
+            self.grammars.forget(rid)
         return [Refusal(rid, failure) for rid in expired]
 
     def answer(self, call: Call) -> bool | dict[str, Any]:
@@ -183,6 +175,7 @@ class EngineCore:
             "num_inserted_tokens": cache.inserted_tokens,
             "num_evicted_tokens": cache.evicted_tokens,
             **self._pool_stats(),
+            **self.grammars.stats(self._runner.masks),
             "num_lowered": self._executables.num_lowered,
             "num_compiled": self._executables.num_compiled,
             "num_programs_pending": self._executables.num_pending,

@@ -195,10 +195,10 @@ class Engine:
             with self._ledger_lock:
                 if key not in self._ledger:
                     tables = compile_tables(grammar).to_bytes()
-                    self._driver.tell(lambda core, key=key, tables=tables: core.add_grammar(key, tables))
+                    self._driver.tell(lambda core, key=key, tables=tables: core.grammars.add_grammar(key, tables))
                     self._ledger.add(key, len(tables))
                 if forgotten := self._ledger.use(key):
-                    self._driver.tell(lambda core, forgotten=forgotten: core.forget_grammars(forgotten))
+                    self._driver.tell(lambda core, forgotten=forgotten: core.grammars.forget_grammars(forgotten))
 
     def _token_lists(self, prompt: Texts, input_ids: TokenIds) -> tuple[list[tuple[int, ...]], bool]:
         if (prompt is None) == (input_ids is None):

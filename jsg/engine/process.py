@@ -46,24 +46,8 @@ NOT_ADDED = "the engine could not take this request; the server's log has the ca
 LOOKS = {"stats": "counters", "dump_cache": "prefix cache"}  # questions that change nothing
 
 
-class Core(Protocol):
-    """What this loop needs of `jsg.engine.core.EngineCore`; tests bring a scripted one.
-
-    Attributes:
-        info: The loaded model.
-        has_work: Whether a step would do something.
-    """
-
-    info: ModelInfo
-    has_work: bool
-
-    def add(self, request: Request) -> None:
-        """Queues a request. Raises RequestError or QueueFullError."""
-        ...
-
-    def abort(self, rid: str) -> None:
-        """Ends a request; an unknown one is ignored."""
-        ...
+class Grammars(Protocol):
+    """The grammars that a core has been given."""
 
     def add_grammar(self, key: str, tables: bytes) -> None:
         """Makes a grammar known to the requests that name it by this key."""
@@ -71,6 +55,28 @@ class Core(Protocol):
 
     def forget_grammars(self, keys: Sequence[str]) -> None:
         """Requests that come later will not name these; those that run keep theirs."""
+        ...
+
+
+class Core(Protocol):
+    """What this loop needs of `jsg.engine.core.EngineCore`; tests bring a scripted one.
+
+    Attributes:
+        info: The loaded model.
+        has_work: Whether a step would do something.
+        grammars: What requests may name.
+    """
+
+    info: ModelInfo
+    has_work: bool
+    grammars: Grammars
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises RequestError or QueueFullError."""
+        ...
+
+    def abort(self, rid: str) -> None:
+        """Ends a request; an unknown one is ignored."""
         ...
 
     def step(self) -> list[RequestOutput]:
@@ -149,7 +155,7 @@ def _take_requests(core: Core, message: ToEngine) -> list[Refusal]:
     for rid in message.aborts:
         core.abort(rid)
     for grammar in message.grammars:
-        core.add_grammar(grammar.key, grammar.tables)
+        core.grammars.add_grammar(grammar.key, grammar.tables)
     refusals = []
     for request in message.requests:
         try:
@@ -159,7 +165,7 @@ def _take_requests(core: Core, message: ToEngine) -> list[Refusal]:
         except Exception:  # a core keeps nothing of a request that it could not add
             logger.exception("a request could not be added")
             refusals.append(Refusal(request.rid, Failure(JsgError.__name__, NOT_ADDED)))
-    core.forget_grammars(message.forgotten_grammars)
+    core.grammars.forget_grammars(message.forgotten_grammars)
     return refusals
 
 

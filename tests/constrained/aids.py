@@ -13,12 +13,14 @@ from typing import Any
 
 import jsonschema
 from jsonschema.validators import SPECIFICATIONS
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from jsg.constrained.compiler import compile_tables
 from jsg.constrained.machine import Config, Machine
 from jsg.errors import GrammarError
 from jsg.types import GrammarSpec
 from tests.constrained import scoreboard
+from tests.constrained.vocabularies import DATA
 
 WHITESPACES = ("fixed", "compact", "flexible")
 ORDERS = ("declared", "free")
@@ -36,6 +38,16 @@ def machine_of(schema: Any, whitespace: str = "fixed", order: str = "declared") 
         return Machine(compile_tables(spec))
     except GrammarError:
         return None
+
+
+@functools.cache
+def _tekkenizer() -> Tekkenizer:
+    return Tekkenizer.from_file(str(DATA / "tekken_240911.json"))
+
+
+def tekken_encode(text: str) -> list[int]:
+    """The tokens in which tekken's own encoder spells a text; ids are those of `vocabularies.tekken`."""
+    return _tekkenizer().encode(text, bos=False, eos=False)
 
 
 # -- Random texts
@@ -78,7 +90,7 @@ def _advanced(machine: Machine, config: Config, byte: int) -> Config:
 
 def _choose(allowed: list[int], chance: random.Random, haste: float) -> int:
     is_text = len(allowed) > _MOST_OUTSIDE_STRINGS
-    for few in (b'"',) if is_text else (b'"', b"}]", b",:"):
+    for few in (b'"',) if is_text else (b"}]", b'"', b",:"):
         closing = [byte for byte in allowed if byte in few]
         if closing and chance.random() < 0.15 + haste:
             return chance.choice(closing)

@@ -34,6 +34,21 @@ UNCOUNTED = "uncounted"  # a model whose counters cannot be given
 Tree = dict[int, "Tree"]
 
 
+class FakeGrammars:
+    """The tables that were sent and not forgotten."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, bytes] = {}
+
+    def add_grammar(self, key: str, tables: bytes) -> None:
+        assert tables, "a grammar has tables"
+        self.tables[key] = tables
+
+    def forget_grammars(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            del self.tables[key]
+
+
 class FakeCache:
     """The prompts that were served, by namespace, one node for each token; and those that were flushed last."""
 
@@ -177,7 +192,7 @@ class FakeCore:
         self._waiting: dict[str, Live] = {}
         self._running: dict[str, Live] = {}
         self._cache = FakeCache()
-        self._grammars: dict[str, bytes] = {}
+        self.grammars = FakeGrammars()
         self._totals = dict.fromkeys(
             (
                 "num_added", "num_steps", "num_aborted", "num_expired", "num_failed",
@@ -190,16 +205,8 @@ class FakeCore:
     def has_work(self) -> bool:
         return bool(self._running or self._waiting)
 
-    def add_grammar(self, key: str, tables: bytes) -> None:
-        assert tables, "a grammar has tables"
-        self._grammars[key] = tables
-
-    def forget_grammars(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            del self._grammars[key]
-
     def add(self, request: Request) -> None:
-        if request.sampling.grammar is not None and request.sampling.grammar.key not in self._grammars:
+        if request.sampling.grammar is not None and request.sampling.grammar.key not in self.grammars.tables:
             raise RequestError("this grammar was not sent", param="grammar")
         if request.input_ids[0] == RAISING_TOKEN:
             raise RuntimeError("this request cannot be added")
@@ -305,7 +312,10 @@ class FakeCore:
         prompt_tokens = self._totals["prompt_tokens"]
         return {
             "pid": os.getpid(),
-            "num_grammars": len(self._grammars),
+            "num_grammars": len(self.grammars.tables),
+            "grammar_bytes": sum(map(len, self.grammars.tables.values())),
+            **dict.fromkeys(("num_masks", "num_masks_made", "num_masks_found", "num_grammar_failures"), 0),
+            **dict.fromkeys(("num_drafts", "num_drafts_taken"), 0),
             "has_jax": int("jax" in sys.modules),
             "num_running": len(self._running),
             "num_waiting": len(self._waiting),

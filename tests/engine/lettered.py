@@ -45,7 +45,7 @@ def write_model(directory: pathlib.Path, **changes: object) -> pathlib.Path:
 def teach(core: EngineCore) -> EngineCore:
     """The core, knowing all grammars."""
     for grammar in GRAMMARS:
-        core.add_grammar(grammar.key, compile_tables(grammar).to_bytes())
+        core.grammars.add_grammar(grammar.key, compile_tables(grammar).to_bytes())
     return core
 
 

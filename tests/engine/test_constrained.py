@@ -74,7 +74,7 @@ def run(
         step += 1
         assert step < 5000, "the engine does not come to an end"
     assert core.scheduler.table.num_uncached_pages == 0, "a finished request still holds pages"
-    assert not core._constraints._live, "a finished request still has a masker"
+    assert not core.grammars._live, "a finished request still has a masker"
     return outcomes
 
 
@@ -84,7 +84,7 @@ def outcome_of(core: EngineCore, each: Request) -> Outcome:
 
 
 def text_of(core: EngineCore, outcome: Outcome) -> bytes:
-    return core._constraints._loader.get().tokenizer.join_bytes(outcome.token_ids, skip_special_tokens=True)
+    return core.grammars._loader.get().tokenizer.join_bytes(outcome.token_ids, skip_special_tokens=True)
 
 
 def check_matches(core: EngineCore, each: Request, outcome: Outcome) -> None:
@@ -101,7 +101,7 @@ def check_matches(core: EngineCore, each: Request, outcome: Outcome) -> None:
 
 
 def check_bitwise(core_of: Callable[..., EngineCore], seed: int, **knobs: object) -> EngineCore:
-    """Runs traffic with drafts, on a pool that is too small, and compares each answer with the request alone, without."""
+    """Compares the answers of traffic with drafts, on a pool that is too small, with each request alone without."""
     reference = core_of(**DETERMINISTIC, disable_radix_cache=True)
     busy = core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23, **knobs)
     arrivals = traffic(seed, count=12)
@@ -148,7 +148,7 @@ def test_the_traffic_retracts_and_takes_and_refuses_drafts(core_of):
         core = check_bitwise(core_of, seed)
     stats = core.stats()
     assert stats["num_retracts"] > before["num_retracts"]
-    constraints = core._constraints.stats(core._runner.masks)
+    constraints = core.grammars.stats(core._runner.masks)
     assert 0 < constraints["num_drafts_taken"] < constraints["num_drafts"]
     assert constraints["num_grammar_failures"] == 0
 
@@ -247,7 +247,7 @@ def test_kept_mass_is_the_probability_of_what_was_allowed(core: EngineCore, jump
     each = request(pattern=0, temperature=1.0, sampling_seed=3, jump_forward=jump, return_constraint=True)
     each = dataclasses.replace(each, return_logprob=True, top_logprobs_num=small.VOCAB)
     outcome = outcome_of(core, each)
-    grammar = core._constraints._grammar(each.sampling.grammar.key)  # pyright: ignore[reportOptionalMemberAccess]
+    grammar = core.grammars._grammar(each.sampling.grammar.key)  # pyright: ignore[reportOptionalMemberAccess]
     masker, words = grammar.new_masker(), np.zeros(num_words(small.VOCAB), np.uint32)
     for token, scores, mass in zip(outcome.token_ids, outcome.logprobs, outcome.kept_mass, strict=True):
         assert masker.fill_mask(words)
@@ -309,10 +309,10 @@ def test_a_model_without_a_tokenizer_refuses_grammars_and_runs(small_model: path
 
 def test_a_rid_in_use_leaves_the_masker_of_its_owner_alone(core: EngineCore):
     core.add(request())
-    masker = core._constraints._live["a"]
+    masker = core.grammars._live["a"]
     with pytest.raises(RequestError, match="in use"):
         core.add(request(pattern=1))
-    assert core._constraints._live["a"] is masker
+    assert core.grammars._live["a"] is masker
     run_on = Outcome()
     while core.has_work:
         for output in core.step():
@@ -322,7 +322,7 @@ def test_a_rid_in_use_leaves_the_masker_of_its_owner_alone(core: EngineCore):
 
 def test_a_forgotten_grammar_lives_as_long_as_its_requests(core: EngineCore):
     core.add(request())
-    core.forget_grammars([each.key for each in lettered.GRAMMARS])
+    core.grammars.forget_grammars([each.key for each in lettered.GRAMMARS])
     with pytest.raises(RequestError, match="does not have"):
         core.add(request("b"))
     outcome = Outcome()
@@ -342,7 +342,7 @@ def test_what_raises_in_a_grammar_fails_its_request_alone(
     real, calls = getattr(GrammarMasker, method), [0]
 
     def broken(self: GrammarMasker, *args: int) -> object:
-        if "a" in core._constraints._live and self is core._constraints._live["a"].masker:
+        if "a" in core.grammars._live and self is core.grammars._live["a"].masker:
             calls[0] += 1
             if calls[0] > 4:
                 raise RuntimeError("broken on purpose")
@@ -364,13 +364,13 @@ def test_a_token_that_the_grammar_does_not_allow_fails_its_request(core: EngineC
     outcome = outcome_of(core, request(pattern=0, jump_forward="off"))
     assert outcome.finish and outcome.finish.type is FinishType.ERROR
     monkeypatch.undo()
-    assert core._constraints.stats(core._runner.masks)["num_grammar_failures"] > 0
+    assert core.grammars.stats(core._runner.masks)["num_grammar_failures"] > 0
 
 
 def test_what_grammars_have_worked_out_is_bounded(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("jsg.engine.constraints.COMPILED_BYTES", 1)
     for pattern in range(len(lettered.PATTERNS)):
         outcome_of(core, request(str(pattern), pattern=pattern, max_new_tokens=6))
-    assert len(core._constraints._compiled) == 1
-    assert len(core._constraints._tables) == len(lettered.PATTERNS)
-    assert core._constraints._compiled_bytes == core._constraints._grammar(lettered.GRAMMARS[3].key).num_bytes
+    assert len(core.grammars._compiled) == 1
+    assert len(core.grammars._tables) == len(lettered.PATTERNS)
+    assert core.grammars._compiled_bytes == core.grammars._grammar(lettered.GRAMMARS[3].key).num_bytes

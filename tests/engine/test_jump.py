@@ -112,3 +112,37 @@ def test_rows_of_the_model_without_a_token_and_odd_eos_ids_do_no_harm(tmp_path: 
     vocabulary = loader.get().vocabulary
     assert vocabulary.size == 96 > len(vocabulary.tokens) and vocabulary.eos_ids == (1,)
     assert (tmp_path / "numba").stat().st_mode & 0o077 == 0
+
+
+# What a model chose before.
+
+
+def test_drafts_are_what_was_chosen_the_last_time(lexicon: Lexicon):
+    cutter, forced = Tokens(lexicon), b'name": "'
+    usual = cutter.continuing([], forced)
+    assert cutter.draft([], forced) == usual
+    letters = cutter._longest_match(b"n") + cutter._longest_match(b"ame")
+    for before, rest, token in ((-1, forced, letters[0]), (letters[0], forced[1:], letters[1])):
+        cutter.learn(before, rest, token)
+    assert cutter.draft([], forced)[:2] == letters[:2] != usual[:2]
+    assert spell(lexicon, cutter.draft([], forced)) == forced
+    assert cutter.draft(letters[:1], forced) != cutter.draft([], forced)  # behind another token it is not known
+
+
+def test_a_choice_that_varies_is_not_proposed(lexicon: Lexicon):
+    cutter, forced = Tokens(lexicon), b"name"
+    first, second = cutter._longest_match(b"n")[0], cutter._longest_match(b"na")[0]
+    assert first != second
+    for _ in range(20):
+        cutter.learn(-1, forced, first)
+    for proposed in (True, True, True, False, False, True):
+        cutter.learn(-1, forced, second)
+        assert bool(cutter.draft([], forced)) == proposed
+    assert cutter.draft([], forced)[0] == second
+
+
+def test_a_draft_may_end_behind_the_forced_text(lexicon: Lexicon):
+    cutter = Tokens(lexicon)
+    longer = cutter._longest_match(b"name")[0]
+    cutter.learn(-1, b"na", longer)
+    assert cutter.draft([], b"na") == (longer,)

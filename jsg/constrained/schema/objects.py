@@ -4,8 +4,8 @@
     free order       a `Bag`: each declared member once at most, others as often as may be
 
 Two members with one name are not kept apart where the name is not declared, because a grammar cannot remember names: a
-reader takes the last, and each is valid for itself. A declared name stands once at most, except that in free order of
-more than `MAX_ONCE` names the optional ones may stand again.
+reader takes the last, and each is valid for itself. Only `minProperties` can be met by such a repetition. A declared
+name stands once at most, except that in free order of more than `MAX_ONCE` names the optional ones may stand again.
 """
 
 import dataclasses

@@ -52,6 +52,14 @@ ENGINE_SERIES = (
     _plain("jsg:requests_running", "gauge", "Requests in the engine's batch.", "num_running"),
     _plain("jsg:requests_waiting", "gauge", "Requests that wait for their first step.", "num_waiting"),
     _plain("jsg:retracts_total", "counter", "Times a running request went back for want of memory.", "num_retracts"),
+    _plain("jsg:grammars", "gauge", "Grammars that the engine has tables of.", "num_grammars"),
+    _plain("jsg:grammar_bytes", "gauge", "Memory of the grammars that were used, about.", "grammar_bytes"),
+    _plain("jsg:grammar_failures_total", "counter", "Requests that failed by their grammar.", "num_grammar_failures"),
+    _plain("jsg:token_masks", "gauge", "Token masks on the device.", "num_masks"),
+    _plain("jsg:token_masks_made_total", "counter", "Token masks that were sent to the device.", "num_masks_made"),
+    _plain("jsg:token_masks_found_total", "counter", "Times a token mask was there already.", "num_masks_found"),
+    _plain("jsg:draft_tokens_total", "counter", "Tokens that jump-forward proposed.", "num_drafts"),
+    _plain("jsg:draft_tokens_taken_total", "counter", "Those that became output.", "num_drafts_taken"),
     EngineSeries(
         Series("jsg:kv_tokens", "gauge", "Tokens of the KV pool, by what holds them.", ("state",)),
         {

@@ -89,9 +89,17 @@ def _check(data: pathlib.Path, share: int, count: int) -> int:
         if any(isinstance(shape, Object) and shape.some for shapes in document.nodes.values() for shape in shapes):
             continue  # The oracle wants these members to be valid as any others too, which they need not be.
         for found in walks(automaton, count):
-            assert shapes_oracle.is_valid(document, shapes_oracle.parse(found)), (name, found)
-            total += 1
+            if not _repeats_names(found):
+                assert shapes_oracle.is_valid(document, shapes_oracle.parse(found)), (name, found)
+                total += 1
     return total
+
+
+def _repeats_names(text: str) -> bool:
+    """Whether a name stands twice in an object, which a reader counts once."""
+    found: list[bool] = []
+    json.loads(text, object_pairs_hook=lambda pairs: found.append(len(dict(pairs)) < len(pairs)))
+    return any(found)
 
 
 def test_maskbench_sample(shared_data: Data) -> None:

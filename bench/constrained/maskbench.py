@@ -1,0 +1,129 @@
+"""Time per token over real schemas: the development sample of MaskBench, which lies outside the project.
+
+Every schema is compiled anew, with white space flexible and order free, so all of its masks are cold. Every valid
+instance, as `json.dumps` writes it, is read in the tokens that the tokenizer makes of it; a token costs its mask and its
+accept. CPU time of one thread, the clock's own cost taken off. Nothing of the data is written anywhere.
+"""
+
+import gc
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench.constrained.measure import clock_cost_us
+from bench.report import Report
+
+PERCENTILES = (50, 90, 99, 99.9)
+NUM_WORST = 12
+SPLITS = "token_us", "compile_ms", "first_us"
+
+
+class Token(NamedTuple):
+    """One token of one instance: what it cost, and where it stands."""
+
+    us: float
+    schema: str
+    place: int
+    text: str
+
+
+class Totals:
+    """What all schemas came to."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Token] = []
+        self.compile_ms: list[float] = []
+        self.first_us: list[float] = []
+        self.num_refused = 0
+        self.num_instances = 0
+        self.num_rejected = 0
+        self.dropped: list[str] = []
+        """Schemas with an instance that had more readings than are followed."""
+        self.failed: list[str] = []
+        """Schemas that ran out of fuel at some token."""
+
+
+def run(data: Path, vocabulary: Any, encode: Callable[[str], list[int]], report: Report, share: int = 1) -> Totals:
+    """Reads every `share`-th schema of the sample and reports the percentiles."""
+    totals, overhead_us = Totals(), clock_cost_us()
+    with (data / "maskbench-dev.jsonl").open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            if number % share == 0:
+                read_schema(json.loads(line), vocabulary, encode, totals, overhead_us)
+    _report(totals, report)
+    return totals
+
+
+def read_schema(
+    entry: dict[str, Any], vocabulary: Any, encode: Callable[[str], list[int]], totals: Totals, overhead_us: float
+) -> None:
+    """Compiles one schema and reads its valid instances."""
+    from jsg.constrained.compiler import compile_grammar
+    from jsg.errors import GrammarError
+    from jsg.types import GrammarSpec
+
+    spec = GrammarSpec("json_schema", json.dumps(entry["schema"]), "flexible", "free")
+    gc.collect()
+    started = time.thread_time_ns()
+    try:
+        grammar = compile_grammar(spec, vocabulary)
+    except GrammarError:
+        totals.num_refused += 1
+        return
+    totals.compile_ms.append((time.thread_time_ns() - started) / 1e6)
+    mask = np.zeros(vocabulary.num_words, np.uint32)
+    is_first = True
+    for test in entry["tests"]:
+        if not test["valid"]:
+            continue
+        totals.num_instances += 1
+        masker, is_rejected = grammar.new_masker(), False
+        for place, token in enumerate(encode(json.dumps(test["data"]))):
+            started = time.thread_time_ns()
+            try:
+                masker.fill_mask(mask)
+                is_rejected = not masker.accept(token)
+            except GrammarError as error:
+                totals.failed.append(f"{entry['name']}: {error}")
+                is_rejected = True
+            us = (time.thread_time_ns() - started) / 1000 - overhead_us
+            totals.tokens.append(Token(us, entry["name"], place, vocabulary.text_of(token).decode(errors="replace")))
+            if is_first:
+                totals.first_us.append(us)
+                is_first = False
+            if is_rejected:
+                break
+        totals.num_rejected += is_rejected or not masker.is_complete()
+    if grammar.num_readings_dropped:
+        totals.dropped.append(entry["name"])
+
+
+def _report(totals: Totals, report: Report) -> None:
+    counts = {
+        "schemas": len(totals.compile_ms),
+        "refused": totals.num_refused,
+        "instances": totals.num_instances,
+        "rejected": totals.num_rejected,
+        "dropped": len(totals.dropped),
+        "failed": len(totals.failed),
+    }
+    us = np.array([token.us for token in totals.tokens])
+    _add(report, "maskbench-dev: token, cold", "us", us, counts | {"target_p99.9": 2000.0})
+    _add(report, "maskbench-dev: first token", "us", np.array(totals.first_us), {})
+    _add(report, "maskbench-dev: compile", "ms", np.array(totals.compile_ms), {})
+    for token in sorted(totals.tokens, reverse=True)[:NUM_WORST]:
+        print(f"  {token.us:10.0f} us  {token.schema} at {token.place}: {token.text!r}")
+    for names, what in ((totals.dropped, "readings dropped"), (totals.failed, "failed")):
+        for name in names[:NUM_WORST]:
+            print(f"  {what}: {name}")
+
+
+def _add(report: Report, name: str, unit: str, samples: np.ndarray, facts: dict[str, Any]) -> None:
+    if samples.size:
+        found = {f"p{rank:g}": float(np.percentile(samples, rank)) for rank in PERCENTILES}
+        found |= {"max": float(samples.max()), "mean": float(samples.mean()), "count": int(samples.size)}
+        report.add(name, unit, [found["p50"]], **found, **facts)

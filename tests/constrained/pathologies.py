@@ -1,0 +1,274 @@
+"""Grammars that are written to cost much, and what becomes of each: an answer, or a refusal that names its reason.
+
+`python -m tests.constrained.pathologies` works through all of them in one process and says how much memory that took.
+"""
+
+import json
+import resource
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jsg.constrained.compiler import compile_tables
+from jsg.constrained.grammar import CompiledGrammar
+from jsg.errors import GrammarError
+from jsg.types import GrammarSpec
+from tests.constrained.vocabularies import bits, tekken, tekken_tokens
+
+STEPS = 24
+"""Tokens that are read of every grammar that compiles."""
+
+
+class Pathology(NamedTuple):
+    """One grammar.
+
+    Attributes:
+        spec: As a client would send it.
+        refusal: A part of the message with which it is refused; None: it is answered.
+        is_long: It takes more than half a second.
+    """
+
+    spec: GrammarSpec
+    refusal: str | None
+    is_long: bool = False
+
+
+class Cost(NamedTuple):
+    """What a grammar took, in seconds of the thread.
+
+    Attributes:
+        compile_s: To make its tables.
+        step_s: The most that a mask, a token or forced bytes took.
+        refusal: The message, where it was refused.
+    """
+
+    compile_s: float
+    step_s: float
+    refusal: str | None
+
+
+def cost(pathology: Pathology) -> Cost:
+    """Compiles a grammar, and reads tokens that it allows with the real vocabulary."""
+    started = time.thread_time()
+    try:
+        tables = compile_tables(pathology.spec)
+    except GrammarError as error:
+        return Cost(time.thread_time() - started, 0.0, str(error))
+    compile_s, longest = time.thread_time() - started, 0.0
+    vocabulary = tekken()
+    masker = CompiledGrammar(tables, vocabulary).new_masker()
+    mask = np.zeros(vocabulary.num_words, np.uint32)
+    for number in range(STEPS):
+        started = time.thread_time()
+        is_limited = masker.fill_mask(mask)
+        masker.forced_bytes()
+        longest = max(longest, time.thread_time() - started)
+        allowed = sorted(bits(mask) - set(vocabulary.eos_ids)) if is_limited else list(range(2_000, 120_000))
+        if not allowed:
+            break
+        token = allowed[number * 7919 % len(allowed)]
+        started = time.thread_time()
+        assert masker.accept(token)
+        longest = max(longest, time.thread_time() - started)
+    return Cost(compile_s, longest, None)
+
+
+def _regex(text: str, refusal: str | None = None, *, is_long: bool = False) -> Pathology:
+    return Pathology(GrammarSpec("regex", text), refusal, is_long)
+
+
+def _ebnf(text: str, refusal: str | None = None, *, is_long: bool = False) -> Pathology:
+    return Pathology(GrammarSpec("ebnf", text), refusal, is_long)
+
+
+def _schema(schema: Any, refusal: str | None = None, *, is_long: bool = False, order: Any = "declared") -> Pathology:
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return Pathology(GrammarSpec("json_schema", text, property_order=order), refusal, is_long)
+
+
+def _choices(texts: list[str], refusal: str | None = None, *, is_long: bool = False) -> Pathology:
+    return Pathology(GrammarSpec("choices", json.dumps(texts)), refusal, is_long)
+
+
+_NESTED = "nesting"
+_TRANSITIONS = "transitions"
+_STATES = "states of the pattern"
+_SIGNS = "names, texts, classes and signs"
+_ALTERNATIVES = "512 alternatives"
+_STRING = {"type": "string"}
+_INTEGER = {"type": "integer"}
+
+
+def _names(count: int) -> dict[str, Any]:
+    return {f"p{i}": _INTEGER for i in range(count)}
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", **schema, "additionalProperties": False}
+
+
+def _references(count: int) -> dict[str, Any]:
+    chain = {f"r{i}": {"$ref": f"#/$defs/r{i + 1}"} for i in range(count)}
+    return {"$defs": chain | {f"r{count}": _INTEGER}, "$ref": "#/$defs/r0"}
+
+
+def _tree(depth: int, leaf: Any, name: str = "x") -> Any:
+    if depth == 0:
+        return leaf(name)
+    return {"anyOf": [_tree(depth - 1, leaf, name + "0"), _tree(depth - 1, leaf, name + "1")]}
+
+
+def _shared(depth: int) -> dict[str, Any]:
+    both = {f"n{i}": {"anyOf": [{"$ref": f"#/$defs/n{i + 1}"}] * 2} for i in range(depth)}
+    return {"$defs": both | {f"n{depth}": _STRING}, "$ref": "#/$defs/n0"}
+
+
+def _patterns(*patterns: str) -> dict[str, Any]:
+    return {"type": "string", "allOf": [{"pattern": pattern} for pattern in patterns]}
+
+
+def _one_property(name: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: _STRING}, "required": [name]}
+
+
+REGEXES = {
+    "a subset construction of 2^20": _regex("(a|b)*a(a|b){20}"),
+    "a window of 14": _regex(".*a.{14}"),
+    "a window of 2 000": _regex(".*a.{2000}"),
+    "a million by two counts": _regex("(x{1000}){1000}"),
+    "counts of what may be empty": _regex("((a?){200}){200}"),
+    "counts in counts": _regex("((((a{9}){9}){9}){9}){9}"),
+    "optional counts in counts": _regex("(((((a{0,9}){0,9}){0,9}){0,9}){0,9}){0,9}"),
+    "stars of stars": _regex("((a*)*)*b"),
+    "counted alternatives": _regex("(a|aa|aaa){1000}"),
+    "a count of a thousand million": _regex("a{1000000000}"),
+    "3 000 that may be left out": _regex("a?" * 3000 + "a" * 3000, _TRANSITIONS),
+    "10 000 words that may be left out": _regex("".join(f"(w{i})?" for i in range(10_000)), _TRANSITIONS, is_long=True),
+    "3 000 stars": _regex("a*" * 3000, _TRANSITIONS),
+    "60 000 parentheses": _regex("(" * 60_000 + "a" + ")" * 60_000, _NESTED),
+    "60 000 that nobody closes": _regex("(" * 60_000, _NESTED),
+    "150 groups, each repeated": _regex("(" * 150 + "a" + ")*" * 150),
+    "60 000 brackets": _regex("[" * 60_000, "no end"),
+    "200 000 characters": _regex("a" * 200_000, is_long=True),
+    "a megabyte": _regex("abcdefgh" * (1 << 17), "bytes"),
+    "30 000 alternatives": _regex("|".join(f"w{i}" for i in range(30_000)), is_long=True),
+    "100 000 alternatives": _regex("|".join(f"w{i}" for i in range(100_000)), "bytes"),
+    "100 000 dots": _regex("." * 100_000, "parts", is_long=True),
+    "20 000 letters": _regex(r"\p{L}" * 20_000, "intervals"),
+}
+EBNF = {
+    "a rule that is itself": _ebnf("root ::= root", "a way to end"),
+    "rules that are each other": _ebnf('root ::= a\na ::= b "x"\nb ::= a "y"', "a way to end"),
+    "mutual left recursion": _ebnf('root ::= a "x"\na ::= b | "q"\nb ::= root "y"'),
+    "hidden left recursion": _ebnf('root ::= e root "x" | "y"\ne ::= "z"?'),
+    "60 000 parentheses": _ebnf("root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000, _NESTED),
+    "20 000 rules": _ebnf(
+        "root ::= r0\n" + "\n".join(f'r{i} ::= "a" r{i + 1} | "b"' for i in range(20_000)) + '\nr20000 ::= "c"', _SIGNS
+    ),
+    "5 000 rules that may be empty": _ebnf(
+        "root ::= r0\n" + "\n".join(f'r{i} ::= ("a" r{i + 1})? r{i + 1}' for i in range(5_000)) + '\nr5000 ::= "c"?',
+        is_long=True,
+    ),
+    "a million characters": _ebnf('root ::= "' + "a" * 1_000_000 + '"', "positions"),
+    "100 000 that may be left out": _ebnf("root ::= " + '"a"? ' * 100_000, _SIGNS),
+    "a sum in as many ways as it has terms": _ebnf('root ::= s\ns ::= "a" | "a" s | "a" s s'),
+    "brackets without end": _ebnf('root ::= "[" root* "]"'),
+}
+SCHEMAS = {
+    "60 000 schemas in each other": _schema('{"items":' * 60_000 + "true" + "}" * 60_000, _NESTED),
+    "190 schemas in each other": _schema('{"items":' * 190 + "true" + "}" * 190),
+    "60 000 lists in an enum": _schema('{"enum":[' + "[" * 60_000 + "]" * 60_000 + "]}", _NESTED),
+    "150 times not": _schema('{"not":' * 150 + '{"type":"string"}' + "}" * 150),
+    "a reference to itself": _schema({"$ref": "#"}, "refers to itself"),
+    "references to each other": _schema(
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "refers to itself"
+    ),
+    "20 000 references in a row": _schema(_references(20_000), is_long=True),
+    "50 000 references in a row": _schema(_references(50_000), "bytes of text"),
+    "maxItems": _schema({"type": "array", "maxItems": 10**9}),
+    "minItems": _schema({"type": "array", "minItems": 10**9}),
+    "maxLength": _schema({"type": "string", "maxLength": 10**18}),
+    "minLength": _schema({"type": "string", "minLength": 10**18}),
+    "minProperties": _schema({"type": "object", "minProperties": 10**9}),
+    "100 000 texts": _schema({"enum": [f"v{i}" for i in range(100_000)]}, is_long=True),
+    "100 000 integers": _schema({"enum": list(range(100_000))}, is_long=True),
+    "100 001 integers": _schema({"enum": list(range(100_001))}, "100000"),
+    "20 000 objects": _schema({"enum": [{"a": i, "b": [i]} for i in range(20_000)]}, "positions", is_long=True),
+    "10 000 properties": _schema(_closed({"properties": _names(10_000)}), "parts", is_long=True),
+    "10 000 required properties": _schema(
+        _closed({"properties": _names(10_000), "required": list(_names(10_000))}), is_long=True
+    ),
+    "60 properties in any order": _schema(_closed({"properties": _names(60), "required": list(_names(60))}), order="free"),
+    "10 000 properties in any order": _schema(_closed({"properties": _names(10_000)}), is_long=True, order="free"),
+    "anyOf of 2^12 shared": _schema(_shared(12)),
+    "anyOf of 2^12 values": _schema(_tree(12, lambda name: {"const": name}), is_long=True),
+    "anyOf of 2^12 objects": _schema(_tree(12, _one_property), _ALTERNATIVES, is_long=True),
+    "allOf of 2 000 lengths": _schema({"allOf": [{"type": "string", "minLength": i} for i in range(2_000)]}),
+    "allOf of 20 alternatives": _schema(
+        {"allOf": [{"anyOf": [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}]} for i in range(20)]}, _ALTERNATIVES
+    ),
+    "allOf of 12 alternatives of patterns": _schema(
+        {"type": "string", "allOf": [{"anyOf": [{"pattern": f"a{i}"}, {"pattern": f"b{i}"}]} for i in range(12)]},
+        _ALTERNATIVES,
+        is_long=True,
+    ),
+    "oneOf of 2 000 values": _schema({"oneOf": [{"const": i} for i in range(2_000)]}),
+    "oneOf of 300 that overlap": _schema(
+        {"oneOf": [{"type": "object", "properties": {f"k{i}": _INTEGER}} for i in range(300)]},
+        "too many combinations",
+        is_long=True,
+    ),
+    "a pattern with a long maxLength": _schema(
+        {"type": "string", "pattern": "^[a-z]+( [a-z]+)*$", "maxLength": 100_000}, _STATES
+    ),
+    "windows that must all fit": _schema(_patterns("a.{14}b", "c.{13}d", "e.{12}f"), _STATES, is_long=True),
+    "lengths that must all divide": _schema(_patterns(*(f"^(.{{{n}}})*$" for n in (7, 11, 13, 17, 19, 23))), _STATES),
+    "a window that must not fit": _schema({"type": "string", "not": {"pattern": "a.{14}b"}}, _STATES),
+    "a window": _schema({"type": "string", "pattern": "a.{14}b"}),
+    "windows as names": _schema(
+        {"type": "object", "patternProperties": {f"a.{{{i}}}b": {"minimum": i} for i in range(1, 15)}},
+        "64 combinations",
+        is_long=True,
+    ),
+    "multiples of 7919": _schema({"type": "integer", "multipleOf": 7919}, is_long=True),
+    "multiples in a range": _schema(
+        {"type": "integer", "multipleOf": 7919, "minimum": 5, "maximum": 10**30}, "states of the digits"
+    ),
+    "multiples of a large prime": _schema({"type": "integer", "multipleOf": 10**9 + 7}, "at most 10000"),
+    "numbers of 4 000 digits": _schema(f'{{"type":"integer","minimum":-1{"0" * 4000}}}', "at most 400"),
+    "unique of a thousand": _schema({"type": "array", "uniqueItems": True, "items": {"enum": list(range(1_000))}}, "64"),
+    "a prefix of 5 000": _schema({"type": "array", "prefixItems": [{"const": i} for i in range(5_000)]}, is_long=True),
+}
+CHOICES = {
+    "70 000 choices": _choices([f"v{i}" for i in range(70_000)]),
+    "100 001 choices": _choices([f"{i}" for i in range(100_001)], "100000 choices"),
+    "25 000 with a long beginning": _choices([f"abcdefghijklmnopqrstuvwxyz{i}" for i in range(25_000)]),
+}
+ALL = {
+    f"{kind}: {name}": pathology
+    for kind, table in (("regex", REGEXES), ("EBNF", EBNF), ("schema", SCHEMAS), ("choices", CHOICES))
+    for name, pathology in table.items()
+}
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
+def main() -> None:
+    """Prints for each its cost, and how much memory the process has then, and had at most, above the beginning."""
+    tekken_tokens()
+    cost(_regex("[a-z]+"))
+    cost(_schema({"type": "object"}))
+    begin = _resident_bytes()
+    for name, pathology in ALL.items():
+        found = cost(pathology)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        line = {"name": name, **found._asdict(), "now_bytes": _resident_bytes() - begin, "peak_bytes": peak - begin}
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
