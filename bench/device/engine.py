@@ -15,8 +15,8 @@ from bench.device.plan import Load, Plan
 from jsg.config import EngineConfig
 from jsg.engine import startup
 from jsg.engine.core import EngineCore
-from jsg.engine.protocol import Progress
 from jsg.engine.programs import GREEDY
+from jsg.engine.protocol import Progress
 from jsg.sched.buckets import Buckets, Phase, make_buckets
 from jsg.types import Request, SamplingParams
 

@@ -31,6 +31,7 @@ COMPILED_BYTES = 256 * 2**20
 """Of grammars that were used, with all that was worked out for them. Those in use stay whatever they take."""
 BUG = "the engine failed this request; its log has the cause"
 
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Constraint:
     """One request's grammar.

@@ -1,4 +1,4 @@
-"""What the oracles share: schemas of the public suites that compile, random texts, and `jsonschema` told to be exact."""
+"""What the oracles share: schemas of the public suites, random texts, and `jsonschema` told to be exact."""
 
 import decimal
 import functools
@@ -16,7 +16,7 @@ from jsonschema.validators import SPECIFICATIONS
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from jsg.constrained.compiler import compile_tables
-from jsg.constrained.machine import Config, Machine
+from jsg.constrained.machine import Machine
 from jsg.errors import GrammarError
 from jsg.types import GrammarSpec
 from tests.constrained import scoreboard
@@ -56,14 +56,35 @@ _MOST_OUTSIDE_STRINGS = 24
 """Bytes that may begin a value or go on after one: a quote, brackets, signs, digits and white space."""
 
 
+_BEFORE_NAME = re.compile(rb'[{,]\s*"$')
+
+
 class DeadEnd(AssertionError):
     """A text that was allowed so far can neither end nor go on."""
 
 
-def walk(machine: Machine, chance: random.Random, longest: int = 500) -> bytes | None:
+def required_names(schema: Any) -> list[str]:
+    """Names that the schema requires somewhere, as they are written in JSON."""
+    found: set[str] = set()
+    if isinstance(schema, dict):
+        names = schema.get("required")
+        if isinstance(names, list):
+            found.update(json.dumps(name)[1:] for name in names if isinstance(name, str))
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        found.update(required_names(part))
+    return sorted(found)
+
+
+def walk(machine: Machine, chance: random.Random, names: list[str], longest: int = 400) -> bytes | None:
     """A random text of the machine; None where it did not end within four times `longest`.
 
     It is in no hurry at first; later it closes whatever it can close.
+
+    Args:
+        machine: Reads it.
+        chance: Chooses.
+        names: Behind a quote that may begin a name, one of these is tried half of the time; no chance would find them.
+        longest: Bytes.
 
     Raises:
         DeadEnd: No byte may come, and the text may not end.
@@ -76,16 +97,14 @@ def walk(machine: Machine, chance: random.Random, longest: int = 500) -> bytes |
             return bytes(text)
         if not allowed:
             raise DeadEnd(bytes(text))
-        byte = _choose(allowed, chance, haste)
-        text.append(byte)
-        config = _advanced(machine, config, byte)
+        following = bytes((_choose(allowed, chance, haste),))
+        if names and _BEFORE_NAME.search(text[-20:]) and chance.random() < 0.5:
+            name = chance.choice(names).encode()
+            following = following if machine.advance(config, name) is None else name
+        after = machine.advance(config, following)
+        assert after is not None, f"{following!r} was said to be allowed"
+        config, text = after, text + following
     return None
-
-
-def _advanced(machine: Machine, config: Config, byte: int) -> Config:
-    after = machine.advance(config, bytes((byte,)))
-    assert after is not None, f"byte {byte} was said to be allowed"
-    return after
 
 
 def _choose(allowed: list[int], chance: random.Random, haste: float) -> int:
@@ -133,7 +152,18 @@ class Judge:
             value = json.loads(text)
             if all(map(math.isfinite, _floats(value))):
                 found = next(self._doubles.iter_errors(value), None)
-        return None if found is None else found.message
+        return None if found is None else f"{found.validator}: {found.message}"
+
+
+def repeats_a_name(text: str) -> bool:
+    """Whether an object of the text has two members of one name."""
+    found = []
+
+    def see(members: list[tuple[str, Any]]) -> None:
+        found.append(len(dict(members)) < len(members))
+
+    json.loads(text, object_pairs_hook=see)
+    return any(found)
 
 
 def _refuse(constant: str) -> None:
@@ -158,11 +188,11 @@ def _has_fraction_step(schema: Any) -> bool:
 
 
 def _exact_types(checker: Any) -> Any:
-    def is_number(_: object, value: object) -> bool:
+    def is_number(_: object, value: Any) -> bool:
         return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
 
-    def is_integer(_: object, value: object) -> bool:
-        return is_number(_, value) and value == int(value)  # pyright: ignore
+    def is_integer(_: object, value: Any) -> bool:
+        return is_number(_, value) and value == int(value)
 
     return checker.redefine_many({"number": is_number, "integer": is_integer})
 

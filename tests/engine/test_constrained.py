@@ -143,9 +143,10 @@ def test_drafts_change_nothing_in_much_traffic(core_of, seed: int, knobs: dict):
 
 
 def test_the_traffic_retracts_and_takes_and_refuses_drafts(core_of):
-    before = core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23).stats()
+    core = core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23)
+    before = core.stats()
     for seed in range(3):
-        core = check_bitwise(core_of, seed)
+        assert check_bitwise(core_of, seed) is core
     stats = core.stats()
     assert stats["num_retracts"] > before["num_retracts"]
     constraints = core.grammars.stats(core._runner.masks)
