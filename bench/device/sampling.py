@@ -9,8 +9,9 @@ import numpy as np
 
 from bench.device.events import Part
 from jsg.engine import packing, step
+from jsg.engine.mask_pool import NUM_MASKS, num_words
 from jsg.engine.programs import VARIANTS, Variant
-from jsg.engine.sampling import PenaltyTables
+from jsg.engine.sampling import PenaltyTables, TokenMasks
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 PARAMS = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.02, frequency_penalty=0.1)
@@ -23,7 +24,7 @@ def measure(part: Part) -> None:
     """Milliseconds of each variant, beside the time that reading the logits once takes."""
     for rows in part.plan.sampling_rows:
         for variant in VARIANTS:
-            words = [name for name, has in zip(("sampled", "tables", "logprobs"), variant, strict=True) if has]
+            words = [name for name, has in zip(("sampled", "tables", "logprobs", "masks"), variant, strict=True) if has]
             name = f"sample B={rows}, {' and '.join(words) or 'greedy'}"
             part.attempt(name, functools.partial(_measure, part, name, rows, variant))
 
@@ -37,9 +38,10 @@ def _measure(part: Part, name: str, rows: int, variant: Variant) -> None:
         shape = (rows + 1, vocab)
         tables = PenaltyTables(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape))
     chosen = np.zeros((rows, MAX_TOP_LOGPROBS), np.int32) if variant.has_logprobs else None
+    masks = _masks(rows, vocab) if variant.has_masks else None
     sample = functools.partial(step.sample, is_sampled=variant.is_sampled, num_top=min(MAX_TOP_LOGPROBS, vocab))
     program = jax.jit(sample, donate_argnums=(2, 3)).lower(
-        logits, _packed(rows, vocab, variant), last_token, tables, chosen
+        logits, _packed(rows, vocab, variant), last_token, tables, chosen, masks
     )
     compiled = program.compile()
     packed = _packed(rows, vocab, variant)
@@ -47,7 +49,7 @@ def _measure(part: Part, name: str, rows: int, variant: Variant) -> None:
     def run() -> None:
         nonlocal last_token, tables
         for _ in range(QUEUED):
-            _, last_token, tables = compiled(logits, packed, last_token, tables, chosen)
+            _, last_token, tables = compiled(logits, packed, last_token, tables, chosen, masks)
         last_token.block_until_ready()
 
     samples = [ms / QUEUED for ms in part.time(run, budget_s=1)]
@@ -57,6 +59,12 @@ def _measure(part: Part, name: str, rows: int, variant: Variant) -> None:
     if part.rates is not None:
         facts["floor"] = logits.nbytes / part.rates[0] * 1e3
     part.add(name, "ms", samples, kind="sampling", **facts)
+
+
+def _masks(rows: int, vocab: int) -> TokenMasks:
+    """A pool of the engine's size in which every row of logits has a mask of its own: every other token."""
+    pool = jnp.full((NUM_MASKS, num_words(vocab)), 0x55555555, jnp.uint32)
+    return TokenMasks(pool, jnp.arange(1, rows + 1), jnp.full(rows, -1))
 
 
 def _packed(rows: int, vocab: int, variant: Variant) -> np.ndarray:

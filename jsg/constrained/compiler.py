@@ -33,6 +33,18 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
         ) from None
 
 
+def warm() -> None:
+    """Does what the first grammar of each kind in a process would otherwise wait for: imports, tables of characters."""
+    for kind, text in (
+        ("regex", r"[\w\d\s]+|\p{L}|(?i:ſ)"),
+        ("json_schema", '{"properties": {"a": {"pattern": "^\\\\w+$", "maxLength": 9}, "b": {"minimum": 1, "maximum": 9}}}'),
+        ("ebnf", 'root ::= [^"\\\\] "x"* | json'),
+        ("choices", '["a"]'),
+        ("structural_tag", '{"type": "structural_tag", "structures": [], "triggers": []}'),
+    ):
+        compile_tables(GrammarSpec(kind, text))
+
+
 def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = LIMITS) -> CompiledGrammar:
     """The grammar, ready for a model with this vocabulary; see `compile_tables` for what it raises."""
     return CompiledGrammar(compile_tables(spec, limits), vocabulary, limits)

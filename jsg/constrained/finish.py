@@ -125,8 +125,8 @@ class _Lists:
             self._items.extend(items)
             self._starts.append(len(self._items))
             self._work += len(items)
-            if self._work > 8 * self._limits.positions:
-                check(self._work, 8 * self._limits.positions, "transitions")
+            if self._work > self._limits.transitions:
+                check(self._work, self._limits.transitions, "transitions")
         return number
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:

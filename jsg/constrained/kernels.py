@@ -10,13 +10,14 @@ from jsg.constrained.jit import (
     Bytes1,
     GivenBytes1,
     GivenInts1,
-    GivenShorts2,
     GivenWords1,
+    Ints1,
     Ints2,
     Shorts1,
     Words1,
     compiled,
     inlined,
+    inner,
 )
 from jsg.constrained.memory import (
     COUNT,
@@ -49,7 +50,7 @@ from jsg.constrained.memory import (
     WITH_SEPARATOR,
     Memory,
 )
-from jsg.constrained.states import expand, make_frame, state_in_loop, state_of_list
+from jsg.constrained.states import expand, expand_plain, make_frame, mixed, state_in_loop, state_of_list
 from jsg.constrained.tables import (
     ARGUMENT,
     BRANCH_BIT,
@@ -240,12 +241,18 @@ def step_row(t: StaticTables, m: Memory, source: int, klass: int, row: int) -> i
     return m.heads[row, 0]
 
 
+@inner
+def step_heads(t: StaticTables, m: Memory, source: int, klass: int, row: int) -> int:
+    """The same as `step_row`, for loops that are not so hot: one copy of it is compiled for all of them."""
+    return step_row(t, m, source, klass, row)
+
+
 @compiled
 def advance(t: StaticTables, m: Memory, data: GivenBytes1) -> int:
     """Reads bytes from the heads in row 0; returns the row with those after them (-1: not possible), or STOPPED."""
     row = 0
     for k in range(len(data)):
-        number = step_row(t, m, row, int(t.classes[data[k]]), 1 - row)
+        number = step_heads(t, m, row, int(t.classes[data[k]]), 1 - row)
         if number == STOPPED:
             return STOPPED
         if number == 0:
@@ -284,7 +291,7 @@ def possible_classes(t: StaticTables, m: Memory, most: int, out: Bytes1) -> int:
     """Marks in uint8[classes] what may come next; returns how many, at most `most`, or STOPPED."""
     found = 0
     for klass in range(t.sets.shape[1]):
-        number = step_row(t, m, 0, klass, 1)
+        number = step_heads(t, m, 0, klass, 1)
         if number == STOPPED:
             return STOPPED
         out[klass] = number > 0
@@ -317,7 +324,13 @@ def walk(
         if visits > m.counters[FUEL]:
             m.counters[FULL] = OUT_OF_FUEL
             return STOPPED
-        code = trans[heads[row - 1, 1], klass] if heads[row - 1, 0] == 1 else UNKNOWN
+        code = UNKNOWN
+        if heads[row - 1, 0] == 1:
+            code = trans[heads[row - 1, 1], klass]
+            if code == UNKNOWN:
+                if expand_plain(t, m, heads[row - 1, 1]) == STOPPED:
+                    return STOPPED
+                code = trans[heads[row - 1, 1], klass]
         if code > 0:
             heads[row, 0] = 1
             heads[row, 1] = code - 1
@@ -348,55 +361,6 @@ def copy_heads(source: Ints2, row: int, target: Ints2, target_row: int, column: 
 
 
 @inlined
-def is_repeated(t: StaticTables, chars: GivenShorts2, state: int, byte: int) -> bool:
-    """The byte before is of the same class and leads to the same state of characters."""
-    return byte > 0 and t.classes[byte - 1] == t.classes[byte] and chars[state, byte - 1] == chars[state, byte]
-
-
-@compiled
-def accepts_all(t: StaticTables, m: Memory, chars: GivenShorts2, nodes: Ints2) -> int:
-    """1 where every text that an automaton of characters spells may come next, up to `counters[FROZEN]` characters.
-
-    `chars` int16[states, 256] has -1 for what is not spelled; state 0 is a boundary between characters. It explores
-    pairs of a state of it and heads, kept in `nodes`, int32[..., 2 + 2 * heads]. Returns 0 where it is not so, or not
-    known.
-    """
-    nodes[0, 0] = 0
-    copy_heads(m.heads, 0, nodes, 0, 1)
-    done, size = 0, 1
-    while done < size:
-        m.counters[OFF_BOUNDARY] = nodes[done, 0] != 0
-        for byte in range(256):
-            spelled, klass = chars[nodes[done, 0], byte], t.classes[byte]
-            if spelled < 0 or is_repeated(t, chars, nodes[done, 0], byte):
-                continue
-            for k in range(1 + 2 * nodes[done, 1]):
-                m.heads[0, k] = nodes[done, 1 + k]
-            number = step_row(t, m, 0, klass, 1)
-            if number == STOPPED:
-                return STOPPED
-            if number == 0 or m.counters[FAILED]:
-                return 0
-            if size == len(nodes):
-                return 0
-            # A new node, unless there is one that equals it.
-            nodes[size, 0] = spelled
-            copy_heads(m.heads, 1, nodes, size, 1)
-            same = 0
-            while True:
-                k = 0
-                while k < 2 + 2 * number and nodes[same, k] == nodes[size, k]:
-                    k += 1
-                if k == 2 + 2 * number:
-                    break
-                same += 1
-            if same == size:
-                size += 1
-        done += 1
-    return 1
-
-
-@inlined
 def add_node(m: Memory, nodes: Ints2, size: int, spelled: int) -> int:
     """Adds row 1 of the heads with a state of the characters to `nodes`, once; returns how many there are."""
     nodes[size, 0] = spelled
@@ -412,12 +376,73 @@ def add_node(m: Memory, nodes: Ints2, size: int, spelled: int) -> int:
     return size + 1 if same == size else size
 
 
+@inlined
+def find_node(m: Memory, nodes: Ints2, slots: Ints1, size: int, spelled: int) -> int:
+    """The same as `add_node` with a hash table of nodes, `slots` int32[2^n]."""
+    nodes[size, 0] = spelled
+    copy_heads(m.heads, 1, nodes, size, 1)
+    length, total = 2 + 2 * m.heads[1, 0], 0
+    for k in range(length):
+        total += mixed(int(nodes[size, k]) * 64 + k)
+    slot = mixed(total & 0xFFFFFFF) & (len(slots) - 1)
+    while slots[slot] >= 0:
+        same, k = slots[slot], 0
+        while k < length and nodes[same, k] == nodes[size, k]:
+            k += 1
+        if k == length:
+            return size
+        slot = (slot + 1) & (len(slots) - 1)
+    slots[slot] = size
+    return size + 1
+
+
 @compiled
-def text_room(t: StaticTables, m: Memory, chars: GivenShorts2, nodes: Ints2, most: int) -> int:
+def accepts_all(t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenInts1, nodes: Ints2, slots: Ints1) -> int:
+    """How many nodes it takes to see that every text of at most `counters[FROZEN]` of some characters may come next.
+
+    The characters are an automaton: from its state s, for each i from `starts[s]` to `starts[s + 1]`, bytes of class
+    `spelled[i] & 255` lead to its state `spelled[i] >> 8`; state 0 is a boundary between characters. A node, a row of
+    `nodes` int32[..., 2 + 2 * heads], is a state of it and heads. Returns 0 where it is not so, or takes too many.
+    """
+    nodes[0, 0] = 0
+    copy_heads(m.heads, 0, m.heads, 1, 0)
+    done, size = 0, find_node(m, nodes, slots, 0, 0)
+    while done < size:
+        m.counters[OFF_BOUNDARY] = nodes[done, 0] != 0
+        is_single, before = nodes[done, 1] == 1, -1
+        for k in range(1 + 2 * nodes[done, 1]):
+            m.heads[0, k] = nodes[done, 1 + k]
+        if is_single and expand_plain(t, m, nodes[done, 2]) == STOPPED:
+            return STOPPED
+        for i in range(starts[nodes[done, 0]], starts[nodes[done, 0] + 1]):
+            klass, after = spelled[i] & 255, spelled[i] >> 8
+            code = m.trans[nodes[done, 2], klass] if is_single else UNKNOWN
+            if code > 0:
+                if code * 256 + after == before:
+                    continue
+                before = code * 256 + after
+                m.heads[1, 0] = 1
+                m.heads[1, 1] = code - 1
+                m.heads[1, 2] = nodes[done, 3]
+            else:
+                number = step_heads(t, m, 0, klass, 1) if code != DEAD else 0
+                if number == STOPPED:
+                    return STOPPED
+                if number == 0 or m.counters[FAILED]:
+                    return 0
+            if size == len(nodes):
+                return 0
+            size = find_node(m, nodes, slots, size, after)
+        done += 1
+    return size
+
+
+@compiled
+def text_room(t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenInts1, nodes: Ints2, most: int) -> int:
     """Twice the number of characters, at most `most`, of which every text may come next; one more if no longer one may.
 
-    One character a round. `nodes` is as for `accepts_all`; heads behind the character of this round have -1 for a
-    state. Too many ways to follow end it as if some text could not come.
+    One character a round. Arguments are as for `accepts_all`; heads behind the character of this round have -1 for a
+    state of the characters. Too many ways to follow end it as if some text could not come.
     """
     nodes[0, 0] = 0
     copy_heads(m.heads, 0, nodes, 0, 1)
@@ -426,23 +451,20 @@ def text_room(t: StaticTables, m: Memory, chars: GivenShorts2, nodes: Ints2, mos
         size, done = first, 0
         some, others = False, False  # whether some texts can go on, and others cannot
         while done < size:
-            for byte in range(256):
-                if nodes[done, 0] < 0:
-                    break
-                spelled, klass = np.int64(chars[nodes[done, 0], byte]), t.classes[byte]
-                if spelled < 0 or is_repeated(t, chars, nodes[done, 0], byte):
-                    continue
+            if nodes[done, 0] >= 0:
                 for k in range(1 + 2 * nodes[done, 1]):
                     m.heads[0, k] = nodes[done, 1 + k]
-                number = step_row(t, m, 0, klass, 1)
-                if number == STOPPED:
-                    return STOPPED
-                some = some or number > 0
-                others = others or number == 0
-                if (some and others) or size == len(nodes):
-                    return 2 * room
-                if number > 0:
-                    size = add_node(m, nodes, size, spelled if spelled > 0 else -1)
+                for i in range(starts[nodes[done, 0]], starts[nodes[done, 0] + 1]):
+                    after = spelled[i] >> 8
+                    number = step_heads(t, m, 0, spelled[i] & 255, 1)
+                    if number == STOPPED:
+                        return STOPPED
+                    some = some or number > 0
+                    others = others or number == 0
+                    if (some and others) or size == len(nodes):
+                        return 2 * room
+                    if number > 0:
+                        size = add_node(m, nodes, size, after if after > 0 else -1)
             done += 1
         if others:
             return 2 * room + 1
@@ -474,7 +496,7 @@ def forced_run(t: StaticTables, m: Memory, only_byte: Shorts1, out: Bytes1) -> i
             return place
         only = -1
         for klass in range(len(only_byte)):
-            number = step_row(t, m, 0, klass, 1)
+            number = step_heads(t, m, 0, klass, 1)
             if number == STOPPED:
                 return STOPPED
             if number > 0:
@@ -483,7 +505,7 @@ def forced_run(t: StaticTables, m: Memory, only_byte: Shorts1, out: Bytes1) -> i
                 only = klass
         if only < 0:
             return place
-        step_row(t, m, 0, only, 1)
+        step_heads(t, m, 0, only, 1)
         copy_heads(m.heads, 1, m.heads, 0, 0)
         out[place] = only_byte[only]
     return len(out)

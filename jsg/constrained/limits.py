@@ -25,6 +25,7 @@ class Limits:
         nesting: Depth of parentheses, schemas or rules inside one another.
         choices: Values of one enum, or choices.
         positions: Places in the expanded grammar where a byte may stand: what a compiled grammar's size goes by.
+        transitions: Pairs of positions that may follow one another, as far as they are written out one by one.
         char_states: States of one automaton that is made whole, for the intersection or complement of patterns.
         char_steps: Transitions of all such automata that one compilation makes, those included that it throws away.
         states: States of the byte automaton that are ever made; they are made when they are first met.
@@ -40,8 +41,9 @@ class Limits:
     nesting: int = 200
     choices: int = 100_000
     positions: int = 300_000
+    transitions: int = 8_000_000
     char_states: int = 20_000
-    char_steps: int = 1_500_000
+    char_steps: int = 1_000_000
     states: int = 100_000
     stack: int = 1_000
     heads: int = 8

@@ -8,6 +8,7 @@ import numpy as np
 
 from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.memory import (
+    DEAD,
     DEPTH,
     DROPPED,
     FAILED,
@@ -19,12 +20,13 @@ from jsg.constrained.memory import (
     MAX_CALLS,
     OUT_OF_FUEL,
     PARENT,
+    RETURN,
     STATES,
     STOPPED,
     TOO_MANY_CALLS,
     enlarged,
     new_memory,
-    with_frames,
+    renewed,
 )
 from jsg.constrained.tables import MAX, MIN, NUM_REQUIRED, UNBOUNDED, StaticTables
 from jsg.errors import GrammarError
@@ -33,7 +35,8 @@ Config = tuple[tuple[int, int], ...]
 """What a machine knows of a text: (state, frame) of each way to read it; frame -1 is the bottom. The order is that in
 which the ways were found; it does not depend on how the text was cut into tokens."""
 
-_CHAR_NODES = 256
+_CHAR_NODES = 2048
+_ROOM_NODES = 256
 _MOST_FRAMES = 8
 """Times `Limits.frames`: what texts may use before those that nobody needs are forgotten."""
 
@@ -72,7 +75,7 @@ class Machine:
 
     States are made when a text first needs them. Configurations are values: to go back, or to go two ways, keep them.
 
-    Invariants: frame numbers of a configuration stay valid until `compact`; states are never forgotten.
+    Invariants: the numbers in a configuration stay valid until `compact`.
     """
 
     def __init__(self, static: StaticTables, limits: Limits = LIMITS, max_token_len: int | None = None):
@@ -92,6 +95,8 @@ class Machine:
         self._max_token_len = max_token_len
         self._lock = threading.Lock()
         self._memory = new_memory(static, limits)
+        self._alphabets: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # by identity, so it holds the key
+        self._known_text: dict[tuple[int, int], dict[int, bool]] = {}
         sizes = np.bincount(static.classes, minlength=static.num_classes)
         self._only_byte = np.full(static.num_classes, -1, np.int16)
         for byte in np.flatnonzero(sizes[static.classes] == 1):
@@ -179,19 +184,18 @@ class Machine:
         this is equal.
         """
         with self._lock:
-            depths = [self._depth(frame) for _, frame in config]
-            top = max(depths, default=0)
-            longest = self._limits.stack if self._max_token_len is None else self._max_token_len
-            reach = top + longest * self._static.max_push
-            near_limit = top if reach > self._limits.stack else -1
+            top = max([self._depth(frame) for _, frame in config])
+            near_limit = top if self._is_near_limit(top) else -1
+            if depth == 0 and len(config) == 1:
+                return near_limit
             found = [self._frames_above(frame, top - depth) for _, frame in config]
             if len({rest for _, rest in found}) > 1:
                 # Whether two ways of reading become one depends on all that is below.
                 found = [self._frames_above(frame, -1) for _, frame in config]
             return (near_limit, *[contents for contents, _ in found])
 
-    def accepts_all(self, config: Config, chars: np.ndarray, max_chars: int) -> bool:
-        """Whether every text of at most `max_chars` characters of a set may come next.
+    def accepts_all(self, config: Config, chars: np.ndarray, max_chars: int) -> tuple[bool, int]:
+        """Whether every text of at most `max_chars` characters of a set may come next, and how many frames it read.
 
         Args:
             config: Where the text stands.
@@ -199,37 +203,60 @@ class Machine:
             max_chars: At least 1.
 
         Returns:
-            True only where it is so; False where it is not, or would take long to find out.
+            True only where it is so; False where it is not, or would take long to find out. And frames as of `walk`.
         """
-        kernels = self._kernels
-        nodes = np.empty((_CHAR_NODES, 2 + 2 * self._limits.heads), np.int32)
         with self._lock:
+            state, frame = config[0]
+            known = self._known_text.setdefault((id(chars), max_chars), {})
+            top = max([self._depth(frame) for _, frame in config])
+            # What no frame has a say in is so wherever the state stands, unless the stack is about to be full.
+            is_lasting = len(config) == 1 and not self._is_near_limit(top)
+            if is_lasting and (answer := known.get(state)) is not None:
+                return answer, 0
+            nodes = np.empty((_CHAR_NODES, 2 + 2 * self._limits.heads), np.int32)
+            slots = np.full(2 * _CHAR_NODES, -1, np.int32)
             keep, counters = self.num_frames, self._memory.counters
-            counters[FROZEN] = max_chars
-            counters[FROZEN_DEPTH] = max(self._depth(frame) for _, frame in config)
-            counters[FAILED] = 0
+            counters[FROZEN], counters[FROZEN_DEPTH], counters[FAILED], counters[LOWEST] = max_chars, top, 0, UNBOUNDED
             try:
-                return self._run(kernels.accepts_all, config, _read_only(chars), nodes) == 1
+                size = self._run(self._kernels.accepts_all, config, *self._spelled(chars), nodes, slots)
             finally:
-                self._memory.counters[FROZEN] = 0
+                counters[FROZEN] = 0
                 self._states.forget_frames(self._memory, keep)
+            depth = max(0, top - int(counters[LOWEST]) + 1)
+            if is_lasting and not depth:
+                known[state] = size > 0
+                found = nodes[:size]
+                same = (found[:, 0] == 0) & (found[:, 1] == 1) & (found[:, 3] == frame)
+                known.update(dict.fromkeys(found[same, 2].tolist(), True))
+            return size > 0, depth
 
-    def text_room(self, config: Config, chars: np.ndarray, most: int) -> tuple[int, bool]:
+    def text_room(self, config: Config, chars: np.ndarray, most: int) -> tuple[int, bool, int]:
         """How many characters of a set every text may have that comes next, and whether none may have more.
 
         Args:
             config: Where the text stands.
             chars: As for `accepts_all`.
             most: Where to stop; the flag is then False.
+
+        Returns:
+            The number, the flag, and how many frames it read, as `walk` counts them.
         """
-        nodes = np.empty((_CHAR_NODES, 2 + 2 * self._limits.heads), np.int32)
+        nodes = np.empty((_ROOM_NODES, 2 + 2 * self._limits.heads), np.int32)
         with self._lock:
-            keep = self.num_frames
+            keep, counters = self.num_frames, self._memory.counters
+            counters[LOWEST] = UNBOUNDED
             try:
-                found = self._run(self._kernels.text_room, config, _read_only(chars), nodes, most)
+                found = self._run(self._kernels.text_room, config, *self._spelled(chars), nodes, most)
             finally:
                 self._states.forget_frames(self._memory, keep)
-        return found >> 1, bool(found & 1)
+            top = max([self._depth(frame) for _, frame in config])
+            return found >> 1, bool(found & 1), max(0, top - int(counters[LOWEST]) + 1)
+
+    def is_dead(self, config: Config, byte: int) -> bool:
+        """Whether it is known already, at a look, that a byte cannot come next."""
+        with self._lock:
+            klass, trans = self._static.classes[byte], self._memory.trans
+            return all(trans[state, klass] == DEAD for state, _ in config)
 
     # -- Memory
 
@@ -254,24 +281,58 @@ class Machine:
         return sum(array.nbytes for array in self._memory)
 
     def compact(self, live: Iterable[Config]) -> dict[Config, Config]:
-        """Forgets all frames that none of these configurations needs; says what each has become. Others are void."""
+        """Forgets all states and frames that none of these configurations needs, and what was made of the others.
+
+        Returns:
+            What each configuration has become. Others are void, but for `start`, which is always kept.
+        """
         with self._lock:
-            configs, frames = list(live), self._memory.frames
-            needed: set[int] = set()
-            for config in configs:
-                for _, frame in config:
-                    while frame >= 0 and frame not in needed:
-                        needed.add(frame)
-                        frame = int(frames[frame, PARENT])
-            order = sorted(needed)  # a frame is younger than its parent
-            renamed = {old: new for new, old in enumerate(order)} | {-1: -1}
-            rows = frames[order]
-            rows[:, PARENT] = [renamed[int(parent)] for parent in rows[:, PARENT]]
-            self._memory = with_frames(self._memory, rows)
+            configs = [*live, self._start]
+            old = self._memory
+            frames = self._needed_frames(configs)
+            states = np.unique(
+                np.concatenate((old.frames[frames, RETURN], [state for config in configs for state, _ in config]))
+            ).astype(np.int64)
+            new_frame = {int(frame): i for i, frame in enumerate(frames)} | {-1: -1}
+            new_state = {int(state): i for i, state in enumerate(states)}
+            rows = old.frames[frames]
+            rows[:, PARENT] = [new_frame[parent] for parent in rows[:, PARENT].tolist()]
+            rows[:, RETURN] = [new_state[back] for back in rows[:, RETURN].tolist()]
+            self._memory = renewed(old, self._static, self._limits, states, rows)
             self._states.rebuild_indexes(self._memory)
-            return {config: tuple((state, renamed[frame]) for state, frame in config) for config in configs}
+            self._known_text.clear()
+            renamed = {c: tuple([(new_state[state], new_frame[frame]) for state, frame in c]) for c in configs}
+            self._start = renamed[self._start]
+            return renamed
 
     # -- Inside; the lock is held
+
+    def _needed_frames(self, configs: Iterable[Config]) -> np.ndarray:
+        """The frames of these configurations and all that lie below them, ascending: parents first."""
+        frames, needed = self._memory.frames, set[int]()
+        for config in configs:
+            for _, frame in config:
+                while frame >= 0 and frame not in needed:
+                    needed.add(frame)
+                    frame = int(frames[frame, PARENT])
+        return np.array(sorted(needed), np.int64)
+
+    def _is_near_limit(self, depth: int) -> bool:
+        """Whether one token may need more stack than there is, from so deep."""
+        longest = self._limits.stack if self._max_token_len is None else self._max_token_len
+        return depth + longest * self._static.max_push > self._limits.stack
+
+    def _spelled(self, chars: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A set of characters in the classes of bytes of this grammar, as the kernels want it."""
+        found = self._alphabets.get(id(chars))
+        if found is None:
+            steps = np.sort((chars.astype(np.int32) << 8) + self._static.classes, axis=1)
+            is_kept = steps >= 0
+            is_kept[:, 1:] &= steps[:, 1:] != steps[:, :-1]
+            starts = np.concatenate(([0], np.cumsum(is_kept.sum(axis=1)))).astype(np.int32)
+            spelled = steps[is_kept]
+            found = self._alphabets[id(chars)] = (_read_only(starts), _read_only(spelled), chars)
+        return found[:2]
 
     def _config(self, row: int) -> Config:
         """The heads in a row."""

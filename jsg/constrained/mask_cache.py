@@ -1,8 +1,7 @@
 """Masks of one grammar over one vocabulary: made when first needed, and each content kept once.
 
-A mask is found again by exactly what decided it: the states that the text is in, whether it may end there, which slice
-of the vocabulary could be taken whole, and those of the open frames that the walk over the tokens really read. Most
-walks read none; then the mask serves the state wherever it stands.
+A mask is found again by exactly what decided it: the states that the text is in, whether it may end there, and those
+of the open frames that were really read to make it. Most need none; then the mask serves the state wherever it stands.
 """
 
 import hashlib
@@ -13,12 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jsg.constrained.machine import Config, Machine
+from jsg.constrained.slices import LONG_CHARS, SHORT_CHARS, Slice
+from jsg.constrained.trie import Trie
 from jsg.constrained.vocab import Vocabulary
 from jsg.errors import GrammarError
 
 _BYTES_PER_ENTRY = 400
 """Of a dictionary entry with its keys, about."""
 _MAX_NAMED_BYTES = 8
+_COMMON_BYTE = ord("e")
+"""Where it may not come next there is no text of ordinary characters."""
 
 
 class Mask(NamedTuple):
@@ -33,6 +36,14 @@ class Mask(NamedTuple):
     key: bytes | None
 
 
+class _Part(NamedTuple):
+    """Tokens that are allowed together, a trie that holds all others, and how many frames were read to see that."""
+
+    depth: int
+    mask: NDArray[np.uint32] | None
+    rest: Trie
+
+
 class MaskCache:
     """Finds masks by configuration. Not for several threads at once.
 
@@ -43,9 +54,9 @@ class MaskCache:
         self._machine = machine
         self._vocabulary = vocabulary
         self._decisions: dict[Hashable, dict[int, dict[Hashable, Mask]]] = {}
-        self._last_level: dict[tuple[int, ...], int] = {}
         self._masks: dict[bytes, Mask] = {}
         self._num_entries = 0
+        self._all_digest = hashlib.sha256(vocabulary.all_mask).digest()
         self.ended = self._store(vocabulary.eos_mask)
         """Of a text that an EOS token ended."""
 
@@ -67,13 +78,14 @@ class MaskCache:
         """
         machine = self._machine
         states = tuple([state for state, _ in config])
-        level = self._slices_taken(config, states)
-        by_depth = self._decisions.setdefault((states, is_complete, level), {})
+        by_depth = self._decisions.setdefault((states, is_complete), {})
         for depth, masks in by_depth.items():
             mask = masks.get(machine.frames_read(config, depth))
             if mask is not None:
                 return mask
-        words, depth = self._walk(config, level)
+        part = self._part_taken(config)
+        words = np.zeros(self._vocabulary.num_words, np.uint32) if part.mask is None else part.mask.copy()
+        depth = max(part.depth, machine.walk(config, part.rest, words))
         if is_complete:
             words |= self._vocabulary.eos_mask
         if not words.any():
@@ -86,42 +98,46 @@ class MaskCache:
     def forget(self) -> None:
         """Drops all masks but `ended`."""
         self._decisions.clear()
-        self._last_level.clear()
         self._masks.clear()
         self._num_entries = 0
         self.ended = self._store(self.ended.words)
 
-    def _slices_taken(self, config: Config, states: tuple[int, ...]) -> int:
-        """How many of the slices may come next whole; each holds the one before it.
+    def _part_taken(self, config: Config) -> _Part:
+        """The largest part of the vocabulary of which it is seen without a walk that all of it may come next."""
+        slices, deepest = self._vocabulary.slices, 0
 
-        It begins where the same states ended the last time: to find that a slice fits takes longer than that one does
-        not.
-        """
-        slices, machine = self._vocabulary.slices, self._machine
-        level = self._last_level.get(states, 0)
-        while level and not machine.accepts_all(config, slices[level - 1].chars, slices[level - 1].max_chars):
-            level -= 1
-        if level == self._last_level.get(states, 0):
-            while level < len(slices) and machine.accepts_all(config, slices[level].chars, slices[level].max_chars):
-                level += 1
-            self._last_level[states] = level
-        return level
+        def accepts(part: Slice) -> bool:
+            nonlocal deepest
+            is_so, depth = self._machine.accepts_all(config, part.chars, part.max_chars)
+            deepest = max(deepest, depth)
+            return is_so
 
-    def _walk(self, config: Config, level: int) -> tuple[NDArray[np.uint32], int]:
-        """The tokens with text that may come next, and how many frames the walk read."""
-        if not level:
-            words = np.zeros(self._vocabulary.num_words, np.uint32)
-            return words, self._machine.walk(config, self._vocabulary.trie, words)
-        part = self._vocabulary.slices[level - 1]
-        words = part.mask.copy()
-        return words, self._machine.walk(config, part.rest, words)
+        if accepts(slices.json):
+            part = slices.text if accepts(slices.text) else slices.json
+        elif self._machine.is_dead(config, _COMMON_BYTE):
+            return _Part(deepest, None, self._vocabulary.trie)
+        elif accepts(slices.long):
+            part = slices.long
+        else:
+            # Where a text has room for so many characters and no more, tokens of ordinary ones need no walk at all.
+            room, is_exact, depth = self._machine.text_room(config, slices.json.chars, LONG_CHARS)
+            deepest = max(deepest, depth)
+            if room and is_exact:
+                return _Part(deepest, slices.room[room], slices.json.rest)
+            if room >= SHORT_CHARS:
+                part = slices.short
+            elif accepts(slices.lower):
+                part = slices.words if accepts(slices.words) else slices.lower
+            else:
+                return _Part(deepest, None, self._vocabulary.trie)
+        return _Part(deepest, part.mask, part.rest)
 
     def _store(self, words: NDArray[np.uint32]) -> Mask:
         digest = hashlib.sha256(words).digest()
         mask = self._masks.get(digest)
         if mask is None:
             words.flags.writeable = False
-            mask = Mask(words, None if np.array_equal(words, self._vocabulary.all_mask) else digest)
+            mask = Mask(words, None if digest == self._all_digest else digest)
             self._masks[digest] = mask
         return mask
 

@@ -120,10 +120,27 @@ def enlarged(memory: Memory, which: int, most_states: int) -> Memory:
     return _without_indexes(memory)
 
 
-def with_frames(memory: Memory, frames: np.ndarray) -> Memory:
-    """The same memory with these frames instead of its own; its hash tables are empty then."""
-    memory.counters[FRAMES] = len(frames)
-    return _without_indexes(memory._replace(frames=_longer(frames, max(128, 2 * len(frames)))))
+def renewed(memory: Memory, static: StaticTables, limits: Limits, states: np.ndarray, frames: np.ndarray) -> Memory:
+    """A memory of these states of another one, by their new numbers, and of these frames; its hash tables are empty.
+
+    What the states do has to be worked out again.
+    """
+    fresh = new_memory(static, limits)
+    rows = memory.states[states]
+    parts = [memory.members[first : first + length] for first, length, _ in rows.tolist()]
+    members = np.concatenate(parts)
+    rows[:, FIRST] = np.cumsum(rows[:, LENGTH]) - rows[:, LENGTH]
+    room = min(2 * len(rows) + 128, limits.states)
+    fresh = fresh._replace(
+        trans=_longer(fresh.trans, room),
+        states=_longer(rows, room),
+        members=_longer(members, len(members) + len(fresh.members)),
+        frames=_longer(frames, 2 * len(frames) + 128),
+        heads=memory.heads,
+    )
+    fresh.counters[STATES], fresh.counters[MEMBERS], fresh.counters[FRAMES] = len(rows), len(members), len(frames)
+    fresh.counters[DROPPED] = memory.counters[DROPPED]
+    return _without_indexes(fresh)
 
 
 def _without_indexes(memory: Memory) -> Memory:
@@ -137,6 +154,6 @@ def _free_slots(num_entries: int) -> np.ndarray:
 
 def _longer(array: np.ndarray, size: int) -> np.ndarray:
     """The array, with zeros after it up to a number of rows."""
-    result = np.zeros((size, *array.shape[1:]), array.dtype)
+    result = np.zeros((max(size, len(array)), *array.shape[1:]), array.dtype)
     result[: len(array)] = array
     return result

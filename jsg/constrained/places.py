@@ -123,7 +123,7 @@ class Places:
                 place.mask = None
             self.masks.forget()
             self._num_links = 0
-            # What is still known is held by a cursor. Its frames get new numbers; it stays the same object.
+            # What is still known is held by a cursor. States and frames get new numbers; it stays the same object.
             held = list(self._by_config.values())
             renamed = self.machine.compact([place.config for place in held if place.config is not None])
             self._by_config.clear()

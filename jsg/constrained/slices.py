@@ -4,8 +4,10 @@ Inside a string of JSON nearly all tokens are allowed. To find that by walking t
 find that the string takes every ordinary character, so many times over, costs microseconds, and only the other tokens
 are left to walk.
 
-    slice 0      slice 1      slice 2      slice 3
+    short        long         json         text
     ≤ 10 chars ⊂ ≤ 30 chars ⊂ any number ⊂ " and \ too      each with the trie of all tokens that are not in it
+                              words (letters, digits, _ and space) ⊃ lower (small letters); all of them ASCII
+    room[n]      all tokens of json with at most n chars, for a text that has room for just n
 """
 
 from typing import NamedTuple
@@ -15,10 +17,12 @@ from numpy.typing import NDArray
 
 from jsg.constrained.trie import SortedTokens, Trie, make_trie
 
-_SHORT_CHARS = 10
-_LONG_CHARS = 30
+SHORT_CHARS = 10
+LONG_CHARS = 30
 _DEAD = -1
 _NOT_IN_JSON_STRINGS = b'"\\'
+_LOWER = b"abcdefghijklmnopqrstuvwxyz"
+_WORDS = _LOWER + _LOWER.upper() + b"0123456789_ "
 
 
 class Slice(NamedTuple):
@@ -38,26 +42,49 @@ class Slice(NamedTuple):
     max_chars: int
 
 
-def make_slices(tokens: SortedTokens, num_words: int) -> tuple[Slice, ...]:
-    """The slices of a vocabulary, each holding the one before it; such as would add nothing are left out."""
+class Slices(NamedTuple):
+    """All slices of a vocabulary; see the top of this file.
+
+    Attributes:
+        short, long, json, text, words, lower: Tokens of one set of characters.
+        room: For each number of characters up to `LONG_CHARS` the mask of the tokens of `json` with at most so many.
+    """
+
+    short: Slice
+    long: Slice
+    json: Slice
+    text: Slice
+    words: Slice
+    lower: Slice
+    room: tuple[NDArray[np.uint32], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of masks and tries."""
+        parts = (self.short, self.long, self.json, self.text, self.words, self.lower)
+        return sum(part.mask.nbytes + part.rest.num_bytes for part in parts) + sum(mask.nbytes for mask in self.room)
+
+
+def make_slices(tokens: SortedTokens, num_words: int) -> Slices:
+    """The slices of a vocabulary; any of them may hold no token."""
     num_chars = _count_chars(tokens)
-    in_json, in_text = ordinary_chars(_NOT_IN_JSON_STRINGS), ordinary_chars(b"")
-    is_json = _is_made_of(tokens, in_json)
-    candidates = [
-        (is_json & (num_chars <= _SHORT_CHARS), in_json),
-        (is_json & (num_chars <= _LONG_CHARS), in_json),
-        (is_json, in_json),
-        (_is_made_of(tokens, in_text), in_text),
-    ]
-    slices: list[Slice] = []
-    size = 0
-    for is_in, chars in candidates:
-        if np.count_nonzero(is_in) > size:
-            size = np.count_nonzero(is_in)
-            mask = mask_of(tokens.ids[is_in], num_words)
-            rest = make_trie(tokens.subset(~is_in))
-            slices.append(Slice(mask, rest, chars, int(num_chars[is_in].max())))
-    return tuple(slices)
+
+    def made(is_in: NDArray[np.bool_], chars: NDArray[np.int16]) -> Slice:
+        mask = mask_of(tokens.ids[is_in], num_words)
+        return Slice(mask, make_trie(tokens.subset(~is_in)), chars, int(num_chars[is_in].max(initial=1)))
+
+    json, text = ordinary_chars(_NOT_IN_JSON_STRINGS), ordinary_chars(b"")
+    is_json = _is_made_of(tokens, json)
+    words, lower = _ascii_chars(_WORDS), _ascii_chars(_LOWER)
+    return Slices(
+        short=made(is_json & (num_chars <= SHORT_CHARS), json),
+        long=made(is_json & (num_chars <= LONG_CHARS), json),
+        json=made(is_json, json),
+        text=made(_is_made_of(tokens, text), text),
+        words=made(_is_made_of(tokens, words), words),
+        lower=made(_is_made_of(tokens, lower), lower),
+        room=tuple(mask_of(tokens.ids[is_json & (num_chars <= most)], num_words) for most in range(LONG_CHARS + 1)),
+    )
 
 
 def mask_of(ids: NDArray[np.int32], num_words: int) -> NDArray[np.uint32]:
@@ -90,6 +117,14 @@ def ordinary_chars(excluded: bytes) -> NDArray[np.int16]:
         table[state, first : last + 1] = target
     for state, target in ((one, 0), (two, one), (three, two)):
         table[state, 0x80:0xC0] = target
+    table.flags.writeable = False
+    return table
+
+
+def _ascii_chars(chars: bytes) -> NDArray[np.int16]:
+    """These ASCII characters and no others; see `Slice.chars`."""
+    table = np.full((1, 256), _DEAD, np.int16)
+    table[0, list(chars)] = 0
     table.flags.writeable = False
     return table
 

@@ -84,8 +84,7 @@ class Vocabulary:
     @property
     def num_bytes(self) -> int:
         """Memory that tries and masks take, without the tokens themselves."""
-        slices = sum(part.mask.nbytes + part.rest.num_bytes for part in self.slices)
-        return self.trie.num_bytes + self.eos_mask.nbytes + self.all_mask.nbytes + slices
+        return self.trie.num_bytes + self.eos_mask.nbytes + self.all_mask.nbytes + self.slices.num_bytes
 
     def _texts_of(self, special_names: Mapping[int, str]) -> list[bytes]:
         """For each token what a grammar reads for it."""

@@ -4,13 +4,14 @@ import dataclasses
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import final
+from typing import final, get_args
 
 from jsg.constrained.jit import use_kernel_cache
 from jsg.constrained.vocab import Vocabulary
 from jsg.engine.private_directory import private_directory
 from jsg.errors import JsgError, ModelError, RequestError
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer, vocabulary_bytes
+from jsg.processing.tool_calls import Dialect, markers
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +90,17 @@ def _load(directory: Path, vocab_size: int, eos_ids: list[int]) -> Lexicon:
         [token for token in tokenizer.special_ids if token < vocab_size],
         eos_ids,
         size=vocab_size,
+        special_names=_tool_markers(tokenizer),
     )
     _load_kernels(vocabulary)
     return Lexicon(tokenizer, vocabulary)
+
+
+def _tool_markers(tokenizer: Tokenizer) -> dict[int, str]:
+    """The special tokens around calls of tools, the only ones that a grammar may name."""
+    names = {name for dialect in get_args(Dialect) for name in markers(dialect)}
+    found = {tokenizer.token_id(name): name for name in names}
+    return {token: name for token, name in found.items() if token is not None and token in tokenizer.special_ids}
 
 
 def _load_kernels(vocabulary: Vocabulary) -> None:

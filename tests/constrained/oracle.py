@@ -99,10 +99,13 @@ class OracleMachine:
     def frames_read(self, config: Config, depth: int) -> Hashable:
         return ()
 
-    def accepts_all(self, config: Config, chars: NDArray[np.int16], max_chars: int) -> bool:
-        return self.text_room(config, chars, max_chars)[0] == max_chars
+    def accepts_all(self, config: Config, chars: NDArray[np.int16], max_chars: int) -> tuple[bool, int]:
+        return self.text_room(config, chars, max_chars)[0] == max_chars, 0
 
-    def text_room(self, config: Config, chars: NDArray[np.int16], most: int) -> tuple[int, bool]:
+    def is_dead(self, config: Config, byte: int) -> bool:
+        return False
+
+    def text_room(self, config: Config, chars: NDArray[np.int16], most: int) -> tuple[int, bool, int]:
         """Breadth first over (configuration, character automaton), one character a round."""
         level = {config}
         seen: set[Config] = set()
@@ -122,8 +125,8 @@ class OracleMachine:
                     elif after is not None and after not in seen:
                         level.add(after)
             if False in is_alive:
-                return room, True not in is_alive
-        return most, False
+                return room, True not in is_alive, 0
+        return most, False, 0
 
     def compact(self, live: Iterable[Config]) -> dict[Config, Config]:
         return {config: config for config in live}

@@ -105,6 +105,9 @@ class Comparison:
         plain = whole.replace(b"\\/", b"/").replace(b"\x7f", b"x")
         if plain != whole and self._takes(plain):
             return Ours.SIGN
+        is_escaped = re.search(rb"(?<!\\)(\\\\)*\\$", self._done) is not None
+        if is_escaped and text.startswith(b"/") and self._takes(b'"' + plain[1:]):  # a quote is escaped in its place
+            return Ours.SIGN
         if re.fullmatch(rb"[0-9.]*[eE][+-]?[0-9]*", text) and re.search(rb'[^"\w]-?[0-9.]+$', self._done):
             return Ours.NUMBER
         if text.endswith(b"-") and after.forced_bytes().startswith(b"0.0"):

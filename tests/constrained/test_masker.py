@@ -12,6 +12,8 @@ from jsg.constrained.ir import ByteSet, Grammar, Literal, Repeat, Words, alt, li
 from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.masker import GrammarMasker, TokenMasker
 from jsg.constrained.places import Places
+from jsg.constrained.slices import make_slices
+from jsg.constrained.trie import sort_tokens
 from jsg.constrained.vocab import Vocabulary
 from jsg.errors import GrammarError
 from tests.constrained.oracle import OracleMachine, rule
@@ -118,7 +120,10 @@ def test_masks_with_slices_are_those_of_walks_over_everything(sample: str):
     make_grammar, text = SAMPLES[sample]
     vocabulary = tekken()
     plain = Vocabulary(vocabulary.tokens, vocabulary.special_ids, vocabulary.eos_ids)
-    plain.slices = ()
+    nothing = make_slices(sort_tokens((), ()), vocabulary.num_words)
+    plain.slices = nothing._replace(
+        **{name: getattr(nothing, name)._replace(rest=plain.trie) for name in nothing._fields if name != "room"}
+    )
     static = build(make_grammar())
     sliced, walked = CompiledGrammar(static, vocabulary).new_masker(), CompiledGrammar(static, plain).new_masker()
     # One byte a token: as many states as can be.

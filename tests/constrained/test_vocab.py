@@ -1,5 +1,7 @@
 """Vocabulary, trie and slices: against the plain list of tokens."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -84,7 +86,7 @@ def test_a_special_token_with_a_name_can_be_named_and_nothing_else_spells_it():
     vocabulary = Vocabulary(tokens, (0, 1, 6), (6,), special_names=names)
     assert tokens_of(vocabulary.trie) == {1: special_bytes("<call>"), 2: b"a", 4: b"call"}
     assert vocabulary.text_of(1) == special_bytes("<call>") and vocabulary.text_of(6) == b""
-    assert 1 not in bits(vocabulary.slices[-1].mask)
+    assert 1 not in bits(vocabulary.slices.text.mask)
 
 
 def test_masks_of_a_vocabulary():
@@ -105,9 +107,10 @@ def test_slices_are_the_ordinary_tokens(make):
     vocabulary = make()
     lengths = utf8_lengths(vocabulary.tokens)
     texts = {i: vocabulary.text_of(i) for i in range(len(vocabulary.tokens)) if vocabulary.text_of(i)}
+    slices = vocabulary.slices
     previous: set[int] = set()
-    for part in vocabulary.slices:
-        excluded = "" if part.chars[0, ord('"')] == 0 else '"\\'
+    for part in (slices.short, slices.long, slices.json, slices.text):
+        excluded = "" if part is slices.text else '"\\'
         expected = {
             i
             for i, text in texts.items()
@@ -115,21 +118,27 @@ def test_slices_are_the_ordinary_tokens(make):
         }
         inside = bits(part.mask)
         assert inside == expected
-        assert inside > previous
+        assert inside >= previous
         assert set(part.rest.tokens.tolist()) == set(texts) - inside
         previous = inside
-    assert vocabulary.slices
+    for part, letters in ((slices.words, rb"[A-Za-z0-9_ ]*"), (slices.lower, rb"[a-z]*")):
+        assert bits(part.mask) == {i for i, text in texts.items() if re.fullmatch(letters, text)}
+        assert set(part.rest.tokens.tolist()) == set(texts) - bits(part.mask)
+    for most, mask in enumerate(slices.room):
+        assert bits(mask) == {i for i in bits(slices.json.mask) if (lengths[i] or 99) <= most}
     if vocabulary.size < 1000:
-        assert all(tokens_of(part.rest).keys() == set(texts) - bits(part.mask) for part in vocabulary.slices)
+        parts = (slices.short, slices.long, slices.json, slices.text, slices.words, slices.lower)
+        assert all(tokens_of(part.rest).keys() == set(texts) - bits(part.mask) for part in parts)
 
 
 def test_slices_take_most_of_a_real_vocabulary():
-    sizes = [len(bits(part.mask)) for part in tekken().slices]
+    slices = tekken().slices
+    sizes = [len(bits(part.mask)) for part in (slices.short, slices.long, slices.json, slices.text)]
     assert sizes == sorted(sizes) and sizes[0] > 115_000 and sizes[-1] > 125_000
 
 
 def test_the_rest_of_a_slice_is_a_sound_trie():
-    part = tekken().slices[1]
+    part = tekken().slices.long
     read = tokens_of(part.rest)
     assert all(read[i] == tekken_tokens()[i] for i in read)
     assert children_differ(part.rest)
@@ -192,4 +201,8 @@ def test_more_tokens_than_rows_are_refused():
 
 def test_a_vocabulary_without_text_or_end_can_be_made():
     vocabulary = Vocabulary([b"", b""], (), ())
-    assert vocabulary.slices == () and vocabulary.max_token_len == 0 and not vocabulary.eos_mask.any()
+    assert (
+        not any(bits(mask) for mask in (vocabulary.slices.text.mask, vocabulary.slices.lower.mask))
+        and vocabulary.max_token_len == 0
+        and not vocabulary.eos_mask.any()
+    )

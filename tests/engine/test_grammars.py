@@ -5,8 +5,8 @@ import os
 import signal
 
 import pytest
-from jsg.constrained.machine import Machine
 
+from jsg.constrained.machine import Machine
 from jsg.constrained.tables import StaticTables
 from jsg.engine.grammar_ledger import GrammarLedger
 from jsg.engine.grammars import GrammarCompiler

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from jsg.engine import noise, packing, step
-from jsg.engine.sampling import PenaltyTables, SamplingInputs, choose_tokens, count_tokens, token_logprobs
+from jsg.engine.sampling import (
+    PenaltyTables,
+    SamplingInputs,
+    TokenMasks,
+    choose_tokens,
+    count_tokens,
+    token_logprobs,
+)
 from jsg.types import SamplingParams
 
 VOCAB = 200
@@ -191,3 +198,64 @@ def test_logprobs_are_of_the_unmodified_logits():
     np.testing.assert_allclose(scores.token, exact[[0, 1, 2], [4, 5, 6]], atol=1e-5)
     np.testing.assert_array_equal(scores.top_ids, np.argsort(-logits, axis=-1)[:, :5])
     np.testing.assert_allclose(scores.chosen, exact[:, [9, 1]], atol=1e-5)
+
+
+# Masks.
+
+
+def masks_of(allowed: list[list[int]], forced: list[int]) -> TokenMasks:
+    """A pool whose row i + 1 allows `allowed[i]`, in the order of the rows of logits; an empty list is row 0."""
+    pool = np.zeros((len(allowed) + 1, -(-VOCAB // 32)), np.uint32)
+    pool[0] = 0xFFFFFFFF
+    for row, tokens in enumerate(allowed, 1):
+        for token in tokens:
+            pool[row, token >> 5] |= np.uint32(1) << (token & 31)
+    rows = np.array([row if tokens else 0 for row, tokens in enumerate(allowed, 1)], np.int32)
+    return TokenMasks(jnp.asarray(pool), jnp.asarray(rows), jnp.asarray(forced, jnp.int32))
+
+
+def sample_masked(
+    logits: np.ndarray, samplings: list[SamplingParams], masks: TokenMasks | None, *, is_sampled: bool = True
+) -> step.StepOutput:
+    packed = np.zeros((len(samplings), step.SAMPLING_COLUMNS), np.int32)
+    for i, sampling in enumerate(samplings):
+        packed[i, 2:] = packing.sampling_row(sampling, i, VOCAB)
+    chosen = jnp.zeros((len(samplings), 1), jnp.int32)
+    last_token = jnp.zeros(1, jnp.int32)
+    return step.sample(
+        jnp.asarray(logits), jnp.asarray(packed), last_token, None, chosen, masks, is_sampled=is_sampled, num_top=VOCAB
+    )[0]
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0}, {"top_k": 3}, {"top_p": 0.2}, {"min_p": 0.5}], ids=str)
+def test_only_allowed_tokens_are_chosen_and_row_0_changes_nothing(fields: dict):
+    rng = np.random.default_rng(8)
+    logits = rng.normal(size=(60, VOCAB)).astype(np.float32) * 3
+    allowed = [sorted(rng.choice(VOCAB, size=size, replace=False).tolist()) for size in [1, 2, 5, 190, 0] * 12]
+    output = sample_masked(logits, [SamplingParams(**fields)] * 60, masks_of(allowed, [-1] * 60))
+    plain = sample_masked(logits, [SamplingParams(**fields)] * 60, None)
+    for row, tokens in enumerate(allowed):
+        token = int(output.tokens[row])
+        assert token in tokens or (not tokens and token == int(plain.tokens[row]))
+        if "temperature" in fields:
+            assert token == max(tokens or range(VOCAB), key=lambda i: logits[row, i])
+    np.testing.assert_array_equal(output.logprobs.top, plain.logprobs.top)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_kept_mass_is_the_probability_of_what_is_allowed():
+    logits = np.random.default_rng(9).normal(size=(3, VOCAB)).astype(np.float32) * 4
+    output = sample_masked(logits, [SamplingParams()] * 3, masks_of([[1, 40, 199], [], list(range(100))], [-1] * 3))
+    weights = np.exp(logits.astype(np.float64))
+    weights /= weights.sum(axis=1, keepdims=True)
+    expected = [weights[0, [1, 40, 199]].sum(), 1.0, weights[2, :100].sum()]
+    np.testing.assert_allclose(output.kept_mass, expected, rtol=1e-5)
+
+
+def test_a_forced_token_stands_whatever_the_logits_say_unless_they_are_broken():
+    logits = np.zeros((3, VOCAB), np.float32)
+    logits[:, 7] = 5
+    logits[2, 3] = np.nan
+    output = sample_masked(logits, [SamplingParams(temperature=0)] * 3, masks_of([[], [], []], [-1, 11, 11]))
+    assert output.tokens.tolist() == [7, 11, -1]
+    assert output.logprobs is not None
+    assert float(output.logprobs.token[1]) == pytest.approx(-np.log(VOCAB - 1 + np.exp(5)), abs=1e-5)

@@ -22,6 +22,9 @@ from jsg.errors import GrammarError
 
 _MAX_TRIGGERS = 3
 """Names with dependents: each doubles the ways to read an object, and the machine follows eight."""
+_MAX_LEFT_OUT = 2_000
+"""Names of one object that may be left out in declared order: each may follow all before it, so the grammar grows by
+the square of their number."""
 _MAX_EDGES = 5_000
 """Of the automaton that counts members in declared order."""
 
@@ -188,6 +191,11 @@ def _in_order(scope: Scope, plan: _Plan, where: str) -> Expr:
     """At least one member, the declared ones in their order and then the others."""
     comma, declared = scope.spacing.comma, plan.declared
     required = sum(member.is_required for member in declared)
+    if len(declared) - required > _MAX_LEFT_OUT:
+        raise GrammarError(
+            f"in declared order an object may have at most {_MAX_LEFT_OUT} names that are not required, but there are "
+            f"{len(declared) - required} at {where}; require some, leave some out, or use property_order=\"free\""
+        )
     has_others = plan.others != NEVER or bool(plan.needed)
     if required == len(declared):
         # Counts are left to the others.
