@@ -1,11 +1,12 @@
 """Compile and mask times of jsg beside other grammar engines: the same work over 131 072 tokens, in one run.
 
     python -m bench.constrained [--engines jsg,llguidance] [--python xgrammar=/path/to/python ...] [--output FILE]
+    python -m bench.constrained --maskbench DATA [--share N]
 
 An engine that this Python has not (the extra `bench-constrained` names them; xgrammar brings PyTorch) is run by the
 Python that `--python` names; it needs numpy and that engine only. CPU time of one thread; "cold" is the first time that
 a document is walked with a freshly compiled grammar, "warm" are the passes after it. Every token of a document is
-checked to be allowed.
+checked to be allowed. With `--maskbench` it is jsg alone over real schemas; see `maskbench.py`.
 """
 
 import argparse
@@ -30,22 +31,38 @@ TARGETS = {
 }
 
 
-def work() -> dict[str, Any]:
-    """The vocabulary of `mistral-common`'s tekken, and each document in its tokens."""
+def tekken() -> tuple[Any, list[bytes]]:
+    """The tokenizer of `mistral-common`, and its tokens' bytes by id; special ones have none."""
     import mistral_common
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
     data = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
-    tekken = Tekkenizer.from_file(str(data))
-    num_special, size = tekken.num_special_tokens, tekken.n_words
+    tokenizer = Tekkenizer.from_file(str(data))
+    num_special, size = tokenizer.num_special_tokens, tokenizer.n_words
     plain = [base64.b64decode(entry["token_bytes"]) for entry in json.loads(data.read_text())["vocab"]]
-    tokens = [b""] * num_special + plain[: size - num_special]
+    return tokenizer, [b""] * num_special + plain[: size - num_special]
+
+
+def work(skipped: list[str]) -> dict[str, Any]:
+    """The vocabulary, and each document in its tokens."""
+    tokenizer, tokens = tekken()
+    cases = [case for case in CASES if case.name not in skipped]
     return {
         "tokens": [base64.b64encode(token).decode() for token in tokens],
-        "special_ids": list(range(num_special)),
-        "eos_id": tekken.eos_id,
-        "cases": [{**vars(case), "token_ids": tekken.encode(case.document, bos=False, eos=False)} for case in CASES],
+        "special_ids": list(range(tokenizer.num_special_tokens)),
+        "eos_id": tokenizer.eos_id,
+        "cases": [{**vars(c), "token_ids": tokenizer.encode(c.document, bos=False, eos=False)} for c in cases],
     }
+
+
+def run_maskbench(data: Path, share: int, report: Report) -> None:
+    """Times jsg over the sample of MaskBench."""
+    from bench.constrained import maskbench
+    from jsg.constrained.vocab import Vocabulary
+
+    tokenizer, tokens = tekken()
+    vocabulary = Vocabulary(tokens, range(tokenizer.num_special_tokens), [tokenizer.eos_id])
+    maskbench.run(data, vocabulary, lambda text: tokenizer.encode(text, bos=False, eos=False), report, share)
 
 
 def run_engine(engine: str, python: str, given: str, report: Report) -> None:
@@ -91,13 +108,19 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--engines", default="jsg,llguidance", help="which, in this order, separated by commas")
     parser.add_argument("--python", action="append", default=[], metavar="ENGINE=PYTHON", help="another Python for one")
+    parser.add_argument("--skip", action="append", default=[], metavar="ENGINE=CASE", help="a case not to run, by name")
+    parser.add_argument("--maskbench", type=Path, metavar="DATA", help="directory with maskbench-dev.jsonl: read that")
+    parser.add_argument("--share", type=int, default=1, help="with --maskbench: one schema of so many")
     parser.add_argument("--output", type=Path, help="JSON file with every figure")
     options = parser.parse_args(arguments)
     pythons = dict(pair.split("=", 1) for pair in options.python)
     report = Report("bench.constrained", arguments, options.output, vocabulary="tekken, 131072 tokens")
-    given = json.dumps(work())
-    for engine in options.engines.split(","):
-        run_engine(engine, pythons.get(engine, sys.executable), given, report)
+    if options.maskbench is not None:
+        run_maskbench(options.maskbench, options.share, report)
+    else:
+        for engine in options.engines.split(","):
+            skipped = [pair.split("=", 1)[1] for pair in options.skip if pair.split("=", 1)[0] == engine]
+            run_engine(engine, pythons.get(engine, sys.executable), json.dumps(work(skipped)), report)
     report.close()
 
 

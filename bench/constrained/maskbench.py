@@ -1,8 +1,8 @@
 """Time per token over real schemas: the development sample of MaskBench, which lies outside the project.
 
 Every schema is compiled anew, with white space flexible and order free, so all of its masks are cold. Every valid
-instance, as `json.dumps` writes it, is read in the tokens that the tokenizer makes of it; a token costs its mask and its
-accept. CPU time of one thread, the clock's own cost taken off. Nothing of the data is written anywhere.
+instance, as `json.dumps` writes it, is read in the tokens that the tokenizer makes of it; a token costs its mask and
+its accept. CPU time of one thread, the clock's own cost taken off. Nothing of the data is written anywhere.
 """
 
 import gc
@@ -19,7 +19,6 @@ from bench.report import Report
 
 PERCENTILES = (50, 90, 99, 99.9)
 NUM_WORST = 12
-SPLITS = "token_us", "compile_ms", "first_us"
 
 
 class Token(NamedTuple):

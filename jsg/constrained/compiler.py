@@ -34,15 +34,17 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
 
 
 def warm() -> None:
-    """Does what the first grammar of each kind in a process would otherwise wait for: imports, tables of characters."""
-    for kind, text in (
-        ("regex", r"[\w\d\s]+|\p{L}|(?i:ſ)"),
-        ("json_schema", '{"properties": {"a": {"pattern": "^\\\\w+$", "maxLength": 9}, "b": {"minimum": 1, "maximum": 9}}}'),
-        ("ebnf", 'root ::= [^"\\\\] "x"* | json'),
-        ("choices", '["a"]'),
-        ("structural_tag", '{"type": "structural_tag", "structures": [], "triggers": []}'),
+    """Does what the first grammars in a process would otherwise wait for: imports, tables of kinds of characters."""
+    for spec in (
+        GrammarSpec("regex", r"[\w\d\s]+|\p{L}|(?i:s)"),
+        GrammarSpec(
+            "json_schema", '{"properties": {"a": {"pattern": "^\\\\w+$", "maxLength": 9}, "b": {"minimum": 1}}}'
+        ),
+        GrammarSpec("ebnf", 'root ::= [^a] "x"*'),
+        GrammarSpec("choices", '["a"]'),
+        GrammarSpec("structural_tag", '{"type": "structural_tag", "format": {"type": "any_text"}}'),
     ):
-        compile_tables(GrammarSpec(kind, text))
+        compile_tables(spec)
 
 
 def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = LIMITS) -> CompiledGrammar:

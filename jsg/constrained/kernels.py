@@ -404,7 +404,8 @@ def accepts_all(t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenIn
     `spelled[i] & 255` lead to its state `spelled[i] >> 8`; state 0 is a boundary between characters. A node, a row of
     `nodes` int32[..., 2 + 2 * heads], is a state of it and heads. Returns 0 where it is not so, or takes too many.
     """
-    nodes[0, 0] = 0
+    for slot in range(len(slots)):
+        slots[slot] = -1
     copy_heads(m.heads, 0, m.heads, 1, 0)
     done, size = 0, find_node(m, nodes, slots, 0, 0)
     while done < size:

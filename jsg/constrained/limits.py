@@ -37,7 +37,7 @@ class Limits:
     """
 
     text_bytes: int = 1 << 20
-    pattern_bytes: int = 1 << 18
+    pattern_bytes: int = 1 << 19
     nesting: int = 200
     choices: int = 100_000
     positions: int = 300_000
@@ -46,7 +46,7 @@ class Limits:
     char_steps: int = 1_000_000
     states: int = 100_000
     stack: int = 1_000
-    heads: int = 8
+    heads: int = 32
     walk: int = 4_000_000
     frames: int = 200_000
     meter: Meter | None = dataclasses.field(default=None, compare=False)

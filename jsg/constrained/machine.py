@@ -214,7 +214,7 @@ class Machine:
             if is_lasting and (answer := known.get(state)) is not None:
                 return answer, 0
             nodes = np.empty((_CHAR_NODES, 2 + 2 * self._limits.heads), np.int32)
-            slots = np.full(2 * _CHAR_NODES, -1, np.int32)
+            slots = np.empty(2 * _CHAR_NODES, np.int32)
             keep, counters = self.num_frames, self._memory.counters
             counters[FROZEN], counters[FROZEN_DEPTH], counters[FAILED], counters[LOWEST] = max_chars, top, 0, UNBOUNDED
             try:

@@ -8,13 +8,16 @@ they take too much memory all are cut, places that no cursor stands on are forgo
 used; a place that somebody holds stays the same object.
 """
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from weakref import WeakValueDictionary
 
 from jsg.constrained.limits import Limits
 from jsg.constrained.machine import Config, Machine
 from jsg.constrained.mask_cache import Mask, MaskCache
 from jsg.constrained.vocab import Vocabulary
+from jsg.errors import GrammarError
 
 MAX_FORCED_BYTES = 4096
 _BYTES_PER_PLACE = 700
@@ -59,6 +62,7 @@ class Places:
         self._by_config: WeakValueDictionary[Config, Place] = WeakValueDictionary()
         self._num_links = 0
         self._max_frames = limits.frames
+        self._max_states = limits.states // 2
         self.ended = Place(None, is_complete=True)
         self.ended.mask = self.masks.ended
         self.ended.forced = b""
@@ -84,7 +88,8 @@ class Places:
                 after = self.ended if place.is_complete else None
             else:
                 text = self.vocabulary.text_of(token_id)
-                config = self.machine.advance(place.config, text) if text else None
+                with self._states_forgotten_if_full():
+                    config = self.machine.advance(place.config, text) if text else None
                 after = self._at(config) if config is not None else None
             if after is not None:
                 place.next[token_id] = after
@@ -98,7 +103,8 @@ class Places:
             mask = place.mask
             if mask is None:
                 assert place.config is not None, "a text that has ended has its mask from the start"
-                mask = place.mask = self.masks.find(place.config, place.is_complete)
+                with self._states_forgotten_if_full():
+                    mask = place.mask = self.masks.find(place.config, place.is_complete)
                 self._bound()
             return mask
 
@@ -107,7 +113,8 @@ class Places:
         with self._lock:
             if place.forced is None:
                 assert place.config is not None, "where a text has ended nothing is forced, from the start"
-                place.forced = self.machine.forced_run(place.config, MAX_FORCED_BYTES)
+                with self._states_forgotten_if_full():
+                    place.forced = self.machine.forced_run(place.config, MAX_FORCED_BYTES)
             return place.forced
 
     def can_continue(self, place: Place) -> bool:
@@ -139,11 +146,29 @@ class Places:
             self._by_config[config] = place
         return place
 
+    @contextlib.contextmanager
+    def _states_forgotten_if_full(self) -> Iterator[None]:
+        """One text that needs too many states must not leave later texts without any."""
+        try:
+            yield
+        except GrammarError:
+            if self.machine.num_states >= self._limits.states:
+                self.forget()
+            raise
+
     def _bound(self) -> None:
-        """Forgets what is memoised where it takes too much memory, or uses too many frames."""
-        num_bytes = self.masks.num_bytes + self._num_links * _BYTES_PER_PLACE
-        if num_bytes <= self._memo_bytes and self.machine.num_frames <= self._max_frames:
+        """Forgets what is memoised where it takes too much memory, or uses too many frames or states.
+
+        States are forgotten at half of what there may be, so that no text is refused for those that others made.
+        """
+        num_bytes, machine = self.masks.num_bytes + self._num_links * _BYTES_PER_PLACE, self.machine
+        if (
+            num_bytes <= self._memo_bytes
+            and machine.num_frames <= self._max_frames
+            and machine.num_states <= self._max_states
+        ):
             return
         self.forget()
-        # Frames that cursors still use stay, so that many of them must not mean forgetting at every step.
-        self._max_frames = max(self._limits.frames, 2 * self.machine.num_frames)
+        # What cursors still use stays, so that many of them must not mean forgetting at every step.
+        self._max_frames = max(self._limits.frames, 2 * machine.num_frames)
+        self._max_states = max(self._limits.states // 2, 2 * machine.num_states)

@@ -4,13 +4,12 @@ import dataclasses
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import final, get_args
+from typing import Protocol, final, get_args, runtime_checkable
 
 from jsg.constrained.jit import use_kernel_cache
 from jsg.constrained.vocab import Vocabulary
 from jsg.engine.private_directory import private_directory
 from jsg.errors import JsgError, ModelError, RequestError
-from jsg.processing.tokenizer import Tokenizer, load_tokenizer, vocabulary_bytes
 from jsg.processing.tool_calls import Dialect, markers
 
 logger = logging.getLogger(__name__)
@@ -18,11 +17,32 @@ logger = logging.getLogger(__name__)
 KERNEL_DIRECTORY = "numba"
 
 
+@runtime_checkable
+class TextTokenizer(Protocol):
+    """What the engine needs of `jsg.processing.tokenizer.Tokenizer`, which is imported where one is loaded.
+
+    Attributes:
+        strips_leading_space: Encoding puts a space before a text.
+        special_ids: Tokens that are no text.
+    """
+
+    strips_leading_space: bool
+    special_ids: frozenset[int]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """The tokens of a text."""
+        ...
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its written form, or None."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lexicon:
     """The tokens of a model as text and as bytes."""
 
-    tokenizer: Tokenizer
+    tokenizer: TextTokenizer
     vocabulary: Vocabulary
 
 
@@ -84,6 +104,9 @@ def _load_or_fail(directory: Path, vocab_size: int, eos_ids: list[int]) -> Lexic
 
 
 def _load(directory: Path, vocab_size: int, eos_ids: list[int]) -> Lexicon:
+    # An engine runs on few packages (bench.device), and those for text are not among them.
+    from jsg.processing.tokenizer import load_tokenizer, vocabulary_bytes
+
     tokenizer = load_tokenizer(directory)
     vocabulary = Vocabulary(
         vocabulary_bytes(tokenizer)[:vocab_size],
@@ -96,7 +119,7 @@ def _load(directory: Path, vocab_size: int, eos_ids: list[int]) -> Lexicon:
     return Lexicon(tokenizer, vocabulary)
 
 
-def _tool_markers(tokenizer: Tokenizer) -> dict[int, str]:
+def _tool_markers(tokenizer: TextTokenizer) -> dict[int, str]:
     """The special tokens around calls of tools, the only ones that a grammar may name."""
     names = {name for dialect in get_args(Dialect) for name in markers(dialect)}
     found = {tokenizer.token_id(name): name for name in names}

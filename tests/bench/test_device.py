@@ -17,6 +17,7 @@ from bench import report as reporting
 from bench.device import __main__ as program
 from bench.device import catalogue, coordinator, events, steps, summary
 from bench.device.plan import ACCELERATOR, PLANS, TRIAL, Plan
+from jsg.engine.programs import VARIANTS
 
 ROOT = pathlib.Path(__file__).parents[2]
 ALLOWED = ("jax", "jaxlib", "flax", "numpy", "jaxtyping", "ml_dtypes")
@@ -122,7 +123,7 @@ def test_measures_the_step_in_a_process_of_its_own(tmp_path: pathlib.Path, bare_
     assert done.returncode == 0, done.stdout + done.stderr
     run = json.loads(output.read_text())
     assert list(run["header"]["part_s"]) == ["rates", "sampling"]
-    assert [figure["facts"]["kind"] for figure in run["figures"]] == ["copy", "matmul"] + ["sampling"] * 5
+    assert [figure["facts"]["kind"] for figure in run["figures"]] == ["copy", "matmul"] + ["sampling"] * len(VARIANTS)
     assert run["figures"][-1]["facts"]["floor"] > 0, "the floor comes from the rates of the process before"
     assert run["header"]["device_kind"] == "cpu" and run["header"]["nvidia"] == "no nvidia-smi"
 

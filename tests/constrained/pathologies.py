@@ -199,7 +199,9 @@ SCHEMAS = {
     "10 000 required properties": _schema(
         _closed({"properties": _names(10_000), "required": list(_names(10_000))}), is_long=True
     ),
-    "60 properties in any order": _schema(_closed({"properties": _names(60), "required": list(_names(60))}), order="free"),
+    "60 properties in any order": _schema(
+        _closed({"properties": _names(60), "required": list(_names(60))}), order="free"
+    ),
     "10 000 properties in any order": _schema(_closed({"properties": _names(10_000)}), is_long=True, order="free"),
     "anyOf of 2^12 shared": _schema(_shared(12)),
     "anyOf of 2^12 values": _schema(_tree(12, lambda name: {"const": name}), is_long=True),
@@ -237,7 +239,9 @@ SCHEMAS = {
     ),
     "multiples of a large prime": _schema({"type": "integer", "multipleOf": 10**9 + 7}, "at most 10000"),
     "numbers of 4 000 digits": _schema(f'{{"type":"integer","minimum":-1{"0" * 4000}}}', "at most 400"),
-    "unique of a thousand": _schema({"type": "array", "uniqueItems": True, "items": {"enum": list(range(1_000))}}, "64"),
+    "unique of a thousand": _schema(
+        {"type": "array", "uniqueItems": True, "items": {"enum": list(range(1_000))}}, "64"
+    ),
     "a prefix of 5 000": _schema({"type": "array", "prefixItems": [{"const": i} for i in range(5_000)]}, is_long=True),
 }
 CHOICES = {

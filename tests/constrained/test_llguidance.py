@@ -39,7 +39,8 @@ class Ours(enum.Enum):
 
     SPELLING = "llguidance takes the token, but its masks hold only the one spelling of forced text that is canonical"
     SIGN = r"U+007F, or a slash that is written \/, both of which are JSON"
-    NUMBER = "an exponent, or -0.0, of a number that has bounds"
+    ESCAPE = r"any character of a free string may be written \uXXXX; llguidance has that for control characters only"
+    NUMBER = "an exponent, or zero with a sign, of a number that has bounds"
 
 
 class Theirs(enum.Enum):
@@ -108,9 +109,11 @@ class Comparison:
         is_escaped = re.search(rb"(?<!\\)(\\\\)*\\$", self._done) is not None
         if is_escaped and text.startswith(b"/") and self._takes(b'"' + plain[1:]):  # a quote is escaped in its place
             return Ours.SIGN
+        if is_escaped and re.fullmatch(rb"u(?!00)[0-9a-fA-F]{1,4}", text) and self._takes(b'"'):
+            return Ours.ESCAPE
         if re.fullmatch(rb"[0-9.]*[eE][+-]?[0-9]*", text) and re.search(rb'[^"\w]-?[0-9.]+$', self._done):
             return Ours.NUMBER
-        if text.endswith(b"-") and after.forced_bytes().startswith(b"0.0"):
+        if text in (b"-", b" -") and not any(after.fork().accept(TEKKEN_SPECIAL + digit) for digit in b"123456789"):
             return Ours.NUMBER
         raise AssertionError(f"{self._case.name}: only we allow {text!r} behind {self._done[-80:]!r}")
 

@@ -1,5 +1,6 @@
 """Masks against brute force, and maskers against a plain list of what was accepted."""
 
+import random
 import threading
 from collections.abc import Callable
 
@@ -354,6 +355,39 @@ def test_states_above_the_limit_end_in_an_error_and_not_in_memory():
     masker = CompiledGrammar(build(grammar), word_vocabulary(b"a", b"b", *words), Limits(states=500)).new_masker()
     with pytest.raises(GrammarError, match="500"):
         masker.mask_key()
+
+
+def test_one_text_that_needs_too_many_states_leaves_the_others_theirs():
+    binary = ByteSet(((0x61, 0x62),))
+    grammar = rule(seq(Repeat(binary, 0, None), Literal(b"a"), *[binary] * 20))
+    compiled = CompiledGrammar(build(grammar), word_vocabulary(b"a", b"b", b"ab", b"bb"), Limits(states=300))
+    chance, early = random.Random(2), compiled.new_masker()
+    assert early.accept(1) and early.accept(2)
+    for _ in range(30):  # each of them makes states of its own
+        masker, text = compiled.new_masker(), ""
+        for token in chance.choices((1, 2, 3, 4), k=40):
+            masker.mask_key()
+            assert masker.accept(token)
+            text += ("", "a", "b", "ab", "bb")[token]
+            assert masker.is_complete() == (len(text) > 20 and text[-21] == "a")
+        assert compiled.describe().num_states <= 300
+    text = "ab"
+    for token in (1, 2, 3, 4) * 5:
+        assert early.accept(token)
+        text += ("", "a", "b", "ab", "bb")[token]
+        assert early.is_complete() == (len(text) > 20 and text[-21] == "a")
+
+
+def test_after_an_error_for_want_of_states_the_grammar_goes_on():
+    binary = ByteSet(((0x61, 0x62),))
+    grammar = rule(alt(literal("c" * 50), seq(Repeat(binary, 0, None), Literal(b"a"), *[binary] * 20)))
+    words = [format(i, "012b").replace("0", "a").replace("1", "b").encode() for i in range(4096)]
+    compiled = CompiledGrammar(build(grammar), word_vocabulary(b"a", b"b", b"c", *words), Limits(states=500))
+    for _ in range(3):
+        with pytest.raises(GrammarError, match="500"):
+            compiled.new_masker().mask_key()
+        masker = compiled.new_masker()
+        assert masker.accept(3) and masker.forced_bytes() == b"c" * 49
 
 
 def test_threads_share_a_grammar_without_disturbing_each_other(new_masker: MakeMasker):

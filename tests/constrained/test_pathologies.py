@@ -1,4 +1,4 @@
-"""No grammar, however written, takes more than seconds and a bounded memory: it is answered, or refused with a reason."""
+"""No grammar, however written, takes more than seconds or much memory: it is answered, or refused with a reason."""
 
 import json
 import subprocess

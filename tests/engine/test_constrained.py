@@ -84,7 +84,8 @@ def outcome_of(core: EngineCore, each: Request) -> Outcome:
 
 
 def text_of(core: EngineCore, outcome: Outcome) -> bytes:
-    return core.grammars._loader.get().tokenizer.join_bytes(outcome.token_ids, skip_special_tokens=True)
+    vocabulary = core.grammars._loader.get().vocabulary
+    return b"".join(vocabulary.text_of(token) for token in outcome.token_ids)
 
 
 def check_matches(core: EngineCore, each: Request, outcome: Outcome) -> None:

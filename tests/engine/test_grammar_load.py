@@ -24,12 +24,9 @@ pytestmark = pytest.mark.slow
 
 
 def schema(number: int) -> GrammarSpec:
-    properties = {
-        f"name{number}": {"type": "string", "maxLength": 1 + number % 50},
-        "kind": {"enum": [f"a{number}", f"b{number % 7}"]},
-        "count": {"type": "integer", "minimum": number},
-    }
-    return GrammarSpec("json_schema", json.dumps({"type": "object", "properties": properties, "required": ["kind"]}))
+    properties = {f"name{number}": {"type": "string", "maxLength": 1 + number % 50}, "kind": {"enum": [number, "b"]}}
+    closed = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return GrammarSpec("json_schema", json.dumps(closed))
 
 
 def resident_bytes(pid: int | str = "self") -> int:
@@ -62,13 +59,14 @@ def test_ten_thousand_schemas_leave_the_memory_of_front_and_processes_flat():
 
 def test_grammars_that_were_dropped_leave_nothing_in_the_vocabulary_they_shared():
     vocabulary = odd_vocabulary()
+    eos_ids = set(vocabulary.eos_ids)
     mask = np.zeros(vocabulary.num_words, np.uint32)
     after_some = 0
     for number in range(NUM_GRAMMARS):
         masker = compile_grammar(schema(number), vocabulary).new_masker()
         for _ in range(5):
             assert masker.fill_mask(mask)
-            assert masker.accept(min(bits(mask) - set(vocabulary.eos_ids)))
+            assert masker.accept(min(bits(mask) - eos_ids))
         if number == NUM_GRAMMARS // 5:
             gc.collect()
             after_some = resident_bytes()

@@ -194,7 +194,7 @@ def _in_order(scope: Scope, plan: _Plan, where: str) -> Expr:
     if len(declared) - required > _MAX_LEFT_OUT:
         raise GrammarError(
             f"in declared order an object may have at most {_MAX_LEFT_OUT} names that are not required, but there are "
-            f"{len(declared) - required} at {where}; require some, leave some out, or use property_order=\"free\""
+            f'{len(declared) - required} at {where}; require some, leave some out, or use property_order="free"'
         )
     has_others = plan.others != NEVER or bool(plan.needed)
     if required == len(declared):
