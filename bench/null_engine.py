@@ -11,7 +11,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jsg.config import EngineConfig, ServerConfig
@@ -30,6 +30,16 @@ def words_of(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token).strip().isalpha())
 
 
+class NullGrammars:
+    """Whatever the front sends; no answer is governed by it."""
+
+    def add_grammar(self, key: str, tables: bytes) -> None:
+        """Nothing is kept."""
+
+    def forget_grammars(self, keys: Sequence[str]) -> None:
+        """Nothing was kept."""
+
+
 class NullCore:
     """Implements `jsg.engine.process.Core`: token i of every answer is word i, over and over."""
 
@@ -40,6 +50,7 @@ class NullCore:
         self._left: dict[str, int] = {}
         self._made: dict[str, int] = {}
         self._next_s = 0.0
+        self.grammars = NullGrammars()
         self.info = ModelInfo(
             model_path="null",
             context_length=CONTEXT_LENGTH,

@@ -161,7 +161,7 @@ def test_only_a_continued_message_keeps_its_leading_space(tokenizer, continues):
     body = ChatBody.model_validate({"messages": messages, "continue_final_message": continues})
     call = ApiCall(caller=Caller(), route="/v1/chat/completions", request_id="a")
     with contextlib.closing(front.threads):
-        assert asyncio.run(_prompt(body, 0, call, front)).is_continued is continues
+        assert asyncio.run(_prompt(body, 0, call, front, None)).is_continued is continues
 
 
 @pytest.mark.parametrize("kind", ["text", "chat"])

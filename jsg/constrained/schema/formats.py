@@ -53,13 +53,14 @@ def _ipv6() -> str:
     group = f"{_HEX}{{1,4}}"
     tail = f"({group}:{group}|{_IPV4})"
     options = [f"({group}:){{6}}{tail}"]
-    for before in range(7):  # groups before `::`
+    gap = ":" * 2  # stands for groups of zeros
+    for before in range(7):  # groups before the gap
         left = "" if before == 0 else f"{group}(:{group}){{{before - 1}}}"
         room = 7 - before  # groups that may come after it
         after = [group] if room >= 1 else []
         if room >= 2:
             after.append(f"({group}:){{0,{room - 2}}}{tail}")
-        options.append(f"{left}::({'|'.join(after)})?" if after else f"{left}::")
+        options.append(f"{left}{gap}({'|'.join(after)})?" if after else f"{left}{gap}")
     options.append(f"({group}:){{7}}:")
     return f"({'|'.join(options)})"
 
