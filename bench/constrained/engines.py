@@ -205,7 +205,7 @@ class Outlines:
         matcher.write_mask_into(self.mask.ctypes.data, len(self.mask), 4)
 
     def accept(self, matcher: Any, token: int) -> None:
-        matcher.advance(token)
+        matcher.advance(token, return_tokens=False)  # else it lists every token that may follow
 
     def is_allowed(self, token: int) -> bool:
         return _bit(self.mask, token)

@@ -89,6 +89,7 @@ class _Builder:
         if not self._facts.is_productive(root):
             self._rules.append((name, ()))  # nothing calls it
             return
+        check(self._size(root), 4 * self._limits.positions, "parts")
         fragment = self._fold(root)
         self._join(fragment.last, (0,))
         self._rules.append((name, fragment.first))
@@ -98,13 +99,11 @@ class _Builder:
     def _fold(self, root: ir.Expr) -> Fragment:
         """The fragment of an expression."""
         order: list[tuple[ir.Expr, int]] = []
-        todo, most = [root], 2 * self._limits.positions
+        todo = [root]
         while todo:  # parents before children, the last child first: turned round, children first and in order
             expr = todo.pop()
             children = self._children(expr)
             order.append((expr, len(children)))
-            if len(order) > most:  # of parts that are no positions, too
-                check(len(order), most, "parts")
             todo.extend(children)
         values: list[Fragment] = []
         for expr, num_children in reversed(order):

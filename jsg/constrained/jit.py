@@ -79,7 +79,10 @@ def _compiled(function: Any, options: dict[str, bool]) -> Any:
     try:
         # Without numba's own memory management, since kernels allocate nothing: it would count, atomically, each use of
         # an array that comes out of a tuple, which makes a step ten times as slow.
-        return numba.njit(signature, nogil=True, cache=True, _nrt=False, **options)(function)
+        try:
+            return numba.njit(signature, nogil=True, cache=True, _nrt=False, **options)(function)
+        except KeyError:  # these options are no promise of numba's; a version without them is slower, and as right
+            return numba.njit(signature, nogil=True, cache=True)(function)
     finally:
         numba.config.CACHE_DIR = directory
 

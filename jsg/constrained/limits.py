@@ -21,7 +21,6 @@ class Limits:
 
     Attributes:
         text_bytes: Of the grammar as the client wrote it.
-        pattern_bytes: Of one regular expression in it.
         nesting: Depth of parentheses, schemas or rules inside one another.
         choices: Values of one enum, or choices.
         positions: Places in the expanded grammar where a byte may stand: what a compiled grammar's size goes by.
@@ -37,7 +36,6 @@ class Limits:
     """
 
     text_bytes: int = 1 << 20
-    pattern_bytes: int = 1 << 19
     nesting: int = 200
     choices: int = 100_000
     positions: int = 300_000

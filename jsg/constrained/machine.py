@@ -96,6 +96,9 @@ class Machine:
         self._lock = threading.Lock()
         self._memory = new_memory(static, limits)
         self._alphabets: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # by identity, so it holds the key
+        # What is never touched of these takes no memory.
+        self._nodes = np.empty((_CHAR_NODES, 2 + 2 * limits.heads), np.int32)
+        self._slots = np.empty(2 * _CHAR_NODES, np.int32)
         self._known_text: dict[tuple[int, int], dict[int, bool]] = {}
         sizes = np.bincount(static.classes, minlength=static.num_classes)
         self._only_byte = np.full(static.num_classes, -1, np.int16)
@@ -213,12 +216,10 @@ class Machine:
             is_lasting = len(config) == 1 and not self._is_near_limit(top)
             if is_lasting and (answer := known.get(state)) is not None:
                 return answer, 0
-            nodes = np.empty((_CHAR_NODES, 2 + 2 * self._limits.heads), np.int32)
-            slots = np.empty(2 * _CHAR_NODES, np.int32)
-            keep, counters = self.num_frames, self._memory.counters
+            nodes, keep, counters = self._nodes, self.num_frames, self._memory.counters
             counters[FROZEN], counters[FROZEN_DEPTH], counters[FAILED], counters[LOWEST] = max_chars, top, 0, UNBOUNDED
             try:
-                size = self._run(self._kernels.accepts_all, config, *self._spelled(chars), nodes, slots)
+                size = self._run(self._kernels.accepts_all, config, *self._spelled(chars), nodes, self._slots)
             finally:
                 counters[FROZEN] = 0
                 self._states.forget_frames(self._memory, keep)
@@ -241,9 +242,8 @@ class Machine:
         Returns:
             The number, the flag, and how many frames it read, as `walk` counts them.
         """
-        nodes = np.empty((_ROOM_NODES, 2 + 2 * self._limits.heads), np.int32)
         with self._lock:
-            keep, counters = self.num_frames, self._memory.counters
+            nodes, keep, counters = self._nodes[:_ROOM_NODES], self.num_frames, self._memory.counters
             counters[LOWEST] = UNBOUNDED
             try:
                 found = self._run(self._kernels.text_room, config, *self._spelled(chars), nodes, most)

@@ -61,8 +61,9 @@ def main(parent_pid: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     with os.fdopen(os.dup(STDIN), "rb") as source, os.fdopen(os.dup(STDOUT), "wb") as sink:
         os.dup2(STDERR, STDOUT)  # whatever a library prints must not look like an answer
-        import jsg.constrained.compiler  # noqa: F401  # before the first grammar waits for it
+        from jsg.constrained.compiler import warm
 
+        warm()  # so that the first grammar need not wait for it
         while (payload := read_frame(source)) is not None:
             sink.write(frame(msgspec.msgpack.encode(answer(msgspec.msgpack.decode(payload, type=GrammarSpec)))))
             sink.flush()

@@ -151,9 +151,9 @@ REGEXES = {
     "150 groups, each repeated": _regex("(" * 150 + "a" + ")*" * 150),
     "60 000 brackets": _regex("[" * 60_000, "no end"),
     "200 000 characters": _regex("a" * 200_000, is_long=True),
-    "a megabyte": _regex("abcdefgh" * (1 << 17), "bytes"),
+    "a megabyte": _regex("abcdefgh" * (1 << 17), "positions", is_long=True),
     "30 000 alternatives": _regex("|".join(f"w{i}" for i in range(30_000)), is_long=True),
-    "100 000 alternatives": _regex("|".join(f"w{i}" for i in range(100_000)), "bytes"),
+    "100 000 alternatives": _regex("|".join(f"w{i}" for i in range(100_000)), "alternatives"),
     "100 000 dots": _regex("." * 100_000, "parts", is_long=True),
     "20 000 letters": _regex(r"\p{L}" * 20_000, "intervals"),
 }

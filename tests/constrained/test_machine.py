@@ -174,6 +174,24 @@ def test_rules_that_are_begun_alike_share_their_stack():
     assert machine.allowed_bytes(config) == set(range(97, 123)) | set(b"123456789")
 
 
+@pytest.mark.parametrize("start", range(12))
+def test_a_dozen_alternatives_that_begin_alike_are_all_followed(start: int):
+    names = [f"{i:02}" for i in range(12)]
+    rules = {}
+    for i, name in enumerate(names):
+        first = ir.BagItem(ir.literal(f"all={name}"), is_once=True, is_required=True)
+        rules[name] = ir.seq(
+            ir.Literal(b"{"),
+            ir.Bag((ir.BagItem(ir.literal("all=1"), is_once=True), first), ir.Literal(b","), 1, 2 + i % 2),
+            ir.Literal(b"}"),
+        )
+    machine = machine_of(ir.alt(*map(ir.Call, names)), **rules)
+    assert accepts(machine, f"{{all=1,all={names[start]}}}".encode())
+    assert accepts(machine, f"{{all={names[start]},all=1}}".encode())
+    assert not accepts(machine, f"{{all={names[start]},all={names[start]}}}".encode())
+    assert machine.num_dropped == 0
+
+
 def test_more_ways_than_are_followed_are_given_up_without_a_dead_end():
     expr = ir.Repeat(ir.Repeat(ir.Literal(b"ab"), 1, 900), 1, 900)
     machine = machine_of(expr, Limits(heads=4))
@@ -258,9 +276,11 @@ def test_forgetting_frames_keeps_what_is_live():
     tree = ir.alt(ir.seq(ir.Literal(b"("), ir.Call("tree"), ir.ByteSet(((41, 41), (93, 93)))), ir.Literal(b"x"))
     machine = machine_of(ir.seq(ir.Literal(b"<"), ir.Call("tree"), ir.Literal(b">")), tree=tree)
     configs = [machine.advance(machine.start(), b"<" + b"(" * depth) for depth in range(1, 50)]
-    renamed = machine.compact([configs[5], configs[20], machine.start()])
-    assert machine.num_frames == 21
-    assert renamed[machine.start()] == machine.start()
+    num_states = machine.num_states
+    start = machine.start()
+    renamed = machine.compact([configs[5], configs[20], start])
+    assert machine.num_frames == 21 and machine.num_states < num_states
+    assert renamed[start] == machine.start()
     for depth, old in ((6, configs[5]), (21, configs[20])):
         after = machine.advance(renamed[old], b"x" + b")" * depth + b">")
         assert machine.is_accepting(after)

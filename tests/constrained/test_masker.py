@@ -116,9 +116,18 @@ def test_masks_of_real_vocabularies_are_what_brute_force_says_of_sampled_tokens(
     assert masker.is_complete() and brute.is_complete
 
 
-@pytest.mark.parametrize("sample", ["json", "record", "bag", "text"])
+LOWER, LETTERS = ByteSet(((0x61, 0x7A),)), ByteSet(((0x41, 0x5A), (0x61, 0x7A)))
+WORDS = ByteSet(((0x20, 0x20), (0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)))
+PARTLY = {
+    "lower": (lambda: rule(seq(Repeat(LOWER, 1, None), literal("."))), "lowercase."),
+    "letters": (lambda: rule(Repeat(LETTERS, 1, 30)), "FewMoreLetters"),
+    "words": (lambda: rule(seq(Repeat(WORDS, 3, 40), literal("!"))), "Words_and 12 more of them!"),
+}
+
+
+@pytest.mark.parametrize("sample", ["json", "record", "bag", "text", *PARTLY])
 def test_masks_with_slices_are_those_of_walks_over_everything(sample: str):
-    make_grammar, text = SAMPLES[sample]
+    make_grammar, text = (SAMPLES | PARTLY)[sample]
     vocabulary = tekken()
     plain = Vocabulary(vocabulary.tokens, vocabulary.special_ids, vocabulary.eos_ids)
     nothing = make_slices(sort_tokens((), ()), vocabulary.num_words)
@@ -136,6 +145,21 @@ def test_masks_with_slices_are_those_of_walks_over_everything(sample: str):
             compared += 1
         assert sliced.accept(token) and walked.accept(token)
     assert sliced.mask_key() == walked.mask_key() and compared >= min(50, len(spelled))
+
+
+def test_far_from_the_ends_of_a_count_masks_are_shared():
+    string = seq(literal('"'), Repeat(ByteSet(((0x23, 0x7E),)), 10, 2_000), literal('"'))
+    vocabulary = tekken()
+    compiled = CompiledGrammar(build(rule(string)), vocabulary)
+    masker, letter = compiled.new_masker(), tokenize(vocabulary, b"x")[0]
+    assert masker.accept(tokenize(vocabulary, b'"')[0])
+    keys = []
+    for _ in range(2_000):
+        keys.append(masker.mask_key())
+        assert masker.accept(letter)
+    far = keys[10 : 2_000 - vocabulary.max_token_len]
+    assert len(set(far)) == 1 and keys[0] != far[0] != keys[-1]
+    assert compiled._places.masks._num_entries < 200  # pyright: ignore[reportPrivateUsage]
 
 
 def replay(masker: GrammarMasker, fresh: GrammarMasker, history: list[int], vocabulary: Vocabulary) -> None:

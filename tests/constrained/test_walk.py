@@ -192,3 +192,28 @@ def test_accepts_all_agrees_with_walking():
             assert length > 30
         assert machine.num_frames == frames
     assert num_yes == 31
+
+
+def test_accepts_all_finds_the_same_while_tables_grow():
+    """A chain of so many states that their table is enlarged on the way."""
+    chain = ir.seq(*[utf8()] * 40, ir.Repeat(utf8(), 0, None))
+    for _ in range(2):
+        machine = machine_of(chain)
+        assert machine.accepts_all(machine.start(), CHARS, 1_000)[0]
+        assert machine.num_states > 128
+    config = machine.advance(machine.start(), b"abc")
+    num_states = machine.num_states
+    assert machine.accepts_all(config, CHARS, 1_000)[0]
+    assert machine.num_states == num_states
+
+
+def test_what_no_frame_has_a_say_in_is_found_out_once():
+    string = ir.seq(ir.Literal(b'"'), ir.Repeat(utf8(), 0, None), ir.Literal(b'"'))
+    machine = Machine(build(ir.Grammar("root", {"root": string})), max_token_len=20)
+    config = machine.advance(machine.start(), b'"')
+    assert machine.accepts_all(config, CHARS, 10) == (True, 0) == machine.accepts_all(config, CHARS, 10)
+    assert machine.accepts_all(machine.start(), CHARS, 10) == (False, 0)
+    assert machine.is_dead(machine.start(), ord("e")) and not machine.is_dead(config, ord("e"))
+    renamed = machine.compact([config])
+    assert machine.accepts_all(renamed[config], CHARS, 10) == (True, 0)
+    assert machine.accepts_all(machine.start(), CHARS, 10) == (False, 0)

@@ -31,6 +31,7 @@ from jsg.constrained.regex.anchored import (
 from jsg.constrained.regex.reader import Reader
 
 _STAND_IN = 0x100  # The code point of the first stand-in: beyond all that interegular gives a meaning.
+_MAX_BARS = 50_000
 _MAX_SYMBOLS = 100_000
 """Quantifiers, what stands between them and anchors, in a whole pattern. interegular takes 10 µs for each."""
 _SYMBOLS = "quantifiers and anchors in a pattern"
@@ -60,7 +61,7 @@ def parse_regex(pattern: str, *, search: bool, limits: Limits = LIMITS, param: s
     Raises:
         GrammarError: The pattern is wrong, uses something that is not supported, or is too large.
     """
-    check(len(pattern.encode(errors="surrogatepass")), limits.pattern_bytes, "bytes in a pattern", param)
+    check(len(pattern.encode(errors="surrogatepass")), limits.text_bytes, "bytes in a pattern", param)
     piece = _Parser(pattern, Reader(pattern, is_ecma=search, param=param), limits, param).run()
     expr = found_in(piece) if search else matched(piece)
     check(_depth(expr), limits.nesting, _NESTING, param)
@@ -74,6 +75,7 @@ class _Parser:
         self._limits = limits
         self._param = param
         self._num_symbols = 0
+        self._num_bars = 0
         self._atoms: dict[str, Piece] = {}
         self._characters: dict[tuple[str, bool], Piece] = {}
 
@@ -110,6 +112,8 @@ class _Parser:
                 stack.pop()
                 stack[-1].items.append(self._assembled(group.items))
             elif character == "|":
+                self._num_bars += 1
+                check(self._num_bars, _MAX_BARS, "alternatives in a pattern", self._param)
                 group.items.append("|")
             else:
                 group.items.append(self._atom(character, start, group.flags))

@@ -1,0 +1,35 @@
+"""Kernels are compiled with what the installed numba has."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jsg.constrained import jit
+
+
+def double(value: int) -> int:
+    return 2 * value
+
+
+def test_a_numba_without_the_private_options_still_compiles(monkeypatch: pytest.MonkeyPatch):
+    given: list[dict[str, Any]] = []
+
+    def njit(_: object, **options: Any) -> Callable[[Any], Any]:
+        given.append(options)
+        if options.keys() - {"nogil", "cache"}:
+            raise KeyError("Unrecognized options")
+        return lambda function: function
+
+    fake = SimpleNamespace(njit=njit, config=SimpleNamespace(CACHE_DIR="here"))
+    monkeypatch.setattr(jit, "_numba", lambda: fake)
+    for decorate in (jit.compiled, jit.inner, jit.inlined):
+        assert decorate(double)(4) == 8
+        assert given[-1] == {"nogil": True, "cache": True} and "_nrt" in given[-2]
+    assert fake.config.CACHE_DIR == "here"
+
+
+def test_without_numba_a_kernel_is_the_function_it_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jit, "_numba", lambda: None)
+    assert jit.compiled(double) is double and jit.inlined(double) is double
