@@ -8,6 +8,7 @@ masks never pays for it.
 import functools
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import sys
 import typing
@@ -66,6 +67,16 @@ def use_kernel_cache(directory: Path) -> bool:
     return True
 
 
+def kernel_directory(directory: Path) -> Path:
+    """Where in a cache directory the kernels of this version lie."""
+    return directory / f"kernels-{_version()}"
+
+
+def has_numba() -> bool:
+    """Whether kernels can be compiled. Imports nothing."""
+    return importlib.util.find_spec("numba") is not None
+
+
 def _compiled(function: Any, options: dict[str, bool]) -> Any:
     numba = _numba()
     if numba is None:
@@ -75,7 +86,7 @@ def _compiled(function: Any, options: dict[str, bool]) -> Any:
     signature = _type_of(hints["return"])(*arguments)
     # Numba's cache does not see that a function of another file has changed, so each version has its own directory.
     directory = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(Path(directory or Path(__file__).parent / "__pycache__") / f"kernels-{_version()}")
+    numba.config.CACHE_DIR = str(kernel_directory(Path(directory or Path(__file__).parent / "__pycache__")))
     try:
         # Without numba's own memory management, since kernels allocate nothing: it would count, atomically, each use of
         # an array that comes out of a tuple, which makes a step ten times as slow.

@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, final, get_args, runtime_checkable
 
+from jsg.constrained import kernel_cache
 from jsg.constrained.jit import use_kernel_cache
 from jsg.constrained.vocab import Vocabulary
 from jsg.engine.private_directory import private_directory
@@ -64,14 +65,14 @@ class LexiconLoader:
             eos_token_ids: Tokens that end an answer; those outside the vocabulary do not count.
             cache_directory: The owner-only directory of compiled programs; compiled kernels go into one inside it.
         """
+        kernels = None
         if cache_directory is not None:
             kernels = private_directory(
                 cache_directory / KERNEL_DIRECTORY, "--compilation-cache-dir", "what lies there is run as code"
             )
-            use_kernel_cache(kernels)
         eos_ids = [token for token in eos_token_ids if token < vocab_size]
         pool = ThreadPoolExecutor(1, thread_name_prefix="lexicon")
-        self._future: Future[Lexicon | Exception] = pool.submit(_load_or_fail, directory, vocab_size, eos_ids)
+        self._future: Future[Lexicon | Exception] = pool.submit(_load_or_fail, directory, vocab_size, eos_ids, kernels)
         pool.shutdown(wait=False)
 
     def wait(self) -> None:
@@ -93,9 +94,9 @@ class LexiconLoader:
         return loaded
 
 
-def _load_or_fail(directory: Path, vocab_size: int, eos_ids: list[int]) -> Lexicon | Exception:
+def _load_or_fail(directory: Path, vocab_size: int, eos_ids: list[int], kernels: Path | None) -> Lexicon | Exception:
     try:
-        return _load(directory, vocab_size, eos_ids)
+        return _load(directory, vocab_size, eos_ids, kernels)
     except ModelError as error:
         return error
     except Exception as error:
@@ -103,7 +104,7 @@ def _load_or_fail(directory: Path, vocab_size: int, eos_ids: list[int]) -> Lexic
         return error
 
 
-def _load(directory: Path, vocab_size: int, eos_ids: list[int]) -> Lexicon:
+def _load(directory: Path, vocab_size: int, eos_ids: list[int], kernels: Path | None) -> Lexicon:
     # An engine runs on few packages (bench.device), and those for text are not among them.
     from jsg.processing.tokenizer import load_tokenizer, vocabulary_bytes
 
@@ -115,6 +116,10 @@ def _load(directory: Path, vocab_size: int, eos_ids: list[int]) -> Lexicon:
         size=vocab_size,
         special_names=_tool_markers(tokenizer),
     )
+    if kernels is not None:
+        if not kernel_cache.is_filled(kernels):
+            kernel_cache.fill_elsewhere(kernels)
+        use_kernel_cache(kernels)
     _load_kernels(vocabulary)
     return Lexicon(tokenizer, vocabulary)
 
@@ -127,7 +132,7 @@ def _tool_markers(tokenizer: TextTokenizer) -> dict[int, str]:
 
 
 def _load_kernels(vocabulary: Vocabulary) -> None:
-    """Uses each kernel once: compiling them, or loading them from their cache, takes longer than a step may."""
+    """Uses each kernel once: loading them from their cache takes longer than a step may."""
     from jsg.constrained import ir
     from jsg.constrained.builder import build
     from jsg.constrained.grammar import CompiledGrammar

@@ -1,12 +1,13 @@
 """Kernels are compiled with what the installed numba has."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jsg.constrained import jit
+from jsg.constrained import jit, kernel_cache
 
 
 def double(value: int) -> int:
@@ -33,3 +34,22 @@ def test_a_numba_without_the_private_options_still_compiles(monkeypatch: pytest.
 def test_without_numba_a_kernel_is_the_function_it_is(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jit, "_numba", lambda: None)
     assert jit.compiled(double) is double and jit.inlined(double) is double
+
+
+def test_a_filled_cache_is_known_by_its_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert not kernel_cache.is_filled(tmp_path)
+    mark = kernel_cache._mark(tmp_path)
+    mark.parent.mkdir()
+    mark.touch()
+    assert kernel_cache.is_filled(tmp_path)
+    monkeypatch.setattr(jit, "_version", lambda: "another")
+    assert not kernel_cache.is_filled(tmp_path), "kernels that have changed are compiled anew"
+    monkeypatch.setattr(jit, "has_numba", lambda: False)
+    assert kernel_cache.is_filled(tmp_path), "there is nothing to compile"
+
+
+@pytest.mark.slow
+def test_a_process_fills_the_cache_and_this_one_reads_it(tmp_path: Path):
+    kernel_cache.fill_elsewhere(tmp_path)
+    assert kernel_cache.is_filled(tmp_path)
+    assert list(jit.kernel_directory(tmp_path).rglob("*.nbc"))
