@@ -280,6 +280,7 @@ class Constraints:
             tokens.pop()
         learns = self._tokens if constraint.jump == "draft" else None
         before = int(entry.running.tokens[entry.running.num_known - 1]) if constraint.num_accepted else -1
+        is_complete: list[bool] = []
         for count, token in enumerate(tuple(tokens), 1):
             if learns is not None and (forced := masker.forced_bytes()):
                 learns.learn(before, forced, token)
@@ -287,6 +288,7 @@ class Constraints:
             if not masker.accept(token):
                 raise AssertionError(f"token {token} was chosen, which the grammar does not allow here")
             constraint.num_accepted += 1
+            is_complete.append(masker.is_complete())
             if masker.is_finished() and not self._can_end(request, constraint.num_accepted):
                 result.ended[index] = count
                 del tokens[count:]
@@ -296,9 +298,12 @@ class Constraints:
         self._num_drafts_taken += num_taken
         if request.sampling.return_constraint:
             mass = tuple(result.kept_mass[i] for i in range(row, row + len(tokens)))
-            result.constraints[index] = ConstraintReport(
-                num_forced=num_taken, kept_mass=mass, is_complete=masker.is_complete()
-            )
+            result.constraints[index] = [
+                ConstraintReport(
+                    num_forced=min(num_taken, count), kept_mass=mass[:count], is_complete=is_complete[count - 1]
+                )
+                for count in range(1, len(tokens) + 1)
+            ]
 
     def _can_end(self, request: Request, num_output: int) -> bool:
         """Whether an EOS token that comes next would end the request."""

@@ -18,6 +18,7 @@ from jsg.engine.programs import (
     BIAS_CHUNK,
     COUNT_CHUNK,
     GREEDY,
+    MASKED_EVERYTHING,
     ROWS_AT_A_TIME,
     VARIANTS,
     DeviceState,
@@ -132,6 +133,8 @@ class ModelRunner:
         Where requests of the batch share prefixes, one that reads those once is taken first, if it is compiled.
         """
         key, buckets, is_ready = batch.key, self._buckets, self._executables.is_ready
+        if not buckets.decode and needed.has_logprobs:
+            needed = MASKED_EVERYTHING  # deterministic: the sums of two programs may differ in their last bits
         keys = buckets.decode if key.phase is Phase.DECODE else buckets.extend
         if batch.has_drafts:
             keys = buckets.larger(key)

@@ -130,7 +130,7 @@ class _Constraint:
         if num_tokens:
             self.num_forced += min(report.num_forced, num_tokens)
             self.kept_mass += report.kept_mass[:num_tokens]
-            self.is_complete = report.is_complete
+            self.is_complete = report.is_complete and num_tokens == len(report.kept_mass)  # else it was cut
 
     def shown(self, num_tokens: int) -> dict[str, Any]:
         """In words of a client."""

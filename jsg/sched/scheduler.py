@@ -68,7 +68,8 @@ class StepResult:
         failed: Requests for which the work of the host, before or after the step, raised: they end with an error.
         reasons: What the error says, by rid, where that is the client's to know.
         kept_mass: By row, where a request reports what its grammar did.
-        constraints: What grammars did, by entry; of requests that report it.
+        constraints: What grammars did, by entry; of requests that report it. One report for each of its tokens, of all
+            tokens up to it.
         ended: By entry, after how many of its tokens its grammar lets nothing follow, not even an EOS token.
     """
 
@@ -78,7 +79,7 @@ class StepResult:
     failed: list[RunningRequest] = dataclasses.field(default_factory=list)
     reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     kept_mass: dict[int, float] = dataclasses.field(default_factory=dict)
-    constraints: dict[int, ConstraintReport] = dataclasses.field(default_factory=dict)
+    constraints: dict[int, list[ConstraintReport]] = dataclasses.field(default_factory=dict)
     ended: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
@@ -474,11 +475,8 @@ class Scheduler:
             if reason is not None:
                 break
         logprobs = tuple(result.logprobs[i] for i in range(row, row + count) if i in result.logprobs)
-        constraint = result.constraints.get(index)
-        if constraint is not None and count < len(tokens):
-            constraint = dataclasses.replace(
-                constraint, num_forced=min(constraint.num_forced, count), kept_mass=constraint.kept_mass[:count]
-            )
+        reports = result.constraints.get(index)
+        constraint = reports[count - 1] if reports else None
         return _output(running, tuple(tokens[:count]), logprobs, reason, constraint)
 
     def _stop_reason(self, running: RunningRequest, token: int) -> FinishReason | None:
