@@ -102,6 +102,12 @@ def add_figures(report: Report, engine: str, figures: dict[str, Any]) -> None:
     report.add(f"{case}: accept, {engine}", "us", [float(np.median(figures["accept_us"]))])
 
 
+def _without_path(argument: str) -> str:
+    """The argument as a result may hold it: without a path of this machine."""
+    name, _, value = argument.partition("=")
+    return f"{name}={Path(value).name}" if "/" in value else argument
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.constrained", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -114,7 +120,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--output", type=Path, help="JSON file with every figure")
     options = parser.parse_args(arguments)
     pythons = dict(pair.split("=", 1) for pair in options.python)
-    report = Report("bench.constrained", arguments, options.output, vocabulary="tekken, 131072 tokens")
+    report = Report(
+        "bench.constrained",
+        [_without_path(argument) for argument in arguments],
+        options.output,
+        vocabulary="tekken, 131072 tokens",
+    )
     if options.maskbench is not None:
         run_maskbench(options.maskbench, options.share, report)
     else:

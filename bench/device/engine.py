@@ -73,7 +73,7 @@ def _compile_what_is_measured(core: EngineCore) -> None:
     """Compiles the shapes that an engine in service would compile in its background."""
     buckets = core.scheduler._config.buckets
     names: list[Any] = [("forward", key) for key in buckets.all]
-    names += [("sample", num_rows, GREEDY) for num_rows in sorted({key.num_rows for key in buckets.all})]
+    names += [("sample", num_rows, GREEDY) for num_rows in sorted(_plain_rows(buckets))]
     core._executables.compile(names)
     core._runner.warm_up()
 
@@ -263,3 +263,8 @@ def _prompts(part: Part, load: Load, seed: int) -> list[tuple[int, ...]]:
 
 def _greedy(num_tokens: int) -> SamplingParams:
     return SamplingParams(max_new_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+
+
+def _plain_rows(buckets: Buckets) -> set[int]:
+    """Rows of steps that may have no grammar; those for drafts always have one."""
+    return {key.num_rows for key in buckets.all if key not in buckets.drafts}
