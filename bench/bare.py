@@ -155,7 +155,7 @@ class BareStep:
             new = slice(done, done + num_new)
             positions = np.arange(cached, cached + num_new)
             parts.token_ids[new] = np.random.default_rng(row).integers(0, self.config.vocab_size, num_new)
-            parts.positions[new] = positions
+            parts.positions[new] = parts.model_positions[new] = positions
             pages = self._pages[row, positions // self.page_size]
             parts.slots[new] = pages * self.page_size + positions % self.page_size
             parts.rows[new] = row
@@ -166,9 +166,9 @@ class BareStep:
         if key.num_groups:
             _fill_groups(parts, len(chunks), self._shared_len)
         if key.phase is Phase.DECODE:
-            parts.num_singles[0] = len(chunks)
+            parts.counts[2] = len(chunks)
         else:
-            parts.num_tiles[0] = len(tiles)
+            parts.counts[0] = len(tiles)
             for part, column in zip(parts[-4:], np.array(tiles, np.int32).T, strict=True):
                 part[: len(tiles)] = column
         return packed

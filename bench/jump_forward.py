@@ -1,8 +1,8 @@
 """What structured output costs and jump-forward gives, end to end: `python -m bench.jump_forward`.
 
 Two programs of the SGLang paper, a character and a city as JSON with fixed white space, for a batch of requests,
-in turns: unconstrained output of the same number of tokens, and constrained output with each mode of jump-forward. Wall
-time of `jsg.Engine.generate`, so it wants a quiet machine.
+in turns: unconstrained output, of each request as many tokens as it has with the grammar, and constrained output with
+each mode of jump-forward. Wall time of `jsg.Engine.generate`, so it wants a quiet machine.
 
 Models: "tiny" is the embedded one, which was trained on JSON. "100m" has random weights but for two things, without
 which no token would be likelier than another and a draft would be rejected by chance: every hidden state has one large
@@ -98,32 +98,34 @@ def _weights(shape: dict[str, Any], lengths: np.ndarray) -> dict[str, np.ndarray
     return weights
 
 
-def run(engine: jsg.Engine, prompt: str, batch: int, params: dict[str, Any]) -> tuple[float, int, float]:
-    """Seconds, output tokens and the share of forced tokens of one batch; nothing of an earlier one is cached."""
+def run(
+    engine: jsg.Engine, prompt: str, batch: int, params: dict[str, Any] | list[dict[str, Any]]
+) -> tuple[float, list[int], float]:
+    """Seconds, output tokens of each request and the share of forced tokens; nothing of an earlier run is cached."""
     engine.flush_cache()
     prompts = [f"{prompt}{number}. " for number in range(batch)]
     started = time.perf_counter()
     answers = engine.generate(prompts, params)
     seconds = time.perf_counter() - started
     shares = [answer["meta_info"].get("constraint", {}).get("forced_share", 0.0) for answer in answers]
-    return seconds, sum(answer["meta_info"]["completion_tokens"] for answer in answers), sum(shares) / batch
+    return seconds, [answer["meta_info"]["completion_tokens"] for answer in answers], sum(shares) / batch
 
 
 def measure(report: Report, model: str, engine: jsg.Engine, batch: int, rounds: int) -> None:
     for name, regex in PROGRAMS.items():
         prompt = PROMPTS[name]
         plain = {"temperature": 0.0, "regex": regex, "max_new_tokens": 400}
-        _, num_tokens, _ = run(engine, prompt, batch, plain | {"jump_forward": "off"})
-        free = {"temperature": 0.0, "max_new_tokens": num_tokens // batch, "ignore_eos": True}
-        variants = {"unconstrained": free} | {mode: plain | {"jump_forward": mode} for mode in MODES}
+        _, lengths, _ = run(engine, prompt, batch, plain | {"jump_forward": "off"})
+        free = [{"temperature": 0.0, "max_new_tokens": length, "ignore_eos": True} for length in lengths]
+        variants: dict[str, Any] = {"unconstrained": free} | {mode: plain | {"jump_forward": mode} for mode in MODES}
         samples: dict[str, list[float]] = {variant: [] for variant in variants}
         facts: dict[str, dict[str, Any]] = {}
         for turn in range(rounds + 1):
             for variant, params in variants.items():
-                seconds, tokens, _ = run(engine, prompt, batch, params)
+                seconds, lengths, _ = run(engine, prompt, batch, params)
                 if turn:  # the first fills the caches of masks
-                    samples[variant].append(1000 * seconds / tokens)
-                facts[variant] = {"tokens": tokens}
+                    samples[variant].append(1000 * seconds / sum(lengths))
+                facts[variant] = {"tokens": sum(lengths)}
         for mode in MODES:  # apart, because the report costs a program of its own
             _, _, share = run(engine, prompt, batch, plain | {"jump_forward": mode, "return_constraint": True})
             facts[mode]["forced_share"] = share

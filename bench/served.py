@@ -12,6 +12,7 @@ from pathlib import Path
 
 START_LIMIT_S = 300
 END_LIMIT_S = 60
+ENGINE_MODULE = "jsg.engine.process"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -75,7 +76,7 @@ def served(arguments: Sequence[str], *, module: str = "jsg.cli", log: Path | Non
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
         stack.callback(_end, process)
-        yield Served(_address(process), {"front": process.pid, "engine": _child_of(process.pid)})
+        yield Served(_address(process), {"front": process.pid, "engine": engine_of(process.pid)})
         process.send_signal(signal.SIGTERM)
         status = process.wait(END_LIMIT_S)
         if status != 0:
@@ -109,17 +110,18 @@ def _address(process: subprocess.Popen[str]) -> str:
     return found[1]
 
 
-def _child_of(pid: int) -> int:
-    """The one child of a process."""
-    children = []
+def engine_of(pid: int) -> int:
+    """The engine process of a front, which also has children that compile grammars."""
+    engines = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
-                if int(_read(int(entry), "stat").rpartition(")")[2].split()[1]) == pid:
-                    children.append(int(entry))
-    if len(children) != 1:
-        raise RuntimeError(f"the server should have one child, its engine, but has {len(children)}")
-    return children[0]
+                is_child = int(_read(int(entry), "stat").rpartition(")")[2].split()[1]) == pid
+                if is_child and ENGINE_MODULE in _read(int(entry), "cmdline").split("\0"):
+                    engines.append(int(entry))
+    if len(engines) != 1:
+        raise RuntimeError(f"the server should have one engine process, but has {len(engines)}")
+    return engines[0]
 
 
 def _read(pid: int, name: str) -> str:

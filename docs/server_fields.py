@@ -215,7 +215,7 @@ def _grammar_rows(text: str) -> Iterator[str]:
     yield f"| {fields} | `null` | One of them. {_cell(re.sub(r'\s+', ' ', text))} |"
     texts = _texts(GrammarSpec)
     for field in dataclasses.fields(GrammarSpec):
-        if field.default is not dataclasses.MISSING:
+        if field.init and field.default is not dataclasses.MISSING:
             yield f"| `{field.name}` | `{json.dumps(field.default)}` | {_cell(texts[field.name])} |"
 
 

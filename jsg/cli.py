@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import jsg
 from jsg.config import EngineConfig, ServerConfig, option
 from jsg.errors import ConfigError, JsgError, RequestError
-from jsg.types import GrammarSpec, PropertyOrder, Whitespace
+from jsg.types import GRAMMAR_FIELDS, GrammarKind, GrammarSpec, PropertyOrder, Whitespace
 
 if TYPE_CHECKING:
     from jsg.engine.offline import Engine
@@ -36,7 +36,9 @@ CHECK_NEW_TOKENS = 32
 MAX_LOGPROB_CHANGE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
 """What default mode promises: the same logprobs but for rounding, the same tokens but for ties, where two logprobs are
 within twice this. What 16 bits need on a GPU was not measured on a device."""
-GRAMMAR_ENDINGS = {".json": "json_schema", ".gbnf": "ebnf", ".ebnf": "ebnf", ".regex": "regex"}
+GRAMMAR_ENDINGS: dict[str, GrammarKind] = {".json": "json_schema", ".gbnf": "ebnf", ".ebnf": "ebnf", ".regex": "regex"}
+FILE_CONTENTS = "in a .json a list is choices, and an object of type structural_tag is one"
+GRAMMAR_OPTIONS = ("whitespace", "property_order")
 PASTE_GAP_S = 0.05  # lines that come faster than anyone types are one message
 
 
@@ -98,13 +100,19 @@ def _add_grammar_command(commands: Any) -> None:
     check = actions.add_parser("check", help=text, description=text, allow_abbrev=False)
     source = check.add_mutually_exclusive_group(required=True)
     endings = ", ".join(f"{ending} ({kind})" for ending, kind in GRAMMAR_ENDINGS.items())
-    source.add_argument("file", nargs="?", metavar="FILE", help=f"its kind by its ending: {endings}")
+    source.add_argument("file", nargs="?", metavar="FILE", help=f"its kind by its ending: {endings}; {FILE_CONTENTS}")
     source.add_argument("--json-schema", metavar="S", help="a JSON Schema")
     source.add_argument("--regex", metavar="R", help="a regular expression")
     source.add_argument("--ebnf", metavar="G", help="an EBNF grammar")
+    source.add_argument("--choices", metavar="L", help="a JSON list of texts, one of which is the output")
+    source.add_argument("--structural-tag", metavar="S", help="a structural tag as JSON")
     check.add_argument("--text", metavar="T", help="a text to read; - reads it from stdin")
-    check.add_argument("--whitespace", choices=typing.get_args(Whitespace), help="of a JSON Schema's JSON")
-    check.add_argument("--property-order", choices=typing.get_args(PropertyOrder), help="of its objects' members")
+    check.add_argument(
+        "--whitespace", choices=typing.get_args(Whitespace), help="of a schema's JSON; for schemas and tags"
+    )
+    check.add_argument(
+        "--property-order", choices=typing.get_args(PropertyOrder), help="of its objects' members; for both too"
+    )
 
 
 def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | ServerConfig]) -> None:
@@ -192,24 +200,67 @@ def _generate(config: EngineConfig, options: argparse.Namespace) -> int:
     return 0
 
 
+def _grammar_spec(options: argparse.Namespace) -> GrammarSpec:
+    """The grammar that was given, from whichever place."""
+    kind: GrammarKind
+    if options.file is not None:
+        kind, grammar = _grammar_file(pathlib.Path(options.file))
+        source = f"the {kind} in {pathlib.Path(options.file).name}"
+    else:
+        kind = next(kind for kind in GRAMMAR_FIELDS if getattr(options, kind) is not None)
+        grammar, source = getattr(options, kind), option(kind)
+    given = {name: getattr(options, name) for name in GRAMMAR_OPTIONS if getattr(options, name) is not None}
+    if given and kind not in ("json_schema", "structural_tag"):
+        raise ConfigError(
+            f"{option(next(iter(given)))} needs a JSON Schema or a structural tag, and changes nothing for {source}; "
+            "leave it out"
+        )
+    return GrammarSpec(kind, grammar, **given)
+
+
+def _grammar_file(path: pathlib.Path) -> tuple[GrammarKind, str]:
+    """The kind and the text of a grammar in a file."""
+    ending = path.suffix.lower()
+    if ending not in GRAMMAR_ENDINGS:
+        raise ConfigError(f"FILE must end in {' or '.join(GRAMMAR_ENDINGS)}, but got {path.name!r}; rename it")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"FILE must be a text file that can be read, but {path.name!r} gave: {error}") from None
+    kind = GRAMMAR_ENDINGS[ending]
+    if kind == "regex":
+        return kind, text.removesuffix("\n")  # an editor ends a file with one
+    if kind == "json_schema":
+        with contextlib.suppress(ValueError, RecursionError):  # its compiler says what is wrong with it
+            value = json.loads(text)
+            if isinstance(value, list):
+                return "choices", text
+            if isinstance(value, dict) and value.get("type") == "structural_tag":
+                return "structural_tag", text
+    return kind, text
+
+
+def _text_to_read(given: str | None) -> str | None:
+    """The text of `--text`: - reads it from stdin."""
+    try:
+        text = sys.stdin.read() if given == "-" else given
+        if text is not None:
+            text.encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        wrong = error.object[error.start]
+        byte = wrong if isinstance(wrong, int) else ord(wrong) & 0xFF  # Python hands a byte b over as U+DC00 + b
+        raise ConfigError(
+            f"--text must be UTF-8, but byte {byte:#04x} at position {error.start} is not; correct it"
+        ) from None
+    return text
+
+
 def _check_grammar(options: argparse.Namespace) -> int:
     """0 where it compiles and a given text matches, 1 where the text does not."""
     from jsg.constrained.report import check_grammar, describe_text
 
-    given = {"json_schema": options.json_schema, "regex": options.regex, "ebnf": options.ebnf}
-    kind, grammar = next(((kind, text) for kind, text in given.items() if text is not None), ("", ""))
-    if options.file is not None:
-        path = pathlib.Path(options.file)
-        if path.suffix not in GRAMMAR_ENDINGS:
-            raise ConfigError(f"FILE must end in {' or '.join(GRAMMAR_ENDINGS)}, but got {path.name!r}; rename it")
-        try:
-            kind, grammar = GRAMMAR_ENDINGS[path.suffix], path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"FILE must be a text file that can be read, but {path.name!r} gave: {error}") from None
-    if kind == "regex" and options.file is not None:
-        grammar = grammar.removesuffix("\n")  # an editor ends a file with one
-    spec = GrammarSpec(kind, grammar, options.whitespace or "fixed", options.property_order or "declared")  # pyright: ignore[reportArgumentType]
-    text = sys.stdin.read() if options.text == "-" else options.text
+    spec = _grammar_spec(options)
+    text = _text_to_read(options.text)
     report = check_grammar(spec, text)
     print(report)
     if report.text is None or text is None:

@@ -116,6 +116,8 @@ class ServerConfig:
     )
     first_token_timeout: float | None = _knob(None, "seconds until the first token of an answer; default: no limit")
     request_timeout: float | None = _knob(None, "seconds a request may take in all; default: no limit")
+    hold_timeout: float = _knob(600.0, "seconds for which one request may hold a prefix in the cache")
+    program_timeout: float = _knob(600.0, "seconds a program sent whole may take")
     health_timeout: float = _knob(20.0, "seconds that /health_generate waits for its token")
     shutdown_timeout: float = _knob(20.0, "seconds that running requests get to finish after a SIGTERM")
     metrics_alias: str | None = _knob(None, "name the metrics also as this server does", METRICS_ALIASES)
@@ -132,7 +134,10 @@ class ServerConfig:
         if self.metrics_alias is not None:
             _one_of("metrics_alias", self.metrics_alias, METRICS_ALIASES)
         _one_of("tool_call_parser", self.tool_call_parser, TOOL_CALL_PARSERS)
-        for name in ("first_token_timeout", "request_timeout", "health_timeout", "shutdown_timeout"):
+        for name in (
+            *("first_token_timeout", "request_timeout", "hold_timeout", "program_timeout"),
+            *("health_timeout", "shutdown_timeout"),
+        ):
             if getattr(self, name) is not None:
                 _between(name, getattr(self, name), 0.001, 1e6)
         if self.max_requests_per_key is not None:

@@ -7,7 +7,11 @@
     ├── RequestError             the client's fault; HTTP 400
     │   ├── ContextLengthError   prompt and new tokens exceed the context
     │   ├── GrammarError         a grammar that is wrong or not supported
-    │   └── PreviousResponseError  the response to continue is not stored
+    │   ├── UnsupportedError     a program asks its backend for something that this kind of backend cannot do
+    │   ├── PreviousResponseError  the response to continue is not stored
+    │   ├── GraphError           a program's graph that is not well-formed or too large
+    │   └── ProgramError         a program that breaks a rule of the language
+    │       └── UnknownVariableError  it reads a variable that it never set
     ├── NotFoundError            the client named something that is not here; HTTP 404
     │   └── ModelNotFoundError   a model that is not served here
     ├── AbortedError             somebody aborted the request; HTTP 499
@@ -18,6 +22,8 @@
     ├── TimeLimitError           a request took longer than it may; HTTP 504
     │   └── FirstTokenTimeoutError  its first token did
     ├── ShuttingDownError        the server is ending; HTTP 503
+    ├── BackendError             a server that programs run on cannot be reached, failed, or cannot do what is asked
+    ├── TraceError               a program that cannot be traced: it needs a value that only a run has
     ├── ForbiddenCompileError    a compile after warm-up under --forbid-compile
     └── EngineDeadError          the engine process ended; HTTP 503
 
@@ -79,8 +85,27 @@ class GrammarError(RequestError):
     """A grammar that is wrong or uses something that is not supported."""
 
 
+class UnsupportedError(RequestError):
+    """A program asks its backend for something that this kind of backend cannot do."""
+
+
 class PreviousResponseError(RequestError):
     """A request that continues a response which is not stored, or not any more."""
+
+
+class GraphError(RequestError):
+    """A program's graph that is not well-formed, or larger than is allowed; the message names the node."""
+
+
+class ProgramError(RequestError):
+    """A program that breaks a rule of the language."""
+
+
+class UnknownVariableError(ProgramError, KeyError):
+    """A program, or who runs it, reads a variable that the program never set."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError would show it in quotes
 
 
 class NotFoundError(JsgError):
@@ -123,6 +148,22 @@ class FirstTokenTimeoutError(TimeLimitError):
 
 class ShuttingDownError(JsgError):
     """The server is ending: it takes no new requests, and those that did not finish in time end with this."""
+
+
+class BackendError(JsgError):
+    """A server that programs run on cannot be reached, failed, or cannot do what is asked.
+
+    Attributes:
+        status: The HTTP status it answered with; None where it gave none.
+    """
+
+    def __init__(self, message: str, status: int | None = None):
+        super().__init__(message)
+        self.status = status
+
+
+class TraceError(JsgError):
+    """A program that cannot be traced, most often because it looks at a value that only a run has."""
 
 
 class ForbiddenCompileError(JsgError):

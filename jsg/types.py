@@ -7,53 +7,24 @@ made and unmade in `jsg.processing`.
 import dataclasses
 import enum
 import hashlib
+import itertools
 import json
-import math
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
+from jsg.checks import are_token_ids, is_int, is_number, quote, require, token_id
 from jsg.errors import GrammarError, RequestError
 
 MAX_STOP_STRINGS = 32
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKENS = 128
+MAX_STOP_PATTERNS = 8
+MAX_STOP_PATTERN_CHARS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 128
 MAX_N = 128
-_GRAMMAR_OPTIONS = ("whitespace", "property_order")
-
-
-def _require(ok: bool, param: str, rule: str, value: object, remedy: str = "leave it out for the default") -> None:
-    if not ok:
-        raise RequestError(f"{param} must be {rule}, but got {_quote(value)}; {remedy}", param=param)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer beyond every float
-        return False
-
-
-def _quote(value: object) -> str:
-    """A value as a message may hold it: short, whatever a client has sent."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    try:
-        if isinstance(value, list | tuple):
-            return f"[{repr(list(value[:8]))[1:-1][:200]}" + (", ...]" if len(value) > 8 else "]")
-        text = repr(value[:200] if isinstance(value, str) else value)
-    except ValueError:  # an integer of thousands of digits has no text
-        return f"a very large {type(value).__name__}"
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def _are_token_ids(values: tuple[object, ...]) -> bool:
-    return set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) < 2**31))  # pyright: ignore[reportArgumentType]
+MAX_BRANCHES = 1024
+MAX_GRAMMAR_BYTES = 1 << 20
 
 
 GrammarKind = Literal["regex", "json_schema", "ebnf", "choices", "structural_tag"]
@@ -61,6 +32,9 @@ Whitespace = Literal["fixed", "compact", "flexible"]
 PropertyOrder = Literal["declared", "free"]
 JumpForward = Literal["draft", "retokenize", "off"]
 GRAMMAR_FIELDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
+_GRAMMAR_OPTIONS = {"whitespace": "fixed", "property_order": "declared"}
+"""What may stand beside a grammar that has JSON in it, and its default."""
+_WITH_OPTIONS: tuple[GrammarKind, ...] = ("json_schema", "structural_tag")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,16 +43,19 @@ class GrammarSpec:
 
     Attributes:
         kind: What `text` is written in.
-        text: A regular expression, a JSON Schema, an EBNF grammar, a JSON list of choices, or a structural tag as JSON.
+        text: A regular expression, a JSON Schema, an EBNF grammar, a JSON list of choices, or a structural tag as JSON;
+            at most `MAX_GRAMMAR_BYTES` in UTF-8.
         whitespace: In the JSON of a schema: "fixed" is `", "` and `": "`, "compact" is none, "flexible" is at most one
             space, or a line break with indentation.
         property_order: Members of the objects of a schema stand in the order "declared" there, or in any ("free").
+        key: The same for equal grammars and for no others.
     """
 
     kind: GrammarKind
     text: str
     whitespace: Whitespace = "fixed"
     property_order: PropertyOrder = "declared"
+    key: str = dataclasses.field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -86,20 +63,34 @@ class GrammarSpec:
             ("whitespace", get_args(Whitespace)),
             ("property_order", get_args(PropertyOrder)),
         ):
-            _require(getattr(self, name) in allowed, name, " or ".join(map(repr, allowed)), getattr(self, name))
-        _require(isinstance(self.text, str), self.kind, "text", self.text)
+            require(getattr(self, name) in allowed, name, " or ".join(map(repr, allowed)), getattr(self, name))
+        for name, default in _GRAMMAR_OPTIONS.items():
+            if getattr(self, name) != default:
+                _check_takes_options(self.kind, name)
+        require(isinstance(self.text, str), self.kind, "text", self.text)
         try:
-            self.text.encode()
+            text = self.text.encode()
         except UnicodeEncodeError:
             raise GrammarError(
                 f"{self.kind} must be Unicode text, but has a lone surrogate; leave it out", param=self.kind
             ) from None
+        if len(text) > MAX_GRAMMAR_BYTES:
+            raise GrammarError(
+                f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes of text, but this one has {len(text)}; "
+                "simplify it",
+                param=self.kind,
+            )
+        digest = hashlib.sha256("\0".join((self.kind, self.whitespace, self.property_order, "")).encode())
+        digest.update(text)
+        object.__setattr__(self, "key", digest.hexdigest())
 
-    @property
-    def key(self) -> str:
-        """The same for equal grammars and for no others."""
-        parts = (self.kind, self.whitespace, self.property_order, self.text)
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+def _check_takes_options(kind: GrammarKind, option: str) -> None:
+    if kind not in _WITH_OPTIONS:
+        raise RequestError(
+            f"{option} needs a {' or a '.join(_WITH_OPTIONS)}, but the grammar is of kind {kind}; leave it out",
+            param=option,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +99,11 @@ class SamplingParams:
 
     Attributes:
         max_new_tokens: Tokens to generate at most; 0 only fills the cache.
-        min_new_tokens: Until so many are generated, EOS, stop tokens and stop strings cannot end the request.
+        min_new_tokens: Until so many are generated, EOS, stop tokens, strings and patterns cannot end the request.
         stop: Strings that end the output, or one string; they are cut off unless `no_stop_trim`.
         stop_token_ids: Token ids that end the output.
+        stop_regex: Regular expressions (Python's dialect), or one, before whose first match the output ends: the match
+            that is complete first, and of several that are then complete the longest. It is cut off as a string is.
         temperature: 0 is greedy; otherwise in [1e-5, 100].
         top_p: Keep the smallest set of most likely tokens with at least this mass, in [1e-6, 1].
         top_k: Keep this many most likely tokens (ties stay in); -1 keeps all.
@@ -134,6 +127,7 @@ class SamplingParams:
     min_new_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    stop_regex: tuple[str, ...] = ()
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
@@ -147,52 +141,64 @@ class SamplingParams:
     n: int = 1
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
-    grammar: GrammarSpec | None = None
+    grammar: GrammarSpec | str | None = None
     jump_forward: JumpForward | None = None
     return_constraint: bool = False
 
     def __post_init__(self) -> None:
         self._normalise()
         for name in ("max_new_tokens", "min_new_tokens"):
-            _require(
-                _is_int(getattr(self, name)) and 0 <= getattr(self, name) < 2**31,
+            require(
+                is_int(getattr(self, name)) and 0 <= getattr(self, name) < 2**31,
                 name,
                 "an integer in [0, 2^31)",
                 getattr(self, name),
             )
-        _require(
+        require(
             self.min_new_tokens <= self.max_new_tokens,
             "min_new_tokens",
             f"at most max_new_tokens = {self.max_new_tokens}",
             self.min_new_tokens,
         )
-        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings", len(self.stop))
+        require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings", len(self.stop))
         for text in self.stop:
-            _require(
+            require(
                 isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARS,
                 "stop",
                 f"strings of 1 to {MAX_STOP_CHARS} characters",
                 text,
             )
-        _require(
+        require(
+            len(self.stop_regex) <= MAX_STOP_PATTERNS,
+            "stop_regex",
+            f"at most {MAX_STOP_PATTERNS} patterns",
+            len(self.stop_regex),
+        )
+        for pattern in self.stop_regex:
+            require(
+                isinstance(pattern, str) and 0 < len(pattern) <= MAX_STOP_PATTERN_CHARS,
+                "stop_regex",
+                f"patterns of 1 to {MAX_STOP_PATTERN_CHARS} characters",
+                pattern,
+            )
+        require(
             len(self.stop_token_ids) <= MAX_STOP_TOKENS,
             "stop_token_ids",
             f"at most {MAX_STOP_TOKENS} ids",
             len(self.stop_token_ids),
         )
-        _require(_are_token_ids(self.stop_token_ids), "stop_token_ids", "token ids", self.stop_token_ids)
+        require(are_token_ids(self.stop_token_ids), "stop_token_ids", "token ids", self.stop_token_ids)
         self._check_numbers()
         seed = self.sampling_seed
-        _require(
-            seed is None or (_is_int(seed) and -(2**63) <= seed < 2**64), "sampling_seed", "a 64-bit integer", seed
-        )
-        _require(_is_int(self.n) and 1 <= self.n <= MAX_N, "n", f"an integer in [1, {MAX_N}]", self.n)
+        require(seed is None or (is_int(seed) and -(2**63) <= seed < 2**64), "sampling_seed", "a 64-bit integer", seed)
+        require(is_int(self.n) and 1 <= self.n <= MAX_N, "n", f"an integer in [1, {MAX_N}]", self.n)
 
     def _normalise(self) -> None:
         """Lists, one string and a dict are what people write; tuples are what is kept."""
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        for name, value in (("stop", stop), ("stop_token_ids", self.stop_token_ids)):
-            _require(isinstance(value, list | tuple), name, "a list", value)
+        texts = {name: getattr(self, name) for name in ("stop", "stop_regex")}
+        lists = {name: (value,) if isinstance(value, str) else value for name, value in texts.items()}
+        for name, value in (lists | {"stop_token_ids": self.stop_token_ids}).items():
+            require(isinstance(value, list | tuple), name, "a list", value)
             object.__setattr__(self, name, tuple(value))
         object.__setattr__(self, "logit_bias", _parse_logit_bias(self.logit_bias))
 
@@ -200,31 +206,49 @@ class SamplingParams:
         ranges: dict[str, tuple[str, bool]] = {
             "temperature": (
                 "0 or in [1e-5, 100]",
-                _is_number(self.temperature) and (self.temperature == 0 or 1e-5 <= self.temperature <= 100),
+                is_number(self.temperature) and (self.temperature == 0 or 1e-5 <= self.temperature <= 100),
             ),
-            "top_p": ("in [1e-6, 1]", _is_number(self.top_p) and 1e-6 <= self.top_p <= 1),
-            "top_k": ("-1 or an integer from 1", _is_int(self.top_k) and (self.top_k == -1 or 1 <= self.top_k < 2**31)),
-            "min_p": ("in [0, 1]", _is_number(self.min_p) and 0 <= self.min_p <= 1),
+            "top_p": ("in [1e-6, 1]", is_number(self.top_p) and 1e-6 <= self.top_p <= 1),
+            "top_k": ("-1 or an integer from 1", is_int(self.top_k) and (self.top_k == -1 or 1 <= self.top_k < 2**31)),
+            "min_p": ("in [0, 1]", is_number(self.min_p) and 0 <= self.min_p <= 1),
             "frequency_penalty": (
                 "in [-2, 2]",
-                _is_number(self.frequency_penalty) and abs(self.frequency_penalty) <= 2,
+                is_number(self.frequency_penalty) and abs(self.frequency_penalty) <= 2,
             ),
-            "presence_penalty": ("in [-2, 2]", _is_number(self.presence_penalty) and abs(self.presence_penalty) <= 2),
+            "presence_penalty": ("in [-2, 2]", is_number(self.presence_penalty) and abs(self.presence_penalty) <= 2),
             "repetition_penalty": (
                 "in [0.01, 2]",
-                _is_number(self.repetition_penalty) and 0.01 <= self.repetition_penalty <= 2,
+                is_number(self.repetition_penalty) and 0.01 <= self.repetition_penalty <= 2,
             ),
         }
         for name, (rule, ok) in ranges.items():
-            _require(ok, name, rule, getattr(self, name))
-        _require(
+            require(ok, name, rule, getattr(self, name))
+        require(
             self.jump_forward is None or self.jump_forward in get_args(JumpForward),
             "jump_forward",
             " or ".join(map(repr, get_args(JumpForward))),
             self.jump_forward,
         )
         for name in ("ignore_eos", "skip_special_tokens", "no_stop_trim", "return_constraint"):
-            _require(isinstance(getattr(self, name), bool), name, "true or false", getattr(self, name))
+            require(isinstance(getattr(self, name), bool), name, "true or false", getattr(self, name))
+        self._check_grammar()
+
+    def _check_grammar(self) -> None:
+        if self.grammar is None:
+            for name in ("jump_forward", "return_constraint"):
+                if getattr(self, name):
+                    raise RequestError(f"{name} needs a grammar, but there is none; leave it out", param=name)
+        elif not isinstance(self.grammar, GrammarSpec | str):
+            raise RequestError(
+                f"grammar must be a GrammarSpec, but got {quote(self.grammar)}; "
+                f"write a grammar under what it is written in: {', '.join(GRAMMAR_FIELDS)}",
+                param="grammar",
+            )
+
+    @property
+    def grammar_key(self) -> str | None:
+        """Names the grammar to an engine; None without one."""
+        return self.grammar.key if isinstance(self.grammar, GrammarSpec) else self.grammar
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "SamplingParams":
@@ -249,6 +273,11 @@ def _with_grammar(fields: dict[str, Any]) -> dict[str, Any]:
     if len(given) + (fields.get("grammar") is not None) > 1:
         raise RequestError(f"only one grammar may be given, but got {' and '.join(given)}; leave one out", given[0])
     options = {name: fields[name] for name in _GRAMMAR_OPTIONS if fields.get(name) is not None}
+    if isinstance(rest.get("grammar"), str):  # the key of a grammar is no client's to give
+        raise RequestError(
+            f"grammar must be a GrammarSpec, but got text; say what it is written in: {', '.join(GRAMMAR_FIELDS)}",
+            param="grammar",
+        )
     if not given:
         for name in options:
             raise RequestError(f"{name} needs a json_schema, but got none; leave it out", param=name)
@@ -258,29 +287,25 @@ def _with_grammar(fields: dict[str, Any]) -> dict[str, Any]:
     try:
         text = json.dumps(value, ensure_ascii=False) if is_json else value
     except (TypeError, ValueError, RecursionError):
-        raise GrammarError(f"{kind} must be JSON, but got {_quote(value)}; correct it", param=kind) from None
-    return rest | {"grammar": GrammarSpec(kind, text, **options)}
+        raise GrammarError(f"{kind} must be JSON, but got {quote(value)}; correct it", param=kind) from None
+    grammar = GrammarSpec(kind, text, **options)
+    for name in options:
+        _check_takes_options(kind, name)
+    return rest | {"grammar": grammar}
 
 
 def _parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     """Pairs from a JSON object, whose keys are strings, from a dict or from pairs."""
     rule = "token ids in [0, 2^31), each once, with a number in [-100, 100] for each"
     try:
-        pairs = [(_token_id(token), bias) for token, bias in (value.items() if isinstance(value, dict) else value)]
+        pairs = [(token_id(token), bias) for token, bias in (value.items() if isinstance(value, dict) else value)]
     except (TypeError, ValueError):
         pairs = [(None, 0)]
-    _require(len(pairs) <= MAX_LOGIT_BIAS, "logit_bias", f"at most {MAX_LOGIT_BIAS} entries", len(pairs))
+    require(len(pairs) <= MAX_LOGIT_BIAS, "logit_bias", f"at most {MAX_LOGIT_BIAS} entries", len(pairs))
     for token, bias in pairs:
-        _require(token is not None and _is_number(bias) and abs(bias) <= 100, "logit_bias", rule, value)
-    _require(len(dict(pairs)) == len(pairs), "logit_bias", rule, value)
+        require(token is not None and is_number(bias) and abs(bias) <= 100, "logit_bias", rule, value)
+    require(len(dict(pairs)) == len(pairs), "logit_bias", rule, value)
     return tuple((token, float(bias)) for token, bias in pairs if token is not None)
-
-
-def _token_id(value: object) -> int | None:
-    """A token id, which as a key of a JSON object is text; None for anything else."""
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
-        value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +323,16 @@ class Request:
         namespace: Only requests of one namespace share cached prefixes (tenant, salt, adapter).
         priority: Larger goes first in the waiting queue, as far as the bound on passing allows.
         return_cache_info: Report why the cached prefix ended where it did.
+        hold: Generate nothing, but keep the prompt in the cache: one output without `finish` says that it is there, and
+            the request stays until it is aborted, or until its memory is needed (`FinishType.STOP`).
+        position_jumps: Pairs of an index into `input_ids` and by how much the position of that token and of those
+            behind it is larger than it would be. Indices ascend; the number of tokens is that of the first new one.
+        joined: For a prompt whose middle is branches side by side: the index at which each begins, and the one at which
+            the last ends. What is before the first is common to them; a branch sees that and itself, and its positions
+            go on from there, as if it were alone (a jump inside of it ends with it). What is behind them sees all;
+            its positions go on from the largest of a branch. Empty for a plain prompt.
+        is_streamed: Outputs come as they are made. Else nobody reads the answer as it grows, and several may come as
+            one: the first one at once, those behind it ten times a second or less often.
     """
 
     rid: str
@@ -310,32 +345,36 @@ class Request:
     namespace: str = ""
     priority: int = 0
     return_cache_info: bool = False
+    hold: bool = False
+    position_jumps: tuple[tuple[int, int], ...] = ()
+    joined: tuple[int, ...] = ()
+    is_streamed: bool = True
 
     def __post_init__(self) -> None:
-        _require(len(self.input_ids) > 0, "input_ids", "at least one token", self.input_ids, "send a prompt")
-        _require(_are_token_ids(self.input_ids), "input_ids", "integers in [0, 2^31)", self.input_ids, "correct them")
-        _require(_are_token_ids(self.token_ids_logprob), "token_ids_logprob", "token ids", self.token_ids_logprob)
-        _require(isinstance(self.namespace, str), "namespace", "a string", self.namespace)
-        _require(self.sampling.n == 1, "n", "1 in an engine request", self.sampling.n)
-        _require(
-            _is_int(self.priority) and -(2**31) <= self.priority < 2**31,
+        require(len(self.input_ids) > 0, "input_ids", "at least one token", self.input_ids, "send a prompt")
+        require(are_token_ids(self.input_ids), "input_ids", "integers in [0, 2^31)", self.input_ids, "correct them")
+        require(are_token_ids(self.token_ids_logprob), "token_ids_logprob", "token ids", self.token_ids_logprob)
+        require(isinstance(self.namespace, str), "namespace", "a string", self.namespace)
+        require(self.sampling.n == 1, "n", "1 in an engine request", self.sampling.n)
+        require(
+            is_int(self.priority) and -(2**31) <= self.priority < 2**31,
             "priority",
             "an integer in [-2^31, 2^31)",
             self.priority,
         )
-        _require(
-            _is_int(self.top_logprobs_num) and 0 <= self.top_logprobs_num <= MAX_TOP_LOGPROBS,
+        require(
+            is_int(self.top_logprobs_num) and 0 <= self.top_logprobs_num <= MAX_TOP_LOGPROBS,
             "top_logprobs_num",
             f"an integer in [0, {MAX_TOP_LOGPROBS}]",
             self.top_logprobs_num,
         )
-        _require(
-            _is_int(self.logprob_start_len) and -1 <= self.logprob_start_len <= len(self.input_ids),
+        require(
+            is_int(self.logprob_start_len) and -1 <= self.logprob_start_len <= len(self.input_ids),
             "logprob_start_len",
             f"an integer from -1 to {len(self.input_ids)}, the length of the prompt",
             self.logprob_start_len,
         )
-        _require(
+        require(
             len(self.token_ids_logprob) <= MAX_TOP_LOGPROBS,
             "token_ids_logprob",
             f"at most {MAX_TOP_LOGPROBS} ids",
@@ -344,7 +383,53 @@ class Request:
 
         if not self.return_logprob:
             for name, default in (("logprob_start_len", -1), ("top_logprobs_num", 0), ("token_ids_logprob", ())):
-                _require(getattr(self, name) == default, name, "left out without return_logprob", getattr(self, name))
+                require(getattr(self, name) == default, name, "left out without return_logprob", getattr(self, name))
+        self._check_program_fields()
+
+    def _check_program_fields(self) -> None:
+        """Holds, position jumps and joined prompts."""
+        require(isinstance(self.is_streamed, bool), "is_streamed", "true or false", self.is_streamed)
+        require(isinstance(self.hold, bool), "hold", "true or false", self.hold)
+        if self.hold:
+            require(self.sampling.max_new_tokens == 0, "max_new_tokens", "0 in a hold", self.sampling.max_new_tokens)
+            require(not self.return_logprob, "return_logprob", "left out of a hold", self.return_logprob)
+            require(not self.joined, "joined", "left out of a hold: what is joined is not cached", self.joined)
+        if self.position_jumps:
+            indices = [index for index, _ in self.position_jumps]
+            are_whole = all(is_int(index) and is_int(extra) for index, extra in self.position_jumps)
+            require(
+                are_whole
+                and all(0 <= index <= len(self.input_ids) for index in indices)
+                and all(low < high for low, high in itertools.pairwise(indices))
+                and all(0 < extra < 2**31 for _, extra in self.position_jumps),
+                "position_jumps",
+                f"pairs of an ascending index in [0, {len(self.input_ids)}] and a jump in [1, 2^31)",
+                self.position_jumps,
+            )
+        if self.joined:
+            require(
+                2 <= len(self.joined) <= MAX_BRANCHES + 1
+                and all(is_int(index) for index in self.joined)
+                and self.joined[0] >= 0
+                and all(low <= high for low, high in itertools.pairwise(self.joined)),
+                "joined",
+                f"where each of 1 to {MAX_BRANCHES} branches begins and the last ends, never descending",
+                self.joined,
+            )
+            require(
+                0 < self.joined[-1] < len(self.input_ids),
+                "joined",
+                f"such that branches end in [1, {len(self.input_ids)}), for something must come before and behind",
+                self.joined[-1],
+                "put at least one token behind the branches",
+            )
+            require(
+                not self.wants_prompt_logprobs,
+                "logprob_start_len",
+                "-1 in a joined prompt, whose tokens do not all follow one another",
+                self.logprob_start_len,
+                "leave it out",
+            )
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -425,6 +510,15 @@ class ConstraintReport:
     kept_mass: tuple[float, ...]
     is_complete: bool
 
+    @staticmethod
+    def join(reports: "Sequence[ConstraintReport]") -> "ConstraintReport":
+        """One report in place of several that follow one another."""
+        return ConstraintReport(
+            num_forced=sum(report.num_forced for report in reports),
+            kept_mass=tuple(itertools.chain.from_iterable(report.kept_mass for report in reports)),
+            is_complete=reports[-1].is_complete,
+        )
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class RequestOutput:
@@ -432,7 +526,7 @@ class RequestOutput:
 
     Attributes:
         rid: The request.
-        token_ids: New output tokens; empty for a prefill-only request and for an abort.
+        token_ids: New output tokens; empty for a prefill-only request, and at an abort or a failure unless some waited.
         finish: Set in the last output of a request, and only there.
         prompt_tokens: Length of the prompt.
         cached_tokens: Prompt tokens whose KV was found in the cache at first admission.
@@ -453,6 +547,23 @@ class RequestOutput:
     queue_s: float = 0.0
     cache_report: CacheReport | None = None
     constraint: ConstraintReport | None = None
+
+    @staticmethod
+    def join(outputs: "Sequence[RequestOutput]") -> "RequestOutput":
+        """One output in place of several of a request that follow one another."""
+        reports = [output.constraint for output in outputs if output.constraint is not None]
+        return RequestOutput(
+            rid=outputs[0].rid,
+            token_ids=tuple(itertools.chain.from_iterable(output.token_ids for output in outputs)),
+            finish=outputs[-1].finish,
+            prompt_tokens=max(output.prompt_tokens for output in outputs),
+            cached_tokens=max(output.cached_tokens for output in outputs),
+            logprobs=tuple(itertools.chain.from_iterable(output.logprobs for output in outputs)),
+            prompt_logprobs=next((o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None), None),
+            queue_s=max(output.queue_s for output in outputs),
+            cache_report=next((o.cache_report for o in outputs if o.cache_report is not None), None),
+            constraint=ConstraintReport.join(reports) if reports else None,
+        )
 
 
 def namespace_digest(namespace: str) -> str:

@@ -42,6 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--shared-data must name a folder that exists, but got {str(folder)!r}")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the soak first: it mostly waits, and beside it another worker runs everything else."""
+    items.sort(key=lambda item: item.name != "test_half_an_hour")
+
+
 @pytest.fixture(scope="session")
 def shared_data(request: pytest.FixtureRequest) -> Callable[[str], pathlib.Path]:
     """Finds a data set by its name: skips without `--shared-data`, fails when the folder lacks it."""

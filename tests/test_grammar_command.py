@@ -85,3 +85,74 @@ def test_one_grammar_is_needed(capsys):
         check(capsys)
     with pytest.raises(SystemExit):
         check(capsys, "--regex", "a", "--ebnf", SUM)
+
+
+TAG = (
+    '{"type": "structural_tag", "format": '
+    '{"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}}'
+)
+OLD_TAG = (
+    '{"type": "structural_tag", "structures": [{"begin": "<a>", "schema": {"const": 1}, "end": "</a>"}], '
+    '"triggers": ["<a>"]}'
+)
+KINDS = {
+    "word.regex": ("[a-z]+\r\n", "abc", "1"),
+    "sum.gbnf": (SUM, "1+2", "+"),
+    "sum.ebnf": ("\ufeff" + SUM, "1+2", "+"),
+    "point.json": ('\ufeff{"const": 1}', "1", "2"),
+    "any.json": ("true", "[1, {}]", "]"),
+    "list.json": ('["yes", "no"]', "no", "maybe"),
+    "tag.json": (TAG, "<a>b</a>", "<b>"),
+    "old.JSON": (OLD_TAG, "go: <a>1</a>.", "<a>2"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_file_of_each_kind(capsys, tmp_path, name):
+    grammar, right, wrong = KINDS[name]
+    (tmp_path / name).write_bytes(grammar.encode())
+    assert check(capsys, str(tmp_path / name), "--text", right)[0] == 0
+    assert check(capsys, str(tmp_path / name), "--text", wrong)[0] == 1
+
+
+def test_choices_and_a_structural_tag(capsys):
+    assert check(capsys, "--choices", '["yes", "no"]', "--text", "yes")[0] == 0
+    assert check(capsys, "--choices", '["yes", "no"]', "--text", "nothing")[0] == 1
+    assert check(capsys, "--structural-tag", TAG, "--text", "<a>b</a>")[0] == 0
+    spaced = OLD_TAG.replace('{"const": 1}', '{"type": "array", "items": {"const": 1}}')
+    assert check(capsys, "--structural-tag", spaced, "--text", "<a>[1,1]</a>")[0] == 1
+    assert check(capsys, "--structural-tag", spaced, "--text", "<a>[1,1]</a>", "--whitespace", "compact")[0] == 0
+
+
+@pytest.mark.parametrize("option", [("--whitespace", "fixed"), ("--property-order", "free")])
+@pytest.mark.parametrize("grammar", [("--regex", "a"), ("--ebnf", SUM), ("--choices", '["a"]')])
+def test_an_option_that_would_do_nothing_is_refused(capsys, option, grammar):
+    status, out, err = check(capsys, *grammar, *option)
+    assert status == 2 and not out
+    assert option[0] in err and grammar[0] in err and err.count("\n") == 1
+
+
+def test_bytes_that_are_no_text_are_refused(capsys, monkeypatch, tmp_path):
+    status, out, err = check(capsys, "--regex", "[a-z]+", "--text", "ab\udcff")  # as Python hands them over
+    assert status == 2 and not out and err.count("\n") == 1
+    assert "--text must be UTF-8" in err and "byte 0xff" in err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="utf-8"))
+    assert "--text must be UTF-8" in check(capsys, "--regex", "[a-z]+", "--text", "-")[2]
+    (tmp_path / "a.regex").write_bytes(b"\xff")
+    assert "FILE must be" in check(capsys, str(tmp_path / "a.regex"))[2]
+    assert "surrogate" in check(capsys, "--regex", "ab\udcff")[2]
+
+
+def test_it_says_when_readings_were_dropped(capsys):
+    palindromes = 'root ::= "a" | "b" | "a" root "a" | "b" root "b"'
+    _, out, _ = check(capsys, "--ebnf", palindromes, "--text", "ab" * 60 + "a")
+    assert "dropped:" in out and "ambiguous" in out
+    assert "dropped:" not in check(capsys, "--ebnf", palindromes, "--text", "aba")[1]
+
+
+def test_what_is_an_annotation_is_named(capsys):
+    schema = '{"properties": {"a": {"format": "colour"}}, "maxLenght": 3}'
+    status, out, _ = check(capsys, "--json-schema", schema)
+    assert status == 0
+    assert "ignored:  format 'colour' at #/properties/a/format, an annotation" in out
+    assert "ignored:  maxLenght at #/maxLenght, an annotation" in out

@@ -31,13 +31,16 @@ FLAT_RECORDS = {
     "OpenAIBody": "one field per parameter a client may send",
     "ChatBody": "one field per parameter a client may send",
     "ResponsesBody": "one field per parameter a client may send",
+    "MessagesBody": "one field per parameter a client may send",
     "LogLine": "one field per fact of a request",
     "SamplingParams": "one field per sampling parameter a client may send",
+    "SamplingArgs": "one field per argument of gen",
+    "RunArgs": "one field per argument of gen that a run may give for all",
     "ModelConfig": "one field per property of a checkpoint's config.json",
 }
 
-UNPINNED_EXTRAS = ("cuda", "tpu", "bench-constrained")
-"""Extras that bring libraries of one kind of machine, or torch."""
+UNPINNED_EXTRAS = ("cuda", "tpu", "bench-constrained", "dspy")
+"""Extras that bring libraries of one kind of machine, torch, or others than the tests have."""
 
 
 def name_of(path: pathlib.Path) -> str:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import lax
+from jaxtyping import Array, Float, Int
 
 
 class KVPool(NamedTuple):
@@ -25,6 +26,18 @@ class KVPool(NamedTuple):
     def page_size(self) -> int:
         """KV slots in one page."""
         return self.layers[0][0].shape[1]
+
+
+def copy_slots(pool: KVPool, source: Int[Array, " k"], target: Int[Array, " k"]) -> KVPool:
+    """The pool with the keys and values of some slots copied to others. Only slot 0, the dump, may be in both."""
+
+    def copy(array: Float[Array, "P page_size heads H"]) -> Float[Array, "P page_size heads H"]:
+        size = array.shape[1]
+        # The barrier keeps the read out of the write's loop: together they would need a copy of the whole array.
+        rows = lax.optimization_barrier(array[source // size, source % size])
+        return array.at[target // size, target % size].set(rows)
+
+    return KVPool(jax.tree.map(copy, pool.layers))
 
 
 def make_pool(

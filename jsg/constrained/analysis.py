@@ -198,23 +198,23 @@ class _Clauses:
         """`head` is true where all of `body` is, or `enough` of it."""
         clause, length = len(self.heads), 0
         for node in body:
-            self.uses.setdefault(node, []).append(clause)
+            if node in self.uses:
+                self.uses[node].append(clause)
+            else:
+                self.uses[node] = [clause]
             length += 1
         self.heads.append(head)
         self.missing.append(length if enough is None else enough)
 
     def solve(self) -> set[int]:
         """Every node that is true."""
-        true: set[int] = set()
-        todo = [head for head, missing in zip(self.heads, self.missing, strict=True) if missing <= 0]
-        missing = list(self.missing)
+        true = {head for head, missing in zip(self.heads, self.missing, strict=True) if missing <= 0}
+        todo = list(true)
+        missing, heads, uses = list(self.missing), self.heads, self.uses
         while todo:
-            node = todo.pop()
-            if node in true:
-                continue
-            true.add(node)
-            for clause in self.uses.get(node, ()):
+            for clause in uses.get(todo.pop(), ()):
                 missing[clause] -= 1
-                if missing[clause] == 0:
-                    todo.append(self.heads[clause])
+                if missing[clause] == 0 and heads[clause] not in true:
+                    true.add(heads[clause])
+                    todo.append(heads[clause])
         return true

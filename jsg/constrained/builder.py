@@ -8,12 +8,15 @@ What can never match is left out first (`analysis.py`), so no position is a dead
 """
 
 import itertools
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from jsg.constrained import ir
-from jsg.constrained.analysis import Facts, analyse, parts_of
-from jsg.constrained.finish import Loop, Parts, Positions, finish
+from jsg.constrained.ambiguity import several_counts
+from jsg.constrained.analysis import Facts, analyse
+from jsg.constrained.finish import Loop, Parts, Positions, finish, first_bytes
 from jsg.constrained.limits import LIMITS, Limits, check
+from jsg.constrained.repeats import Plan, Repeats, is_single
 from jsg.constrained.tables import (
     BYTE,
     CALL,
@@ -28,11 +31,6 @@ from jsg.constrained.tables import (
     StaticTables,
 )
 from jsg.errors import GrammarError
-
-UNROLLED = 64
-"""A repeat of at most so many positions in all is written out; a larger one is counted while a text is read."""
-_CALL_SIZE = 16
-"""What a call counts as in that: copies of it are states of their own each time, and one loop serves all of them."""
 
 
 class Fragment(NamedTuple):
@@ -57,25 +55,34 @@ def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
         raise GrammarError(
             f"the grammar matches no text: rule {grammar.start!r} can never be completed; give it an end"
         )
-    builder = _Builder(facts, limits)
-    for name in facts.rules:
-        builder.add_rule(name)
-    return finish(builder.parts(), grammar.start, facts.is_nullable(facts.rules[grammar.start]), limits)
+    written_out: dict[int, ir.Repeat] = {}
+    while True:
+        builder = _Builder(facts, limits, written_out)
+        for name in facts.rules:
+            builder.add_rule(name)
+        parts = builder.parts()
+        firsts = first_bytes(parts)
+        ambiguous = builder.repeats_of(several_counts(parts, firsts, builder.counted()))
+        if not ambiguous:
+            return finish(parts, firsts, grammar.start, facts.is_nullable(facts.rules[grammar.start]), limits)
+        written_out |= ambiguous
 
 
 class _Builder:
     """Positions of all rules while they are collected."""
 
-    def __init__(self, facts: Facts, limits: Limits):
+    def __init__(self, facts: Facts, limits: Limits, written_out: Mapping[int, ir.Repeat]):
+        """Collects nothing yet; `written_out` are repeats, by identity, that may not be counted."""
         self._facts = facts
         self._limits = limits
+        self._origins: list[ir.Repeat | None] = []
         self._kinds = [END_RULE]
         self._arguments = [0]
         self._follow: list[list[Positions]] = [[]]
         self._loops: list[Loop] = []
         self._rules: list[tuple[str, Positions]] = []
         self._numbers = {name: number for number, name in enumerate(facts.rules)}
-        self._sizes: dict[int, int] = {}
+        self._repeats = Repeats(facts, written_out)
         self._branches = 0
         self._edges = 0
 
@@ -89,10 +96,19 @@ class _Builder:
         if not self._facts.is_productive(root):
             self._rules.append((name, ()))  # nothing calls it
             return
-        check(self._size(root), 4 * self._limits.positions, "parts")
+        check(self._repeats.size(root), 4 * self._limits.positions, "parts")
         fragment = self._fold(root)
         self._join(fragment.last, (0,))
         self._rules.append((name, fragment.first))
+
+    def counted(self) -> list[int]:
+        """The loops that repeats became."""
+        return [number for number, repeat in enumerate(self._origins) if repeat is not None]
+
+    def repeats_of(self, loops: Iterable[int]) -> dict[int, ir.Repeat]:
+        """The repeats that became these loops, by identity; a bag is none."""
+        repeats = [self._origins[loop] for loop in sorted(loops)]
+        return {id(repeat): repeat for repeat in repeats if repeat is not None}
 
     # -- Folding
 
@@ -119,9 +135,9 @@ class _Builder:
             case ir.Seq(parts):
                 return list(parts)
             case ir.Alt(options):
-                return [o for o in options if not _single(o) and self._facts.is_productive(o)]
+                return [o for o in options if not is_single(o) and self._facts.is_productive(o)]
             case ir.Repeat():
-                plan = self._plan(expr)
+                plan = self._repeats.plan(expr)
                 body = [expr.separator, expr.item] if plan.has_separator else [expr.item]
                 if plan.is_separator_first:
                     return [expr.item, *(body * plan.copies)]
@@ -241,7 +257,7 @@ class _Builder:
         """All parts, and one position for all options that are a single byte."""
         bits = 0
         for option in options:
-            bits |= _bits(option) if _single(option) else 0
+            bits |= _bits(option) if is_single(option) else 0
         if bits:
             parts = [self._leaf(BYTE, bits), *parts]
         return Fragment(
@@ -282,29 +298,8 @@ class _Builder:
 
     # -- Repeats
 
-    def _plan(self, repeat: ir.Repeat) -> "_Plan":
-        """How a repeat that matches something is built."""
-        facts, item, low, high = self._facts, repeat.item, repeat.min, repeat.max
-        if high == 0 or not facts.is_productive(item):
-            return _Plan(0, 0, 0, False, False, False, False)
-        if not facts.is_productive(repeat.separator):
-            high = 1
-        has_separator = high != 1 and repeat.separator != ir.EMPTY
-        is_separator_first = has_separator and facts.is_nullable(item)
-        if is_separator_first:  # item (separator item)*: then the repeated part is not two ways empty
-            low, high = max(low - 1, 0), None if high is None else high - 1
-            low = 0 if facts.is_nullable(repeat.separator) else low
-        elif facts.is_nullable(item):
-            low = 0
-        copies = high if high is not None else max(low, 1)
-        body = self._size(item) + (self._size(repeat.separator) if has_separator else 0)
-        is_counted = copies > 1 and copies * body > UNROLLED
-        is_turning = is_counted or (high is None and copies == 1)
-        copies = 1 if is_counted else copies
-        return _Plan(copies, low, high, has_separator, is_separator_first, is_counted, is_turning)
-
     def _repeat(self, repeat: ir.Repeat, parts: list[Fragment]) -> Fragment:
-        plan = self._plan(repeat)
+        plan = self._repeats.plan(repeat)
         if plan.copies == 0:
             return NOTHING
         head, separators = NOTHING, [NOTHING] * plan.copies
@@ -316,12 +311,12 @@ class _Builder:
             separators, parts = parts[0::2], parts[1::2]
         if plan.is_counted:
             high = UNBOUNDED if plan.max is None else plan.max
-            repeated = self._loop([(parts[0], 0)], separators[0], plan.min, high, 0)
+            repeated = self._loop([(parts[0], 0)], separators[0], plan.min, high, 0, repeat)
         else:
             repeated = self._unrolled(plan, parts, separators)
         return self._sequence([head, repeated]) if plan.is_separator_first else repeated
 
-    def _unrolled(self, plan: "_Plan", bodies: list[Fragment], separators: list[Fragment]) -> Fragment:
+    def _unrolled(self, plan: Plan, bodies: list[Fragment], separators: list[Fragment]) -> Fragment:
         """Copies in a row, each of which may be the last once there are enough; without a maximum the last recurs."""
         last: list[int] = []
         for number, body in enumerate(bodies, 1):
@@ -364,7 +359,13 @@ class _Builder:
         return self._loop(branches, separator, bag.min, high, required)
 
     def _loop(
-        self, branches: list[tuple[Fragment, int]], separator: Fragment, low: int, high: int, required: int
+        self,
+        branches: list[tuple[Fragment, int]],
+        separator: Fragment,
+        low: int,
+        high: int,
+        required: int,
+        origin: ir.Repeat | None = None,
     ) -> Fragment:
         """A repeat or bag whose items are counted while a text is read: one position for all of it."""
         number, is_once = len(self._loops), all(bit for _, bit in branches)
@@ -375,6 +376,7 @@ class _Builder:
         if separator.first:
             kind = EMPTY_SEPARATOR if separator.nullable else PLAIN_SEPARATOR
             self._join(separator.last, (self._position(END_SEPARATOR, number),))
+        self._origins.append(origin)
         self._loops.append(
             Loop(
                 min=max(low, required.bit_count()),
@@ -389,67 +391,9 @@ class _Builder:
         fragment = self._leaf(LOOP, number)
         return fragment._replace(nullable=low == 0 and not required)
 
-    # -- Sizes
-
-    def _size(self, root: ir.Expr) -> int:
-        """About how many positions the expression takes; what takes none still counts, as work."""
-        sizes, todo = self._sizes, [root]
-        while todo:
-            expr = todo[-1]
-            if id(expr) not in sizes:
-                missing = [part for part in parts_of(expr) if id(part) not in sizes]
-                if missing:
-                    todo.extend(missing)
-                    continue
-                sizes[id(expr)] = min(self._own_size(expr), 1 << 40)
-            todo.pop()
-        return sizes[id(root)]
-
-    def _own_size(self, expr: ir.Expr) -> int:
-        """The size of an expression whose parts' sizes are known."""
-        match expr:
-            case ir.Literal(value):
-                return len(value)
-            case ir.Words(words):
-                return sum(map(len, words))
-            case ir.Call():
-                return _CALL_SIZE
-            case ir.Repeat(item, _, _, separator):
-                return 2 + max(self._plan(expr).copies, 1) * (self._sizes[id(item)] + self._sizes[id(separator)])
-            case _:
-                return 1 + sum(self._sizes[id(part)] for part in parts_of(expr))
-
-
-class _Plan(NamedTuple):
-    """How a repeat is built.
-
-    Attributes:
-        copies: Of the item; 0: the repeat matches only the empty text.
-        min, max: What is left of the bounds.
-        has_separator: There is a separator that can be met.
-        is_separator_first: The item stands once alone, and what is repeated is separator and item together.
-        is_counted: It becomes a loop.
-        is_turning: The first copy needs its separator, because the way leads back to it.
-    """
-
-    copies: int
-    min: int
-    max: int | None
-    has_separator: bool
-    is_separator_first: bool
-    is_counted: bool
-    is_turning: bool
-
-
-def _single(expr: ir.Expr) -> bool:
-    """It is exactly one byte out of some."""
-    return (isinstance(expr, ir.ByteSet) and bool(expr.ranges)) or (
-        isinstance(expr, ir.Literal) and len(expr.value) == 1
-    )
-
 
 def _bits(expr: ir.Expr) -> int:
-    """The bytes of a `_single` expression, one bit each."""
+    """The bytes of a `is_single` expression, one bit each."""
     if isinstance(expr, ir.Literal):
         return 1 << expr.value[0]
     bits = 0

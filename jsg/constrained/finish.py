@@ -51,13 +51,16 @@ class Parts(NamedTuple):
     rules: list[tuple[str, Positions]]
 
 
-def finish(parts: Parts, start: str, is_start_nullable: bool, limits: Limits) -> StaticTables:
-    """The tables of a grammar whose positions are these.
+Firsts = list[tuple[int, int]]
+"""Of each rule and then each loop the bytes that it can begin with, as bits, and how many frames deep that may be."""
+
+
+def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, limits: Limits) -> StaticTables:
+    """The tables of a grammar whose positions are these; `firsts` are those of `first_bytes`.
 
     Raises:
-        GrammarError: A rule recurs on the left.
+        GrammarError: It has more sets of bytes or transitions than there may be.
     """
-    firsts = _first_bytes(parts)
     num_rules = len(parts.rules)
     lists = _Lists(limits)
     lists.number([(0,)])
@@ -105,9 +108,12 @@ class _Lists:
 
     def number(self, groups: list[Positions]) -> int:
         """The number of the list that holds the positions of all groups; of the END of a rule for none at all."""
-        if len(groups) == 1:  # groups live as long as this object, so that their identities are theirs
+        if len(groups) == 1:
             group = groups[0]
-            known = self._by_identity.get(id(group))
+            if len(group) == 1:  # most are so
+                known = self._numbers.get(group)
+                return self._number_of(group) if known is None else known
+            known = self._by_identity.get(id(group))  # groups live as long as this object: their identities are theirs
             if known is None:
                 known = self._by_identity[id(group)] = self._number_of(tuple(dict.fromkeys(group)))
             return known
@@ -134,7 +140,7 @@ class _Lists:
         return np.array(self._starts, np.int32), np.array(self._items, np.int32)
 
 
-def _bits_of(kind: int, argument: int, firsts: list[tuple[int, int]], num_rules: int) -> int:
+def _bits_of(kind: int, argument: int, firsts: Firsts, num_rules: int) -> int:
     """Bytes that a position can begin with, one bit each; of an END none."""
     if kind == BYTE:
         return argument
@@ -163,7 +169,7 @@ def _signed(bits: int) -> int:
     return bits - (1 << 64) if bits >> 63 else bits
 
 
-def _first_bytes(parts: Parts) -> list[tuple[int, int]]:
+def first_bytes(parts: Parts) -> Firsts:
     """Of each rule and then each loop the bytes it can begin with, and how many frames deep that may be.
 
     Raises:
@@ -219,8 +225,15 @@ def _byte_classes(sets: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """The class of each byte, and for each set which classes it holds."""
     packed = np.frombuffer(b"".join(bits.to_bytes(32, "little") for bits in sets), np.uint8).reshape(-1, 32)
     holds = np.unpackbits(packed, axis=1, bitorder="little")  # [sets, 256]
-    columns = np.packbits(holds, axis=0).T
-    numbers: dict[bytes, int] = {}
-    classes = [numbers.setdefault(columns[byte].tobytes(), len(numbers)) for byte in range(256)]
-    one_each = [classes.index(number) for number in range(len(numbers))]
-    return np.array(classes, np.uint8), np.ascontiguousarray(holds[:, one_each])
+    columns = np.packbits(holds, axis=0)
+    width, data = len(columns), columns.T.tobytes()
+    first: dict[bytes, int] = {}
+    one_each: list[int] = []
+    classes = bytearray(256)
+    for byte in range(256):
+        column = data[byte * width : (byte + 1) * width]
+        number = first.setdefault(column, len(one_each))
+        if number == len(one_each):
+            one_each.append(byte)
+        classes[byte] = number
+    return np.frombuffer(classes, np.uint8).copy(), np.ascontiguousarray(holds[:, one_each])

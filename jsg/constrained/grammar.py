@@ -60,7 +60,7 @@ class CompiledGrammar:
         """
         self.vocabulary = vocabulary
         self._static = static
-        self._places = Places(Machine(static, limits, vocabulary.max_token_len), vocabulary, limits, memo_bytes)
+        self._places = Places(Machine(static, limits, vocabulary.max_token_len), vocabulary, memo_bytes)
 
     def new_masker(self) -> GrammarMasker:
         """A masker at the beginning of a text."""

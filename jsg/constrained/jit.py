@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-_KERNELS = ("tables", "memory", "states", "kernels")
+_KERNELS = ("tables", "memory", "states", "steps", "kernels")
 READ_ONLY = "read-only"
 _INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 

@@ -30,8 +30,10 @@ class Limits:
         states: States of the byte automaton that are ever made; they are made when they are first met.
         stack: Rules that are open at once in a text.
         heads: Ways to read a text that are followed at once.
-        walk: Visits to nodes of the token trie for one mask, all heads counted.
-        frames: Stacks that are remembered; above it those that nobody uses are forgotten.
+        machine_bytes: Memory of states, frames and what finds them; at half of it those that nobody uses are forgotten.
+        mask_steps: Work for one mask, or to read one token, counted as in `states.py`: a nanosecond or two each.
+        text_steps: Work for all of one text that no other text had done before, and
+        token_steps: how much more of it for each of the text's tokens.
         meter: Of the compilation that these limits were handed to, which its parts share; None: each stands alone.
     """
 
@@ -45,8 +47,10 @@ class Limits:
     states: int = 100_000
     stack: int = 1_000
     heads: int = 32
-    walk: int = 4_000_000
-    frames: int = 200_000
+    machine_bytes: int = 64 << 20
+    mask_steps: int = 40_000_000
+    text_steps: int = 300_000_000
+    token_steps: int = 500_000
     meter: Meter | None = dataclasses.field(default=None, compare=False)
 
     def metered(self) -> "Limits":
@@ -62,6 +66,23 @@ class Limits:
         if self.meter is not None:
             self.meter.char_steps += char_steps
             check(self.meter.char_steps, self.char_steps, "steps of working its patterns out")
+
+
+@dataclasses.dataclass(slots=True)
+class Account:
+    """What was worked out for one text, and the tokens that pay for it.
+
+    Attributes:
+        num_steps: Taken so far; what other texts had worked out before costs nothing.
+        num_tokens: The most that the text ever had.
+    """
+
+    num_steps: int = 0
+    num_tokens: int = 0
+
+    def steps_left(self, limits: Limits) -> int:
+        """How many the text may still take; negative where it took more than it may."""
+        return limits.text_steps + self.num_tokens * limits.token_steps - self.num_steps
 
 
 LIMITS = Limits()

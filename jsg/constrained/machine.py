@@ -1,20 +1,23 @@
 """A compiled grammar that reads bytes: which may come next, where a text may end, what is forced."""
 
+import contextlib
 import threading
-from collections.abc import Callable, Hashable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import numpy as np
 
-from jsg.constrained.limits import LIMITS, Limits
+from jsg.constrained.frames import FramesRead
+from jsg.constrained.limits import LIMITS, Account, Limits
 from jsg.constrained.memory import (
     DEAD,
     DEPTH,
     DROPPED,
+    ENTRIES,
     FAILED,
     FRAMES,
     FROZEN,
     FROZEN_DEPTH,
+    FUEL,
     FULL,
     LOWEST,
     MAX_CALLS,
@@ -24,11 +27,14 @@ from jsg.constrained.memory import (
     STATES,
     STOPPED,
     TOO_MANY_CALLS,
+    UNKNOWN,
     enlarged,
     new_memory,
+    num_bytes,
     renewed,
 )
-from jsg.constrained.tables import MAX, MIN, NUM_REQUIRED, UNBOUNDED, StaticTables
+from jsg.constrained.tables import UNBOUNDED, StaticTables
+from jsg.constrained.trie import Trie
 from jsg.errors import GrammarError
 
 Config = tuple[tuple[int, int], ...]
@@ -37,37 +43,14 @@ which the ways were found; it does not depend on how the text was cut into token
 
 _CHAR_NODES = 2048
 _ROOM_NODES = 256
-_MOST_FRAMES = 8
-"""Times `Limits.frames`: what texts may use before those that nobody needs are forgotten."""
-
-
-class ByteTrie(Protocol):
-    """Byte strings as a tree; see `trie.py`."""
-
-    @property
-    def byte(self) -> np.ndarray:
-        """uint8[nodes], the byte that leads to a node; node 0 is the root."""
-        ...
-
-    @property
-    def depth(self) -> np.ndarray:
-        """uint16[nodes]."""
-        ...
-
-    @property
-    def skip(self) -> np.ndarray:
-        """int32[nodes], the first node behind a node's subtree."""
-        ...
-
-    @property
-    def token_start(self) -> np.ndarray:
-        """int32[nodes + 1], where a node's tokens begin in `tokens`."""
-        ...
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """int32[...], tokens whose bytes end at a node."""
-        ...
+_BYTES_PER_TEXT = 80
+"""To know whether a state takes all text of a kind, about."""
+_BYTES_PER_STEP = 2
+"""Of memory that comes to what there was."""
+_HINT_STEPS = 10_000_000
+"""What it may take to find the bytes that must come next, and what is left to the text in any case."""
+_LEAST_GROWTH = 1.25
+"""Where there is no room to double."""
 
 
 class Machine:
@@ -93,12 +76,14 @@ class Machine:
         self._static = static
         self._limits = limits
         self._max_token_len = max_token_len
+        self._frames = FramesRead(static, max_token_len)
         self._lock = threading.Lock()
+        self._is_paid = False
         self._memory = new_memory(static, limits)
-        self._alphabets: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # by identity, so it holds the key
-        # What is never touched of these takes no memory.
-        self._nodes = np.empty((_CHAR_NODES, 2 + 2 * limits.heads), np.int32)
-        self._slots = np.empty(2 * _CHAR_NODES, np.int32)
+        # By identity, so it holds the key.
+        self._alphabets: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
+        # For the nodes of `accepts_all`, and their hash table. What is never touched of these takes no memory.
+        self._room = np.empty((_CHAR_NODES, 2 + 2 * limits.heads), np.int32), np.empty(2 * _CHAR_NODES, np.int32)
         self._known_text: dict[tuple[int, int], dict[int, bool]] = {}
         sizes = np.bincount(static.classes, minlength=static.num_classes)
         self._only_byte = np.full(static.num_classes, -1, np.int16)
@@ -106,6 +91,23 @@ class Machine:
             self._only_byte[static.classes[byte]] = byte
         with self._lock:
             self._start: Config = ((self._run(states.state_of_list, (), static.start), -1),)
+
+    @contextlib.contextmanager
+    def paid_by(self, account: Account | None) -> Iterator[None]:
+        """All that is asked inside is one mask's work, and is added to the account. Not for two threads at once.
+
+        Outside each question may take as much as a mask. What is asked raises GrammarError where no steps are left.
+        """
+        limits = self._limits
+        most = limits.mask_steps if account is None else min(limits.mask_steps, account.steps_left(limits))
+        self._memory.counters[FUEL] = most
+        self._is_paid = True
+        try:
+            yield
+        finally:
+            self._is_paid = False
+            if account is not None:
+                account.num_steps += most - int(self._memory.counters[FUEL])
 
     # -- Reading
 
@@ -136,13 +138,21 @@ class Machine:
             return set(np.flatnonzero(classes[self._static.classes]).tolist())
 
     def forced_run(self, config: Config, max_bytes: int) -> bytes:
-        """The bytes that must come next, as far as nothing else may and the text may not end; whole characters only."""
+        """The bytes that must come next, as far as nothing else may and the text may not end; whole characters only.
+
+        There may be more where they are many and hard to find: it is a hint, and no text shall run dry for it.
+        """
         out = np.zeros(max_bytes, np.uint8)
         with self._lock:
             keep = self.num_frames
-            length = self._run(self._kernels.forced_run, config, self._only_byte, out)
-            _, classes = self._possible(self._config(0), self._static.num_classes)
-            self._states.forget_frames(self._memory, keep)
+            least = max(int(self._memory.counters[FUEL]) - _HINT_STEPS, _HINT_STEPS)
+            try:
+                length = self._run(self._kernels.forced_run, config, self._only_byte, least, out)
+                if not length:
+                    return b""
+                _, classes = self._possible(self._config(0), self._static.num_classes)
+            finally:
+                self._forget_frames(keep)
         data = out[:length].tobytes()
         if not classes[self._static.classes[0x80:0xC0]].any():
             return data
@@ -153,7 +163,7 @@ class Machine:
 
     # -- Masks
 
-    def walk(self, config: Config, trie: ByteTrie, mask: np.ndarray) -> int:
+    def walk(self, config: Config, trie: Trie, mask: np.ndarray) -> int:
         """Sets the bit of every token of the trie that may come next.
 
         Args:
@@ -169,14 +179,14 @@ class Machine:
             GrammarError: It took more fuel than there is.
         """
         kernels = self._kernels
-        arrays = [_read_only(a) for a in (trie.byte, trie.depth, trie.skip, trie.token_start, trie.tokens)]
+        arrays = [_read_only(array) for array in trie]
         with self._lock:
             keep = self.num_frames
             self._memory.counters[LOWEST] = UNBOUNDED
             try:
                 self._run(kernels.walk, config, *arrays, mask)
             finally:
-                self._states.forget_frames(self._memory, keep)
+                self._forget_frames(keep)
             top = max((self._depth(frame) for _, frame in config), default=0)
             return max(0, top - int(self._memory.counters[LOWEST]) + 1)
 
@@ -191,11 +201,8 @@ class Machine:
             near_limit = top if self._is_near_limit(top) else -1
             if depth == 0 and len(config) == 1:
                 return near_limit
-            found = [self._frames_above(frame, top - depth) for _, frame in config]
-            if len({rest for _, rest in found}) > 1:
-                # Whether two ways of reading become one depends on all that is below.
-                found = [self._frames_above(frame, -1) for _, frame in config]
-            return (near_limit, *[contents for contents, _ in found])
+            read = self._frames.read([frame for _, frame in config], top - depth, self._memory, self._spend)
+            return (near_limit, *read)
 
     def accepts_all(self, config: Config, chars: np.ndarray, max_chars: int) -> tuple[bool, int]:
         """Whether every text of at most `max_chars` characters of a set may come next, and how many frames it read.
@@ -216,13 +223,16 @@ class Machine:
             is_lasting = len(config) == 1 and not self._is_near_limit(top)
             if is_lasting and (answer := known.get(state)) is not None:
                 return answer, 0
-            nodes, keep, counters = self._nodes, self.num_frames, self._memory.counters
+            starts, spelled, firsts = self._spelled(chars)
+            if self._is_barred(config, firsts):
+                return False, 0
+            (nodes, slots), keep, counters = self._room, self.num_frames, self._memory.counters
             counters[FROZEN], counters[FROZEN_DEPTH], counters[FAILED], counters[LOWEST] = max_chars, top, 0, UNBOUNDED
             try:
-                size = self._run(self._kernels.accepts_all, config, *self._spelled(chars), nodes, self._slots)
+                size = self._run(self._kernels.accepts_all, config, starts, spelled, nodes, slots)
             finally:
                 counters[FROZEN] = 0
-                self._states.forget_frames(self._memory, keep)
+                self._forget_frames(keep)
             depth = max(0, top - int(counters[LOWEST]) + 1)
             if is_lasting and not depth:
                 known[state] = size > 0
@@ -243,19 +253,26 @@ class Machine:
             The number, the flag, and how many frames it read, as `walk` counts them.
         """
         with self._lock:
-            nodes, keep, counters = self._nodes[:_ROOM_NODES], self.num_frames, self._memory.counters
+            starts, spelled, firsts = self._spelled(chars)
+            if self._is_barred(config, firsts):
+                # Some cannot come. It is exact only where none can, which is not worth a look.
+                return 0, False, 0
+            nodes, keep, counters = self._room[0][:_ROOM_NODES], self.num_frames, self._memory.counters
             counters[LOWEST] = UNBOUNDED
             try:
-                found = self._run(self._kernels.text_room, config, *self._spelled(chars), nodes, most)
+                found = self._run(self._kernels.text_room, config, starts, spelled, nodes, most)
             finally:
-                self._states.forget_frames(self._memory, keep)
+                self._forget_frames(keep)
             top = max([self._depth(frame) for _, frame in config])
             return found >> 1, bool(found & 1), max(0, top - int(counters[LOWEST]) + 1)
 
     def is_dead(self, config: Config, byte: int) -> bool:
-        """Whether it is known already, at a look, that a byte cannot come next."""
+        """Whether it is seen at a look that a byte cannot come next. Reads no frame."""
         with self._lock:
-            klass, trans = self._static.classes[byte], self._memory.trans
+            klass = self._static.classes[byte]
+            if any(self._memory.trans[state, klass] == UNKNOWN for state, _ in config):
+                self._run(self._kernels.expand_heads, config)
+            trans = self._memory.trans
             return all(trans[state, klass] == DEAD for state, _ in config)
 
     # -- Memory
@@ -278,7 +295,18 @@ class Machine:
     @property
     def num_bytes(self) -> int:
         """Memory of what was made so far; the tables are not counted."""
-        return sum(array.nbytes for array in self._memory)
+        return num_bytes(self._memory) + _BYTES_PER_TEXT * sum(map(len, self._known_text.values()))
+
+    @property
+    def fullness(self) -> float:
+        """How much it has made of what it may make: 1 is all of it. Above a half it is time to `compact`."""
+        limits = self._limits
+        return max(self.num_states / limits.states, self.num_bytes / limits.machine_bytes)
+
+    @property
+    def needs_room(self) -> bool:
+        """Whether what was asked last was refused because it would have to make more than `Limits` allow."""
+        return 0 <= int(self._memory.counters[FULL]) < OUT_OF_FUEL
 
     def compact(self, live: Iterable[Config]) -> dict[Config, Config]:
         """Forgets all states and frames that none of these configurations needs, and what was made of the others.
@@ -307,6 +335,17 @@ class Machine:
 
     # -- Inside; the lock is held
 
+    def _forget_frames(self, keep: int) -> None:
+        """Forgets all frames but the first `keep`."""
+        if self.num_frames > keep:
+            self._states.forget_frames(self._memory, keep)
+
+    def _is_barred(self, config: Config, firsts: np.ndarray) -> bool:
+        """Whether it is known already that no head can read some of these classes of bytes."""
+        if len(config) == 1:
+            return bool((self._memory.trans[config[0][0], firsts] == DEAD).any())
+        return bool((self._memory.trans[[state for state, _ in config]][:, firsts] == DEAD).all(axis=0).any())
+
     def _needed_frames(self, configs: Iterable[Config]) -> np.ndarray:
         """The frames of these configurations and all that lie below them, ascending: parents first."""
         frames, needed = self._memory.frames, set[int]()
@@ -322,17 +361,15 @@ class Machine:
         longest = self._limits.stack if self._max_token_len is None else self._max_token_len
         return depth + longest * self._static.max_push > self._limits.stack
 
-    def _spelled(self, chars: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A set of characters in the classes of bytes of this grammar, as the kernels want it."""
+    def _spelled(self, chars: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A set of characters in the classes of bytes of this grammar, as kernels want it; and its first bytes."""
         found = self._alphabets.get(id(chars))
         if found is None:
-            steps = np.sort((chars.astype(np.int32) << 8) + self._static.classes, axis=1)
-            is_kept = steps >= 0
-            is_kept[:, 1:] &= steps[:, 1:] != steps[:, :-1]
-            starts = np.concatenate(([0], np.cumsum(is_kept.sum(axis=1)))).astype(np.int32)
-            spelled = steps[is_kept]
-            found = self._alphabets[id(chars)] = (_read_only(starts), _read_only(spelled), chars)
-        return found[:2]
+            starts, spelled = np.empty(len(chars) + 1, np.int32), np.empty(chars.size, np.int32)
+            size = self._kernels.spell(self._static, _read_only(chars), starts, spelled)
+            spelled = _read_only(spelled[:size].copy())
+            found = self._alphabets[id(chars)] = _read_only(starts), spelled, spelled[: starts[1]] & 255, chars
+        return found[0], found[1], found[2]
 
     def _config(self, row: int) -> Config:
         """The heads in a row."""
@@ -342,28 +379,6 @@ class Machine:
     def _depth(self, frame: int) -> int:
         return int(self._memory.frames[frame, DEPTH]) if frame >= 0 else 0
 
-    def _frames_above(self, frame: int, floor: int) -> tuple[Hashable, int]:
-        """What the frames of a stack above a depth hold, and the frame below them."""
-        contents = []
-        while frame >= 0:
-            parent, back, loop, count, mask, depth, _ = self._memory.frames[frame].tolist()
-            if depth <= floor:
-                break
-            contents.append((back, loop, mask, *self._count_left(loop, count)))
-            frame = parent
-        return (*contents, "bottom") if frame < 0 and floor < 0 else tuple(contents), frame
-
-    def _count_left(self, loop: int, count: int) -> tuple[int, int]:
-        """How far a count is from both bounds of its loop, where one token can tell."""
-        if loop < 0:
-            return 0, 0
-        row = self._static.loops[loop]
-        least, most = max(int(row[MIN]) - count, 0), int(row[MAX]) - count
-        if self._max_token_len is not None:
-            least = min(least, self._max_token_len + 2)
-            most = min(most, self._max_token_len + 2 + int(row[NUM_REQUIRED]))
-        return least, -1 if row[MAX] == UNBOUNDED else most
-
     def _possible(self, config: Config, most: int) -> tuple[int, np.ndarray]:
         """How many classes of bytes may come next, counted up to `most`, and which."""
         classes = np.zeros(self._static.num_classes, np.uint8)
@@ -371,10 +386,12 @@ class Machine:
         try:
             return self._run(self._kernels.possible_classes, config, most, classes), classes
         finally:
-            self._states.forget_frames(self._memory, keep)
+            self._forget_frames(keep)
 
     def _run(self, kernel: Callable[..., int], config: Config, *args: object) -> int:
         """What a kernel finds for the heads of a configuration, with as much room as it needs."""
+        if not self._is_paid:
+            self._memory.counters[FUEL] = self._limits.mask_steps
         while True:
             memory = self._memory
             memory.counters[FULL] = -1
@@ -385,27 +402,51 @@ class Machine:
                 return result
             self._make_room(int(memory.counters[FULL]))
 
+    def _spend(self, num_steps: int) -> None:
+        """Pays for what Python does.
+
+        Raises:
+            GrammarError: There are not so many steps left.
+        """
+        limits, counters = self._limits, self._memory.counters
+        counters[FUEL] -= num_steps
+        if counters[FUEL] < 0:
+            counters[FULL] = OUT_OF_FUEL
+            raise GrammarError(
+                f"finding what may come next took too many steps: one token may take {limits.mask_steps}, and a text "
+                f"{limits.text_steps} and {limits.token_steps} more for each of its tokens; "
+                "make the grammar less ambiguous"
+            )
+
     def _make_room(self, which: int) -> None:
-        """Doubles what was full.
+        """Enlarges what was full.
 
         Raises:
             GrammarError: It may not become larger, or no room would help.
         """
         limits = self._limits
         if which == OUT_OF_FUEL:
-            raise GrammarError(
-                f"finding the tokens that may come next took more than {limits.walk} steps; "
-                "make the grammar less ambiguous"
-            )
+            self._spend(0)
         if which == TOO_MANY_CALLS:
             raise GrammarError(
                 f"one byte may begin more than {MAX_CALLS} rules at once; write what they have in common first"
             )
         if which == STATES and self.num_states >= limits.states:
             raise GrammarError(f"the grammar needs more than {limits.states} states for this text; simplify it")
-        if which == FRAMES and self.num_frames >= _MOST_FRAMES * limits.frames:
-            raise GrammarError("the grammar has too many ways to read this text; make it less ambiguous")
-        self._memory = enlarged(self._memory, which, limits.states)
+        bytes_before = num_bytes(self._memory)
+        self._spend(bytes_before // _BYTES_PER_STEP)  # the most that it may cost, beforehand
+        larger = enlarged(self._memory, which, limits.states)
+        if num_bytes(larger) > limits.machine_bytes:
+            larger = enlarged(self._memory, which, limits.states, by=_LEAST_GROWTH)
+        if num_bytes(larger) > limits.machine_bytes:
+            raise GrammarError(
+                f"the grammar needs more than {limits.machine_bytes} bytes for the states and stacks of this text; "
+                "simplify it"
+            )
+        self._memory = larger
+        if which == ENTRIES:
+            larger.counters[ENTRIES] = 0
+        self._memory.counters[FUEL] += (2 * bytes_before - num_bytes(larger)) // _BYTES_PER_STEP
         self._states.rebuild_indexes(self._memory)
 
 

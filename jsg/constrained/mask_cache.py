@@ -17,8 +17,8 @@ from jsg.constrained.trie import Trie
 from jsg.constrained.vocab import Vocabulary
 from jsg.errors import GrammarError
 
-_BYTES_PER_ENTRY = 400
-"""Of a dictionary entry with its keys, about."""
+_BYTES_PER_ENTRY, _BYTES_PER_HEAD, _BYTES_PER_FRAME = 400, 70, 250
+"""Of a dictionary entry with its keys, about: for each, for each way to read the text, for each frame that was read."""
 _MAX_NAMED_BYTES = 8
 _COMMON_BYTE = ord("e")
 """Where it may not come next there is no text of ordinary characters."""
@@ -55,7 +55,7 @@ class MaskCache:
         self._vocabulary = vocabulary
         self._decisions: dict[Hashable, dict[int, dict[Hashable, Mask]]] = {}
         self._masks: dict[bytes, Mask] = {}
-        self._num_entries = 0
+        self._entry_bytes = 0
         self._all_digest = hashlib.sha256(vocabulary.all_mask).digest()
         self.ended = self._store(vocabulary.eos_mask)
         """Of a text that an EOS token ended."""
@@ -68,7 +68,7 @@ class MaskCache:
     @property
     def num_bytes(self) -> int:
         """Memory of masks and of what finds them, about."""
-        return len(self._masks) * self._vocabulary.num_words * 4 + self._num_entries * _BYTES_PER_ENTRY
+        return len(self._masks) * self._vocabulary.num_words * 4 + self._entry_bytes
 
     def find(self, config: Config, is_complete: bool) -> Mask:
         """The mask of a text that was read up to `config` and is complete there or not.
@@ -91,15 +91,16 @@ class MaskCache:
         if not words.any():
             raise GrammarError(self._why_nothing_is_allowed(config, is_complete))
         mask = self._store(words)
-        by_depth.setdefault(depth, {})[machine.frames_read(config, depth)] = mask
-        self._num_entries += 1
+        key = machine.frames_read(config, depth)
+        by_depth.setdefault(depth, {})[key] = mask
+        self._entry_bytes += _BYTES_PER_ENTRY + _BYTES_PER_HEAD * len(config) + _BYTES_PER_FRAME * _num_frames(key)
         return mask
 
     def forget(self) -> None:
         """Drops all masks but `ended`."""
         self._decisions.clear()
         self._masks.clear()
-        self._num_entries = 0
+        self._entry_bytes = 0
         self.ended = self._store(self.ended.words)
 
     def _part_taken(self, config: Config) -> _Part:
@@ -112,10 +113,10 @@ class MaskCache:
             deepest = max(deepest, depth)
             return is_so
 
+        if self._machine.is_dead(config, _COMMON_BYTE):
+            return _Part(deepest, None, self._vocabulary.trie)
         if accepts(slices.json):
             part = slices.text if accepts(slices.text) else slices.json
-        elif self._machine.is_dead(config, _COMMON_BYTE):
-            return _Part(deepest, None, self._vocabulary.trie)
         elif accepts(slices.long):
             part = slices.long
         else:
@@ -155,3 +156,8 @@ class MaskCache:
             f"the grammar must go on with a byte that the model can write, but it asks for {named}{more} and no token "
             f"{what} that; leave such text out of the grammar, or use a model with byte tokens"
         )
+
+
+def _num_frames(key: Hashable) -> int:
+    """How many frames have their contents in what `Machine.frames_read` gave."""
+    return sum([len(part) for part in key if isinstance(part, tuple)]) if isinstance(key, tuple) else 0

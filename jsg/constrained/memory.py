@@ -12,15 +12,14 @@ STOPPED, TOO_DEEP, DEAD, UNKNOWN = -(1 << 30), -2, -1, 0
 
 # Places in `counters`. First what is used of each array that grows, in the order of GROWING in machine.py.
 STATES, MEMBERS, ACTIONS, FRAMES, ENTRIES, DEPTHS = range(6)
-FULL, STAMP, LOWEST, VISITS, FUEL, MAX_STACK, MAX_HEADS, DROPPED, FROZEN, FROZEN_DEPTH, OFF_BOUNDARY, FAILED = range(
-    6, 18
-)
-NUM_COUNTERS = 18
+FULL, STAMP, LOWEST, FUEL, MAX_STACK, MAX_HEADS, DROPPED, FROZEN, FROZEN_DEPTH, OFF_BOUNDARY, FAILED = range(6, 17)
+NUM_COUNTERS = 17
 OUT_OF_FUEL, TOO_MANY_CALLS = 6, 7
 """Values of `counters[FULL]` beside the arrays: nothing can be enlarged."""
 
-FIRST, LENGTH, ENDS = range(3)
-"""Columns of `states`: where its members begin, how many they are, how many of them are ENDs."""
+FIRST, LENGTH, ENDS, IS_EXPANDED = range(4)
+"""Columns of `states`: where its members begin, how many they are, how many of them are ENDs; and whether all of its
+row of `trans` is known that `expand_plain` finds."""
 
 PARENT, RETURN, FRAME_LOOP, COUNT, MASK, DEPTH, SLOT = range(7)
 """Columns of `frames`. FRAME_LOOP is -1 for a call."""
@@ -35,7 +34,7 @@ class Memory(NamedTuple):
 
     Attributes:
         trans: int32[states, classes]: UNKNOWN, DEAD, a state + 1, or -(place in `actions` + 2).
-        states: int32[states, 3].
+        states: int32[states, 4].
         members: int32[...], positions.
         actions: int32[...]: (target state or -1, number of entries, (kind, first list or loop, return state) of each).
         frames: int64[frames, 7].
@@ -77,13 +76,13 @@ def new_memory(static: StaticTables, limits: Limits) -> Memory:
     counters[ACTIONS] = 2  # the first action enters nothing and leads nowhere
     counters[MAX_STACK] = limits.stack
     counters[MAX_HEADS] = limits.heads
-    counters[FUEL] = limits.walk
+    counters[FUEL] = limits.mask_steps
     num_states = min(128, limits.states)
     actions = np.zeros(1024, np.int32)
     actions[0] = -1
     return Memory(
         trans=np.zeros((num_states, static.num_classes), np.int32),
-        states=np.zeros((num_states, 3), np.int32),
+        states=np.zeros((num_states, 4), np.int32),
         members=np.zeros(1024 + static.num_positions, np.int32),
         actions=actions,
         frames=np.zeros((128, 7), np.int64),
@@ -100,21 +99,28 @@ def new_memory(static: StaticTables, limits: Limits) -> Memory:
     )
 
 
-def enlarged(memory: Memory, which: int, most_states: int) -> Memory:
-    """The same memory with twice the room in one of its parts; hash tables of states and frames are empty then."""
+def num_bytes(memory: Memory) -> int:
+    """What all of it takes."""
+    return sum(array.nbytes for array in memory)
+
+
+def enlarged(memory: Memory, which: int, most_states: int, by: float = 2) -> Memory:
+    """The same memory with so many times the room in one of its parts; hash tables of states and frames are empty then.
+
+    That of entries and the rows of heads are doubled in any case.
+    """
     if which == STATES:
-        size = min(2 * len(memory.states), most_states)
+        size = min(int(by * len(memory.states)), most_states)
         memory = memory._replace(trans=_longer(memory.trans, size), states=_longer(memory.states, size))
     elif which == MEMBERS:
-        memory = memory._replace(members=_longer(memory.members, 2 * len(memory.members)))
+        memory = memory._replace(members=_longer(memory.members, int(by * len(memory.members))))
     elif which == ACTIONS:
-        memory = memory._replace(actions=_longer(memory.actions, 2 * len(memory.actions)))
+        memory = memory._replace(actions=_longer(memory.actions, int(by * len(memory.actions))))
     elif which == FRAMES:
-        memory = memory._replace(frames=_longer(memory.frames, 2 * len(memory.frames)))
+        memory = memory._replace(frames=_longer(memory.frames, int(by * len(memory.frames))))
     elif which == ENTRIES:
         # Only a memo: what is forgotten is found again.
         memory = memory._replace(entries=np.zeros((2 * len(memory.entries), 4), np.int64))
-        memory.counters[ENTRIES] = 0
     elif which == DEPTHS:
         memory = memory._replace(heads=_longer(memory.heads, 2 * len(memory.heads)))
     return _without_indexes(memory)
@@ -127,9 +133,10 @@ def renewed(memory: Memory, static: StaticTables, limits: Limits, states: np.nda
     """
     fresh = new_memory(static, limits)
     rows = memory.states[states]
-    parts = [memory.members[first : first + length] for first, length, _ in rows.tolist()]
+    parts = [memory.members[first : first + length] for first, length, _, _ in rows.tolist()]
     members = np.concatenate(parts)
     rows[:, FIRST] = np.cumsum(rows[:, LENGTH]) - rows[:, LENGTH]
+    rows[:, IS_EXPANDED] = 0
     room = min(2 * len(rows) + 128, limits.states)
     fresh = fresh._replace(
         trans=_longer(fresh.trans, room),
@@ -139,7 +146,7 @@ def renewed(memory: Memory, static: StaticTables, limits: Limits, states: np.nda
         heads=memory.heads,
     )
     fresh.counters[STATES], fresh.counters[MEMBERS], fresh.counters[FRAMES] = len(rows), len(members), len(frames)
-    fresh.counters[DROPPED] = memory.counters[DROPPED]
+    fresh.counters[DROPPED], fresh.counters[FUEL] = memory.counters[DROPPED], memory.counters[FUEL]
     return _without_indexes(fresh)
 
 

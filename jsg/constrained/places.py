@@ -8,20 +8,23 @@ they take too much memory all are cut, places that no cursor stands on are forgo
 used; a place that somebody holds stays the same object.
 """
 
-import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from weakref import WeakValueDictionary
 
-from jsg.constrained.limits import Limits
+from jsg.constrained.limits import Account
 from jsg.constrained.machine import Config, Machine
 from jsg.constrained.mask_cache import Mask, MaskCache
 from jsg.constrained.vocab import Vocabulary
 from jsg.errors import GrammarError
 
 MAX_FORCED_BYTES = 4096
-_BYTES_PER_PLACE = 700
-"""A place, its configuration, and the link to it, about."""
+_MAX_CHAR_BYTES = 4
+_FULL = 0.5
+"""Of what a machine may make; above it what nobody needs is forgotten."""
+_LEAST_ROOM = 0.1
+_BYTES_PER_PLACE, _BYTES_PER_HEAD = 700, 130
+"""A place, its configuration, and the link to it, about: for each, and for each way to read the text."""
 
 
 class Place:
@@ -44,6 +47,12 @@ class Place:
         self.mask: Mask | None = None
         self.forced: bytes | None = None
 
+    @property
+    def known_config(self) -> Config:
+        """The configuration of a text that has not ended."""
+        assert self.config is not None, "a text that has ended has its mask, and what is forced, from the start"
+        return self.config
+
 
 class Places:
     """All places of one grammar over one vocabulary. Threads may share it.
@@ -52,17 +61,15 @@ class Places:
     without changing an answer.
     """
 
-    def __init__(self, machine: Machine, vocabulary: Vocabulary, limits: Limits, memo_bytes: int):
+    def __init__(self, machine: Machine, vocabulary: Vocabulary, memo_bytes: int):
         self.machine = machine
         self.vocabulary = vocabulary
         self.masks = MaskCache(machine, vocabulary)
-        self._limits = limits
         self._memo_bytes = memo_bytes
         self._lock = threading.RLock()
         self._by_config: WeakValueDictionary[Config, Place] = WeakValueDictionary()
-        self._num_links = 0
-        self._max_frames = limits.frames
-        self._max_states = limits.states // 2
+        self._link_bytes = 0
+        self._fullest = _FULL
         self.ended = Place(None, is_complete=True)
         self.ended.mask = self.masks.ended
         self.ended.forced = b""
@@ -77,9 +84,9 @@ class Places:
     @property
     def num_bytes(self) -> int:
         """Memory of all that was worked out so far, about: the machine's states, places and masks."""
-        return self.machine.num_bytes + self.masks.num_bytes + self._num_links * _BYTES_PER_PLACE
+        return self.machine.num_bytes + self.masks.num_bytes + self._link_bytes
 
-    def step(self, place: Place, token_id: int) -> Place | None:
+    def step(self, place: Place, token_id: int, account: Account | None = None) -> Place | None:
         """The place that a token leads to, or None where it is not allowed."""
         with self._lock:
             if place.config is None:
@@ -87,40 +94,40 @@ class Places:
             if token_id in self.vocabulary.eos_ids:
                 after = self.ended if place.is_complete else None
             else:
-                text = self.vocabulary.text_of(token_id)
-                with self._states_forgotten_if_full():
-                    config = self.machine.advance(place.config, text) if text else None
-                after = self._at(config) if config is not None else None
+                after = self._worked_out(account, lambda: self._after(place, self.vocabulary.text_of(token_id)))
             if after is not None:
                 place.next[token_id] = after
-                self._num_links += 1
+                self._link_bytes += _BYTES_PER_PLACE + _BYTES_PER_HEAD * len(after.config or ())
                 self._bound()
             return after
 
-    def mask(self, place: Place) -> Mask:
+    def mask(self, place: Place, account: Account | None = None) -> Mask:
         """Which tokens may come next; see `MaskCache.find` for what it raises."""
         with self._lock:
             mask = place.mask
             if mask is None:
-                assert place.config is not None, "a text that has ended has its mask from the start"
-                with self._states_forgotten_if_full():
-                    mask = place.mask = self.masks.find(place.config, place.is_complete)
-                self._bound()
+                mask = self._worked_out(account, lambda: self.masks.find(place.known_config, place.is_complete))
+                place.mask = mask
+                self._bound()  # which may forget it
             return mask
 
-    def forced(self, place: Place) -> bytes:
+    def forced(self, place: Place, account: Account | None = None) -> bytes:
         """The bytes that must come next; at most `MAX_FORCED_BYTES` of them."""
         with self._lock:
-            if place.forced is None:
-                assert place.config is not None, "where a text has ended nothing is forced, from the start"
-                with self._states_forgotten_if_full():
-                    place.forced = self.machine.forced_run(place.config, MAX_FORCED_BYTES)
-            return place.forced
+            forced = place.forced
+            if forced is None:
+                run = self.machine.forced_run
+                forced = place.forced = self._worked_out(account, lambda: run(place.known_config, MAX_FORCED_BYTES))
+                self._link_bytes += len(forced)
+                self._bound()
+            return forced
 
-    def can_continue(self, place: Place) -> bool:
+    def can_continue(self, place: Place, account: Account | None = None) -> bool:
         """Whether anything but the end may come next."""
         with self._lock:
-            return place.config is not None and self.machine.can_continue(place.config)
+            return place.config is not None and self._worked_out(
+                account, lambda: self.machine.can_continue(place.known_config)
+            )
 
     def forget(self) -> None:
         """Cuts all links, and forgets the masks, and the places and frames that no cursor uses."""
@@ -129,7 +136,7 @@ class Places:
                 place.next.clear()
                 place.mask = None
             self.masks.forget()
-            self._num_links = 0
+            self._link_bytes = 0
             # What is still known is held by a cursor. States and frames get new numbers; it stays the same object.
             held = list(self._by_config.values())
             renamed = self.machine.compact([place.config for place in held if place.config is not None])
@@ -139,6 +146,20 @@ class Places:
                 place.config = renamed[place.config]
                 self._by_config[place.config] = place
 
+    def _after(self, place: Place, text: bytes) -> Place | None:
+        """Where the bytes of a token lead to."""
+        config = self.machine.advance(place.known_config, text) if text else None
+        if config is None:
+            return None
+        after, forced = self._at(config), place.forced
+        # What is forced after a token is the rest of what was before it, unless that was cut off, or is shorter. Where
+        # there is no rest it is asked anew: the run may have been too much work to follow to its end.
+        is_whole = forced and len(forced) <= MAX_FORCED_BYTES - _MAX_CHAR_BYTES
+        if after.forced is None and forced and is_whole and forced.startswith(text) and forced != text:
+            after.forced = forced[len(text) :]
+            self._link_bytes += len(after.forced)
+        return after
+
     def _at(self, config: Config) -> Place:
         place = self._by_config.get(config)
         if place is None:
@@ -146,29 +167,31 @@ class Places:
             self._by_config[config] = place
         return place
 
-    @contextlib.contextmanager
-    def _states_forgotten_if_full(self) -> Iterator[None]:
-        """One text that needs too many states must not leave later texts without any."""
-        try:
-            yield
-        except GrammarError:
-            if self.machine.num_states >= self._limits.states:
-                self.forget()
-            raise
+    def _worked_out[T](self, account: Account | None, work: Callable[[], T]) -> T:
+        """What takes time to find, paid for. `work` may be called twice; states have other numbers then."""
+        for is_again in (False, True):
+            try:
+                with self.machine.paid_by(account):
+                    return work()
+            except GrammarError:
+                # No text is refused for what others have left behind, and none leaves too much to others.
+                needs_room = self.machine.needs_room
+                if self.machine.fullness > _FULL:
+                    self.forget()
+                if is_again or not needs_room or self.machine.fullness > _FULL:
+                    raise
+        raise AssertionError("the second time it succeeds or raises")
 
     def _bound(self) -> None:
         """Forgets what is memoised where it takes too much memory, or uses too many frames or states.
 
         States are forgotten at half of what there may be, so that no text is refused for those that others made.
         """
-        num_bytes, machine = self.masks.num_bytes + self._num_links * _BYTES_PER_PLACE, self.machine
-        if (
-            num_bytes <= self._memo_bytes
-            and machine.num_frames <= self._max_frames
-            and machine.num_states <= self._max_states
-        ):
+        num_bytes = self.masks.num_bytes + self._link_bytes
+        if num_bytes <= self._memo_bytes and self.machine.fullness <= self._fullest:
             return
         self.forget()
-        # What cursors still use stays, so that many of them must not mean forgetting at every step.
-        self._max_frames = max(self._limits.frames, 2 * machine.num_frames)
-        self._max_states = max(self._limits.states // 2, 2 * machine.num_states)
+        # What cursors still use stays, so that many of them must not mean forgetting at every step: next time half of
+        # what room they leave has to be used.
+        fullness = self.machine.fullness
+        self._fullest = max(_FULL, fullness + max(1 - fullness, _LEAST_ROOM) / 2)

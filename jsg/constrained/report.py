@@ -5,6 +5,7 @@ import time
 
 from jsg.constrained.compiler import compile_tables
 from jsg.constrained.machine import Machine
+from jsg.constrained.schema.front import schema_annotations
 from jsg.types import GrammarSpec
 
 MAX_FORCED = 200  # bytes that are shown
@@ -21,6 +22,8 @@ class TextReport:
         is_complete: A text may end after those that were read.
         forced: What must come next there.
         allowed: The bytes that may come next there.
+        num_readings_dropped: How often a way to read it was given up because there were too many. Where there are any,
+            what is not a match may be one.
     """
 
     num_read: int
@@ -28,6 +31,7 @@ class TextReport:
     is_complete: bool
     forced: bytes
     allowed: frozenset[int]
+    num_readings_dropped: int
 
     @property
     def is_match(self) -> bool:
@@ -45,6 +49,7 @@ class GrammarReport:
         num_rules, num_loops: Rules, and repetitions that are counted while a text is read.
         num_bytes: Of its tables.
         forced: What every text begins with.
+        annotations: What stands in a JSON Schema and is not enforced, and where.
         text: How a given text fares.
     """
 
@@ -54,6 +59,7 @@ class GrammarReport:
     num_loops: int
     num_bytes: int
     forced: bytes
+    annotations: tuple[str, ...]
     text: TextReport | None
 
     def __str__(self) -> str:
@@ -62,6 +68,7 @@ class GrammarReport:
             f"size:     {self.num_positions} positions, {self.num_rules} rules, {self.num_loops} counted repetitions, "
             f"{self.num_bytes} bytes",
             f"forced:   {_shown(self.forced)}" if self.forced else "forced:   nothing at the beginning",
+            *(f"ignored:  {annotation}, an annotation" for annotation in self.annotations),
         ]
         return "\n".join(lines)
 
@@ -83,6 +90,7 @@ def check_grammar(spec: GrammarSpec, text: str | None = None) -> GrammarReport:
         num_loops=len(tables.loops),
         num_bytes=tables.num_bytes,
         forced=machine.forced_run(machine.start(), MAX_FORCED),
+        annotations=schema_annotations(spec.text) if spec.kind == "json_schema" else (),
         text=None if text is None else check_text(machine, text.encode()),
     )
 
@@ -92,12 +100,14 @@ def check_text(machine: Machine, text: bytes) -> TextReport:
     config, num_read = machine.start(), 0
     while num_read < len(text) and (following := machine.advance(config, text[num_read : num_read + 1])) is not None:
         config, num_read = following, num_read + 1
+    num_dropped = machine.num_dropped
     return TextReport(
         num_read=num_read,
         num_bytes=len(text),
         is_complete=machine.is_accepting(config),
         forced=machine.forced_run(config, MAX_FORCED),
         allowed=frozenset(machine.allowed_bytes(config)),
+        num_readings_dropped=num_dropped,
     )
 
 
@@ -114,6 +124,11 @@ def describe_text(report: TextReport, text: bytes) -> str:
         head = (
             f"text:     leaves the grammar at line {line}, column {column}: after {_shown(read[-CONTEXT:])} "
             f"{_shown(wrong)} may not come"
+        )
+    if report.num_readings_dropped:
+        head += (
+            f"\ndropped:  {report.num_readings_dropped} ways to read it, for it has too many at once: texts may be "
+            "refused that match; make the grammar less ambiguous"
         )
     if report.forced:
         return f"{head}\nnext:     {_shown(report.forced)} is forced"

@@ -5,10 +5,17 @@ tool with one. So a special token is spelled between two bytes that UTF-8 never 
 allows it, no text token can take its place, and nothing else in a grammar can match a part of it.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jsg.errors import GrammarError
+from jsg.types import GrammarSpec
 
 FIRST_BYTE = 0xFF
 LAST_BYTE = 0xFE
+MAX_PARTS = 2**15
+"""Lists and objects of a structural tag outside its schemas. Looking through them takes the front some 20 ms."""
 
 
 def special_bytes(name: str) -> bytes:
@@ -33,3 +40,60 @@ def spelled_tokens(tokens: Sequence[bytes], names: Mapping[int, str]) -> list[by
     for token_id, name in names.items():
         texts[token_id] = special_bytes(name)
     return texts
+
+
+def check_names(grammar: GrammarSpec, known: Collection[str]) -> None:
+    """Refuses a grammar that names a special token which the model does not have.
+
+    It would compile, for compiling knows no model; and then nothing could come where the token should.
+
+    Args:
+        grammar: Of any kind; only a structural tag can name tokens. One that is no JSON is left to the compiler.
+        known: Written forms of those that a grammar may name with this model.
+
+    Raises:
+        GrammarError: It names another.
+    """
+    for name in named_tokens(grammar):
+        if name not in known:
+            there_are = ", ".join(sorted(known)) or "none"
+            raise GrammarError(
+                f"the token {name[:60]!r} must be a special token that this model has for calls of tools, but there "
+                f"are {there_are}; name one of them, or write it as text",
+                param=grammar.kind,
+            )
+
+
+def named_tokens(grammar: GrammarSpec) -> list[str]:
+    """The special tokens that a grammar names, each once. Raises GrammarError where it has more than `MAX_PARTS`."""
+    # Keys may be written with escapes; without either there is no such key, and nothing need be read.
+    if grammar.kind != "structural_tag" or ("token" not in grammar.text and "\\u" not in grammar.text):
+        return []
+    try:
+        tag = json.loads(grammar.text)
+    except (ValueError, RecursionError):
+        return []
+    return list(dict.fromkeys(name for name in _names_in(tag) if isinstance(name, str)))
+
+
+def _names_in(tag: Any) -> Iterator[Any]:
+    """What stands for a name in any format of a structural tag; what is in its schemas is none."""
+    waiting, num_parts = [tag], 0
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if value.get("type") == "token":
+                yield value.get("token")
+            names = value.get("trigger_tokens")
+            yield from names if isinstance(names, list) else ()
+            inside: Iterable[Any] = [each for key, each in value.items() if key not in ("json_schema", "schema")]
+        else:
+            inside = value if isinstance(value, list) else ()
+        waiting += [each for each in inside if isinstance(each, dict | list)]
+        num_parts += 1
+        if num_parts + len(waiting) > MAX_PARTS:
+            raise GrammarError(
+                f"a structural tag may have at most {MAX_PARTS} lists and objects outside its schemas, but this one "
+                "has more; simplify it",
+                param="structural_tag",
+            )

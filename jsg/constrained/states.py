@@ -5,6 +5,9 @@ it; frames form a tree towards the bottom, -1. Equal frames are one, so equal st
 
 Nothing here allocates. Where an array is full a kernel stops, writes which into `counters[FULL]` and returns STOPPED;
 `machine.py` enlarges it and calls again: what was made up to there is kept and is never wrong.
+
+What takes time takes steps from `counters[FUEL]`, a nanosecond or two each. A loop that could run away stops where none
+is left; what is short is paid for and goes on, since one of those stops soon after.
 """
 
 from jsg.constrained.jit import compiled, inlined, inner
@@ -18,13 +21,16 @@ from jsg.constrained.memory import (
     FIRST,
     FRAME_LOOP,
     FRAMES,
+    FUEL,
     FULL,
+    IS_EXPANDED,
     LENGTH,
     MASK,
     MAX_CALLS,
     MAX_STACK,
     MEMBERS,
     MISSING_ONLY,
+    OUT_OF_FUEL,
     PARENT,
     RETURN,
     SLOT,
@@ -57,12 +63,23 @@ from jsg.constrained.tables import (
 )
 
 _NOWHERE, _SEVERAL = -1, -2
+_FRAME_STEPS = 10
+
+
+@inlined
+def is_out_of_fuel(m: Memory) -> bool:
+    """Whether no steps are left; then the kernel has to return STOPPED."""
+    if m.counters[FUEL] >= 0:
+        return False
+    m.counters[FULL] = OUT_OF_FUEL
+    return True
 
 
 @inner
 def gather_list(t: StaticTables, m: Memory, number: int, size: int) -> int:
     """Adds the positions of a list to the set that is being made; returns its new size."""
     stamp = m.counters[STAMP]
+    m.counters[FUEL] -= 2 * (t.list_start[number + 1] - t.list_start[number])
     for k in range(t.list_start[number], t.list_start[number + 1]):
         position = t.list_items[k]
         if m.marks[position] != stamp:
@@ -83,6 +100,9 @@ def mixed(value: int) -> int:
 def make_state(t: StaticTables, m: Memory, size: int) -> int:
     """The number of the state whose positions are in `gather` and bear the current stamp."""
     counters, stamp = m.counters, m.counters[STAMP]
+    counters[FUEL] -= 6 * size + 20
+    if is_out_of_fuel(m):
+        return STOPPED
     total, ends = size, 0
     for k in range(size):
         position = m.gather[k]
@@ -97,6 +117,7 @@ def make_state(t: StaticTables, m: Memory, size: int) -> int:
             begin, same = m.states[state, FIRST], 0
             while same < size and m.marks[m.members[begin + same]] == stamp:
                 same += 1
+            counters[FUEL] -= same
             if same == size:
                 return state
         slot = (slot + 1) & (len(m.state_index) - 1)
@@ -116,6 +137,23 @@ def make_state(t: StaticTables, m: Memory, size: int) -> int:
     counters[STATES] += 1
     counters[MEMBERS] += size
     return state
+
+
+@inner
+def join_states(t: StaticTables, m: Memory, state: int, other: int) -> int:
+    """The state of the positions of both, or STOPPED."""
+    m.counters[STAMP] += 1
+    stamp, size = m.counters[STAMP], 0
+    for source in (state, other):
+        begin = m.states[source, FIRST]
+        m.counters[FUEL] -= 2 * m.states[source, LENGTH]
+        for k in range(begin, begin + m.states[source, LENGTH]):
+            position = m.members[k]
+            if m.marks[position] != stamp:
+                m.marks[position] = stamp
+                m.gather[size] = position
+                size += 1
+    return make_state(t, m, size)
 
 
 @compiled
@@ -179,6 +217,7 @@ def follow_all(t: StaticTables, m: Memory, state: int, klass: int, kind: int, ar
     """The state after the positions of a state that hold the class and are of this kind and argument; -1 if none."""
     found, only, size = 0, -1, 0
     begin = m.states[state, FIRST]
+    m.counters[FUEL] -= 4 * m.states[state, LENGTH]
     for phase in range(2):
         size = 0
         if phase == 1:
@@ -196,6 +235,8 @@ def follow_all(t: StaticTables, m: Memory, state: int, klass: int, kind: int, ar
             follow = t.positions[position, FOLLOW]
             if phase == 1:
                 size = gather_list(t, m, follow, size)
+                if is_out_of_fuel(m):
+                    return STOPPED
             elif follow != only:
                 only = follow
                 found += 1
@@ -209,6 +250,7 @@ def expand(t: StaticTables, m: Memory, state: int, klass: int) -> int:
     Positions that call the same rule become one entry that returns to all that may follow any of them.
     """
     begin, num_calls = m.states[state, FIRST], 0
+    m.counters[FUEL] -= 2 * m.states[state, LENGTH] + 20
     for k in range(begin + m.states[state, ENDS], begin + m.states[state, LENGTH]):
         position = m.members[k]
         kind = t.positions[position, KIND]
@@ -219,6 +261,9 @@ def expand(t: StaticTables, m: Memory, state: int, klass: int) -> int:
             if m.calls[i, 0] == kind and m.calls[i, 1] == argument:
                 known = True
                 break
+            m.counters[FUEL] -= 1
+        if is_out_of_fuel(m):
+            return STOPPED
         if not known:
             if num_calls == MAX_CALLS:
                 m.counters[FULL] = TOO_MANY_CALLS
@@ -259,7 +304,12 @@ def expand_plain(t: StaticTables, m: Memory, state: int) -> int:
 
     A walk asks for most of them, and one by one takes ten times as long.
     """
+    if m.states[state, IS_EXPANDED] != 0:
+        return 0
     begin, num_classes, is_plain = m.states[state, FIRST], t.sets.shape[1], m.states[state, ENDS] == 0
+    m.counters[FUEL] -= (m.states[state, LENGTH] + 4) * num_classes
+    if is_out_of_fuel(m):
+        return STOPPED
     for klass in range(num_classes):
         m.work[klass, 0] = _NOWHERE
     for k in range(begin + m.states[state, ENDS], begin + m.states[state, LENGTH]):
@@ -281,6 +331,7 @@ def expand_plain(t: StaticTables, m: Memory, state: int) -> int:
             if target == STOPPED:
                 return STOPPED
             m.trans[state, klass] = target + 1
+    m.states[state, IS_EXPANDED] = 1
     return 0
 
 
@@ -316,12 +367,14 @@ def make_frame(m: Memory, parent: int, back: int, loop: int, count: int, mask: i
         return TOO_DEEP
     slot = frame_slot(m, parent, back, loop, count, mask)
     frame = m.frame_index[slot]
+    m.counters[FUEL] -= _FRAME_STEPS
     if frame >= 0:
         return frame
     frame = m.counters[FRAMES]
     if frame >= len(m.frames):
         m.counters[FULL] = FRAMES
         return STOPPED
+    m.counters[FUEL] -= _FRAME_STEPS
     m.frames[frame, PARENT] = parent
     m.frames[frame, RETURN] = back
     m.frames[frame, FRAME_LOOP] = loop

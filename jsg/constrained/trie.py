@@ -21,6 +21,8 @@ class Trie(NamedTuple):
         skip: int32[N], the first node behind a node's subtree.
         token_start: int32[N + 1], where a node's tokens begin in `tokens`.
         tokens: int32[...], ids of the tokens whose bytes end at a node; ascending at each node.
+        first: int32[c], the children of the root.
+        first_byte: uint8[c], the bytes that lead to them: a walk that needs few of them touches little else.
     """
 
     byte: NDArray[np.uint8]
@@ -28,6 +30,8 @@ class Trie(NamedTuple):
     skip: NDArray[np.int32]
     token_start: NDArray[np.int32]
     tokens: NDArray[np.int32]
+    first: NDArray[np.int32]
+    first_byte: NDArray[np.uint8]
 
     @property
     def num_bytes(self) -> int:
@@ -103,7 +107,8 @@ def make_trie(tokens: SortedTokens) -> Trie:
     last_node = np.cumsum(added)
     token_start = np.zeros(num_nodes + 1, np.int32)
     np.cumsum(np.bincount(last_node, minlength=num_nodes), out=token_start[1:])
-    trie = Trie(byte, depth, _ends_of_subtrees(depth), token_start, tokens.ids.copy())
+    first = np.flatnonzero(depth == 1).astype(np.int32)
+    trie = Trie(byte, depth, _ends_of_subtrees(depth), token_start, tokens.ids.copy(), first, byte[first])
     for array in trie:
         array.flags.writeable = False
     return trie

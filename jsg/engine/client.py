@@ -139,8 +139,15 @@ class EngineClient:
         """Whether the engine process has given no sign of life for some seconds; it may yet go on."""
         return not self._death.done() and self._heartbeat.is_stalled
 
-    async def generate(self, request: Request, owner: str = "") -> AsyncGenerator[RequestOutput]:
+    async def generate(
+        self, request: Request, owner: str = "", *, is_streamed: bool = True
+    ) -> AsyncGenerator[RequestOutput]:
         """Yields the outputs of a request up to the one with `finish`. Closing it early aborts the request.
+
+        Args:
+            request: What to generate.
+            owner: Whose it is.
+            is_streamed: As in `Request`, for requests that leave it.
 
         Raises:
             RequestError: The engine refused it, or its rid is that of a live request of this owner.
@@ -151,10 +158,11 @@ class EngineClient:
         """
         stream = self._open(request, owner)
         try:
-            if request.sampling.grammar is not None:
-                await self._send_grammar(request.sampling.grammar)
+            grammar = request.sampling.grammar
+            if isinstance(grammar, GrammarSpec):
+                await self._have_compiled(stream, grammar)
             if self._streams.on_wire(stream.wire_name):  # else it was aborted while its grammar was compiled
-                self._send(stream, request)
+                self._send(stream, request, is_streamed=is_streamed)
             while True:
                 output = await stream.arrived.get()
                 if isinstance(output, JsgError):
@@ -232,21 +240,36 @@ class EngineClient:
             raise QueueFullError(f"at most {limit} requests may run and wait, and so many do; try again later")
         return self._streams.open(owner, request.rid)
 
-    def _send(self, stream: Stream, request: Request) -> None:
-        # Stop strings are found where text is made, in the front: the engine has no use for them.
-        sampling = dataclasses.replace(request.sampling, stop=())
-        self._post().requests[stream.wire_name] = dataclasses.replace(request, rid=stream.wire_name, sampling=sampling)
-
-    async def _send_grammar(self, grammar: GrammarSpec) -> None:
-        """Sees to it that the engine has a grammar when a request follows at once."""
-        key, ledger = grammar.key, self._ledger
-        if key not in ledger:
-            tables = await self.grammars.tables(grammar)
-            if key not in ledger:  # nobody else sent it meanwhile
-                self._post().add_grammar(GrammarTables(key, tables))
-                ledger.add(key, len(tables))
-        if forgotten := ledger.use(key):
+    def _send(self, stream: Stream, request: Request, *, is_streamed: bool) -> None:
+        # Stop strings are found where text is made, in the front: the engine has no use for them. Of a grammar it has
+        # the tables, and the text may be long.
+        key = request.sampling.grammar_key
+        if key is not None and (forgotten := self._ledger.use(key)):
             self._post().forgotten_grammars += forgotten
+        sampling = dataclasses.replace(request.sampling, stop=(), grammar=key)
+        self._post().requests[stream.wire_name] = dataclasses.replace(
+            request, rid=stream.wire_name, sampling=sampling, is_streamed=request.is_streamed and is_streamed
+        )
+
+    async def _have_compiled(self, stream: Stream, grammar: GrammarSpec) -> None:
+        """Sees to it that the engine has a grammar when a request follows at once, unless the stream ends meanwhile."""
+        key = grammar.key
+        if key in self._ledger:
+            return
+        compiling = asyncio.ensure_future(self.grammars.tables(grammar, stream.owner))
+        compiling.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may end with the stream
+        ended = asyncio.ensure_future(stream.ended.wait())
+        try:
+            await asyncio.wait({compiling, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return
+            tables = compiling.result()
+        finally:
+            for task in (compiling, ended):
+                task.cancel()
+        if key not in self._ledger:  # nobody else sent it meanwhile
+            self._post().add_grammar(GrammarTables(key, tables))
+            self._ledger.add(key, len(tables))
 
     def _end(self, stream: Stream, error: JsgError | None) -> None:
         """Aborts a live request and tells whoever reads its stream."""

@@ -7,28 +7,26 @@ retracted or a step of it is dropped; drafts are walked through and taken back w
 import dataclasses
 import logging
 import operator
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import final
 
 import numpy as np
 
-from jsg.constrained.grammar import CompiledGrammar
 from jsg.constrained.masker import GrammarMasker
-from jsg.constrained.tables import StaticTables
-from jsg.engine.jump import Tokens
+from jsg.engine.grammar_store import GrammarStore, StoredGrammar
+from jsg.engine.jump import MOST_LOOKED_BACK, Tokens
 from jsg.engine.lexicon import LexiconLoader
 from jsg.engine.mask_pool import MaskPool, num_words
 from jsg.engine.packing import needs_tables
-from jsg.errors import GrammarError, JsgError, RequestError
-from jsg.sched.records import Batch, BatchEntry, Proposal, RunningRequest
-from jsg.sched.scheduler import StepResult
+from jsg.errors import GrammarError, JsgError
+from jsg.sched.records import Batch, BatchEntry, Proposal, RunningRequest, StepResult
 from jsg.types import ConstraintReport, JumpForward, Request
 
 logger = logging.getLogger(__name__)
 
-COMPILED_BYTES = 256 * 2**20
-"""Of grammars that were used, with all that was worked out for them. Those in use stay whatever they take."""
+PATIENCE = 16
+"""Tokens without a forced text behind them, after which a request's steps with drafts are planned before their tokens
+are known. Where a text is forced then, one more token is sampled before the first draft."""
 BUG = "the engine failed this request; its log has the cause"
 
 
@@ -37,18 +35,37 @@ class Constraint:
     """One request's grammar.
 
     Attributes:
-        key: Of its grammar.
-        masker: Has accepted the committed output, and nothing else.
+        store: Where the grammar is.
+        grammar: Held there while the request is live.
         jump: What to do where text is forced.
         num_accepted: Tokens that the masker has accepted.
+        num_unforced: Tokens since the last one that a text was forced behind.
         failure: Why the request cannot go on; None while it can.
     """
 
-    key: str
-    masker: GrammarMasker
+    store: GrammarStore
+    grammar: StoredGrammar
     jump: JumpForward
     num_accepted: int = 0
+    num_unforced: int = 0
     failure: str | None = None
+    _masker: GrammarMasker | None = dataclasses.field(default=None, init=False)
+
+    @property
+    def must_know_tokens(self) -> bool:
+        """Whether a step of it waits for the tokens of the one before.
+
+        "retokenize" always does: what is appended is part of the answer, so whether it is shall not depend on the
+        steps of other requests.
+        """
+        return self.jump == "retokenize" or (self.jump == "draft" and self.num_unforced < PATIENCE)
+
+    @property
+    def masker(self) -> GrammarMasker:
+        """Has accepted the committed output, and nothing else. Made for the first step: a queue takes no memory."""
+        if self._masker is None:
+            self._masker = self.store.new_masker(self.grammar)
+        return self._masker
 
 
 @final
@@ -67,13 +84,10 @@ class Constraints:
             eos_token_ids: Tokens that end an answer.
             jump: Of requests that do not say.
         """
-        self._loader = loader
+        self._grammars = GrammarStore(loader)
         self._num_words = num_words(vocab_size)
         self._eos_token_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
         self._jump: JumpForward = jump
-        self._tables: dict[str, bytes] = {}
-        self._compiled: OrderedDict[str, tuple[CompiledGrammar, int]] = OrderedDict()
-        self._compiled_bytes = 0
         self._live: dict[str, Constraint] = {}
         self._tokens: Tokens | None = None
         self._num_drafts = self._num_drafts_taken = self._num_failures = 0
@@ -82,80 +96,65 @@ class Constraints:
 
     def add_grammar(self, key: str, tables: bytes) -> None:
         """Makes a grammar known to the requests that name it by this key."""
-        self._tables[key] = tables
+        self._grammars.add(key, tables)
 
     def forget_grammars(self, keys: Iterable[str]) -> None:
         """Forgets grammars; requests that have one keep it. Unknown keys are ignored."""
-        for key in keys:
-            self._tables.pop(key, None)
-            if key in self._compiled:
-                self._compiled_bytes -= self._compiled.pop(key)[1]
+        self._grammars.forget(keys)
 
     def prepare(self, request: Request) -> Constraint | None:
         """What `put` needs for a request; None where it has no grammar.
 
         Raises:
             RequestError: Its grammar is not known, or the model has no tokenizer.
+            QueueFullError: The grammars of live requests take too much memory.
         """
-        spec = request.sampling.grammar
-        if spec is None:
+        key = request.sampling.grammar_key
+        if key is None:
             return None
         jump: JumpForward = request.sampling.jump_forward or self._jump
-        masker = self._grammar(spec.key).new_masker()
+        grammar = self._grammars.find(key)
+        if self._tokens is None:
+            self._tokens = Tokens(self._grammars.lexicon)
         if needs_tables(request.sampling):  # what is counted on the device is not known for drafts
             jump = "off"
-        return Constraint(spec.key, masker, jump)
+        return Constraint(self._grammars, grammar, jump)
 
     def put(self, rid: str, constraint: Constraint) -> None:
         """Keeps what `prepare` gave until the request has ended."""
+        self._grammars.hold(constraint.grammar)
         self._live[rid] = constraint
 
     def forget(self, rid: str) -> None:
         """The request has ended; ignores one that has no grammar."""
         constraint = self._live.pop(rid, None)
         if constraint is not None:
-            self._weigh(constraint.key)
-
-    def _grammar(self, key: str) -> CompiledGrammar:
-        if key in self._compiled:
-            self._compiled.move_to_end(key)
-            return self._compiled[key][0]
-        tables = self._tables.get(key)
-        if tables is None:
-            raise RequestError("the request names a grammar that the engine does not have; send it again", "grammar")
-        lexicon = self._loader.get()
-        if self._tokens is None:
-            self._tokens = Tokens(lexicon)
-        grammar = CompiledGrammar(StaticTables.from_bytes(tables), lexicon.vocabulary)
-        self._compiled[key] = grammar, grammar.num_bytes
-        self._compiled_bytes += grammar.num_bytes
-        return grammar
-
-    def _weigh(self, key: str) -> None:
-        """Notes how large a grammar has become; forgets what was worked out for those used least recently."""
-        if key in self._compiled:
-            grammar, num_bytes = self._compiled[key]
-            self._compiled[key] = grammar, grammar.num_bytes
-            self._compiled_bytes += grammar.num_bytes - num_bytes
-        while self._compiled_bytes > COMPILED_BYTES and len(self._compiled) > 1:
-            self._compiled_bytes -= self._compiled.popitem(last=False)[1][1]
+            self._grammars.release(constraint.grammar)
 
     # Around a step.
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether some live request has a grammar."""
+        return bool(self._live)
+
     def concerns(self, batch: Batch) -> bool:
         """Whether some request of a step has a grammar."""
-        return bool(self._live) and any(entry.running.request.rid in self._live for entry in batch.entries)
+        # In every step: a list takes a quarter of the time of a generator.
+        return bool([1 for entry in batch.entries if entry.running.request.sampling.grammar is not None])
 
     def must_know_tokens(self, running: Sequence[RunningRequest]) -> bool:
         """Whether text may be forced behind the next token of some request, so that it must be known to plan a step."""
-        jumping = {rid for rid, constraint in self._live.items() if constraint.jump != "off"}
+        if not self._live:
+            return False
+        jumping = {rid for rid, each in self._live.items() if each.must_know_tokens}
         return bool(jumping) and any(each.request.rid in jumping for each in running)
 
-    def proposals(self, running: Sequence[RunningRequest]) -> dict[str, Proposal]:
-        """Tokens that are forced now, by rid; of requests that decode and have nothing in flight."""
-        if not self._live:
-            return {}
-        found = {}
+    def proposals(self, running: Sequence[RunningRequest], most: int) -> dict[str, Proposal]:
+        """At most so many tokens that are forced now, by rid; of requests that decode and have nothing in flight."""
+        found: dict[str, Proposal] = {}
+        if most <= 0:
+            return found
         for each in running:
             constraint = self._live.get(each.request.rid)
             if constraint is None or constraint.jump == "off" or constraint.failure is not None:
@@ -163,7 +162,7 @@ class Constraints:
             if each.place is None or each.place.is_prefilling or each.place.num_in_flight:
                 continue
             try:
-                proposal = self._proposal(each, constraint)
+                proposal = self._proposal(each, constraint, most)
             except Exception as error:
                 self._fail(constraint, error)
                 continue
@@ -194,12 +193,19 @@ class Constraints:
 
         A request whose grammar raised, or does not allow what was chosen, fails alone.
         """
-        if not self._live:
+        if not self.concerns(batch):
             return
         for index, (entry, row) in enumerate(zip(batch.entries, batch.first_rows, strict=True)):
-            constraint = self._live.get(entry.running.request.rid)
-            if constraint is None or not entry.samples or entry.is_stale:
+            request = entry.running.request
+            if request.sampling.grammar is None or not entry.samples or entry.is_stale:
                 continue
+            constraint = self._live.get(request.rid)
+            if constraint is None:  # then it had no mask: better no answer than one that breaks its grammar
+                logger.error("a request with a grammar has no masker")
+                self._num_failures += 1
+                result.failed.append(entry.running)
+                continue
+            self._grammars.note_use(constraint.grammar)
             if constraint.failure is None:
                 try:
                     self._advance(constraint, index, entry, row, result)
@@ -207,13 +213,13 @@ class Constraints:
                     self._fail(constraint, error)
             if constraint.failure is not None:
                 result.failed.append(entry.running)
-                result.reasons[entry.running.request.rid] = constraint.failure
+                result.reasons[request.rid] = constraint.failure
 
     def stats(self, pool: MaskPool) -> dict[str, int]:
         """Gauges and totals: see `CONSTRAINT_STATS`."""
         return {
-            "num_grammars": len(self._tables),
-            "grammar_bytes": self._compiled_bytes,
+            "num_grammars": len(self._grammars),
+            "grammar_bytes": self._grammars.num_bytes,
             "num_masks": len(pool),
             "num_masks_made": pool.num_made,
             "num_masks_found": pool.num_found,
@@ -222,32 +228,30 @@ class Constraints:
             "num_grammar_failures": self._num_failures,
         }
 
-    def _proposal(self, running: RunningRequest, constraint: Constraint) -> Proposal | None:
+    def _proposal(self, running: RunningRequest, constraint: Constraint, most: int) -> Proposal | None:
         forced = constraint.masker.forced_bytes()
-        if not forced:
+        most = min(most, running.num_to_come - 1)
+        if not forced or most <= 0:
             return None
         assert self._tokens is not None, "a request with a grammar has loaded the tokenizer"
+        first = running.num_known - MOST_LOOKED_BACK
+        output = running.tokens[max(first, running.num_prompt) : running.num_known].tolist()
         is_forced = constraint.jump == "retokenize"
-        cut = self._tokens.appended if is_forced else self._tokens.draft
-        tokens = cut(running.tokens[running.num_prompt : running.num_known].tolist(), forced)
-        allowed = self._walk(constraint.masker, tokens[: running.num_to_come - 1])
+        tokens = self._tokens.appended(output, forced) if is_forced else self._tokens.draft(output, forced, most)
+        allowed = self._walk(constraint.masker, tokens[:most])
         return Proposal(tokens[:allowed], is_forced) if allowed else None
 
     def _walk(self, masker: GrammarMasker, tokens: Sequence[int]) -> int:
-        """How many of the tokens the grammar allows one after another, with something after each."""
-        num_accepted = count = 0
+        """How many of the tokens the grammar allows one after another, with a text that is not over after each."""
+        num_accepted = 0
         try:
-            for token in tokens:
-                if not masker.accept(token):
-                    break
+            while num_accepted < len(tokens) and masker.accept(tokens[num_accepted]):
                 num_accepted += 1
-                masker.mask_key()  # there is none after a complete text of a model without EOS
-                count += 1
-        except GrammarError:
-            pass  # the token before the dead end is left to be sampled
+                if masker.is_finished():
+                    break
         finally:
             masker.rollback(num_accepted)
-        return count
+        return num_accepted
 
     def _find_masks(self, constraint: Constraint, entry: BatchEntry, pool: MaskPool, rows: np.ndarray) -> None:
         assert constraint.num_accepted == entry.output_index, "a masker is not where its request is"
@@ -260,6 +264,10 @@ class Constraints:
                     break  # nor can it be sampled, so that the rows behind it do not count
                 num_walked += 1
                 rows[index + 1] = self._mask_row(masker, pool)
+        except GrammarError:
+            if not num_walked:
+                raise
+            # Nothing can follow that draft. If it is taken, what is sampled after it is not: see `_advance`.
         finally:
             masker.rollback(num_walked)
 
@@ -286,13 +294,18 @@ class Constraints:
                 learns.learn(before, forced, token)
             before = token
             if not masker.accept(token):
-                raise AssertionError(f"token {token} was chosen, which the grammar does not allow here")
+                raise _why_not(request, constraint, token)
             constraint.num_accepted += 1
             is_complete.append(masker.is_complete())
             if masker.is_finished() and not self._can_end(request, constraint.num_accepted):
                 result.ended[index] = count
                 del tokens[count:]
                 break
+            if token in request.sampling.stop_token_ids and constraint.num_accepted >= request.sampling.min_new_tokens:
+                del tokens[count:]  # it ends the request, and behind a draft there may be more
+                break
+        if constraint.jump != "off":
+            constraint.num_unforced = 0 if masker.forced_bytes() else constraint.num_unforced + len(tokens)
         num_taken = sum(map(operator.eq, entry.drafts, tokens)) if entry.num_drafts else 0
         self._num_drafts += entry.num_drafts
         self._num_drafts_taken += num_taken
@@ -317,3 +330,15 @@ class Constraints:
         else:
             logger.error("a grammar failed", exc_info=error)
             constraint.failure = BUG
+
+
+def _why_not(request: Request, constraint: Constraint, token: int) -> Exception:
+    """Why a token was chosen that a grammar does not allow. Raises GrammarError where it allows none."""
+    constraint.masker.mask_key()
+    least = request.sampling.min_new_tokens
+    if constraint.num_accepted < least:
+        return GrammarError(
+            f"the grammar must allow a token that does not end the request until there are min_new_tokens = {least}, "
+            f"but after {constraint.num_accepted} it allows only such as do; lower min_new_tokens"
+        )
+    return AssertionError(f"token {token} was chosen, which the grammar does not allow here")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jsg.config import EngineConfig
+from jsg.engine.gather import Gatherer
 from jsg.engine.profile import StepProfiler
 from jsg.engine.protocol import Call, Failure, ModelInfo, Progress, Refusal
 from jsg.engine.results import InFlight
@@ -34,19 +35,22 @@ class EngineCore:
         self._decode_steps = parts.decode_steps
         self._overlaps = not config.disable_overlap_schedule
         self._in_flight: InFlight | None = None
+        self._outputs: list[RequestOutput] = []  # of a step that was committed between two steps
         self._num_steps = 0
         self._num_generated = 0
+        self._gatherer = Gatherer()
         self._queue_timeout_s = config.queue_timeout
         self._profiler = None if config.profile_dir is None else StepProfiler(config.profile_dir)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do something: serve requests, or run a program that has just been compiled."""
-        return self._has_requests or not self._runner.is_warm
+        return self._serves or not self._runner.is_warm
 
     @property
-    def _has_requests(self) -> bool:
-        return self._in_flight is not None or not self.scheduler.is_idle
+    def _serves(self) -> bool:
+        """Whether a step would serve requests, or give out what another one made."""
+        return self._in_flight is not None or bool(self._outputs) or not self.scheduler.is_idle
 
     def add(self, request: Request) -> None:
         """Queues a request.
@@ -59,6 +63,8 @@ class EngineCore:
         self.scheduler.add(request, time.monotonic())
         if constraint is not None:
             self.grammars.put(request.rid, constraint)
+        if not request.is_streamed:
+            self._gatherer.add(request.rid)
 
     def abort(self, rid: str) -> None:
         """Ends a request and frees what it holds; its last output comes with the next step. Ignores an unknown rid."""
@@ -72,13 +78,13 @@ class EngineCore:
         was compiled in the background makes its first runs here, one a step.
         """
         self._runner.warm_one()
-        if self._profiler is not None and self._has_requests:
+        if self._profiler is not None and self._serves:
             self._profiler.before_step()
-        outputs: list[RequestOutput] = []
+        outputs, self._outputs = self._outputs, []
         if self._must_commit_first():
             outputs += self._commit_in_flight()
-        proposals = self.grammars.proposals(self.scheduler.running)
-        max_rows = self._runner.max_draft_rows if proposals else 0
+        max_rows = self._runner.max_draft_rows if self.grammars.has_requests else 0
+        proposals = self.grammars.proposals(self.scheduler.running, max_rows)
         outputs += self._run(self.scheduler.plan(time.monotonic(), proposals, max_rows))
         if not self._overlaps:
             outputs += self._commit_in_flight()
@@ -88,7 +94,7 @@ class EngineCore:
             self._num_generated += len(output.token_ids)
             if output.finish is not None:
                 self.grammars.forget(output.rid)
-        return outputs
+        return self._gatherer.gather(outputs)
 
     def _must_commit_first(self) -> bool:
         flight = self._in_flight
@@ -113,10 +119,11 @@ class EngineCore:
         return outputs
 
     def _commit_in_flight(self) -> list[RequestOutput]:
-        flight, self._in_flight = self._in_flight, None
+        flight = self._in_flight
         if flight is None:
             return []
         result = flight.read()
+        self._in_flight = None  # not before: what the device raises here, the next step raises again
         self.grammars.accept(flight.batch, result)
         return self.scheduler.commit(flight.batch, result)
 
@@ -132,6 +139,7 @@ class EngineCore:
         expired = self.scheduler.expire(time.monotonic() - self._queue_timeout_s)
         for rid in expired:
             self.grammars.forget(rid)
+            self._gatherer.forget(rid)
         return [Refusal(rid, failure) for rid in expired]
 
     def answer(self, call: Call) -> bool | dict[str, Any]:
@@ -145,8 +153,18 @@ class EngineCore:
                 return self._cache.dump(call.max_depth, call.max_nodes)
 
     def flush_cache(self) -> bool:
-        """Forgets every cached prefix; False, and no change, while requests run or wait."""
-        return not self._has_requests and self._cache.reset()
+        """Forgets every cached prefix, held ones too; False, and no change, while requests run or wait."""
+        if not self._end_stale_step():
+            return False
+        self.scheduler.break_holds(len(self.scheduler.holds))
+        return self._cache.reset()
+
+    def _end_stale_step(self) -> bool:
+        """Whether no request runs or waits. Where none does, the step in flight is nobody's any more, and ends here."""
+        if self.scheduler.num_waiting or self.scheduler.running:
+            return False
+        self._outputs += self._commit_in_flight()
+        return True
 
     def selfcheck(self, budget_s: float) -> SelfCheck:
         """Times decode steps against what the device can do at best, in about so many seconds.
@@ -154,7 +172,7 @@ class EngineCore:
         Raises:
             JsgError: Requests run or wait.
         """
-        if self._has_requests:
+        if not self._end_stale_step():
             raise JsgError("steps are timed while nothing runs, but requests run or wait; try again later")
         try:
             return check_steps(self._decode_steps, self.info.dtype, budget_s)
@@ -166,7 +184,8 @@ class EngineCore:
         cache, totals = self._cache.stats(), self.scheduler.totals
         return {
             "num_running": len(self.scheduler.running),
-            "num_waiting": len(self.scheduler.waiting),
+            "num_waiting": self.scheduler.num_waiting,
+            "num_holds": len(self.scheduler.holds),
             "num_steps": self._num_steps,
             **dataclasses.asdict(totals),
             "generated_tokens": self._num_generated,

@@ -4,14 +4,15 @@ import dataclasses
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, final, get_args, runtime_checkable
+from typing import Protocol, final, runtime_checkable
 
 from jsg.constrained import kernel_cache
 from jsg.constrained.jit import use_kernel_cache
 from jsg.constrained.vocab import Vocabulary
+from jsg.engine.kernel_process import fill_elsewhere
 from jsg.engine.private_directory import private_directory
 from jsg.errors import JsgError, ModelError, RequestError
-from jsg.processing.tool_calls import Dialect, markers
+from jsg.processing.tool_calls import nameable_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -114,21 +115,14 @@ def _load(directory: Path, vocab_size: int, eos_ids: list[int], kernels: Path | 
         [token for token in tokenizer.special_ids if token < vocab_size],
         eos_ids,
         size=vocab_size,
-        special_names=_tool_markers(tokenizer),
+        special_names=nameable_tokens(tokenizer, vocab_size, eos_ids),
     )
     if kernels is not None:
         if not kernel_cache.is_filled(kernels):
-            kernel_cache.fill_elsewhere(kernels)
+            fill_elsewhere(kernels)
         use_kernel_cache(kernels)
     _load_kernels(vocabulary)
     return Lexicon(tokenizer, vocabulary)
-
-
-def _tool_markers(tokenizer: TextTokenizer) -> dict[int, str]:
-    """The special tokens around calls of tools, the only ones that a grammar may name."""
-    names = {name for dialect in get_args(Dialect) for name in markers(dialect)}
-    found = {tokenizer.token_id(name): name for name in names}
-    return {token: name for token, name in found.items() if token is not None and token in tokenizer.special_ids}
 
 
 def _load_kernels(vocabulary: Vocabulary) -> None:

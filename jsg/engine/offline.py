@@ -1,26 +1,29 @@
 """`jsg.Engine`: a model in this process, from text to text."""
 
 import asyncio
+import dataclasses
 import itertools
 import queue
 import random
-import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from jsg.config import EngineConfig
-from jsg.constrained.compiler import compile_tables
+from jsg.constrained.special_tokens import check_names
+from jsg.constrained.stop_patterns import stop_patterns
 from jsg.engine.core import EngineCore
 from jsg.engine.driver import Driver
-from jsg.engine.grammar_ledger import GrammarLedger
+from jsg.engine.lang_backend import EngineBackend
+from jsg.engine.offline_grammars import OfflineGrammars, Tables
 from jsg.engine.protocol import ModelInfo, Progress
 from jsg.engine.selfcheck import SelfCheck
 from jsg.errors import ConfigError, JsgError, RequestError
 from jsg.processing.answer import Answer, Prompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
+from jsg.processing.tool_calls import nameable_tokens
 from jsg.sources import resolve_model
-from jsg.types import FinishType, GrammarSpec, RequestOutput, SamplingParams
+from jsg.types import FinishType, GrammarSpec, Request, RequestOutput, SamplingParams
 
 Result = dict[str, Any]
 """`text`, `output_ids` and `meta_info`, as SGLang's `/generate` returns them."""
@@ -58,11 +61,13 @@ class Engine:
         self.tokenizer: Tokenizer = load_tokenizer(resolve_model(config.tokenizer_path or config.model_path))
         core = EngineCore(config, report=report)
         self.info: ModelInfo = core.info
+        nameable = nameable_tokens(self.tokenizer, core.info.vocab_size, core.info.eos_token_ids)
+        self._nameable = frozenset(nameable.values())
         self._driver = Driver(core)
         self._seeds = random.Random(config.random_seed)
         self._numbers = itertools.count()
-        self._ledger = GrammarLedger()
-        self._ledger_lock = threading.Lock()
+        self._grammars = OfflineGrammars(self._driver)
+        self._backend = EngineBackend(self)
         # A program that ends with the engine open must not take its compile thread down with it.
         self._at_exit = weakref.finalize(self, Driver.close, self._driver)
 
@@ -105,9 +110,10 @@ class Engine:
             top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob, namespace=namespace,
             priority=priority, return_cache_info=return_cache_info,
         )  # fmt: skip
+        tables = self._grammars.tables(self._grammars_of(answers))
         if stream:
-            return self._stream(answers, is_list)
-        for _ in self._run(answers):
+            return self._stream(answers, tables, is_list)
+        for _ in self._run(answers, tables, is_read=False):
             pass
         results = [answer.result() for answer in answers]
         return results if is_list else results[0]
@@ -128,12 +134,44 @@ class Engine:
         if unknown := sorted(set(fields) - set(REPORT_FIELDS)):
             raise TypeError(f"async_generate() got an unexpected keyword argument {unknown[0]!r}")
         answers, is_list = self._answers(prompt, sampling_params, input_ids, **fields)
+        tables = await self._tables_of(answers)
         if stream:
-            return self._stream_async(answers, is_list)
-        async for _ in self._run_async(answers):
+            return self._stream_async(answers, tables, is_list)
+        async for _ in self._run_async(answers, tables, is_read=False):
             pass
         results = [answer.result() for answer in answers]
         return results if is_list else results[0]
+
+    def as_backend(self) -> EngineBackend:
+        """This engine as the backend of programs: always the same."""
+        return self._backend
+
+    async def answer_async(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[list[Answer], int]]:
+        """Runs prompts together; gives all answers, and the index of the one that has moved. Closing it early aborts.
+
+        Raises:
+            JsgError: A prompt breaks a rule, or the engine failed.
+        """
+        answers = [answer for prompt in prompts for answer in self._answers_of(prompt)]
+        tables = await self._tables_of(answers)
+        moves = self._run_async(answers, tables)
+        try:
+            async for index in moves:
+                yield answers, index
+        finally:
+            await moves.aclose()
+
+    def hold(self, prompt: Prompt, heard: Callable[[], None]) -> Callable[[], None]:
+        """Submits a prompt whose `hold` is set; gives what ends it. Where the engine refuses it, it ends by itself.
+
+        `heard` is called on the engine's thread when the prompt is cached, and when the hold ends by itself.
+
+        Raises:
+            JsgError: It breaks a rule, or the engine was closed.
+        """
+        (request,) = prompt.requests(0)
+        self._driver.submit(request, lambda _: heard())
+        return lambda: self._driver.abort(request.rid)
 
     def get_server_info(self) -> dict[str, Any]:
         """The model, the sizes and the counters of the engine."""
@@ -171,7 +209,6 @@ class Engine:
     ) -> tuple[list[Answer], bool]:
         id_lists, is_list = self._token_lists(prompt, input_ids)
         samplings = _one_each(sampling_params, len(id_lists))
-        self._send_grammars({sampling.grammar for sampling in samplings if sampling.grammar is not None})
         answers = []
         for ids, sampling in zip(id_lists, samplings, strict=True):
             made = Prompt(
@@ -181,24 +218,15 @@ class Engine:
                 token_ids_logprob=tuple(token_ids_logprob),
                 **fields,
             )
-            answers += [Answer(r, self.tokenizer) for r in made.requests(self._seeds.getrandbits(63))]
+            answers += self._answers_of(made)
         return answers, is_list or len(answers) > 1
 
-    def _send_grammars(self, grammars: set[GrammarSpec]) -> None:
-        """Compiles what the core does not have yet, here: a program that runs the engine itself can wait for it.
-
-        Raises:
-            GrammarError: One is wrong or not supported.
-        """
-        for grammar in grammars:
-            key = grammar.key
-            with self._ledger_lock:
-                if key not in self._ledger:
-                    tables = compile_tables(grammar).to_bytes()
-                    self._driver.tell(lambda core, key=key, tables=tables: core.grammars.add_grammar(key, tables))
-                    self._ledger.add(key, len(tables))
-                if forgotten := self._ledger.use(key):
-                    self._driver.tell(lambda core, forgotten=forgotten: core.grammars.forget_grammars(forgotten))
+    def _answers_of(self, prompt: Prompt) -> list[Answer]:
+        patterns = stop_patterns(prompt.sampling)
+        return [
+            Answer(request, self.tokenizer, patterns=patterns)
+            for request in prompt.requests(self._seeds.getrandbits(63))
+        ]
 
     def _token_lists(self, prompt: Texts, input_ids: TokenIds) -> tuple[list[tuple[int, ...]], bool]:
         if (prompt is None) == (input_ids is None):
@@ -212,12 +240,33 @@ class Engine:
             return [tuple(input_ids)], False  # pyright: ignore[reportReturnType]
         return [tuple(ids) for ids in input_ids], True  # pyright: ignore[reportArgumentType]
 
-    def _run(self, answers: list[Answer]) -> Iterator[int]:
+    def _grammars_of(self, answers: list[Answer]) -> list[GrammarSpec]:
+        """Every grammar that must be compiled for these answers, once.
+
+        Raises:
+            GrammarError: One names a special token that the model does not have.
+        """
+        named = dict.fromkeys(answer.request.sampling.grammar for answer in answers)
+        grammars = [grammar for grammar in named if isinstance(grammar, GrammarSpec)]
+        for grammar in grammars:
+            check_names(grammar, self._nameable)
+        return grammars
+
+    async def _tables_of(self, answers: list[Answer]) -> Tables:
+        grammars = self._grammars_of(answers)
+        tables = self._grammars.kept(grammars)
+        if tables is None:  # compiling may take seconds, and the loop has other things to do
+            tables = await asyncio.to_thread(self._grammars.tables, grammars)
+        return tables
+
+    def _run(self, answers: list[Answer], tables: Tables, *, is_read: bool = True) -> Iterator[int]:
         """Runs all answers to their ends; yields the index of each that has moved. Closing it early aborts."""
         arrived: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         try:
             for index, answer in enumerate(answers):
-                self._driver.submit(answer.request, lambda item, index=index: arrived.put((index, item)))
+                self._grammars.submit(
+                    _request_of(answer, is_read=is_read), tables, lambda item, index=index: arrived.put((index, item))
+                )
             num_open = len(answers)
             while num_open:
                 index, item = arrived.get()
@@ -227,7 +276,7 @@ class Engine:
         finally:
             self._abort_unfinished(answers)
 
-    async def _run_async(self, answers: list[Answer]) -> AsyncIterator[int]:
+    async def _run_async(self, answers: list[Answer], tables: Tables, *, is_read: bool = True) -> AsyncGenerator[int]:
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[_Item] = asyncio.Queue()
 
@@ -236,7 +285,7 @@ class Engine:
 
         try:
             for index, answer in enumerate(answers):
-                self._driver.submit(answer.request, sink_of(index))
+                self._grammars.submit(_request_of(answer, is_read=is_read), tables, sink_of(index))
             num_open = len(answers)
             while num_open:
                 index, item = await arrived.get()
@@ -264,13 +313,18 @@ class Engine:
             if answer.finish is None:
                 self._driver.abort(answer.request.rid)
 
-    def _stream(self, answers: list[Answer], is_list: bool) -> Iterator[Result]:
-        for index in self._run(answers):
+    def _stream(self, answers: list[Answer], tables: Tables, is_list: bool) -> Iterator[Result]:
+        for index in self._run(answers, tables):
             yield answers[index].result() | ({"index": index} if is_list else {})
 
-    async def _stream_async(self, answers: list[Answer], is_list: bool) -> AsyncIterator[Result]:
-        async for index in self._run_async(answers):
+    async def _stream_async(self, answers: list[Answer], tables: Tables, is_list: bool) -> AsyncIterator[Result]:
+        async for index in self._run_async(answers, tables):
             yield answers[index].result() | ({"index": index} if is_list else {})
+
+
+def _request_of(answer: Answer, *, is_read: bool) -> Request:
+    is_streamed = is_read or not answer.ends_in_engine
+    return answer.request if is_streamed else dataclasses.replace(answer.request, is_streamed=False)
 
 
 def _make_config(model_path: str, knobs: dict[str, Any]) -> EngineConfig:
@@ -289,4 +343,7 @@ def _one_each(given: SamplingFields | Sequence[SamplingFields], count: int) -> l
 
 
 def _sampling(given: SamplingFields) -> SamplingParams:
-    return given if isinstance(given, SamplingParams) else SamplingParams.from_dict(given or {})
+    sampling = given if isinstance(given, SamplingParams) else SamplingParams.from_dict(given or {})
+    if isinstance(sampling.grammar, str):  # a key, which only names a grammar between processes
+        raise RequestError("grammar must be a GrammarSpec, but got text; write GrammarSpec('regex', ...)", "grammar")
+    return sampling

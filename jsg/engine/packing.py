@@ -4,10 +4,12 @@ Each is made afresh for every step and never written again: on CPU, JAX may read
 the call has returned.
 """
 
+import itertools
+
 import numpy as np
 
 from jsg.engine.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
-from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
+from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE, SHORT_TILE
 from jsg.sched.buckets import BucketKey
 from jsg.sched.records import Batch, BatchEntry, RunningRequest
 from jsg.types import SamplingParams
@@ -27,7 +29,7 @@ def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int
     sizes = packed_sizes(key)
     packed = np.zeros(sum(sizes), np.int32)
     parts = np.split(packed, np.cumsum(sizes)[:-1])
-    num_tiles, num_singles, token_ids, positions, slots, rows, logit_index, *rest = parts
+    counts, token_ids, positions, model_positions, slots, rows, logit_index, *rest = parts
     groups, tiles = rest[:4], rest[4:]
     lens = np.array([entry.num_new for entry in batch.entries])
     ends = np.cumsum(lens)
@@ -35,6 +37,7 @@ def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int
     starts = np.array([entry.start for entry in batch.entries])
     rows[:num_tokens] = np.repeat([entry.place.row for entry in batch.entries], lens)
     positions[:num_tokens] = np.arange(num_tokens) - np.repeat(ends - lens - starts, lens)
+    _fill_model_positions(model_positions, positions, batch, ends)
     _fill_token_ids(token_ids, batch, ends)
     is_written = positions[:num_tokens] >= np.repeat([entry.write_start for entry in batch.entries], lens)
     page = pages[rows[:num_tokens], positions[:num_tokens] // page_size]
@@ -44,8 +47,7 @@ def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int
         logit_index[: len(last)] = last
     else:
         logit_index[: len(lens)] = ends - 1
-    num_singles[0] = batch.num_singles
-    num_tiles[0] = _fill_tiles(tiles, batch, ends - lens)
+    counts[:] = (*_fill_tiles(tiles, batch, ends - lens), batch.num_singles)
     if key.num_groups:
         _fill_groups(groups, batch)
     return packed
@@ -65,6 +67,15 @@ def _backwards(entry: BatchEntry) -> range:
     return range(entry.num_drafts, -1, -1)
 
 
+def _fill_model_positions(model_positions: np.ndarray, positions: np.ndarray, batch: Batch, ends: np.ndarray) -> None:
+    model_positions[:] = positions
+    layouts = [entry.running.layout for entry in batch.entries]
+    for index in [index for index, layout in enumerate(layouts) if layout is not None]:
+        entry, end, layout = batch.entries[index], ends[index], layouts[index]
+        assert layout is not None
+        model_positions[end - entry.num_new : end] = layout.positions[entry.start : entry.start + entry.num_new]
+
+
 def _fill_token_ids(token_ids: np.ndarray, batch: Batch, ends: np.ndarray) -> None:
     for entry, end in zip(batch.entries, ends.tolist(), strict=True):
         if entry.from_device:
@@ -73,8 +84,8 @@ def _fill_token_ids(token_ids: np.ndarray, batch: Batch, ends: np.ndarray) -> No
             token_ids[end - entry.num_new : end] = entry.running.tokens[entry.start : entry.start + entry.num_new]
 
 
-def _fill_tiles(tiles: list[np.ndarray], batch: Batch, offsets: np.ndarray) -> int:
-    """Cuts every entry but the singles into query tiles; returns how many there are."""
+def _fill_tiles(tiles: list[np.ndarray], batch: Batch, offsets: np.ndarray) -> tuple[int, int]:
+    """Cuts every entry but the singles into query tiles; returns how many there are, and how many short ones lead."""
     cuts = [
         (entry.place.row, offset + done, min(QUERY_TILE, entry.num_new - done), entry.start + done)
         for entry, offset in zip(batch.entries[batch.num_singles :], offsets[batch.num_singles :], strict=True)
@@ -83,7 +94,8 @@ def _fill_tiles(tiles: list[np.ndarray], batch: Batch, offsets: np.ndarray) -> i
     if cuts:
         for part, column in zip(tiles, np.array(cuts, np.int32).T, strict=True):
             part[: len(cuts)] = column
-    return len(cuts)
+    is_short = (not batch.is_deterministic and length <= SHORT_TILE for _, _, length, _ in cuts)
+    return len(cuts), sum(itertools.takewhile(bool, is_short))
 
 
 def _fill_groups(parts: list[np.ndarray], batch: Batch) -> None:

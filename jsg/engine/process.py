@@ -6,7 +6,6 @@ trace when a step raises. A request that cannot be added, whatever the core rais
 answered fail alone.
 """
 
-import ctypes
 import gc
 import importlib
 import logging
@@ -22,6 +21,7 @@ import zmq
 
 from jsg.config import EngineConfig
 from jsg.engine.heartbeat import HeartbeatSender, LoopClock
+from jsg.engine.parent import die_with_parent
 from jsg.engine.protocol import (
     Call,
     EngineStart,
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 IDLE_POLL_MS = 250  # an idle loop turns too: it must not look stuck, nor outlive its parent
 START_FLUSH_MS = 30_000  # how long the reason of a failed start waits for a front that is still importing
 END_FLUSH_MS = 1000
-PR_SET_PDEATHSIG = 1
 NOT_ADDED = "the engine could not take this request; the server's log has the cause"
 LOOKS = {"stats": "counters", "dump_cache": "prefix cache"}  # questions that change nothing
 
@@ -218,18 +217,10 @@ def _load_core(name: str, config: EngineConfig, report: Callable[[Progress], Non
     return factory(config, report=report)
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Asks the kernel for SIGKILL at the parent's death (Linux; elsewhere `serve` looks), and ends if it is dead."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        raise SystemExit(1)
-
-
 def main(argument: str) -> int:
     """Runs the engine process described by the JSON argument."""
     start = msgspec.json.decode(argument, type=EngineStart)
-    die_with_parent(start.parent_pid)
+    die_with_parent(start.parent_pid)  # where the kernel does not, `serve` looks
     for number in (signal.SIGINT, signal.SIGTERM):  # the front's to obey; a service manager sends them to both
         signal.signal(number, signal.SIG_IGN)
     return run(start)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jsg.cache.pool import KVPool
+from jsg.cache.pool import KVPool, copy_slots
 from jsg.engine import step
 from jsg.engine.executables import Executables
 from jsg.engine.mask_pool import NUM_MASKS, UPLOAD_SIZES, num_words
@@ -20,6 +20,7 @@ from jsg.types import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS
 COUNT_CHUNK = 1024
 BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 2048  # the last for the model's own EOS tokens: at most that many
 ROWS_AT_A_TIME = (1, 8)
+COPY_CHUNK = 256
 
 
 class Variant(NamedTuple):
@@ -148,6 +149,7 @@ class Programs:
             names += [("sample", num_rows, variant) for variant in (GREEDY, SAMPLED)]
         names += [("sample", buckets.max_rows, MASKED_EVERYTHING), ("prompt_logprobs", buckets.max_tokens)]
         names += [("write_rows", k) for k in ROWS_AT_A_TIME] + [("write_counts",), ("write_bias",)]
+        names += [("copy_slots",)] if self._config.page_size > 1 else []
         return names + [("write_masks", k) for k in UPLOAD_SIZES]
 
     def are_ready(self, key: BucketKey) -> bool:
@@ -227,6 +229,9 @@ class Programs:
         for k in UPLOAD_SIZES:
             words = shape(k, state.masks.shape[1], dtype=jnp.uint32)
             self._executables.lower(("write_masks", k), step.write_masks, state.masks, shape(k), words, donate=(0,))
+        if self._config.page_size > 1:
+            slots = shape(COPY_CHUNK)
+            self._executables.lower(("copy_slots",), copy_slots, state.pool, slots, slots, donate=(0,))
         ids = shape(COUNT_CHUNK)
         self._executables.lower(
             ("write_counts",), step.write_counts, state.penalties, shape(), shape(), ids, ids, donate=(0,)

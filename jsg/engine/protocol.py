@@ -11,21 +11,25 @@ from typing import Any, Literal
 from jsg import errors
 from jsg.config import EngineConfig
 from jsg.errors import JsgError, RequestError
-from jsg.types import Request, RequestOutput
+from jsg.types import GrammarSpec, Request, RequestOutput
 
 ENGINE_CORE = "jsg.engine.core:EngineCore"
 
 CORE_STATS = {
     "num_running": "requests in the batch",
-    "num_waiting": "requests that wait for admission",
+    "num_waiting": "requests that wait for admission; a joined prompt is one, whatever its branches do",
+    "num_holds": "prompts that are held in the cache for requests to come",
+    "num_holds_broken": "holds that ended because their memory was needed, or the cache was flushed",
     "num_steps": "steps dispatched",
     "num_retracts": "times a running request was sent back to the queue for want of memory",
-    "num_aborted": "requests that were aborted while they were live",
+    "num_aborted": "requests that were aborted before their end; not holds that were released",
     "num_expired": "requests that waited longer than --queue-timeout",
     "num_failed": "requests that failed alone, by an error of their own",
     "prompt_tokens": "prompt tokens of admitted requests, each request counted once",
     "cached_tokens": "those of them that came from the cache",
-    "generated_tokens": "output tokens handed to the front",
+    "branch_tokens": "prompt tokens in branches of joined prompts, each counted when its branch is first admitted",
+    "branch_tokens_computed": "tokens of branches that were computed for a joined prompt; the others were cached",
+    "generated_tokens": "output tokens made",
     "cache_hit_rate": "cached_tokens over prompt_tokens",
     "num_cached_tokens": "tokens in the prefix cache",
     "num_inserted_tokens": "tokens put into the prefix cache",
@@ -36,7 +40,7 @@ CORE_STATS = {
     "num_uncached_tokens": "KV pool: of running requests, not cached",
     "kv_usage": "part of the KV pool that running requests hold, from 0 to 1",
     "num_grammars": "grammars that the engine has tables of",
-    "grammar_bytes": "memory of the grammars that were used, with what was worked out for them, about",
+    "grammar_bytes": "memory of the grammars that are known or that requests have, with what was worked out, about",
     "num_masks": "token masks on the device",
     "num_masks_made": "token masks that were sent to the device",
     "num_masks_found": "times a token mask was there already",
@@ -169,6 +173,14 @@ class Refusal:
 
     rid: str
     failure: Failure
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GrammarTask:
+    """What a grammar process is to compile, and the CPU time that it may take, in seconds."""
+
+    spec: GrammarSpec
+    cpu_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,7 @@ import numpy as np
 
 from jsg.engine.sampling import Logprobs
 from jsg.engine.step import StepOutput
-from jsg.sched.records import Batch, BatchEntry, RunningRequest
-from jsg.sched.scheduler import StepResult
+from jsg.sched.records import Batch, BatchEntry, RunningRequest, StepResult
 from jsg.types import TokenLogprob
 
 logger = logging.getLogger(__name__)

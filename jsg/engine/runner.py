@@ -16,6 +16,7 @@ from jsg.engine.executables import Executables
 from jsg.engine.mask_pool import MaskPool, Upload, num_words
 from jsg.engine.programs import (
     BIAS_CHUNK,
+    COPY_CHUNK,
     COUNT_CHUNK,
     GREEDY,
     MASKED_EVERYTHING,
@@ -96,6 +97,8 @@ class ModelRunner:
         rows = np.array([entry.place.row for entry in batch.entries])
         failed += self._end_minimum(batch, rows)
         self._write_rows(batch.dirty_rows, table.pages)
+        for source, target in batch.copies:
+            self._copy_slots(source, target)
         scores_prompt = any(entry.scores_prompt for entry in batch.entries)
         needed = Variant(*np.any(self._needs[rows], axis=0).tolist())
         key, variant = self._ready(batch, needed, scores_prompt)
@@ -137,7 +140,7 @@ class ModelRunner:
             needed = MASKED_EVERYTHING  # deterministic: the sums of two programs may differ in their last bits
         keys = buckets.decode if key.phase is Phase.DECODE else buckets.extend
         if batch.has_drafts:
-            keys = buckets.larger(key)
+            keys = buckets.holding(batch.num_tokens, batch.num_rows)
         if batch.groups and (grouped := buckets.pick_grouped(key.num_tokens)):
             keys = (grouped, *keys)
         for larger in keys:
@@ -271,6 +274,8 @@ class ModelRunner:
                 self._executables(name, self._leaves, np.zeros(hidden.shape, hidden.dtype), targets, chosen)
             case ("write_rows", int(k)):
                 self._write_rows([0] * k, np.zeros((1, columns), np.int32))
+            case ("copy_slots",):
+                self._copy_slots(np.zeros(1, np.int32), np.zeros(1, np.int32))
             case ("write_masks", int(k)):
                 words = np.full((k, num_words(vocab_size)), 0xFFFFFFFF, np.uint32)
                 self._write_masks(Upload(np.zeros(k, np.int32), words))
@@ -364,6 +369,13 @@ class ModelRunner:
             rows[: len(part)] = part
             table = self._executables(("write_rows", k), self._state.page_table, rows, pages[rows])
             self._state = self._state._replace(page_table=table)
+
+    def _copy_slots(self, source: np.ndarray, target: np.ndarray) -> None:
+        for start in range(0, len(source), COPY_CHUNK):
+            slots = np.zeros((2, COPY_CHUNK), np.int32)
+            for padded, part in zip(slots, (source, target), strict=True):
+                padded[: len(part) - start] = part[start : start + COPY_CHUNK]
+            self._state = self._state._replace(pool=self._executables(("copy_slots",), self._state.pool, *slots))
 
 
 def _chosen_ids(batch: Batch, num_rows: int) -> np.ndarray:

@@ -283,8 +283,8 @@ def _pack(key: BucketKey, context: int) -> np.ndarray:
     sizes = packed_sizes(key)
     packed = np.zeros(sum(sizes), np.int32)
     parts = dict(zip(PackedInputs._fields, np.split(packed, np.cumsum(sizes)[:-1]), strict=True))
-    parts["num_singles"][:] = key.num_rows
-    parts["positions"][:] = context
+    parts["counts"][2] = key.num_rows
+    parts["positions"][:] = parts["model_positions"][:] = context
     parts["rows"][:] = np.arange(1, key.num_rows + 1)
     parts["logit_index"][:] = np.arange(key.num_rows)
     return packed

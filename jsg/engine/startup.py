@@ -28,7 +28,8 @@ from jsg.kernels_pallas import ops
 from jsg.models.config import ModelConfig
 from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype
 from jsg.sched.buckets import Buckets, make_buckets, make_deterministic_buckets
-from jsg.sched.scheduler import Scheduler, SchedulerConfig
+from jsg.sched.config import SchedulerConfig
+from jsg.sched.scheduler import Scheduler
 from jsg.sources import resolve_model
 from jsg.types import JumpForward
 
@@ -288,6 +289,7 @@ def _scheduler_config(settings: _Settings) -> SchedulerConfig:
         max_prefill_tokens=config.max_prefill_tokens,
         max_bypass_tokens=config.max_bypass_tokens,
         max_queued=config.max_queued_requests,
+        has_windows=settings.model.sliding_window is not None,
     )
 
 

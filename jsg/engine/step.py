@@ -48,10 +48,11 @@ class PackedInputs(NamedTuple):
     """The one int32 array that a forward pass reads, in its parts and in their order.
 
     Attributes:
-        num_tiles: Real query tiles.
-        num_singles: Leading tokens that are alone in their row.
+        counts: Real query tiles, how many of them are short ones, which come first, and how many leading tokens are
+            alone in their row.
         token_ids: New tokens; -1 stands for the row's last sampled token.
-        positions: Of the new tokens.
+        positions: Of the new tokens in their rows.
+        model_positions: What the model is told: the same, but for rows with position jumps or branches.
         slots: KV slot of each; 0 for those that must not be written.
         rows: Request row of each.
         logit_index: Index of the token that each row of logits belongs to.
@@ -59,10 +60,10 @@ class PackedInputs(NamedTuple):
         tile_rows, tile_starts, tile_lens, tile_positions: See `AttentionInputs`.
     """
 
-    num_tiles: Int[Array, " 1"]
-    num_singles: Int[Array, " 1"]
+    counts: Int[Array, " 3"]
     token_ids: Int[Array, " T"]
     positions: Int[Array, " T"]
+    model_positions: Int[Array, " T"]
     slots: Int[Array, " T"]
     rows: Int[Array, " T"]
     logit_index: Int[Array, " B"]
@@ -80,7 +81,7 @@ def packed_sizes(key: BucketKey) -> tuple[int, ...]:
     """Length of each part of `PackedInputs` in a step of this shape."""
     shared = key.num_singles if key.num_groups else 0
     groups = (shared, key.num_groups, key.num_groups, key.num_groups * GROUP_TILE)
-    return (1, 1, *(key.num_tokens,) * 4, key.num_rows, *groups, *(key.num_tiles,) * 4)
+    return (3, *(key.num_tokens,) * 5, key.num_rows, *groups, *(key.num_tiles,) * 4)
 
 
 def forward(
@@ -108,7 +109,7 @@ def forward(
 def _forward_inputs(
     key: BucketKey, parts: PackedInputs, page_table: Int[Array, "R C"], last_token: Int[Array, " R"]
 ) -> ForwardInputs:
-    is_single = jnp.arange(key.num_singles) < parts.num_singles
+    is_single = jnp.arange(key.num_singles) < parts.counts[2]
     members = parts.group_members.reshape(-1, GROUP_TILE)
     groups = PrefixGroups(parts.shared_lens, parts.group_rows, parts.group_lens, members)
     attention = AttentionInputs(
@@ -119,11 +120,12 @@ def _forward_inputs(
         tile_starts=parts.tile_starts,
         tile_lens=parts.tile_lens,
         tile_positions=parts.tile_positions,
-        num_tiles=parts.num_tiles[0],
+        num_tiles=parts.counts[0],
+        num_short_tiles=parts.counts[1],
         groups=groups if key.num_groups else None,
     )
     token_ids = jnp.where(parts.token_ids < 0, last_token[parts.rows], parts.token_ids)
-    return ForwardInputs(token_ids, parts.positions, parts.slots, attention)
+    return ForwardInputs(token_ids, parts.model_positions, parts.slots, attention)
 
 
 def unpack_sampling(packed: Int[Array, "R columns"]) -> SamplingInputs:

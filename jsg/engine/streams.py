@@ -17,15 +17,17 @@ class Stream:
         rid: The client's name for it, unique among the owner's live requests.
         wire_name: Its name on the wire, never used twice.
         arrived: Outputs in order; after a last one, or an error, nothing follows.
+        ended: It was closed.
     """
 
-    __slots__ = ("arrived", "owner", "rid", "wire_name")
+    __slots__ = ("arrived", "ended", "owner", "rid", "wire_name")
 
     def __init__(self, owner: str, rid: str, wire_name: str) -> None:
         self.owner = owner
         self.rid = rid
         self.wire_name = wire_name
         self.arrived: asyncio.Queue[RequestOutput | JsgError] = asyncio.Queue()
+        self.ended = asyncio.Event()
 
 
 @final
@@ -55,6 +57,7 @@ class Streams:
         """Forgets a stream; False where it was closed before."""
         if self._by_wire_name.pop(stream.wire_name, None) is None:
             return False
+        stream.ended.set()
         owned = self._by_owner[stream.owner]
         del owned[stream.rid]
         if not owned:

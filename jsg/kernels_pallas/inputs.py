@@ -45,6 +45,8 @@ class AttentionInputs(NamedTuple):
         tile_positions: Position of the tile's first token in its sequence; its token i sees keys 0..position+i.
         num_tiles: How many tiles are real; they come first.
         groups: Shared prefixes of singles; None where the step has no room for them.
+        num_short_tiles: The first so many tiles have at most `SHORT_TILE` tokens each, and may be computed in another
+            way than the others. A hint; 0 in deterministic mode.
     """
 
     page_table: Int[Array, "R C"]
@@ -56,6 +58,7 @@ class AttentionInputs(NamedTuple):
     tile_positions: Int[Array, " Q"]
     num_tiles: Int[Array, ""]
     groups: PrefixGroups | None = None
+    num_short_tiles: Int[Array, ""] | int = 0
 
 
 class HeadNorms(NamedTuple):

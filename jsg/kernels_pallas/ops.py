@@ -8,6 +8,7 @@ import contextlib
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int, UInt
 
 from jsg.kernels_pallas import reference, reference_threshold, reference_write
@@ -125,6 +126,36 @@ def paged_attention(
     keys, values = reference_write.keys_and_values(cache)
     out = reference.paged_attention(queries, keys, values, inputs, scale=scale, window=window, softcap=softcap)
     return jnp.asarray(out, queries.dtype)
+
+
+def grouped_matmul(
+    rows: Float[Array, "R D"],
+    kernels: Float[Array, "E D F"],
+    sizes: Int[Array, " E"],
+    *,
+    result: jax.typing.DTypeLike,
+    implementation: str | None = None,
+) -> Float[Array, "R F"]:
+    """rows · kernels[e] for the rows of each group e, summed in float32.
+
+    Args:
+        rows: Those of group 0 first, then those of group 1, and so on.
+        kernels: One for each group.
+        sizes: Rows of each group; they add up to R.
+        result: Type of the result.
+        implementation: "triton", "reference", or None for the best that works here. The reference is XLA's own, which
+            on a TPU is a kernel, and elsewhere computes every row with every kernel.
+
+    Raises:
+        NotImplementedError: The implementation that was named cannot do this case.
+    """
+    if (implementation or best_implementation()) == "triton":
+        from jsg.kernels_pallas import grouped_matmul as kernel
+
+        with _falling_back(implementation):
+            return kernel.grouped_matmul(rows, kernels, sizes, result=result, interpret=_interprets())
+    precision = lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None  # as `models.layers.project`
+    return lax.ragged_dot(rows, kernels, sizes, precision=precision, preferred_element_type=result)
 
 
 def kept_threshold(

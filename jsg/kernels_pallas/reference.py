@@ -4,10 +4,12 @@ Both loops below are online softmax over blocks of keys, with trip counts taken 
 every context length and a short row costs what it needs:
 
     singles   for each row with one new token:  for each block of `SINGLE_KEY_BLOCK` keys:  one query
-    tiles     for each query tile:              for each block of `TILE_KEY_BLOCK` keys:    QUERY_TILE queries
+    tiles     for each query tile:              for each block of `TILE_KEY_BLOCK` keys:    QUERY_TILE queries,
+                                                                                           or SHORT_TILE of a short one
 
 Every matmul of the tile loop has one fixed shape whatever the batch, the chunking or the context, so a query's result
-is the same to the last bit wherever it is computed: deterministic mode sends all tokens through tiles.
+is the same to the last bit wherever it is computed: deterministic mode sends all tokens through tiles, none of them a
+short one.
 """
 
 from typing import NamedTuple
@@ -17,7 +19,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jsg.kernels_pallas.inputs import AttentionInputs
-from jsg.kernels_pallas.tile import QUERY_TILE
+from jsg.kernels_pallas.tile import QUERY_TILE, SHORT_TILE
 
 HEAD_CLUSTER = 4
 SINGLE_KEY_BLOCK = 128
@@ -57,7 +59,11 @@ def paged_attention(
     grouped = queries.astype(jnp.float32).reshape(len(queries), kv_heads, -1, queries.shape[-1])
     out = jnp.zeros_like(grouped)
     if inputs.tile_rows.shape[0]:
-        out = _attend_tiles(out, grouped, keys, values, inputs, static)
+        for size, first, end in (
+            (SHORT_TILE, 0, inputs.num_short_tiles),
+            (QUERY_TILE, inputs.num_short_tiles, inputs.num_tiles),
+        ):
+            out = _attend_tiles(out, grouped, keys, values, inputs, static, size, first, end)
     if inputs.single_rows.shape[0]:
         out = _attend_singles(out, grouped, keys, values, inputs, static)
     return out.reshape(queries.shape)
@@ -121,18 +127,21 @@ def _attend_tiles(
     values: Float[Array, "P page_size K H"],
     inputs: AttentionInputs,
     static: _Static,
+    size: int,
+    first_tile: Int[Array, ""] | int,
+    end_tile: Int[Array, ""] | int,
 ) -> Float[Array, "T K G H"]:
-    """Writes attention of the query tiles into `out`, one tile after another."""
+    """Writes attention of some of the query tiles, of at most `size` tokens each, into `out`, one after another."""
     num_tokens = len(queries)
-    padded_queries = jnp.pad(queries, ((0, QUERY_TILE), (0, 0), (0, 0), (0, 0)))
-    padded_out = jnp.pad(out, ((0, QUERY_TILE), (0, 0), (0, 0), (0, 0)))
-    offsets = jnp.arange(QUERY_TILE)
+    padded_queries = jnp.pad(queries, ((0, size), (0, 0), (0, 0), (0, 0)))
+    padded_out = jnp.pad(out, ((0, size), (0, 0), (0, 0), (0, 0)))
+    offsets = jnp.arange(size)
 
     def one_tile(index: Int[Array, ""], out: Float[Array, "Tpad K G H"]) -> Float[Array, "Tpad K G H"]:
         start, length = inputs.tile_starts[index], inputs.tile_lens[index]
         last = inputs.tile_positions[index] + length
         query_positions = inputs.tile_positions[index] + offsets
-        query = lax.dynamic_slice_in_dim(padded_queries, start, QUERY_TILE).transpose(1, 2, 0, 3)  # [K, G, q, H]
+        query = lax.dynamic_slice_in_dim(padded_queries, start, size).transpose(1, 2, 0, 3)  # [K, G, q, H]
 
         def one_block(index_of_block: Int[Array, ""], state: _Softmax) -> _Softmax:
             positions = index_of_block * TILE_KEY_BLOCK + jnp.arange(TILE_KEY_BLOCK)
@@ -148,11 +157,11 @@ def _attend_tiles(
         done = jnp.where(
             (offsets < length)[:, None, None, None],
             _normalised(state).transpose(2, 0, 1, 3),
-            lax.dynamic_slice_in_dim(out, start, QUERY_TILE),
+            lax.dynamic_slice_in_dim(out, start, size),
         )
         return lax.dynamic_update_slice_in_dim(out, done, start, axis=0)
 
-    return lax.fori_loop(0, inputs.num_tiles, one_tile, padded_out)[:num_tokens]
+    return lax.fori_loop(first_tile, end_tile, one_tile, padded_out)[:num_tokens]
 
 
 def _slots(

@@ -2,6 +2,8 @@
 
 QUERY_TILE = 64
 """Packed tokens of one request in a query tile, at most."""
+SHORT_TILE = 16
+"""Tokens of a short query tile, at most: what a request with drafts brings."""
 GROUP_TILE = 16
 """Requests in a group tile, at most: together with the query heads of one key-value head they fill a matmul."""
 MIN_GROUP = 4

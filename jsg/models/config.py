@@ -17,6 +17,7 @@ RopeType = Literal["default", "linear", "llama3", "yarn"]
 MAX_LAYERS = 1024
 MAX_HEADS = 4096
 MAX_HEAD_DIM = 4096
+MAX_EXPERTS = 1024
 MAX_CONTEXT_LEN = 2**27
 ROPE_FIELDS = frozenset(
     "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings "
@@ -71,6 +72,8 @@ class ModelConfig:
         tie_word_embeddings: The head uses the embedding's rows.
         attention_bias: What the file says; which projections it means is the family's.
         mlp_bias: The feed-forward projections have biases.
+        num_experts: Feed-forward blocks of a layer that tokens are routed to; 0 for one block that takes all.
+        experts_per_token: So many of them a token uses.
         eos_token_ids: Tokens that end an answer.
         bos_token_id: Token that starts a text, if there is one.
     """
@@ -90,6 +93,8 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
@@ -129,6 +134,7 @@ class ModelConfig:
         config.require(head_dim % 2 == 0, "head_dim", "be even, for rope turns pairs", head_dim)
         context_len = config.integer("max_position_embeddings", default=2048, high=MAX_CONTEXT_LEN)
         rope = _read_rope(config, context_len)
+        num_experts, experts_per_token = _read_experts(config, architecture)
         return cls(
             architecture=architecture,
             vocab_size=config.integer("vocab_size"),
@@ -145,6 +151,8 @@ class ModelConfig:
             tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
             attention_bias=config.flag("attention_bias", default=False),
             mlp_bias=config.flag("mlp_bias", default=False),
+            num_experts=num_experts,
+            experts_per_token=experts_per_token,
             eos_token_ids=eos_token_ids,
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
         )
@@ -168,6 +176,14 @@ def _refuse_unsupported(config: Fields, architecture: str) -> None:
     config.require(activation in ("silu", "swish"), "hidden_act", "be silu, the only supported activation", activation)
     if config.get("quantization_config") is not None:
         raise ModelError("config.json: quantization_config is not supported; use the unquantised checkpoint")
+
+
+def _read_experts(config: Fields, architecture: str) -> tuple[int, int]:
+    """How many experts a layer has, and how many of them a token uses; (0, 0) where the family has none."""
+    if architecture != "MixtralForCausalLM":
+        return 0, 0
+    num_experts = config.integer("num_local_experts", default=8, high=MAX_EXPERTS)
+    return num_experts, config.integer("num_experts_per_tok", default=2, high=num_experts)
 
 
 def _read_rope(config: Fields, context_len: int) -> RopeConfig:

@@ -17,6 +17,7 @@ from jsg.cache.pool import KVPool
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.models.config import ModelConfig
+from jsg.models.experts import SparseFeedForward
 from jsg.models.inputs import ForwardInputs
 from jsg.models.layers import Embedding, Linear, Origin, RMSNorm, Source, parameter, project
 from jsg.models.rope import Rotation, rotation
@@ -91,7 +92,12 @@ class Layer(nnx.Module):
     """Attention and feed-forward, each added to the residual stream."""
 
     def __init__(
-        self, config: ModelConfig, layer: int, dtype: jax.typing.DTypeLike, attention: Attention, mlp: FeedForward
+        self,
+        config: ModelConfig,
+        layer: int,
+        dtype: jax.typing.DTypeLike,
+        attention: Attention,
+        mlp: FeedForward | SparseFeedForward,
     ):
         prefix, width, eps = f"model.layers.{layer}", config.hidden_size, config.rms_norm_eps
         self.attention_norm = RMSNorm(f"{prefix}.input_layernorm", width, eps, dtype)
@@ -161,7 +167,11 @@ class Decoder(nnx.Module):
         self.layers = nnx.List([])
         for layer in range(config.num_layers):
             attention = Attention(config, layer, dtype, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm=qk_norm)
-            mlp = FeedForward(config, layer, dtype, bias=mlp_bias)
+            mlp = (
+                SparseFeedForward(config, layer, dtype)
+                if config.num_experts
+                else FeedForward(config, layer, dtype, bias=mlp_bias)
+            )
             self.layers.append(Layer(config, layer, dtype, attention, mlp))
         self.final_norm = RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps, dtype)
         head = Origin((Source("lm_head.weight", (config.vocab_size, config.hidden_size)),), transposed=True)

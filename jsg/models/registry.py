@@ -9,12 +9,14 @@ from jsg.errors import ModelError
 from jsg.models.config import ModelConfig
 from jsg.models.llama import build_llama
 from jsg.models.mistral import build_mistral
+from jsg.models.mixtral import build_mixtral
 from jsg.models.qwen2 import build_qwen2
 from jsg.models.qwen3 import build_qwen3
 
 BUILDERS: dict[str, Callable[[ModelConfig, jax.typing.DTypeLike], nnx.Module]] = {
     "LlamaForCausalLM": build_llama,
     "MistralForCausalLM": build_mistral,
+    "MixtralForCausalLM": build_mixtral,
     "Qwen2ForCausalLM": build_qwen2,
     "Qwen3ForCausalLM": build_qwen3,
 }

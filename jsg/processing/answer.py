@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
+from jsg.processing.call_stops import CallForm, CallStops
 from jsg.processing.output import OutputStream
+from jsg.processing.stop_strings import MakeFinder, find_stops
 from jsg.processing.tokenizer import Tokenizer
 from jsg.types import (
     CacheReport,
@@ -35,14 +37,16 @@ class Prompt:
         input_ids: The tokens.
         is_continued: The answer goes on in the prompt's text, so that a leading space is kept; false after a chat
             template, where the answer is a text of its own.
+        calls: How calls of tools stand in the answer, where it may have some: stop strings do not end it in one.
         return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-            return_cache_info: As in `Request`.
+            return_cache_info, hold, position_jumps, joined: As in `Request`.
     """
 
     rid: str
     input_ids: tuple[int, ...]
     sampling: SamplingParams
     is_continued: bool = True
+    calls: CallForm | None = None
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
@@ -50,6 +54,9 @@ class Prompt:
     namespace: str = ""
     priority: int = 0
     return_cache_info: bool = False
+    hold: bool = False
+    position_jumps: tuple[tuple[int, int], ...] = ()
+    joined: tuple[int, ...] = ()
 
     @property
     def num_scores(self) -> int:
@@ -82,6 +89,9 @@ class Prompt:
                 namespace=self.namespace,
                 priority=self.priority,
                 return_cache_info=self.return_cache_info,
+                hold=self.hold,
+                position_jumps=self.position_jumps,
+                joined=self.joined,
             )
             for index, sampling in enumerate(samplings)
         ]
@@ -143,11 +153,37 @@ class _Constraint:
 
 @final
 class Answer:
-    """One answer as far as it has come. Times are in seconds since the request was made."""
+    """One answer as far as it has come. Times are in seconds since the request was made.
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, *, is_continued: bool = True) -> None:
+    Attributes:
+        ends_in_engine: Only the engine ends it. What may end in its text, which the engine does not see, has to be read
+            as it grows, so that it ends in time.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        *,
+        is_continued: bool = True,
+        calls: CallForm | None = None,
+        patterns: MakeFinder | None = None,
+    ) -> None:
+        """An answer that has not begun.
+
+        Args:
+            request: What is answered.
+            tokenizer: Of the model.
+            is_continued: As in `Prompt`.
+            calls: As in `Prompt`.
+            patterns: Makes what finds its stop patterns: `constrained.stop_patterns.stop_patterns(request.sampling)`.
+        """
+        assert patterns is not None or not request.sampling.stop_regex, "constrained/stop_patterns makes the finder"
         tail = request.input_ids[-PROMPT_TAIL_LEN:] if is_continued else ()
+        stop = request.sampling.stop
+        stops = find_stops(stop, patterns) if calls is None else CallStops(stop, calls, patterns)
         self.request = request
+        self.ends_in_engine = not (stop or patterns or calls)
         self.text = ""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -159,7 +195,7 @@ class Answer:
         self.queue_s = 0.0
         self.first_token_s: float | None = None
         self.elapsed_s = 0.0
-        self._stream = OutputStream(tokenizer, request.sampling, prompt_tail_ids=tail)
+        self._stream = OutputStream(tokenizer, request.sampling, prompt_tail_ids=tail, stops=stops)
         self._started = time.monotonic()
 
     def push(self, output: RequestOutput) -> AnswerDelta:

@@ -47,6 +47,11 @@ class CallReader:
         """All that was read."""
         return "".join(self._raw)
 
+    @property
+    def num_read(self) -> int:
+        """How many characters."""
+        return len(self._raw)
+
     def take_fragment(self) -> str:
         """What the arguments grew by since this was called last."""
         fragment = "".join(self._arguments)

@@ -1,13 +1,16 @@
 """The two libraries that cut text into tokens, behind one protocol.
 
 Both are used in one way only: text in, ids out, nothing put in front or behind. Making text of ids is `pieces.py`.
+
+Some put a space before a text. What goes on behind other tokens is no text of its own and gets none, up to the first
+added token in it: behind that one the space comes again, as these libraries have it.
 """
 
 import functools
 import json
 import re
 from pathlib import Path
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import sentencepiece
 import tokenizers
@@ -20,8 +23,11 @@ from jsg.processing.tokenizer_config import TokenizerConfig
 class TextEncoder(Protocol):
     """Text → token ids. Immutable: any number of threads may use one at a time."""
 
-    def encode(self, text: str, *, parse_special: bool) -> list[int]:
-        """The tokens of a text. Special tokens written in it are read as such only with `parse_special`."""
+    def encode(self, text: str, *, parse_special: bool, continues: bool = False) -> list[int]:
+        """The tokens of a text. Special tokens written in it are read as such only with `parse_special`.
+
+        With `continues` the text goes on behind other tokens.
+        """
         ...
 
     def token_id(self, token: str) -> int | None:
@@ -54,8 +60,10 @@ class JsonEncoder:
                 "fetch the model again or install the version that wrote it"
             ) from None
 
-    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool, continues: bool = False) -> list[int]:
         """The tokens of a text."""
+        if continues and self._puts_space:
+            return self._encode_continuation(text, parse_special=parse_special)
         tokenizer = self._tokenizer if parse_special else self._plain_tokenizer
         # `encode` gives Python's other threads no turn, and a text of megabytes takes seconds; a batch does.
         return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
@@ -95,6 +103,30 @@ class JsonEncoder:
         plain.encode_special_tokens = True
         return plain
 
+    @functools.cached_property
+    def _puts_space(self) -> bool:
+        return _without_space_in_front(json.loads(self._tokenizer.to_str())) is not None
+
+    @functools.cached_property
+    def _spaceless_tokenizers(self) -> dict[bool, tokenizers.Tokenizer]:
+        """Tokenizers that put no space anywhere, by `parse_special`."""
+        state = json.dumps(_without_space_in_front(json.loads(self._tokenizer.to_str())))
+        made = {parse_special: tokenizers.Tokenizer.from_str(state) for parse_special in (True, False)}
+        made[False].encode_special_tokens = True
+        return made
+
+    @functools.cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.get_added_tokens_decoder())
+
+    def _encode_continuation(self, text: str, *, parse_special: bool) -> list[int]:
+        encoded = self._spaceless_tokenizers[parse_special].encode_batch([text], add_special_tokens=False)[0]
+        for index, token_id in enumerate(encoded.ids):
+            if token_id in self._added_ids:
+                rest = text[encoded.offsets[index][0] :]
+                return encoded.ids[:index] + self.encode(rest, parse_special=parse_special)
+        return encoded.ids
+
 
 @final
 class SentencePieceEncoder:
@@ -119,6 +151,7 @@ class SentencePieceEncoder:
         trained = {i: processor.id_to_piece(i) for i in range(processor.get_piece_size())}
         added = {i: token for i, token in config.added_tokens.items() if i not in trained}
         self._processor = processor
+        self._model = model
         self._tokens = trained | added
         self._ids = {token: i for i, token in self._tokens.items()}
         self._special_ids = frozenset(
@@ -130,16 +163,17 @@ class SentencePieceEncoder:
         verbatim = sorted((self._tokens[i] for i in self._special_ids | added.keys()), key=len, reverse=True)
         self._verbatim_pattern = re.compile(f"({'|'.join(map(re.escape, verbatim))})")
 
-    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool, continues: bool = False) -> list[int]:
         """The tokens of a text."""
+        first = self._spaceless_processor if continues else self._processor
         if not parse_special:
-            return self._processor.encode(text)
+            return first.encode(text)
         ids: list[int] = []
         for index, segment in enumerate(self._verbatim_pattern.split(text)):
             if index % 2:  # `split` by a pattern with one group puts the separators at the odd places
                 ids.append(self._ids[segment])
             else:
-                ids += self._processor.encode(segment)
+                ids += (self._processor if index else first).encode(segment)
         return ids
 
     def token_id(self, token: str) -> int | None:
@@ -161,9 +195,49 @@ class SentencePieceEncoder:
         puts_space = self._processor.encode("a", out_type=str)[0].startswith(WORD_START)
         return TokenPieces(pieces, self._special_ids, strips_leading_space=puts_space)
 
+    @functools.cached_property
+    def _spaceless_processor(self) -> sentencepiece.SentencePieceProcessor:
+        """The same model with `add_dummy_prefix` and `remove_extra_whitespaces` off.
+
+        Protobuf messages are merged when they are written one behind another: field 3 of the model is the normaliser's
+        specification, of which 3 and 4 are these two.
+        """
+        off = bytes([3 << 3 | 2, 4, 3 << 3, 0, 4 << 3, 0])
+        return sentencepiece.SentencePieceProcessor(model_proto=self._model + off)
+
     def _spell(self, token: str, token_id: int) -> bytes:
         if token_id in self._special_ids or token_id >= self._processor.get_piece_size():
             return token.encode()
         if self._processor.is_byte(token_id):
             return byte_of_token(token) or b""
         return token.replace(WORD_START, " ").encode()
+
+
+def _without_space_in_front(state: dict[str, Any]) -> dict[str, Any] | None:
+    """A tokenizer's state without what puts a space before a text; None where nothing does."""
+    normalizer, removed = _without_prepends(state.get("normalizer"))
+    splitter, changed = _without_prefix_spaces(state.get("pre_tokenizer"))
+    return state | {"normalizer": normalizer, "pre_tokenizer": splitter} if removed or changed else None
+
+
+def _without_prepends(step: dict[str, Any] | None) -> tuple[dict[str, Any] | None, bool]:
+    match step:
+        case {"type": "Prepend"}:
+            return None, True
+        case {"type": "Sequence", "normalizers": list(steps)}:
+            made = [_without_prepends(each) for each in steps]
+            kept = [each for each, _ in made if each is not None]
+            return step | {"normalizers": kept}, any(removed for _, removed in made)
+    return step, False
+
+
+def _without_prefix_spaces(step: dict[str, Any] | None) -> tuple[dict[str, Any] | None, bool]:
+    match step:
+        case {"type": "Metaspace", "prepend_scheme": scheme} if scheme != "never":
+            return step | {"prepend_scheme": "never"}, True
+        case {"type": "ByteLevel", "add_prefix_space": True}:
+            return step | {"add_prefix_space": False}, True
+        case {"type": "Sequence", "pretokenizers": list(steps)}:
+            made = [_without_prefix_spaces(each) for each in steps]
+            return step | {"pretokenizers": [each for each, _ in made]}, any(changed for _, changed in made)
+    return step, False

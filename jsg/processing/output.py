@@ -1,11 +1,11 @@
-"""Output tokens of one request → the text its client sees: detokenised, cut at stop strings, in pieces as they come."""
+"""Output tokens of one request → the text its client sees: detokenised, cut where it stops, in pieces as they come."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import final
 
 from jsg.processing.detokenizer import IncrementalDetokenizer
-from jsg.processing.stop_strings import StopMatcher
+from jsg.processing.stop_strings import StopFinder, StopMatcher
 from jsg.processing.tokenizer import Tokenizer
 from jsg.types import FinishReason, FinishType, SamplingParams
 
@@ -29,27 +29,37 @@ class TextDelta:
 class OutputStream:
     """Turns the tokens of one answer into text deltas.
 
-    The stop string that is complete first ends the answer; of several that end with the same character, the longest.
-    It counts only when completed by token number `min_new_tokens` or a later one. Text that may be the beginning of a
-    stop string is held back until that is decided. Neither depends on how the tokens are cut into pushes.
+    The stop string, or match of a stop pattern, that is complete first ends the answer; of several that end with the
+    same character, the longest. It counts only when completed by token number `min_new_tokens` or a later one. Text
+    that may be the beginning of one is held back until that is decided. Neither depends on how the tokens are cut into
+    pushes.
 
     The caller aborts the request in the engine when a delta has a finish that it did not push.
     """
 
-    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, *, prompt_tail_ids: Sequence[int] = ()):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sampling: SamplingParams,
+        *,
+        prompt_tail_ids: Sequence[int] = (),
+        stops: StopFinder | None = None,
+    ):
         """Starts before the first output token.
 
         Args:
             tokenizer: Of the model that makes the tokens.
-            sampling: Its `stop`, `min_new_tokens`, `skip_special_tokens` and `no_stop_trim` are used.
+            sampling: Its `stop`, `stop_regex`, `min_new_tokens`, `skip_special_tokens` and `no_stop_trim` are used.
             prompt_tail_ids: The last tokens of the prompt where the answer continues its text (see
                 `IncrementalDetokenizer`); empty where the answer is a text of its own.
+            stops: Looks for what `stop` and `stop_regex` say; None looks for the strings in all of the text.
         """
+        assert stops is not None or not sampling.stop_regex, "constrained/stop_patterns makes the finder"
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=sampling.skip_special_tokens, prompt_tail_ids=prompt_tail_ids
         )
-        self._matcher = StopMatcher(sampling.stop)
-        self._has_stops = bool(sampling.stop)
+        self._stops = stops or StopMatcher(sampling.stop)
+        self._has_stops = bool(sampling.stop or sampling.stop_regex)
         self._min_new_tokens = sampling.min_new_tokens
         self._no_stop_trim = sampling.no_stop_trim
         self._num_tokens = 0
@@ -80,7 +90,7 @@ class OutputStream:
                     token_ids = token_ids[: index + 1]
                     break
         if finish is not None and stop is None:
-            stop = self._take(self._detokenizer.finish())
+            stop = self._take(self._detokenizer.finish()) or self._cut(self._stops.finish())
         if stop is not None:
             finish = FinishReason(FinishType.STOP, matched=stop)
         self._is_finished = finish is not None
@@ -94,18 +104,27 @@ class OutputStream:
 
     def _take(self, text: str) -> str | None:
         """Adds text to what is held; at the end of a stop string cuts it as the client asked and returns the string."""
+        before = self._held
         for end, char in enumerate(text, start=1):
-            match_len = self._matcher.advance(char)
-            if match_len and self._num_tokens >= self._min_new_tokens:
-                answer = self._held + text[:end]
-                self._held = answer if self._no_stop_trim else answer[:-match_len]
-                return answer[-match_len:]
-        self._held += text
+            if match_len := self._stops.advance(char):
+                self._held = before + text[:end]
+                stop = self._cut(match_len)
+                if stop is not None:
+                    return stop
+        self._held = before + text
         return None
+
+    def _cut(self, match_len: int) -> str | None:
+        """Ends what is held at a stop string that was found, if it counts; 0 is none."""
+        if not match_len or self._num_tokens < self._min_new_tokens:
+            return None
+        answer = self._held[: len(self._held) - self._stops.behind_len]
+        self._held = answer if self._no_stop_trim else answer[:-match_len]
+        return answer[-match_len:]
 
     def _release(self) -> str:
         """Takes out of what is held all that is decided."""
-        held_len = 0 if self._is_finished else self._matcher.held_len
+        held_len = 0 if self._is_finished else self._stops.held_len
         cut = len(self._held) - held_len
         released, self._held = self._held[:cut], self._held[cut:]
         return released

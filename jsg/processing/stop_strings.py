@@ -1,8 +1,65 @@
-"""Finds stop strings in a text that comes character by character."""
+"""Finds what ends an answer in a text that comes character by character."""
 
 from collections import deque
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import Protocol, final
+
+
+class StopFinder(Protocol):
+    """Finds stop strings, or matches of stop patterns, in an answer that comes character by character."""
+
+    @property
+    def held_len(self) -> int:
+        """Characters at the end of the answer that must not be shown yet."""
+        ...
+
+    @property
+    def behind_len(self) -> int:
+        """Characters at the end of the answer that follow the stop string found last."""
+        ...
+
+    def advance(self, char: str) -> int:
+        """Takes one character; the length of the stop string that is found with it, 0 for none."""
+        ...
+
+    def finish(self) -> int:
+        """Ends the answer; the length of a stop string that is found only now, 0 for none."""
+        ...
+
+
+type MakeFinder = Callable[[], StopFinder]
+"""A finder that has seen nothing yet."""
+
+
+def find_stops(stops: Sequence[str], patterns: MakeFinder | None) -> StopFinder:
+    """What finds these strings and, where there are any, matches of patterns."""
+    if patterns is None:
+        return StopMatcher(stops)
+    return _EitherFinder(StopMatcher(stops), patterns()) if stops else patterns()
+
+
+@final
+class _EitherFinder:
+    """Two finders, of which the one that finds first counts, and of both at once the longer find."""
+
+    behind_len = 0
+
+    def __init__(self, left: StopFinder, right: StopFinder):
+        self._left = left
+        self._right = right
+
+    @property
+    def held_len(self) -> int:
+        """As much as either holds."""
+        return max(self._left.held_len, self._right.held_len)
+
+    def advance(self, char: str) -> int:
+        """The longer find that ends with this character, 0 for none."""
+        return max(self._left.advance(char), self._right.advance(char))
+
+    def finish(self) -> int:
+        """Ends the text; nothing is found late."""
+        return max(self._left.finish(), self._right.finish())
 
 
 @final
@@ -14,6 +71,8 @@ class StopMatcher:
 
     Invariants: node 0 is the empty string; a node's failure link leads to a shorter string.
     """
+
+    behind_len = 0
 
     def __init__(self, stops: Sequence[str]):
         self._children: list[dict[str, int]] = [{}]
@@ -34,6 +93,10 @@ class StopMatcher:
         """Takes one character; the length of the longest stop string that ends with it, 0 for none."""
         self._node = self._step(self._node, char)
         return self._match_len[self._node]
+
+    def finish(self) -> int:
+        """Ends the text; no string is found late."""
+        return 0
 
     def _step(self, node: int, char: str) -> int:
         while node and char not in self._children[node]:

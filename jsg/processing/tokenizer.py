@@ -1,6 +1,8 @@
 """Text ⇄ token ids."""
 
 import dataclasses
+import functools
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import final
@@ -47,7 +49,13 @@ class Tokenizer:
         self._after = _with_token(after, self.eos_token_id, config.add_eos_token)
 
     def encode(
-        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, max_tokens: int | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = True,
+        max_tokens: int | None = None,
+        continues: bool = False,
     ) -> list[int]:
         """The tokens of a text.
 
@@ -59,6 +67,8 @@ class Tokenizer:
                 that a user's text cannot open a turn.
             max_tokens: Texts that have far more are of no use; they are refused before much time and memory go into
                 them. A text with a few more is encoded.
+            continues: The text goes on behind other tokens, of which the last is text: where the tokenizer puts a space
+                before a text, this one gets none.
 
         Raises:
             RequestError: The text has a lone surrogate.
@@ -80,7 +90,7 @@ class Tokenizer:
                     f"{2 * max_tokens}; shorten the prompt",
                     param="text",
                 )
-        ids = self._encoder.encode(text, parse_special=parse_special)
+        ids = self._encoder.encode(text, parse_special=parse_special, continues=continues)
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -98,6 +108,18 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for; a special token's written form, b"" for an id that no token has."""
         return self._pieces[token_id] if 0 <= token_id < self.vocab_size else b""
+
+    @property
+    def bos_ids(self) -> tuple[int, ...]:
+        """What `encode` puts before a text."""
+        return self._before
+
+    @functools.cached_property
+    def special_pattern(self) -> re.Pattern[str] | None:
+        """Finds the written forms of special tokens in a text, the longest first; None where there are none."""
+        written = {self.token_bytes(i).decode(errors="replace") for i in self.special_ids} - {""}
+        longest_first = sorted(written, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its written form, such as "<|im_end|>", or None."""

@@ -13,11 +13,14 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Collection
-from typing import Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 from jsg.processing.call_reader import CallReader
 from jsg.processing.json_scanner import ScanStep
 from jsg.processing.stop_strings import StopMatcher
+
+if TYPE_CHECKING:  # it brings the libraries for text, which an engine can do without
+    from jsg.processing.tokenizer import Tokenizer
 
 Dialect = Literal["llama3_json", "hermes", "mistral"]
 
@@ -72,6 +75,24 @@ def markers(dialect: Dialect) -> tuple[str, ...]:
     return _FORMS[dialect].special
 
 
+def nameable_tokens(tokenizer: "Tokenizer", vocab_size: int, eos_token_ids: Collection[int]) -> dict[int, str]:
+    """The special tokens of a model that a grammar may name, by id: the markers of every dialect.
+
+    Args:
+        tokenizer: The model's.
+        vocab_size: Rows of the model's vocabulary; a token beyond them cannot be written.
+        eos_token_ids: Tokens that end an answer, which are never inside one.
+    """
+    names = frozenset(itertools.chain.from_iterable(form.special for form in _FORMS.values()))
+    ids = {name: tokenizer.token_id(name) for name in names}
+    special = tokenizer.special_ids
+    return {
+        i: name
+        for name, i in ids.items()
+        if i is not None and i in special and i < vocab_size and i not in eos_token_ids
+    }
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call of a tool. `arguments` is a JSON object as the model wrote it."""
@@ -103,10 +124,17 @@ ToolDelta = ContentDelta | CallDelta
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """An answer taken apart; `content` is None where it is nothing but calls."""
+    """An answer taken apart.
+
+    Attributes:
+        content: Its text; None where it is nothing but calls.
+        calls: In their order.
+        is_cut: The arguments of the last one are not complete.
+    """
 
     content: str | None
     calls: tuple[ToolCall, ...]
+    is_cut: bool = False
 
 
 def parse_tool_calls(
@@ -175,6 +203,24 @@ class ToolCallParser:
         self._is_begun = False
         self._is_list = False
         self._deltas: list[ToolDelta] = []
+
+    @property
+    def held_len(self) -> int:
+        """Characters at the end of the text that are neither reported nor dropped."""
+        if self._is_begun:
+            return 0
+        num_read = self._reader.num_read if self._state == self._in_call else 0
+        return len(self._gap) + len(self._held) + num_read
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the text so far ends inside a call, its marks included, or what may be one."""
+        return self._state != self._in_content
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last call that was reported is not complete."""
+        return self._is_begun
 
     def push(self, text: str) -> list[ToolDelta]:
         """Takes more of the text."""

@@ -15,12 +15,17 @@ class AdmissionEstimate:
 
     Most stop early, so keeping room for all of it would leave the pool half empty; keeping none retracts all the time.
     It sinks step by step while memory lasts, and is set anew from what is known when a request had to be retracted.
+
+    Attributes:
+        fraction: That part of it.
+        promised_pages: Pages that the requests that run will need, as far as it is known while a step is planned.
     """
 
     def __init__(self, conservativeness: float):
         self._start = min(START * conservativeness, 1.0)
         self._floor = min(FLOOR * conservativeness, self._start)
         self.fraction = self._start
+        self.promised_pages: int | None = None
 
     def step(self) -> None:
         """One step went by without a retract."""

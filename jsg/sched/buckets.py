@@ -3,6 +3,7 @@
 import bisect
 import dataclasses
 import enum
+import itertools
 
 from jsg.errors import ConfigError
 from jsg.kernels_pallas.tile import MIN_GROUP, QUERY_TILE
@@ -11,6 +12,8 @@ SMALLEST_EXTEND = 64
 SMALLEST_GROUPED = 32
 DRAFT_ROWS = 64
 """Rows of logits for drafts beside those of the requests."""
+ENOUGH = 0.75
+"""Of a shape for drafts that must be filled before it is worth more than a smaller one with fewer drafts."""
 
 
 class Phase(enum.StrEnum):
@@ -89,12 +92,32 @@ class Buckets:
 
     def pick_drafts(self, num_tokens: int, num_rows: int) -> BucketKey:
         """The smallest extend shape that holds so many new tokens and rows of logits; there must be one."""
-        return self.larger(BucketKey(Phase.EXTEND, num_tokens, num_rows))[0]
+        return self.holding(num_tokens, num_rows)[0]
 
-    def larger(self, key: BucketKey) -> list[BucketKey]:
-        """Extend shapes that can stand in for one, those for drafts included, smallest first."""
-        keys = [k for k in self.extend + self.drafts if k.num_tokens >= key.num_tokens and k.num_rows >= key.num_rows]
-        return sorted(keys)
+    def rows_worth(self, least: int, wanted: int, most: int) -> int:
+        """How many rows of logits a step with drafts should have at most, `most` being all it may have now.
+
+        A step costs what its shape costs, so one that would be filled too little is left for the next smaller one,
+        unless that has no room for half of the drafts.
+
+        Args:
+            least: Rows without any draft.
+            wanted: Rows with every draft.
+            most: A number of rows.
+        """
+        sizes = [key.num_rows for key in self.drafts if least < key.num_rows <= most]
+        for size, larger in itertools.pairwise(sizes):
+            if wanted < ENOUGH * larger and 2 * (size - least) >= wanted - least:
+                return size
+        return most
+
+    def holding(self, num_tokens: int, num_rows: int) -> list[BucketKey]:
+        """Extend shapes that hold so many new tokens and rows of logits, those for drafts included, smallest first.
+
+        A shape for many tokens may stand in for one for drafts that has more rows than a step fills.
+        """
+        keys = self.extend + self.drafts
+        return sorted(key for key in keys if key.num_tokens >= num_tokens and key.num_rows >= num_rows)
 
     def pick_grouped(self, num_tokens: int) -> BucketKey | None:
         """The smallest decode shape that reads shared prefixes once and holds `num_tokens`; None where there is none.
@@ -163,13 +186,10 @@ def _decode_sizes(max_rows: int, multiple: int) -> list[int]:
 
 
 def _draft_keys(max_rows: int) -> list[BucketKey]:
-    """One with room for drafts beside a full batch and, where rows are few, one for a few requests with drafts."""
-    few, many = DRAFT_ROWS // 4, -(-max_rows // DRAFT_ROWS) * DRAFT_ROWS
-    if max_rows <= DRAFT_ROWS // 2:
-        sizes = [few] if max_rows <= few // 2 else [few, DRAFT_ROWS]
-    else:
-        sizes = [many + DRAFT_ROWS]
-    return [BucketKey(Phase.EXTEND, size, size) for size in sizes]
+    """One with room for drafts beside a full batch, and smaller ones for few requests with drafts."""
+    most = -(-max_rows // DRAFT_ROWS) * DRAFT_ROWS + DRAFT_ROWS
+    smaller = [DRAFT_ROWS] if max_rows > DRAFT_ROWS else [DRAFT_ROWS // 4, DRAFT_ROWS // 2, DRAFT_ROWS]
+    return [BucketKey(Phase.EXTEND, size, size) for size in (*smaller, most)]
 
 
 def _grouped_keys(max_rows: int) -> list[BucketKey]:

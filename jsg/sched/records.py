@@ -9,12 +9,13 @@ import numpy as np
 from jsg.cache.radix import PrefixLock
 from jsg.cache.watch import Watch
 from jsg.sched.buckets import BucketKey
-from jsg.types import CacheReport, Request, TokenLogprob
+from jsg.sched.positions import Layout, cached_shifts
+from jsg.types import CacheReport, ConstraintReport, Request, TokenLogprob
 
 
 @dataclasses.dataclass(slots=True)
 class SchedulerTotals:
-    """What has happened since the start. Requests are counted when they end, prompt tokens at first admission."""
+    """What has happened since the start. Requests are counted when they end, tokens at first admission."""
 
     num_retracts: int = 0
     num_aborted: int = 0
@@ -22,6 +23,26 @@ class SchedulerTotals:
     num_failed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    num_holds_broken: int = 0
+    branch_tokens: int = 0
+    branch_tokens_computed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class HeldPrefix:
+    """A prompt's pages without a row: kept, and read by nobody, until `RequestTable.drop`.
+
+    Attributes:
+        lock: Keeps those from being evicted that the radix tree owns.
+        pages: int32, of its tokens from page `first_page` on.
+        own: Those that the tree does not own, listed in `pages` or not.
+        first_page: Pages before it are not listed.
+    """
+
+    lock: PrefixLock
+    pages: np.ndarray
+    own: np.ndarray
+    first_page: int = 0
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -37,6 +58,8 @@ class Placement:
         num_in_flight: 1 while a step that samples for it is not committed yet, else 0. With drafts that step may give
             several tokens; then it is committed before the next is planned.
         device_has_last: The device's own table holds its last token; not so after drafts.
+        parts: Of a joined request: what keeps the pages of its branches. It is never put into the tree itself.
+        num_prefix_pages: Of a joined request: the pages from the root to its lock, which its row begins with.
     """
 
     row: int
@@ -46,6 +69,13 @@ class Placement:
     is_prefilling: bool = True
     num_in_flight: int = 0
     device_has_last: bool = True
+    parts: tuple[HeldPrefix, ...] = ()
+    num_prefix_pages: int = 0
+
+    @property
+    def num_path_pages(self) -> int:
+        """Leading pages of the row that are those from the root of the tree to the lock."""
+        return self.num_prefix_pages if self.parts else self.num_tree_pages
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -66,6 +96,8 @@ class RunningRequest:
         prompt_logprobs: Of the chunks committed so far.
         has_reported: An output was made of it.
         cache_report: Why its cached prefix ended where it did, when that was asked for; made at first admission.
+        layout: Its positions, where they are not the indices of its tokens, and what it is cached by then.
+        part_of: The joined request a branch of which this computes; then `tokens` say what, and not `request`.
     """
 
     request: Request
@@ -81,6 +113,27 @@ class RunningRequest:
     prompt_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
     has_reported: bool = False
     cache_report: CacheReport | None = None
+    layout: Layout | None = None
+    part_of: "RunningRequest | None" = None
+
+    @property
+    def key(self) -> np.ndarray:
+        """int32: what `tokens` are found by in the radix tree."""
+        return self.tokens if self.layout is None else self.layout.key
+
+    @property
+    def shifts(self) -> list[int]:
+        """By how much the positions of what is cached of it exceed indices; the parts' are their whole's."""
+        if self.layout is None or self.part_of is not None:
+            return []
+        return cached_shifts(self.request, self.layout.positions)
+
+    def append(self, token: int) -> None:
+        """Adds a committed output token."""
+        self.tokens[self.num_known] = token
+        if self.layout is not None:
+            self.layout.put(self.num_known, token)
+        self.num_known += 1
 
     @property
     def num_output(self) -> int:
@@ -212,6 +265,9 @@ class Batch:
         dirty_rows: Rows of the request table whose host copy is ahead of the device's.
         groups: Prefixes worth reading once for several entries. A hint: a step may ignore them.
         has_drafts: Some entry has.
+        copies: KV slots to be copied before the step, from and to: the branches of joined requests, where pages have
+            several tokens.
+        is_deterministic: Every token must be computed by the same loops, whatever it comes with.
     """
 
     key: BucketKey
@@ -221,6 +277,18 @@ class Batch:
     dirty_rows: tuple[int, ...]
     groups: tuple[PrefixGroup, ...] = ()
     has_drafts: bool = False
+    is_deterministic: bool = False
+    copies: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens, without padding."""
+        return sum(entry.num_new for entry in self.entries)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits, without padding."""
+        return sum(entry.num_rows for entry in self.entries)
 
     @property
     def first_rows(self) -> Sequence[int]:
@@ -228,3 +296,30 @@ class Batch:
         if not self.has_drafts:
             return range(len(self.entries))
         return list(itertools.accumulate((entry.num_rows for entry in self.entries[:-1]), initial=0))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step computed, on the host.
+
+    Attributes:
+        token_ids: The sampled token of each row of logits (see `Batch.first_rows`): -1 where the logits were not
+            finite, meaningless where the entry does not sample.
+        logprobs: By row, of entries that asked for them.
+        prompt_logprobs: Per entry, by its index in the batch: one per prompt token that its chunk predicts.
+        failed: Requests for which the work of the host, before or after the step, raised: they end with an error.
+        reasons: What the error says, by rid, where that is the client's to know.
+        kept_mass: By row, where a request reports what its grammar did.
+        constraints: What grammars did, by entry; of requests that report it. One report for each of its tokens, of all
+            tokens up to it.
+        ended: By entry, after how many of its tokens its grammar lets nothing follow, not even an EOS token.
+    """
+
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprob]] = dataclasses.field(default_factory=dict)
+    failed: list[RunningRequest] = dataclasses.field(default_factory=list)
+    reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+    kept_mass: dict[int, float] = dataclasses.field(default_factory=dict)
+    constraints: dict[int, list[ConstraintReport]] = dataclasses.field(default_factory=dict)
+    ended: dict[int, int] = dataclasses.field(default_factory=dict)

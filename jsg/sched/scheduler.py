@@ -9,18 +9,23 @@ values of all tokens of a step before any of them attends, so even a request in 
 that share an uncached prefix therefore share one computation without waiting for each other.
 """
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
-from jsg.errors import QueueFullError, RequestError, check_length
+from jsg.errors import QueueFullError, RequestError
 from jsg.sched.admission import AdmissionEstimate
-from jsg.sched.buckets import Buckets, Phase
+from jsg.sched.buckets import Phase
 from jsg.sched.bypass import BypassLedger
+from jsg.sched.config import SchedulerConfig, check_positions, check_request
+from jsg.sched.drafts import add_drafts
 from jsg.sched.groups import PrefixGrouping
+from jsg.sched.holds import Holds
+from jsg.sched.joined import Join, Joins
+from jsg.sched.outputs import make_output
 from jsg.sched.policy import make_policy
+from jsg.sched.positions import cached_shifts
 from jsg.sched.records import (
     Batch,
     BatchEntry,
@@ -28,75 +33,33 @@ from jsg.sched.records import (
     Proposal,
     RunningRequest,
     SchedulerTotals,
+    StepResult,
     new_running_request,
 )
 from jsg.sched.table import RequestTable
 from jsg.sched.waiting import WaitingQueue
-from jsg.types import ConstraintReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+from jsg.types import FinishReason, FinishType, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
 
 FAILED = "the engine failed this request; its log has the cause"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """What the scheduler must know of the model and the knobs. Units are tokens unless said."""
-
-    context_length: int
-    vocab_size: int
-    eos_token_ids: frozenset[int]
-    buckets: Buckets
-    max_running: int
-    policy: str = "lpm"
-    seed: int = 0
-    conservativeness: float = 1.0
-    max_prefill_tokens: int = 16_384
-    max_bypass_tokens: int = 16_384
-    max_queued: int = 10_000
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step computed, on the host.
-
-    Attributes:
-        token_ids: The sampled token of each row of logits (see `Batch.first_rows`): -1 where the logits were not
-            finite, meaningless where the entry does not sample.
-        logprobs: By row, of entries that asked for them.
-        prompt_logprobs: Per entry, by its index in the batch: one per prompt token that its chunk predicts.
-        failed: Requests for which the work of the host, before or after the step, raised: they end with an error.
-        reasons: What the error says, by rid, where that is the client's to know.
-        kept_mass: By row, where a request reports what its grammar did.
-        constraints: What grammars did, by entry; of requests that report it. One report for each of its tokens, of all
-            tokens up to it.
-        ended: By entry, after how many of its tokens its grammar lets nothing follow, not even an EOS token.
-    """
-
-    token_ids: list[int]
-    logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprob]] = dataclasses.field(default_factory=dict)
-    failed: list[RunningRequest] = dataclasses.field(default_factory=list)
-    reasons: dict[str, str] = dataclasses.field(default_factory=dict)
-    kept_mass: dict[int, float] = dataclasses.field(default_factory=dict)
-    constraints: dict[int, list[ConstraintReport]] = dataclasses.field(default_factory=dict)
-    ended: dict[int, int] = dataclasses.field(default_factory=dict)
-
-
 class Scheduler:
     """Owns every request between arrival and last token.
 
-    Invariants: a request waits (has a watch) or runs (has a placement), never both; `table.check_integrity` holds
-    between calls; a request with a step in flight is not retracted.
+    Invariants: a request waits (has a watch), runs (has a placement), is held, or is in `joins` while its parts do one
+    of these; `table.check_integrity` holds between calls; a request with a step in flight is not retracted.
     """
 
     def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: RadixCache):
-        self.table = RequestTable(config.max_running, config.context_length, allocator, cache)
-        self.waiting = WaitingQueue(make_policy(config.policy, config.seed), cache)
+        self.table = RequestTable(config.max_running, config.context_length, config.vocab_size, allocator, cache)
+        self.waiting = WaitingQueue(policy := make_policy(config.policy, config.seed), cache)
         self.running: list[RunningRequest] = []
+        self.holds = Holds(self.table, config.max_holds)
         self.totals = SchedulerTotals()
+        self.joins = Joins(self.table.words, self.waiting.add, cache.page_size, makes_all=policy.depends_on_others)
         self._config = config
-        self._capacity = allocator.num_total * cache.page_size
         self._live: dict[str, RunningRequest] = {}
         self._num_arrived = 0
         self._ledger = BypassLedger(config.max_bypass_tokens)
@@ -105,7 +68,6 @@ class Scheduler:
         self._finished: list[RequestOutput] = []
         self._admitted: list[RunningRequest] = []
         self._num_in_flight = 0
-        self._promised_pages: int | None = None
 
     # Requests in and out.
 
@@ -114,30 +76,33 @@ class Scheduler:
 
         Raises:
             RequestError: It can never run, or its rid is in use.
-            QueueFullError: Too many wait.
+            QueueFullError: Too many wait, or are held.
         """
-        if request.rid in self._live:
+        if request.rid in self._live or request.rid in self.holds:
             raise RequestError(f"rid must be unique among live requests, but {request.rid!r} is in use", param="rid")
-        if len(self.waiting) >= self._config.max_queued:
-            raise QueueFullError(f"{len(self.waiting)} requests wait already, the most --max-queued-requests allows")
-        limit = min(self._config.context_length, self._capacity)
-        check_length(len(request.input_ids), request.sampling.max_new_tokens, limit)
-        named_ids = {
-            "input_ids": request.input_ids,
-            "token_ids_logprob": request.token_ids_logprob,
-            "stop_token_ids": request.sampling.stop_token_ids,
-            "logit_bias": [token for token, _ in request.sampling.logit_bias],
-        }
-        for name, ids in named_ids.items():
-            if ids and not 0 <= min(ids) <= max(ids) < self._config.vocab_size:
-                raise RequestError(
-                    f"{name}: token ids must be in [0, {self._config.vocab_size}), but got {min(ids)} to {max(ids)}",
-                    param=name,
-                )
-        running = new_running_request(request, self._num_arrived, now_s)
-        self.waiting.add(running)  # the last thing that can fail: nothing is kept of a request for which it does
-        self._num_arrived += 1
+        if self.num_waiting >= self._config.max_queued:
+            raise QueueFullError(f"{self.num_waiting} requests wait already, the most --max-queued-requests allows")
+        if request.hold:
+            self.holds.check_room()
+        check_request(request, self._config, self.table)
+        positions = check_positions(request, self._config.context_length)
+        shifts = cached_shifts(request, positions)
+        self.table.words.acquire(shifts)
+        try:
+            running = new_running_request(request, self._num_arrived + len(request.joined), now_s)
+            if positions is not None:
+                num_keyed = request.joined[0] if request.joined else running.num_prompt
+                running.layout = self.table.words.layout(running.tokens, positions, num_keyed)
+            if request.joined:
+                self.joins.add(running)
+            else:
+                self.waiting.add(running)
+        except BaseException:  # nothing is kept of a request that could not be added
+            self.table.words.release(shifts)
+            raise
+        self._num_arrived = running.arrival + 1
         self._live[request.rid] = running
+        self.holds.num_to_come += request.hold
 
     def abort(self, rid: str) -> None:
         """Ends a request wherever it is and frees what it holds. Unknown rids are ignored: it may just have ended."""
@@ -145,6 +110,8 @@ class Scheduler:
         if running is not None:
             self.totals.num_aborted += 1
             self._finish(running, FinishReason(FinishType.ABORT, message="aborted"))
+        elif rid in self.holds:
+            self._end_hold(rid, FinishReason(FinishType.ABORT, message="aborted"))
 
     def expire(self, arrived_before_s: float) -> list[str]:
         """Takes out the requests that arrived before that time and were never admitted; returns their rids.
@@ -153,14 +120,19 @@ class Scheduler:
         """
         expired = []
         while (oldest := self.waiting.oldest_unadmitted()) is not None and oldest.arrived_s < arrived_before_s:
-            self._leave(oldest)
+            self._leave(oldest.part_of or oldest)
             expired.append(oldest.request.rid)
         self.totals.num_expired += len(expired)
         return expired
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that wait. A joined one does while its parts wait or run, and they are none of their own."""
+        return len(self._live) - sum(running.part_of is None for running in self.running)
+
+    @property
     def is_idle(self) -> bool:
-        """Nothing waits, runs, or has an output that was not taken."""
+        """Nothing waits, runs, or has an output that was not taken. What is held needs no steps."""
         return not self._live and not self._finished
 
     # Planning.
@@ -176,31 +148,33 @@ class Scheduler:
                 there is room for.
             max_rows: Rows of logits that a step with proposals may have; a full batch always has room.
         """
-        if not self.running and not len(self.waiting):
+        if not self.running and not len(self.waiting) and not len(self.joins):
             self._estimate.on_idle()
             return None
+        self.joins.begin_step()
         self._estimate.step()
         if not self._make_room_to_decode():
             return None
         decoding = self._plan_decode()
         budget = self._config.buckets.chunk - len(decoding)
         if proposals:
-            budget -= self._add_drafts(decoding, proposals, max_rows)
+            to_come = self._config.max_running if len(self.joins) else len(self.waiting)  # parts are made meanwhile
+            most_entries = min(self._config.max_running, len(self.running) + to_come)
+            budget -= add_drafts(decoding, proposals, self.table, self._config.buckets, most_entries, max_rows)
         chunks = self._plan_prefill(budget, now_s)
-        while not decoding and not chunks and self.running:
-            if self._num_in_flight:
+        while not decoding and not chunks and (self.running or len(self.joins)):
+            if self._num_in_flight or self.joins.has_fresh or not self._give_way():
                 return None
-            self._retract_latest()
             chunks = self._plan_prefill(budget, now_s)
         return self._make_batch(decoding, chunks) if decoding or chunks else None
 
     def take_finished(self) -> list[RequestOutput]:
-        """Outputs of requests that ended without a step: aborted, or prefill-only and wholly cached."""
+        """Outputs that no step made: of requests that were aborted, or are wholly cached and generate nothing."""
         finished, self._finished = self._finished, []
         return finished
 
     def _make_room_to_decode(self) -> bool:
-        """Retracts the latest arrivals until every request that decodes has room for a token.
+        """Takes memory away from others until every request that decodes has room for a token.
 
         False when a request must be retracted while a step is in flight: it has to be committed first.
         """
@@ -208,9 +182,27 @@ class Scheduler:
             needed = sum(self.table.needs_page(r.place) for r in self.running if r.place and _decodes(r))
             if needed <= self.table.num_available_pages:
                 return True
-            if self._num_in_flight:
+            if not self._give_way():
                 return False
-            self._retract_latest()
+        return True
+
+    def _give_way(self) -> bool:
+        """Ends holds until that frees a page; else takes memory from the latest arrival: held parts, or what runs.
+
+        False where that is a request that may have a step in flight.
+        """
+        if count := self.holds.num_to_end(1):
+            self.break_holds(count)
+            return True
+        join = self.joins.latest_holder()
+        victim = max(self.running, key=lambda r: r.arrival, default=None)
+        if join is not None and (victim is None or join.whole.arrival > victim.arrival):
+            self._end_parts(join)
+            self.joins.park(join)
+            return True
+        if self._num_in_flight or victim is None:
+            return False
+        self._retract(victim)
         return True
 
     def _plan_decode(self) -> list[BatchEntry]:
@@ -237,36 +229,14 @@ class Scheduler:
         self.table.grow_by_one([entry.place for entry in entries])
         return entries
 
-    def _add_drafts(self, decoding: list[BatchEntry], proposals: Mapping[str, Proposal], max_rows: int) -> int:
-        """Puts proposed tokens behind the last ones, as far as rows, budget and memory allow; returns how many."""
-        most_entries = min(self._config.max_running, len(self.running) + len(self.waiting))
-        if len(decoding) < most_entries:  # there may be chunks, and shapes for many tokens have no rows for many drafts
-            max_rows = self._config.buckets.max_rows
-        spare = min(max_rows - most_entries, (self._config.buckets.chunk - len(decoding)) // 2)
-        num_drafts = 0
-        for entry in decoding:
-            running, place = entry.running, entry.place
-            proposal = proposals.get(running.request.rid)
-            if proposal is None:
-                continue
-            assert entry.output_index == running.num_output, "a token is proposed after one that is not known"
-            count = min(len(proposal.tokens), spare - num_drafts, running.num_to_come, self.table.room(place))
-            if count <= 0:
-                continue
-            running.tokens[running.num_known : running.num_known + count] = proposal.tokens[:count]
-            self.table.grow(place, count)
-            entry.num_new, entry.num_drafts, entry.is_forced = 1 + count, count, proposal.is_forced
-            entry.from_device = place.device_has_last = False
-            num_drafts += count
-        return num_drafts
-
     def _plan_prefill(self, budget: int, now_s: float) -> list[BatchEntry]:
         """Chunks of at most `budget` tokens: begun prompts, oldest first, then waiting ones in policy order.
 
-        A waiting request that was passed by more than the bound comes before everything that arrived after it, and
-        while it cannot be admitted nothing that arrived after it gets a chunk: memory is left for it.
+        Joined requests whose parts are there go before those that wait: they need little more. But what was passed by
+        more than the bound comes before everything that arrived after it, and while it cannot be admitted nothing that
+        arrived after it gets a chunk: memory is left for it.
         """
-        self._promised_pages = None
+        self._estimate.promised_pages = None
         chunks: list[BatchEntry] = []
         begun = [r for r in self.running if r.place and r.place.is_prefilling]
         begun.sort(key=lambda r: r.arrival)
@@ -280,53 +250,89 @@ class Scheduler:
             budget -= self._plan_chunk(running, budget, chunks)
         self.waiting.reorder()
         to_admit = self._config.max_prefill_tokens
-        while budget > 0 and to_admit > 0 and (first := self.waiting.first()) is not None:
-            if not self._admit(first, now_s):
+        while budget > 0 and to_admit > 0:
+            ready = self.joins.first_ready()
+            first = self.waiting.first() if ready is None else ready.whole
+            if first is None or not self._admit(first, now_s):
                 break
             to_admit -= first.num_known - _place(first).num_dispatched if first.place else 0
             budget -= self._plan_chunk(first, budget, chunks)
         return chunks
 
     def _overdue(self) -> RunningRequest | None:
-        oldest = self.waiting.oldest()
+        oldest, ready = self.waiting.oldest(), self.joins.first_ready()
+        if ready is not None and (oldest is None or ready.whole.arrival < oldest.arrival):
+            oldest = ready.whole
         if self._live:  # in order of arrival
-            self._ledger.forget_before(next(iter(self._live.values())).arrival)
+            first = next(iter(self._live.values()))
+            self._ledger.forget_before(first.arrival - len(first.request.joined))
         return oldest if oldest is not None and self._ledger.is_overdue(oldest.arrival) else None
 
     def _admit(self, running: RunningRequest, now_s: float) -> bool:
-        """Gives a waiting request a row and its cached prefix, if memory for it can be expected; else False."""
+        """Gives a request a row and what is cached of it, if memory for the rest can be expected; else False."""
         if not self.table.num_free_rows:
             return False
-        place = self.table.admit(running)
-        if self._promised_pages is None:
-            self._promised_pages = sum(self._expected_pages(r, _place(r)) for r in self.running)
-        expected = self._expected_pages(running, place)
-        if self.running and expected + self._promised_pages > self.table.num_available_pages:
-            self.table.release(place)
-            return False
-        self._promised_pages += expected
-        self.waiting.remove(running)
-        running.place = place
-        if running.cached_tokens is None:
-            self._note_first_admission(running, place, now_s)
+        if running in self.joins:
+            num_copied = self.table.num_joined_pages(running.request)[1]
+            if not self._have_room(num_copied + self._expected_pages(running, running.request.joined[-1])):
+                return False
+            join = self.joins.remove(running)
+            running.place = place = self.table.admit_joined(running, join.prefixes)
+            if running.cached_tokens is None:
+                self._note_first_admission(running, join.num_cached, now_s)
+                running.cache_report = join.cache_report() if running.request.return_cache_info else None
+        else:
+            place = self.table.admit(running)
+            if not self._have_room(self._expected_pages(running, place.num_dispatched)):
+                self.table.release(place)
+                return False
+            self.waiting.remove(running)
+            running.place = place
+            if running.part_of is not None:
+                self._note_part(self.joins[running.part_of], running, place)
+            elif running.cached_tokens is None:
+                self._note_first_admission(running, place.num_dispatched, now_s)
+                if running.request.return_cache_info:
+                    running.cache_report = self.table.explain(running, place)
+        assert self._estimate.promised_pages is not None, "room was looked for"
+        self._estimate.promised_pages += self._expected_pages(running, place.num_dispatched)
         running.prompt_logprobs.clear()
         self.running.append(running)
         self._admitted.append(running)
         if place.num_dispatched == running.num_known:
-            self._finish(running, FinishReason(FinishType.LENGTH))
+            self._end_prompt(running)
         return True
 
-    def _note_first_admission(self, running: RunningRequest, place: Placement, now_s: float) -> None:
-        running.cached_tokens = place.num_dispatched
+    def _have_room(self, num_pages: int) -> bool:
+        """Whether so many pages can be had beside those that running requests will need; ends holds for it."""
+        if self._estimate.promised_pages is None:
+            expected = (self._expected_pages(r, _place(r).num_dispatched) for r in self.running)
+            self._estimate.promised_pages = sum(expected)
+        missing = num_pages + self._estimate.promised_pages - self.table.num_available_pages
+        if missing <= 0 or not (self.running or self.joins.num_held):
+            return True
+        count = self.holds.num_to_end(missing)
+        self.break_holds(count)
+        return count > 0
+
+    def _note_first_admission(self, running: RunningRequest, num_cached: int, now_s: float) -> None:
+        running.cached_tokens = num_cached
         running.queue_s = now_s - running.arrived_s
         self.totals.prompt_tokens += running.num_prompt
-        self.totals.cached_tokens += place.num_dispatched
-        if running.request.return_cache_info:
-            running.cache_report = self.table.explain(running, place)
+        self.totals.cached_tokens += num_cached
 
-    def _expected_pages(self, running: RunningRequest, place: Placement) -> int:
-        """Pages a request is expected to need beyond those it holds."""
-        remaining = max(running.num_known - place.num_dispatched, 0)
+    def _note_part(self, join: Join, part: RunningRequest, place: Placement) -> None:
+        """A part was admitted: its branch counts if that is the first time, and the next part is made."""
+        if join.prefix_cached is None:
+            for other in join.parts.values():
+                self.waiting.note_admitted(other)
+        if join.note_admission(part, place.num_dispatched, self.totals) and part.request.return_cache_info:
+            join.note_report(part, self.table.explain(part, place))
+        self.joins.make_parts(join, 1)
+
+    def _expected_pages(self, running: RunningRequest, num_held: int) -> int:
+        """Pages a request is expected to need beyond those that hold its first tokens."""
+        remaining = max(running.num_known - num_held, 0)
         return self.table.pages_for(remaining + int(running.num_to_come * self._estimate.fraction))
 
     def _plan_chunk(self, running: RunningRequest, budget: int, chunks: list[BatchEntry]) -> int:
@@ -335,18 +341,20 @@ class Scheduler:
         if place is None:
             return 0
         start = place.num_dispatched
-        num_new = min(running.num_known - start, budget, self.table.room(place))
+        wanted = min(running.num_known - start, budget)
+        if (lacking := wanted - self.table.room(place)) > 0:
+            self.break_holds(self.holds.num_to_end(self.table.pages_for(lacking)))
+        num_new = min(wanted, self.table.room(place))
         if num_new <= 0:
             return 0
-        if self._promised_pages is not None:
-            self._promised_pages -= self.table.pages_for(num_new)
+        if self._estimate.promised_pages is not None:
+            self._estimate.promised_pages -= self.table.pages_for(num_new)
         self.table.grow(place, num_new)
         write_start = max(start, self.table.share(running, place, start + num_new))
         place.is_prefilling = place.num_dispatched < running.num_known
         samples = not place.is_prefilling and running.request.sampling.max_new_tokens > 0
         place.num_in_flight += samples
         self._ledger.record(running.arrival, num_new)
-        ends_prefill = not place.is_prefilling
         chunks.append(
             BatchEntry(
                 running,
@@ -356,7 +364,7 @@ class Scheduler:
                 write_start,
                 output_index=running.num_output,
                 samples=samples,
-                ends_prefill=ends_prefill,
+                ends_prefill=not place.is_prefilling,
             )
         )
         return num_new
@@ -377,7 +385,8 @@ class Scheduler:
             key = self._config.buckets.pick_drafts(num_tokens, num_rows)
         else:
             key = self._config.buckets.pick(Phase.DECODE if is_decode else Phase.EXTEND, num_tokens)
-        if not self._config.buckets.decode:
+        is_deterministic = not self._config.buckets.decode
+        if is_deterministic:
             num_singles = 0
         may_share = is_decode and bool(self._config.buckets.grouped)
         groups = self._grouping.update([entry.place for entry in decoding]) if may_share else ()
@@ -385,15 +394,27 @@ class Scheduler:
         dirty = tuple(sorted(self.table.dirty_rows))
         self.table.dirty_rows.clear()
         self._num_in_flight += 1
-        return Batch(key, (*decoding, *short, *long), num_singles, admitted, dirty, groups, num_drafts > 0)
+        return Batch(
+            key,
+            (*decoding, *short, *long),
+            num_singles,
+            admitted,
+            dirty,
+            groups,
+            num_drafts > 0,
+            is_deterministic,
+            self.table.take_copies(),
+        )
 
-    def _retract_latest(self) -> None:
-        """Sends the running request that arrived last back to the queue; what it computed stays in the tree for now."""
-        victim = max(self.running, key=lambda r: r.arrival)
+    def _retract(self, victim: RunningRequest) -> None:
+        """Sends a running request back to wait; what it computed stays in the tree for now, as far as it is there."""
         self._release(victim)
         self.running.remove(victim)
         self._admitted = [r for r in self._admitted if r is not victim]
-        self.waiting.add(victim)
+        if victim.request.joined:
+            self.joins.add(victim)
+        else:
+            self.waiting.add(victim)
         self._estimate.on_retract(self.running)
         self.totals.num_retracts += 1
 
@@ -428,7 +449,7 @@ class Scheduler:
             if entry.samples:
                 self._take_tokens(entry, index, row, result, outputs)
             elif entry.ends_prefill:
-                self._finish(running, FinishReason(FinishType.LENGTH))
+                self._end_prompt(running)
         return outputs + self.take_finished()
 
     def _take_tokens(
@@ -466,8 +487,7 @@ class Scheduler:
         """Adds output tokens to their request, up to one that ends it, and touches nothing else."""
         reason, count = None, 0
         for token in tokens:
-            running.tokens[running.num_known] = token
-            running.num_known += 1
+            running.append(token)
             count += 1
             reason = self._stop_reason(running, token)
             if reason is None and result.ended.get(index) == count:
@@ -477,7 +497,7 @@ class Scheduler:
         logprobs = tuple(result.logprobs[i] for i in range(row, row + count) if i in result.logprobs)
         reports = result.constraints.get(index)
         constraint = reports[count - 1] if reports else None
-        return _output(running, tuple(tokens[:count]), logprobs, reason, constraint)
+        return make_output(running, tuple(tokens[:count]), logprobs, reason, constraint)
 
     def _stop_reason(self, running: RunningRequest, token: int) -> FinishReason | None:
         sampling = running.request.sampling
@@ -489,9 +509,41 @@ class Scheduler:
             return FinishReason(FinishType.LENGTH)
         return None
 
+    def _end_prompt(self, running: RunningRequest) -> None:
+        """The prompt of a request that generates nothing is cached: it ends, or is held."""
+        place, whole = _place(running), running.part_of
+        if whole is not None:
+            self._take_out(running)
+            held = self.table.keep(place, keeps_own=True, first_page=self.joins.first_page(running, whole))
+            self.joins.hold(running, held)
+        elif running.request.hold:
+            self._take_out(running)
+            self.holds.keep(running, self.table.keep(place))
+            self._finished.append(make_output(running))
+        else:
+            self._finish(running, FinishReason(FinishType.LENGTH))
+
+    def break_holds(self, count: int) -> None:
+        """Ends so many holds, the oldest first."""
+        for rid in self.holds.oldest(count):
+            self.totals.num_holds_broken += 1
+            self._end_hold(rid, FinishReason(FinishType.STOP))
+
+    def _end_hold(self, rid: str, reason: FinishReason) -> None:
+        running = self.holds.end(rid)
+        self.table.words.release(running.shifts)
+        self._finished.append(make_output(running, finish=reason))
+
+    def _end_parts(self, join: Join) -> None:
+        """Takes back what the parts of a joined request have."""
+        for prefix in join.held.values():
+            self.table.drop(prefix)
+        for part in join.parts.values():
+            self._leave(part)
+
     def _finish(self, running: RunningRequest, reason: FinishReason, *, forgets: bool = False) -> None:
         """Ends a request outside `commit`'s own outputs."""
-        self._finished.append(_output(running, finish=reason))
+        self._finished.append(make_output(running, finish=reason))
         self._leave(running, forgets=forgets)
 
     def _fail(self, running: RunningRequest, message: str, *, forgets: bool = False) -> None:
@@ -499,24 +551,41 @@ class Scheduler:
 
         With `forgets` nothing that only this request computed stays in the tree: it is not to be trusted.
         """
+        running = running.part_of or running
         if self._live.get(running.request.rid) is running:
             self.totals.num_failed += 1
             self._finish(running, FinishReason(FinishType.ERROR, message=message), forgets=forgets)
 
     def _leave(self, running: RunningRequest, *, forgets: bool = False) -> None:
-        del self._live[running.request.rid]
         if running.place is not None:
             self._release(running, forgets=forgets)
+        self._take_out(running)
+        self.table.words.release(running.shifts)
+
+    def _take_out(self, running: RunningRequest) -> None:
+        """Forgets a request, whose place is somebody else's now."""
+        if running.part_of is None:
+            del self._live[running.request.rid]
+            self.holds.num_to_come -= running.request.hold
+        if running in self.joins:
+            self._end_parts(self.joins.remove(running))
+        elif running.watch is not None:
+            self.waiting.remove(running)
+        else:
+            running.place = None
             self.running.remove(running)
             self._admitted = [r for r in self._admitted if r is not running]
-        else:
-            self.waiting.remove(running)
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
         self.table.check_integrity()
         self.waiting.check_integrity()
-        assert len(self._live) == len(self.running) + len(self.waiting)
+        self.joins.check_integrity()
+        parts = [part for join in self.joins for part in join.parts.values()]
+        assert len(self._live) + len(parts) == len(self.running) + len(self.waiting) + len(self.joins)
+        assert self.holds.num_to_come == sum(r.request.hold for r in self._live.values())
+        num_placed = sum(len(_place(r).parts) for r in self.running)
+        assert self.table.num_held == len(self.holds) + self.joins.num_held + num_placed
         assert all(r.place is not None and r.watch is None for r in self.running)
         rows = [_place(r).row for r in self.running]
         assert len(set(rows)) == len(rows), "two requests share a row"
@@ -529,35 +598,3 @@ def _place(running: RunningRequest) -> Placement:
 
 def _decodes(running: RunningRequest) -> bool:
     return not _place(running).is_prefilling and running.num_to_come > 0
-
-
-def _output(
-    running: RunningRequest,
-    token_ids: tuple[int, ...] = (),
-    logprobs: tuple[TokenLogprob, ...] = (),
-    finish: FinishReason | None = None,
-    constraint: ConstraintReport | None = None,
-) -> RequestOutput:
-    """What a step added to a request. Prompt logprobs go with its first token, or with its end if it has none."""
-    has_reported, running.has_reported = running.has_reported, True
-    prompt_logprobs = None if has_reported else _complete_prompt_logprobs(running)
-    return RequestOutput(
-        rid=running.request.rid,
-        token_ids=token_ids,
-        finish=finish,
-        prompt_tokens=running.num_prompt,
-        cached_tokens=running.cached_tokens or 0,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        queue_s=running.queue_s,
-        cache_report=None if has_reported else running.cache_report,
-        constraint=constraint,
-    )
-
-
-def _complete_prompt_logprobs(running: RunningRequest) -> tuple[TokenLogprob, ...] | None:
-    """Those that were asked for; None when none were, or the request ends before all are there."""
-    num_wanted = running.num_prompt - running.request.logprob_start_len
-    if running.request.wants_prompt_logprobs and len(running.prompt_logprobs) == num_wanted:
-        return tuple(running.prompt_logprobs)
-    return None

@@ -1,11 +1,14 @@
 """The request table on the host: which pages each running request's positions are in."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
-from jsg.sched.records import Placement, RunningRequest
-from jsg.types import CacheReport
+from jsg.sched.positions import PositionWords, spans
+from jsg.sched.records import HeldPrefix, Placement, RunningRequest
+from jsg.types import CacheReport, Request
 
 
 class RequestTable:
@@ -13,16 +16,23 @@ class RequestTable:
 
     A row's leading `num_tree_pages` belong to the tree and are locked; the rest, up to the last dispatched position,
     are its own. The device holds a copy; `dirty_rows` are those whose copy there is behind in something that the
-    forward pass does not write itself.
+    forward pass does not write itself. `copies` has, by row, KV slots to copy there before the row is read: from, to.
+    `words` are what the tree finds tokens by whose positions are not their indices.
 
     Invariant: free + evictable + protected + uncached == total, in pages.
     """
 
-    def __init__(self, max_running: int, max_context: int, allocator: PageAllocator, cache: RadixCache):
+    def __init__(
+        self, max_running: int, max_context: int, vocab_size: int, allocator: PageAllocator, cache: RadixCache
+    ):
+        self.words = PositionWords(vocab_size, cache)
         self.page_size = cache.page_size
         self.pages = np.zeros((max_running + 1, -(-max_context // self.page_size)), np.int32)
         self.dirty_rows: set[int] = set()
+        self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.num_uncached_pages = 0
+        self.num_held = 0
+        self.num_pages = allocator.num_total
         self._allocator = allocator
         self._cache = cache
         self._free_rows = list(range(max_running, 0, -1))
@@ -51,7 +61,7 @@ class RequestTable:
 
     def admit(self, running: RunningRequest) -> Placement:
         """Gives a request a row and locks its longest cached prefix. There must be a free row."""
-        tokens = running.tokens[: running.match_limit]
+        tokens = running.key[: running.match_limit]
         match = self._cache.match(tokens, running.request.namespace)
         row = self._free_rows.pop()
         self.pages[row, : len(match.pages)] = match.pages
@@ -59,10 +69,83 @@ class RequestTable:
             self.dirty_rows.add(row)
         return Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens)
 
+    def num_joined_pages(self, request: Request) -> tuple[int, int]:
+        """Pages that a joined request needs before its suffix: those of its parts, and those that are copied from them.
+
+        With one token in a page nothing is copied. Else a branch begins within a page of the row, or elsewhere in one
+        than in its path, so all but the beginning of the first is.
+        """
+        num_prefix, size = request.joined[0], self.page_size
+        ends = [num_prefix + end - start for start, end in spans(request)]
+        shared = num_prefix // size if self._cache.enabled else 0
+        num_parts = shared + sum(self.pages_for(end) - shared for end in ends)
+        num_whole = request.joined[-1] if size == 1 else ends[0] // size
+        return num_parts, self.pages_for(request.joined[-1]) - num_whole
+
+    def admit_joined(self, running: RunningRequest, parts: Sequence[HeldPrefix]) -> Placement:
+        """Gives a joined request a row in which the pages of its parts stand one after another, and takes these over.
+
+        There must be a free row, and pages for what is copied. The first part must have all its pages, the others those
+        from where the branches begin.
+        """
+        request, size = running.request, self.page_size
+        num_prefix, num_joined = request.joined[0], request.joined[-1]
+        row = self._free_rows.pop()
+        slots = [part.pages.repeat(size) * size + np.arange(len(part.pages) * size) % size for part in parts]
+        lengths = [end - start for start, end in spans(request)]
+        firsts = [num_prefix - part.first_page * size for part in parts]
+        behind = [part[first : first + n] for part, first, n in zip(slots, firsts, lengths, strict=True)]
+        source = np.concatenate([slots[0][:num_prefix], *behind])
+        _, num_copied = self.num_joined_pages(request)
+        num_whole = self.pages_for(num_joined) - num_copied
+        self.pages[row, :num_whole] = source[: num_whole * size : size] // size
+        if num_copied:
+            self.pages[row, num_whole : num_whole + num_copied] = self._allocate(num_copied)
+            self.num_uncached_pages += num_copied
+            target = np.arange(num_whole * size, num_joined)
+            target = self.pages[row, target // size] * size + target % size
+            self.copies[row] = source[num_whole * size :].astype(np.int32), target.astype(np.int32)
+        self.dirty_rows.add(row)
+        prefix = self._cache.match(running.key[:num_prefix], request.namespace)
+        place = Placement(row, self._cache.lock(prefix), num_whole, num_joined)
+        place.parts, place.num_prefix_pages = tuple(parts), len(prefix.pages)
+        return place
+
+    def take_copies(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+        """The slots that are to be copied before the next step, from and to."""
+        copies = tuple(self.copies.values())
+        self.copies.clear()
+        return copies
+
     def explain(self, running: RunningRequest, place: Placement) -> CacheReport:
         """Why the cached prefix of a request that was admitted just now ended where it did."""
-        tokens = running.tokens[: running.match_limit]
-        return self._cache.explain(place.lock.node, tokens, running.request.namespace)
+        tokens = running.key[: running.match_limit]
+        return self.words.readable(self._cache.explain(place.lock.node, tokens, running.request.namespace))
+
+    def keep(self, place: Placement, *, keeps_own: bool = False, first_page: int = 0) -> HeldPrefix:
+        """Takes a request's row back, but keeps its cached prefix until `drop`.
+
+        Args:
+            place: Where it lived.
+            keeps_own: Keep the pages too that are not in the tree; else they are freed.
+            first_page: Pages before it are kept, but not listed.
+        """
+        lock = self._cache.lock(place.lock.node)
+        num_pages = self.pages_for(place.num_dispatched) if keeps_own else place.num_tree_pages
+        row = self.pages[place.row]
+        pages, own = row[first_page:num_pages].copy(), row[place.num_tree_pages : num_pages].copy()
+        if keeps_own:
+            place.num_dispatched = place.num_tree_pages * self.page_size
+        self.release(place)
+        self.num_held += 1
+        return HeldPrefix(lock, pages, own, first_page)
+
+    def drop(self, prefix: HeldPrefix) -> None:
+        """Ends what `keep` gave; once."""
+        self._allocator.free(prefix.own)
+        self.num_uncached_pages -= len(prefix.own)
+        self._cache.unlock(prefix.lock)
+        self.num_held -= 1
 
     def release(self, place: Placement, *, forgets: bool = False) -> None:
         """Takes a request's row, lock and own pages back.
@@ -74,11 +157,15 @@ class RequestTable:
         own = self.pages[place.row, place.num_tree_pages : self.pages_for(place.num_dispatched)]
         self._allocator.free(own)
         self.num_uncached_pages -= len(own)
+        for part in place.parts:
+            self.drop(part)
         self._cache.unlock(place.lock)
         if forgets:
-            self._cache.forget(place.lock)
+            for lock in (*(part.lock for part in place.parts), place.lock):
+                self._cache.forget(lock)
         self._free_rows.append(place.row)
         self.dirty_rows.discard(place.row)
+        self.copies.pop(place.row, None)
 
     def grow(self, place: Placement, num_tokens: int) -> None:
         """Gives a row pages for so many new tokens, at most `room`, evicting where it must."""
@@ -123,10 +210,10 @@ class RequestTable:
             Tokens that were in the tree before: the row must not write them.
         """
         count = num_tokens // self.page_size
-        if not self._cache.enabled or count <= place.num_tree_pages:
+        if not self._cache.enabled or place.parts or count <= place.num_tree_pages:
             return place.num_tree_pages * self.page_size
         own = self.pages[place.row, :count].copy()
-        result = self._cache.insert(running.tokens[: count * self.page_size], own, running.request.namespace)
+        result = self._cache.insert(running.key[: count * self.page_size], own, running.request.namespace)
         lock = self._cache.lock(result)
         self._cache.unlock(place.lock)
         duplicates = own[place.num_tree_pages : result.num_existing]
@@ -150,5 +237,5 @@ class RequestTable:
             f"free + evictable + protected + uncached = {parts} must add up to {self._allocator.num_total} pages"
         )
         if self.num_free_rows == len(self.pages) - 1:
-            assert not self._cache.num_protected, "a prefix is locked, but no request runs"
-            assert not self.num_uncached_pages, "a row holds pages, but no request runs"
+            assert self.num_held or not self._cache.num_protected, "a prefix is locked, but no request runs"
+            assert self.num_held or not self.num_uncached_pages, "a row holds pages, but no request runs"

@@ -42,7 +42,7 @@ class WaitingQueue:
 
     def add(self, running: RunningRequest) -> None:
         """Puts a request in its place and starts to watch its cached prefix."""
-        tokens = running.tokens[: running.num_known]
+        tokens = running.key[: running.num_known]
         running.watch = self._cache.watch(tokens, running.request.namespace, limit=running.match_limit)
         self._by_watch[running.watch.serial] = running
         self._by_arrival[running.arrival] = running
@@ -63,6 +63,11 @@ class WaitingQueue:
         self._unadmitted.pop(running.arrival, None)
         running.watch = None
         self._num_changes += 1
+
+    def note_admitted(self, running: RunningRequest) -> None:
+        """A waiting request counts as admitted before, as others for the same client were."""
+        self._unadmitted.pop(running.arrival, None)
+        running.cached_tokens = 0
 
     def reorder(self) -> None:
         """To be called before each round of admissions: the only moment at which keys that depend on each other change.

@@ -48,6 +48,7 @@ class ApiCall:
         request_id: Names it in headers, logs and traces; sanitised.
         user: The end user whom the client named, for the log.
         exchange: Where what becomes of it is written down; None where nobody watches.
+        is_let_in: It belongs to something that was let in, and goes on with it while the server ends.
     """
 
     caller: Caller
@@ -55,6 +56,7 @@ class ApiCall:
     request_id: str
     user: str | None = None
     exchange: Exchange | None = None
+    is_let_in: bool = False
 
 
 def caller_of(scope: Scope) -> Caller:

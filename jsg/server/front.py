@@ -1,5 +1,6 @@
 """What the endpoints share: the engine's client and, once the engine is ready, what generates with it."""
 
+import functools
 import time
 from pathlib import Path
 from typing import Annotated, final
@@ -10,6 +11,7 @@ from starlette.exceptions import HTTPException
 from jsg.config import EngineConfig, ServerConfig
 from jsg.engine.client import EngineClient
 from jsg.errors import ModelNotFoundError
+from jsg.processing.turns import ChatTurns
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.generation import Generator
 from jsg.server.text_threads import TextThreads
@@ -42,13 +44,17 @@ class Front:
         self.engine_config = engine
         self.server_config = server
         self.created = int(time.time())
-        tokenizer = generator.tokenizer
         self.speech = Speech(
             template=chat.template,
-            dialect=dialect_of(server.tool_call_parser, tokenizer.chat_template),
-            special=frozenset(tokenizer.token_bytes(i).decode(errors="replace") for i in tokenizer.special_ids),
+            dialect=dialect_of(server.tool_call_parser, generator.tokenizer.chat_template),
+            special=generator.markers,
         )
         self.model_name = server.served_model_name or public_name(engine.model_path)
+
+    @functools.cached_property
+    def turns(self) -> ChatTurns:
+        """The model's chat template, turn by turn. Raises RequestError where it has none."""
+        return ChatTurns.of_tokenizer(self.generator.tokenizer)
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFoundError when a client asks for another model."""

@@ -2,25 +2,31 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import final
 
+from jsg.constrained.special_tokens import check_names
+from jsg.constrained.stop_patterns import stop_patterns
 from jsg.engine.client import EngineClient
 from jsg.engine.protocol import ModelInfo
 from jsg.errors import JsgError, RequestError, check_length
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer
+from jsg.processing.tool_calls import nameable_tokens
 from jsg.server.caller import ApiCall
 from jsg.server.limits import Admission, Limits
 from jsg.server.telemetry.observer import Observer
 from jsg.server.text_threads import TextThreads
-from jsg.types import FinishType, RequestOutput
+from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput
 
+HELD = FinishReason(FinishType.STOP)
 MAX_ANSWERS = 1024  # of one HTTP request: prompts times n
 MAX_PROMPT_TOKENS = 2**23  # of one HTTP request, those of a prompt counted n times; each takes the engine 40 bytes
+MAX_INLINE_CHARS = 1024  # takes less time than a thread costs
 MAX_SCORES = 2**19  # log-probabilities of one HTTP request; making JSON of so many takes the front about a second
 
 
@@ -51,42 +57,72 @@ class Generation:
         self._client = client
         self._admission = admission
         self._observers = observers
+        self._is_held = False
 
-    async def run(self) -> AsyncGenerator[tuple[int, AnswerDelta]]:
+    async def run(self, *, is_read: bool = True) -> AsyncGenerator[tuple[int, AnswerDelta]]:
         """Generates all answers at once; yields (index of the answer, what came since it was last yielded). Once.
 
         A reader that is slower than the engine gets larger deltas, not more of them: what is yielded brings its answer
         up to date. Closing it early, or the failure of one answer, aborts them all.
+
+        Args:
+            is_read: Somebody reads the answers as they grow; else they come in fewer and larger deltas.
 
         Raises:
             ShuttingDownError, RateLimitError, RequestError: It is not let in.
             TimeLimitError: An answer was not there in time.
             JsgError: What `EngineClient.generate` raises, or the engine failed an answer.
         """
-        with self._admission.enter(self.call.caller.tenant, len(self.answers)) as leave:
-            ending: BaseException | None = None
+        tenant, is_let_in = self.call.caller.tenant, self.call.is_let_in
+        with self._admission.enter(tenant, len(self.answers), is_let_in=is_let_in) as leave:
+            sources = [self._deltas(answer, leave, is_read=is_read) for answer in self.answers]
+            async with contextlib.aclosing(self._watched(sources)) as deltas:
+                async for index, delta in deltas:
+                    yield index, delta
+
+    async def hold(self) -> AsyncGenerator[AnswerDelta]:
+        """Holds the prompt of its one answer, whose request is a hold, in the cache. Once.
+
+        Yields a delta without finish once the prompt is cached. The last delta comes when the hold ends by itself:
+        after `Limits.hold_s`, when the server ends, or when the engine needs the memory. Closing it ends it too.
+
+        Who observes is told that it finished when it was cached; the wait that follows is nobody's time.
+
+        Raises:
+            ShuttingDownError, RateLimitError: It is not let in.
+            TimeLimitError: The prompt was not cached in time.
+            JsgError: What `EngineClient.generate` raises.
+        """
+        with self._admission.hold(self.call.caller.tenant) as watch:
+            async with contextlib.aclosing(self._watched([self._held(self.answers[0], watch)])) as deltas:
+                async for _, delta in deltas:
+                    yield delta
+
+    async def _watched(self, sources: Sequence[AsyncGenerator[AnswerDelta]]) -> AsyncGenerator[tuple[int, AnswerDelta]]:
+        ending: BaseException | None = None
+        for observer in self._observers:
+            observer.on_start(self)
+        try:
+            async with contextlib.aclosing(_merge(sources)) as deltas:
+                async for index, delta in deltas:
+                    yield index, delta
+        except BaseException as error:
+            ending = error
+            raise
+        finally:
             for observer in self._observers:
-                observer.on_start(self)
-            try:
-                async with contextlib.aclosing(_merge([self._deltas(a, leave) for a in self.answers])) as deltas:
-                    async for index, delta in deltas:
-                        yield index, delta
-            except BaseException as error:
-                ending = error
-                raise
-            finally:
-                for observer in self._observers:
-                    observer.on_end(self, ending)
+                observer.on_end(self, None if self._is_held else ending)
 
     async def complete(self) -> None:
         """Generates all answers to their ends. Raises as `run`."""
-        async with contextlib.aclosing(self.run()) as deltas:
+        async with contextlib.aclosing(self.run(is_read=False)) as deltas:
             async for _ in deltas:
                 pass
 
-    async def _deltas(self, answer: Answer, leave: Callable[[], None]) -> AsyncGenerator[AnswerDelta]:
+    async def _deltas(self, answer: Answer, leave: Callable[[], None], *, is_read: bool) -> AsyncGenerator[AnswerDelta]:
         limits, has_token = self._admission.limits, False
-        outputs = self._client.generate(answer.request, self.call.caller.tenant)
+        is_streamed = is_read or not answer.ends_in_engine
+        outputs = self._client.generate(answer.request, self.call.caller.tenant, is_streamed=is_streamed)
         try:
             # The reader of these deltas only puts them aside, so that what the timer interrupts is the engine's wait.
             async with (
@@ -105,10 +141,36 @@ class Generation:
         except TimeoutError:
             raise limits.exceeded(has_token=has_token) from None
 
+    async def _held(
+        self, answer: Answer, watch: Callable[[asyncio.Timeout], Callable[[], None]]
+    ) -> AsyncGenerator[AnswerDelta]:
+        limits = self._admission.limits
+        outputs = self._client.generate(answer.request, self.call.caller.tenant)
+        try:
+            async with (
+                asyncio.timeout_at(limits.due(self.started_at, has_token=False)) as timer,
+                contextlib.aclosing(outputs),
+                contextlib.AsyncExitStack() as stack,
+            ):
+                async for output in outputs:
+                    delta = self._push(answer, output)
+                    if delta.finish is None and not self._is_held:
+                        self._is_held = True
+                        stack.callback(watch(timer))
+                    yield delta
+                    if delta.finish is not None:
+                        return
+        except TimeoutError:
+            if not self._is_held:
+                raise limits.exceeded(has_token=False) from None
+            yield self._push(answer, RequestOutput(rid=answer.request.rid, finish=FinishReason(FinishType.STOP)))
+
     def _push(self, answer: Answer, output: RequestOutput) -> AnswerDelta:
         delta = answer.push(output)
-        for observer in self._observers:
-            observer.on_delta(self, answer, delta)
+        shown = dataclasses.replace(delta, finish=delta.finish or HELD) if answer.request.hold else delta
+        if not self._is_held:
+            for observer in self._observers:
+                observer.on_delta(self, answer, shown)
         if delta.finish is not None and delta.finish.type is FinishType.ERROR:
             raise JsgError(delta.finish.message or "the engine failed this request")
         return delta
@@ -145,6 +207,11 @@ class Generator:
         """The loaded model."""
         return self._client.info
 
+    @property
+    def markers(self) -> frozenset[str]:
+        """Written forms of the special tokens that a grammar may name with this model."""
+        return frozenset(nameable_tokens(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids).values())
+
     async def encode(self, prompts: Sequence[str | list[int]]) -> list[tuple[int, ...]]:
         """The tokens of each prompt; texts are encoded beside the event loop. Raises RequestError."""
 
@@ -154,6 +221,10 @@ class Generator:
 
         return await self._threads.run(encode_all, sum(len(p) for p in prompts if isinstance(p, str)))
 
+    async def beside[T](self, work: Callable[[], T], num_chars: int) -> T:
+        """What work on texts of so many characters gives; it is done beside the event loop where it takes long."""
+        return work() if num_chars <= MAX_INLINE_CHARS else await self._threads.run(work, num_chars)
+
     def begin(self, call: ApiCall, prompts: Sequence[Prompt]) -> Generation:
         """The generation of `n` answers to each prompt. Nothing runs before it is asked to.
 
@@ -162,9 +233,13 @@ class Generator:
         Raises:
             RequestError: More than `MAX_ANSWERS`, `MAX_PROMPT_TOKENS` or `MAX_SCORES`, or a prompt that is too long
                 with its new tokens.
+            GrammarError: A grammar names a special token that the model does not have.
         """
         for prompt in prompts:
             check_length(len(prompt.input_ids), prompt.sampling.max_new_tokens, self.info.max_request_tokens)
+        for grammar in {id(prompt.sampling): prompt.sampling.grammar for prompt in prompts}.values():
+            if isinstance(grammar, GrammarSpec):
+                check_names(grammar, self.markers)
         num_answers = sum(prompt.sampling.n for prompt in prompts)
         if num_answers > MAX_ANSWERS:
             raise RequestError(
@@ -185,8 +260,8 @@ class Generator:
                 param="return_logprob",
             )
         answers = [
-            Answer(request, self.tokenizer, is_continued=prompt.is_continued)
-            for prompt in prompts
+            Answer(request, self.tokenizer, is_continued=prompt.is_continued, calls=prompt.calls, patterns=patterns)
+            for prompt, patterns in zip(prompts, [stop_patterns(prompt.sampling) for prompt in prompts], strict=True)
             for request in prompt.requests(self._seeds.getrandbits(63))
         ]
         return Generation(call, prompts, answers, self._client, self.admission, self._observers)

@@ -1,5 +1,6 @@
 """How much may be under way, how long it may take, and when to come back."""
 
+import asyncio
 import collections
 import contextlib
 import dataclasses
@@ -22,6 +23,7 @@ WINDOW_S = 10.0  # how far back the drain rate looks
 MAX_ENDS = 1024  # remembered at most; more than that in a window tell the rate of a part of it
 MIN_SPAN_S = 1.0  # a single end a moment ago is no rate of thousands a second
 MAX_RETRY_AFTER_S = 60
+MAX_OTHERS = 4096  # holds at a time, and programs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,12 +34,16 @@ class Limits:
         max_per_key: Answers that one key may have under way.
         first_token_s: Seconds until the first token of an answer.
         request_s: Seconds for all answers of a request.
+        hold_s: Seconds for which a prefix is held once it is cached.
+        program_s: Seconds for a whole program.
         shutdown_s: Seconds that running requests get once the server is told to end.
     """
 
     max_per_key: int | None = None
     first_token_s: float | None = None
     request_s: float | None = None
+    hold_s: float = 600.0
+    program_s: float | None = 600.0
     shutdown_s: float = 0.0
 
     @classmethod
@@ -47,6 +53,8 @@ class Limits:
             max_per_key=config.max_requests_per_key,
             first_token_s=config.first_token_timeout,
             request_s=config.request_timeout,
+            hold_s=config.hold_timeout,
+            program_s=config.program_timeout,
             shutdown_s=config.shutdown_timeout,
         )
 
@@ -98,36 +106,92 @@ class DrainRate:
 class Admission:
     """Lets requests in, as long as the server is not ending and their key has room.
 
-    Invariant: an answer is counted from the `enter` that let it in until it has left, and every answer leaves.
+    Invariant: an answer is counted from the `enter` that let it in until it has left, and every answer leaves. Holds
+    and programs are counted apart: a key may have as many of each as answers, and none keeps an answer out.
     """
 
     def __init__(self, limits: Limits, now: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self.is_closed = False
         self._under_way: collections.Counter[str] = collections.Counter()
+        self._others: collections.Counter[tuple[str, str]] = collections.Counter()  # of that kind, of that tenant
+        self._hold_timers: set[asyncio.Timeout] = set()
+        self._waiting: collections.defaultdict[str, list[asyncio.Future[None]]] = collections.defaultdict(list)
+        self._is_over = False
         self._drain_rate = DrainRate(now)
         self._drain_rates: collections.defaultdict[str, DrainRate] = collections.defaultdict(lambda: DrainRate(now))
 
     def close(self) -> None:
-        """From now on nothing enters; what is under way goes on."""
+        """From now on nothing enters; what is under way goes on, but holds end: they wait for nothing."""
         self.is_closed = True
+        for timer in self._hold_timers:
+            if not timer.expired():  # whose hold is ending already
+                timer.reschedule(asyncio.get_running_loop().time())
+
+    def end(self) -> None:
+        """From now on nothing enters that belongs to something under way either."""
+        self.close()
+        self._is_over = True
 
     def num_under_way(self, tenant: str) -> int:
         """Answers of that tenant that have entered and not left."""
         return self._under_way[tenant]
 
     @contextlib.contextmanager
-    def enter(self, tenant: str, num_answers: int) -> Iterator[Callable[[], None]]:
+    def hold(self, tenant: str) -> Iterator[Callable[[asyncio.Timeout], Callable[[], None]]]:
+        """Lets a hold in; gives what is told of its timer, which then ends in `Limits.hold_s`, or when the server ends.
+
+        It gives what is to be called before that timer is left: one that was left cannot be set any more.
+
+        Raises:
+            ShuttingDownError: The server is ending.
+            RateLimitError: The key has too many.
+            QueueFullError: All keys together have more than `MAX_OTHERS`.
+        """
+        timers: list[asyncio.Timeout] = []
+
+        def watch(timer: asyncio.Timeout) -> Callable[[], None]:
+            timers.append(timer)
+            self._hold_timers.add(timer)
+            loop = asyncio.get_running_loop()
+            timer.reschedule(loop.time() + (0 if self.is_closed else self.limits.hold_s))
+            return lambda: self._hold_timers.discard(timer)
+
+        with self._other("holds", tenant):
+            try:
+                yield watch
+            finally:
+                self._hold_timers.difference_update(timers)
+
+    def program(self, tenant: str) -> contextlib.AbstractContextManager[None]:
+        """Lets a program in. Raises as `hold`."""
+        return self._other("programs", tenant)
+
+    async def room(self, tenant: str, num_answers: int) -> None:
+        """Waits until a tenant may have so many more answers under way, if it ever may."""
+        most = self.limits.max_per_key
+        while most is not None and num_answers <= most < self._under_way[tenant] + num_answers:
+            left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting[tenant].append(left)
+            await left
+
+    @contextlib.contextmanager
+    def enter(self, tenant: str, num_answers: int, *, is_let_in: bool = False) -> Iterator[Callable[[], None]]:
         """Lets so many answers of a request in; gives what each of them calls when it has ended.
 
         Those that have not left at the end of the context, leave then.
+
+        Args:
+            tenant: Whose they are.
+            num_answers: At least one.
+            is_let_in: They belong to something that is under way, and go on with it while the server ends.
 
         Raises:
             ShuttingDownError: The server is ending.
             RequestError: The request has more answers than a key may ever have.
             RateLimitError: The key has too many under way.
         """
-        self._check(tenant, num_answers)
+        self._check(tenant, num_answers, is_let_in=is_let_in)
         num_inside = num_answers
 
         def leave() -> None:
@@ -136,6 +200,7 @@ class Admission:
             self._under_way[tenant] -= 1
             self._drain_rate.count()
             self._drain_rates[tenant].count()
+            self._wake(tenant)
 
         self._under_way[tenant] += num_answers
         try:
@@ -144,6 +209,7 @@ class Admission:
             error.retry_after_s = self._drain_rate.seconds_until(num_answers)
             self._under_way[tenant] -= num_inside  # they were never in the engine: their going makes no room there
             num_inside = 0
+            self._wake(tenant)
             raise
         finally:
             while num_inside:
@@ -155,8 +221,33 @@ class Admission:
         error.retry_after_s = min(max(math.ceil(self.limits.shutdown_s), 1), MAX_RETRY_AFTER_S)
         return error
 
-    def _check(self, tenant: str, num_answers: int) -> None:
+    @contextlib.contextmanager
+    def _other(self, kind: str, tenant: str) -> Iterator[None]:
+        """Counts something that is no answer."""
         if self.is_closed:
+            raise self.shutting_down()
+        most = self.limits.max_per_key
+        if most is not None and self._others[kind, tenant] >= most:
+            raise RateLimitError(
+                f"a key may have {most} {kind} under way (--max-requests-per-key), and so many are; end some"
+            )
+        if sum(count for (other, _), count in self._others.items() if other == kind) >= MAX_OTHERS:
+            raise QueueFullError(f"at most {MAX_OTHERS} {kind} may be under way, and so many are; try again later")
+        self._others[kind, tenant] += 1
+        try:
+            yield
+        finally:
+            self._others[kind, tenant] -= 1
+            if not self._others[kind, tenant]:
+                del self._others[kind, tenant]
+
+    def _wake(self, tenant: str) -> None:
+        for left in self._waiting.pop(tenant, ()):
+            if not left.done():
+                left.set_result(None)
+
+    def _check(self, tenant: str, num_answers: int, *, is_let_in: bool) -> None:
+        if self._is_over or (self.is_closed and not is_let_in):
             raise self.shutting_down()
         most = self.limits.max_per_key
         if most is None:

@@ -25,6 +25,7 @@ from typing import final
 import uvicorn
 
 from jsg.config import EngineConfig, ServerConfig
+from jsg.constrained.stop_patterns import warm_patterns
 from jsg.engine.child import EngineChild
 from jsg.engine.client import EngineClient
 from jsg.errors import ConfigError
@@ -128,6 +129,7 @@ async def _drain(http: "_HttpServer", front: Front) -> None:
         async with asyncio.timeout(admission.limits.shutdown_s):
             while http.server_state.tasks:
                 await asyncio.sleep(DRAIN_POLL_S)
+    admission.end()
     front.client.abort_all(error=admission.shutting_down())
 
 
@@ -140,7 +142,12 @@ async def _open(
     threads: TextThreads,
 ) -> Front:
     """Loads what the front needs while the engine loads what it needs."""
-    tokenizer, _ = await asyncio.gather(asyncio.to_thread(load_tokenizer, tokenizer_dir), client.ready())
+    tokenizer, *_ = await asyncio.gather(
+        asyncio.to_thread(load_tokenizer, tokenizer_dir),
+        client.ready(),
+        client.grammars.warm(),
+        asyncio.to_thread(warm_patterns),
+    )
     generator = Generator(
         client,
         tokenizer,

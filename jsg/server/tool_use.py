@@ -9,12 +9,14 @@ import dataclasses
 import hashlib
 import json
 import re
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, final, get_args
 
 from jsg.constrained import tools as tool_grammars
 from jsg.errors import GrammarError, RequestError
 from jsg.processing.answer import Answer, AnswerDelta
+from jsg.processing.call_stops import CallForm
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.tool_calls import (
     ContentDelta,
@@ -92,7 +94,7 @@ class Speech:
     Attributes:
         template: Its chat template.
         dialect: How it writes calls; None where that is not known.
-        special: The texts of its special tokens.
+        special: Markers of calls that are special tokens of it.
     """
 
     template: ChatTemplate
@@ -111,7 +113,7 @@ class ToolUse:
         is_required: It calls at least one; otherwise it may answer in text.
         is_parallel: It may call several at once.
         dialect: How calls are written.
-        special: The texts of the model's special tokens.
+        special: Markers of calls that are special tokens of the model.
     """
 
     shown: Sequence[Mapping[str, Any]]
@@ -154,6 +156,11 @@ class ToolUse:
         return frozenset(tool.name for tool in self.callable)
 
     @property
+    def call_form(self) -> CallForm:
+        """How calls stand in an answer."""
+        return CallForm(self.dialect, self.names)
+
+    @property
     def has_special_marks(self) -> bool:
         """Whether what stands around calls are special tokens, so that these must not be left out of the text."""
         return not self.special.isdisjoint(markers(self.dialect))
@@ -192,16 +199,21 @@ class AnswerReader:
     def __init__(self, answer: Answer, tools: ToolUse | None) -> None:
         self._answer = answer
         self._tools = tools
+        self._nonce = uuid.uuid4().hex  # not the request's name: clients may use one for many requests
         self._parser = None
         if tools is not None:
             self._parser = ToolCallParser(tools.dialect, tools.names, self._new_id)
 
     def read(self, delta: AnswerDelta) -> list[ToolDelta]:
         """What a delta of the answer adds. Given every delta once and in order."""
+        return self.read_text(delta.text, is_last=delta.finish is not None)
+
+    def read_text(self, text: str, *, is_last: bool) -> list[ToolDelta]:
+        """The same for a piece of the answer's text."""
         if self._parser is None:
-            return [ContentDelta(delta.text)] if delta.text else []
-        found = self._parser.push(delta.text)
-        return found if delta.finish is None else found + self._parser.finish()
+            return [ContentDelta(text)] if text else []
+        found = self._parser.push(text)
+        return found + self._parser.finish() if is_last else found
 
     def whole(self, *, only_complete: bool = False) -> ParsedAnswer:
         """All of the answer so far; with `only_complete` a call that was cut short is text."""
@@ -209,16 +221,27 @@ class AnswerReader:
             return ParsedAnswer(self._answer.text, ())
         dialect, names = self._tools.dialect, self._tools.names
         parser = ToolCallParser(dialect, names, self._new_id, streams_arguments=not only_complete)
-        return join_deltas([*parser.push(self._answer.text), *parser.finish()])
+        found = join_deltas([*parser.push(self._answer.text), *parser.finish()])
+        return dataclasses.replace(found, is_cut=parser.is_cut)
+
+    @property
+    def held_len(self) -> int:
+        """Characters at the end of what was read of which is not known yet what they are."""
+        return 0 if self._parser is None else self._parser.held_len
 
     @property
     def has_calls(self) -> bool:
         """Whether what was read has calls."""
         return self._parser is not None and self._parser.num_calls > 0
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether what was read ends inside a call."""
+        return self._parser is not None and self._parser.is_cut
+
     def _new_id(self, index: int) -> str:
-        """A name for a call: the same for the same answer. Mistral's templates take nine letters and digits only."""
-        digest = hashlib.sha256(f"{self._answer.request.rid} {index}".encode()).hexdigest()
+        """A name for a call, which no other answer has. Mistral's templates take nine letters and digits only."""
+        digest = hashlib.sha256(f"{self._nonce} {index}".encode()).hexdigest()
         is_mistral = self._tools is not None and self._tools.dialect == "mistral"
         return digest[:9] if is_mistral else f"call_{digest[:24]}"
 

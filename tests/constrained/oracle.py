@@ -4,6 +4,7 @@ A way to read a text is a stack of what is left to match. Reading a byte takes t
 byte. Grammars must not be left-recursive, and every rule must match something.
 """
 
+import contextlib
 import functools
 from collections.abc import Hashable, Iterable, Iterator
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jsg.constrained.ir import Alt, Automaton, Bag, ByteSet, Call, Expr, Grammar, Literal, Repeat, Seq, Words
+from jsg.constrained.limits import Account
 from jsg.constrained.trie import Trie
 
 Stack = int
@@ -49,10 +51,15 @@ class OracleMachine:
         self.step = functools.lru_cache(maxsize=None)(self._step)
         self.num_frames = 0
         self.num_bytes = 0
+        self.fullness = 0.0
+        self.needs_room = False
 
     @property
     def num_states(self) -> int:
         return len(self._states)
+
+    def paid_by(self, account: Account | None) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def start(self) -> Config:
         return self._intern({self._start})

@@ -3,9 +3,11 @@
 `python -m tests.constrained.pathologies` works through all of them in one process and says how much memory that took.
 """
 
+import functools
 import json
 import resource
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from jsg.constrained.compiler import compile_tables
 from jsg.constrained.grammar import CompiledGrammar
 from jsg.errors import GrammarError
-from jsg.types import GrammarSpec
+from jsg.types import GrammarKind, GrammarSpec, PropertyOrder
 from tests.constrained.vocabularies import bits, tekken, tekken_tokens
 
 STEPS = 24
@@ -24,14 +26,22 @@ class Pathology(NamedTuple):
     """One grammar.
 
     Attributes:
-        spec: As a client would send it.
+        kind, text, order: As a client would send it.
         refusal: A part of the message with which it is refused; None: it is answered.
         is_long: It takes more than half a second.
+        may_run_dry: Its text may be ended for want of steps, in which case it was answered up to there.
     """
 
-    spec: GrammarSpec
+    kind: GrammarKind
+    text: str
     refusal: str | None
     is_long: bool = False
+    may_run_dry: bool = False
+    order: PropertyOrder = "declared"
+
+    def spec(self) -> GrammarSpec:
+        """What it compiles from. Raises GrammarError where that is refused as it is read."""
+        return GrammarSpec(self.kind, self.text, property_order=self.order)
 
 
 class Cost(NamedTuple):
@@ -41,54 +51,76 @@ class Cost(NamedTuple):
         compile_s: To make its tables.
         step_s: The most that a mask, a token or forced bytes took.
         refusal: The message, where it was refused.
+        num_steps: The most that a mask, a token or forced bytes took, as `Limits.mask_steps` counts.
+        num_bytes: Of the machine, at last.
+        ran_dry: The message, where the text was ended because it took too much.
     """
 
     compile_s: float
     step_s: float
     refusal: str | None
+    num_steps: int = 0
+    num_bytes: int = 0
+    ran_dry: str | None = None
 
 
 def cost(pathology: Pathology) -> Cost:
     """Compiles a grammar, and reads tokens that it allows with the real vocabulary."""
     started = time.thread_time()
     try:
-        tables = compile_tables(pathology.spec)
+        tables = compile_tables(pathology.spec())
     except GrammarError as error:
         return Cost(time.thread_time() - started, 0.0, str(error))
-    compile_s, longest = time.thread_time() - started, 0.0
-    vocabulary = tekken()
-    masker = CompiledGrammar(tables, vocabulary).new_masker()
+    compile_s = time.thread_time() - started
+    grammar = CompiledGrammar(tables, tekken())
+    longest, num_steps, ran_dry = _read(grammar)
+    num_bytes = grammar.describe().num_bytes - tables.num_bytes
+    return Cost(compile_s, longest, None, num_steps, num_bytes, ran_dry)
+
+
+def _read(grammar: CompiledGrammar) -> tuple[float, int, str | None]:
+    """Seconds and steps that the dearest question took, and why it came to an end before `STEPS` tokens, if it did."""
+    masker, vocabulary = grammar.new_masker(), grammar.vocabulary
     mask = np.zeros(vocabulary.num_words, np.uint32)
+    seconds, steps = [0.0], [0]
+
+    def ask[T](question: Callable[[], T]) -> T:
+        started, before = time.thread_time(), masker.num_steps
+        try:
+            return question()
+        finally:
+            seconds.append(time.thread_time() - started)
+            steps.append(masker.num_steps - before)
+
     for number in range(STEPS):
-        started = time.thread_time()
-        is_limited = masker.fill_mask(mask)
-        masker.forced_bytes()
-        longest = max(longest, time.thread_time() - started)
-        allowed = sorted(bits(mask) - set(vocabulary.eos_ids)) if is_limited else list(range(2_000, 120_000))
-        if not allowed:
-            break
-        token = allowed[number * 7919 % len(allowed)]
-        started = time.thread_time()
-        assert masker.accept(token)
-        longest = max(longest, time.thread_time() - started)
-    return Cost(compile_s, longest, None)
+        try:
+            is_limited = ask(lambda: masker.fill_mask(mask))
+            ask(masker.forced_bytes)
+            allowed = sorted(bits(mask) - set(vocabulary.eos_ids)) if is_limited else list(range(2_000, 120_000))
+            if not allowed:
+                break
+            token = allowed[number * 7919 % len(allowed)]
+            assert ask(functools.partial(masker.accept, token))
+        except GrammarError as error:
+            return max(seconds), max(steps), str(error)
+    return max(seconds), max(steps), None
 
 
-def _regex(text: str, refusal: str | None = None, *, is_long: bool = False) -> Pathology:
-    return Pathology(GrammarSpec("regex", text), refusal, is_long)
+def _regex(text: str, refusal: str | None = None, *, is_long: bool = False, may_run_dry: bool = False) -> Pathology:
+    return Pathology("regex", text, refusal, is_long, may_run_dry)
 
 
-def _ebnf(text: str, refusal: str | None = None, *, is_long: bool = False) -> Pathology:
-    return Pathology(GrammarSpec("ebnf", text), refusal, is_long)
+def _ebnf(text: str, refusal: str | None = None, *, is_long: bool = False, may_run_dry: bool = False) -> Pathology:
+    return Pathology("ebnf", text, refusal, is_long, may_run_dry)
 
 
 def _schema(schema: Any, refusal: str | None = None, *, is_long: bool = False, order: Any = "declared") -> Pathology:
     text = schema if isinstance(schema, str) else json.dumps(schema)
-    return Pathology(GrammarSpec("json_schema", text, property_order=order), refusal, is_long)
+    return Pathology("json_schema", text, refusal, is_long, order=order)
 
 
 def _choices(texts: list[str], refusal: str | None = None, *, is_long: bool = False) -> Pathology:
-    return Pathology(GrammarSpec("choices", json.dumps(texts)), refusal, is_long)
+    return Pathology("choices", json.dumps(texts), refusal, is_long)
 
 
 _NESTED = "nesting"
@@ -135,7 +167,7 @@ def _one_property(name: str) -> dict[str, Any]:
 REGEXES = {
     "a subset construction of 2^20": _regex("(a|b)*a(a|b){20}"),
     "a window of 14": _regex(".*a.{14}"),
-    "a window of 2 000": _regex(".*a.{2000}"),
+    "a window of 2 000": _regex(".*a.{2000}", "read in several ways"),
     "a million by two counts": _regex("(x{1000}){1000}"),
     "counts of what may be empty": _regex("((a?){200}){200}"),
     "counts in counts": _regex("((((a{9}){9}){9}){9}){9}"),
@@ -156,6 +188,12 @@ REGEXES = {
     "100 000 alternatives": _regex("|".join(f"w{i}" for i in range(100_000)), "alternatives"),
     "100 000 dots": _regex("." * 100_000, "parts", is_long=True),
     "20 000 letters": _regex(r"\p{L}" * 20_000, "intervals"),
+    "a window of 3 000 dots": _regex(".*a" + "." * 3_000, is_long=True, may_run_dry=True),
+    "counts that overlap": _regex("(?:[a-z]{1,40}[a-m ]{1,40}){1,40}", may_run_dry=True),
+    "counts of counts that overlap": _regex("(?:(?:[a-z]{1,90} ?){1,90}[a-m ]?){1,90}", "read in several ways"),
+    "a sum of powers": _regex("(x+x+)+y"),
+    "words in any number of ways": _regex("(?:[a-z]+ ?[a-m]*)*[0-9]"),
+    "3 000 letters that one of two may be": _regex("(?:a|[a-z]b)*" + "[a-z]" * 3_000, is_long=True, may_run_dry=True),
 }
 EBNF = {
     "a rule that is itself": _ebnf("root ::= root", "a way to end"),
@@ -169,11 +207,24 @@ EBNF = {
     "5 000 rules that may be empty": _ebnf(
         "root ::= r0\n" + "\n".join(f'r{i} ::= ("a" r{i + 1})? r{i + 1}' for i in range(5_000)) + '\nr5000 ::= "c"?',
         is_long=True,
+        may_run_dry=True,  # one token of many letters goes through thousands of rules at each
     ),
     "a million characters": _ebnf('root ::= "' + "a" * 1_000_000 + '"', "positions"),
     "100 000 that may be left out": _ebnf("root ::= " + '"a"? ' * 100_000, _SIGNS),
     "a sum in as many ways as it has terms": _ebnf('root ::= s\ns ::= "a" | "a" s | "a" s s'),
     "brackets without end": _ebnf('root ::= "[" root* "]"'),
+    "letters in every order of rules": _ebnf(
+        'root ::= s\ns ::= "a" s s | [a-z] s "b" | [^"\\\\] s | "x" | u\nu ::= [a-zA-Z]+ u "c" | "d"', may_run_dry=True
+    ),
+    "letters between letters": _ebnf(
+        'root ::= s\ns ::= [a-z ] s s | [a-z] s "b" | [a-z A-Z] s [a-z] | "x" | "d"', may_run_dry=True
+    ),
+    "all but one letter, three times over": _ebnf(
+        "root ::= s\ns ::= t s u | u s t | [^x]\nt ::= [^y] t | [^z]\nu ::= [^z] u | [^y]", may_run_dry=True
+    ),
+    "stacks that end in different ways": _ebnf(
+        'root ::= s\ns ::= "(" s ")" | "(" s ")" "." | "(" s "]" | [a-z]+', may_run_dry=True
+    ),
 }
 SCHEMAS = {
     "60 000 schemas in each other": _schema('{"items":' * 60_000 + "true" + "}" * 60_000, _NESTED),
@@ -190,7 +241,7 @@ SCHEMAS = {
     "minItems": _schema({"type": "array", "minItems": 10**9}),
     "maxLength": _schema({"type": "string", "maxLength": 10**18}),
     "minLength": _schema({"type": "string", "minLength": 10**18}),
-    "minProperties": _schema({"type": "object", "minProperties": 10**9}),
+    "minProperties": _schema({"type": "object", "minProperties": 10**9}, "told apart"),
     "100 000 texts": _schema({"enum": [f"v{i}" for i in range(100_000)]}, is_long=True),
     "100 000 integers": _schema({"enum": list(range(100_000))}, is_long=True),
     "100 001 integers": _schema({"enum": list(range(100_001))}, "100000"),

@@ -46,10 +46,3 @@ def test_a_filled_cache_is_known_by_its_mark(tmp_path: Path, monkeypatch: pytest
     assert not kernel_cache.is_filled(tmp_path), "kernels that have changed are compiled anew"
     monkeypatch.setattr(jit, "has_numba", lambda: False)
     assert kernel_cache.is_filled(tmp_path), "there is nothing to compile"
-
-
-@pytest.mark.slow
-def test_a_process_fills_the_cache_and_this_one_reads_it(tmp_path: Path):
-    kernel_cache.fill_elsewhere(tmp_path)
-    assert kernel_cache.is_filled(tmp_path)
-    assert list(jit.kernel_directory(tmp_path).rglob("*.nbc"))

@@ -34,7 +34,7 @@ def new_masker(request: pytest.FixtureRequest) -> MakeMasker:
     ) -> GrammarMasker:
         if request.param == "machine":
             return CompiledGrammar(build(grammar), vocabulary, limits, memo_bytes).new_masker()
-        return GrammarMasker(Places(OracleMachine(grammar), vocabulary, limits, memo_bytes))  # pyright: ignore[reportArgumentType]
+        return GrammarMasker(Places(OracleMachine(grammar), vocabulary, memo_bytes))  # pyright: ignore[reportArgumentType]
 
     return make
 
@@ -135,7 +135,8 @@ def test_masks_with_slices_are_those_of_walks_over_everything(sample: str):
         **{name: getattr(nothing, name)._replace(rest=plain.trie) for name in nothing._fields if name != "room"}
     )
     static = build(make_grammar())
-    sliced, walked = CompiledGrammar(static, vocabulary).new_masker(), CompiledGrammar(static, plain).new_masker()
+    sliced = CompiledGrammar(static, vocabulary).new_masker()
+    walked = CompiledGrammar(static, plain, Limits(text_steps=10**12)).new_masker()  # without slices it takes long
     # One byte a token: as many states as can be.
     spelled = [vocabulary.tokens.index(bytes([byte])) for byte in text.encode()]
     compared = 0
@@ -159,7 +160,7 @@ def test_far_from_the_ends_of_a_count_masks_are_shared():
         assert masker.accept(letter)
     far = keys[10 : 2_000 - vocabulary.max_token_len]
     assert len(set(far)) == 1 and keys[0] != far[0] != keys[-1]
-    assert compiled._places.masks._num_entries < 200  # pyright: ignore[reportPrivateUsage]
+    assert compiled._places.masks._entry_bytes < 200 * 1_000  # pyright: ignore[reportPrivateUsage]
 
 
 def replay(masker: GrammarMasker, fresh: GrammarMasker, history: list[int], vocabulary: Vocabulary) -> None:
@@ -178,7 +179,7 @@ def replay(masker: GrammarMasker, fresh: GrammarMasker, history: list[int], voca
 def test_rollback_fork_and_replay_in_any_order(new_masker: MakeMasker, sample: str, memo_bytes: int):
     vocabulary = odd_vocabulary()
     grammar = SAMPLES[sample][0]()
-    limits = Limits(frames=10) if memo_bytes == 0 else LIMITS
+    limits = Limits(machine_bytes=500_000) if memo_bytes == 0 else LIMITS
     rng = np.random.default_rng(len(sample) + memo_bytes)
     first = new_masker(grammar, vocabulary, memo_bytes, limits)
     reference = new_masker(grammar, vocabulary)
@@ -422,7 +423,7 @@ def test_threads_share_a_grammar_without_disturbing_each_other(new_masker: MakeM
     for text in texts:
         masker = GrammarMasker(reference.places)
         expected.append([(masker.mask_key(), masker.accept(token)) for token in tokenize(vocabulary, text)])
-    shared = new_masker(json_grammar(), vocabulary, memo_bytes=30_000, limits=Limits(frames=5)).places
+    shared = new_masker(json_grammar(), vocabulary, memo_bytes=30_000, limits=Limits(machine_bytes=500_000)).places
     wrong: list[bytes] = []
 
     def read(text: bytes, answers: list[tuple[bytes | None, bool]]) -> None:

@@ -1,4 +1,4 @@
-"""Engines of the small model, one per session and setting."""
+"""Engines of the small model, shared by the tests of a session."""
 
 import pathlib
 from collections.abc import Callable, Iterator
@@ -7,6 +7,10 @@ import pytest
 
 from jsg.engine.core import EngineCore
 from tests.engine import small
+
+MAX_CORES = 4
+"""Engines kept at a time. Each compiled program of a CPU takes about 100 memory mappings, an engine up to 5000, and
+where a process reaches the 65530 that Linux allows, LLVM aborts it."""
 
 
 @pytest.fixture(scope="session")
@@ -21,10 +25,14 @@ def core_of(small_model: pathlib.Path, compile_cache_dir: str) -> Iterator[Calla
 
     def get(**knobs: object) -> EngineCore:
         key = tuple(sorted(knobs.items()))
-        if key not in cores:
-            cores[key] = small.make_core(small_model, compile_cache_dir, **knobs)
-        assert cores[key].flush_cache(), "a test left work in a shared engine"
-        return cores[key]
+        core = cores.pop(key, None)
+        if core is None:
+            while len(cores) >= MAX_CORES:
+                cores.pop(next(iter(cores))).close()
+            core = small.make_core(small_model, compile_cache_dir, **knobs)
+        cores[key] = core  # the last is the latest used
+        assert core.flush_cache(), "a test left work in a shared engine"
+        return core
 
     yield get
     for core in cores.values():

@@ -15,7 +15,16 @@ from typing import Any
 from jsg.config import EngineConfig
 from jsg.engine.protocol import Call, Failure, ModelInfo, Progress, Refusal
 from jsg.errors import MemoryPlanError, QueueFullError, QueueTimeoutError, RequestError, check_length
-from jsg.types import CacheReport, ConstraintReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
+from jsg.types import (
+    CacheReport,
+    ConstraintReport,
+    FinishReason,
+    FinishType,
+    GrammarSpec,
+    Request,
+    RequestOutput,
+    TokenLogprob,
+)
 
 VOCAB_SIZE = 512
 CONTEXT_LENGTH = 1024
@@ -191,11 +200,14 @@ class FakeCore:
         self._config = config
         self._waiting: dict[str, Live] = {}
         self._running: dict[str, Live] = {}
+        self._held: dict[str, Live] = {}
+        self._broken: list[RequestOutput] = []
         self._cache = FakeCache()
         self.grammars = FakeGrammars()
         self._totals = dict.fromkeys(
             (
                 "num_added", "num_steps", "num_aborted", "num_expired", "num_failed",
+                "num_holds_broken", "branch_tokens", "branch_tokens_computed",
                 "prompt_tokens", "cached_tokens", "generated_tokens",
             ),
             0,
@@ -203,10 +215,12 @@ class FakeCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._running or self._waiting or self._broken)
 
     def add(self, request: Request) -> None:
-        if request.sampling.grammar is not None and request.sampling.grammar.key not in self.grammars.tables:
+        key = request.sampling.grammar
+        assert not isinstance(key, GrammarSpec), "the text of a grammar is nothing for an engine process"
+        if key is not None and key not in self.grammars.tables:
             raise RequestError("this grammar was not sent", param="grammar")
         if request.input_ids[0] == RAISING_TOKEN:
             raise RuntimeError("this request cannot be added")
@@ -220,6 +234,7 @@ class FakeCore:
 
     def abort(self, rid: str) -> None:
         live = self._waiting.pop(rid, None) or self._running.pop(rid, None)
+        self._held.pop(rid, None)
         self._totals["num_aborted"] += live is not None
 
     def refuse_overdue(self) -> list[Refusal]:
@@ -237,12 +252,15 @@ class FakeCore:
         time.sleep(STEP_S)
         self._admit()
         self._totals["num_steps"] += 1
-        outputs = [self._advance(live) for live in list(self._running.values())]
+        outputs = self._broken + [self._advance(live) for live in list(self._running.values())]
+        self._broken = []
         for output in outputs:
             self._totals["generated_tokens"] += len(output.token_ids)
             if output.finish is not None:
                 self._totals["num_failed"] += output.finish.type is FinishType.ERROR
-                del self._running[output.rid]
+                self._running.pop(output.rid, None)
+            elif self._running[output.rid].request.hold:
+                self._held[output.rid] = self._running.pop(output.rid)
         return outputs
 
     def _admit(self) -> None:
@@ -271,6 +289,8 @@ class FakeCore:
         finish = FinishReason(FinishType.LENGTH) if live.num_output >= limit else None
         if finish is not None:
             self._cache.insert(request)
+        if request.hold:
+            finish = None
         return RequestOutput(
             rid=request.rid,
             token_ids=token_ids,
@@ -296,9 +316,13 @@ class FakeCore:
     def answer(self, call: Call) -> bool | dict[str, Any]:
         match call.name:
             case "flush_cache":
-                if not self.has_work:
-                    self._cache.flush()
-                return not self.has_work
+                if self.has_work:
+                    return False
+                self._cache.flush()
+                self._totals["num_holds_broken"] += len(self._held)
+                self._broken = [RequestOutput(rid=rid, finish=FinishReason(FinishType.STOP)) for rid in self._held]
+                self._held.clear()
+                return True
             case "stats":
                 return self.stats()
             case "dump_cache":
@@ -319,6 +343,7 @@ class FakeCore:
             "has_jax": int("jax" in sys.modules),
             "num_running": len(self._running),
             "num_waiting": len(self._waiting),
+            "num_holds": len(self._held),
             "num_retracts": 0,
             "num_lowered": 0,
             "num_compiled": 0,

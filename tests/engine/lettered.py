@@ -69,6 +69,8 @@ class Outcome(small.Outcome):
 
 
 def with_jump(request: Request, jump: JumpForward) -> Request:
+    if request.sampling.grammar is None:
+        return request
     return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, jump_forward=jump))
 
 
@@ -93,5 +95,5 @@ def greedy(pattern: int = 0, **fields: object) -> SamplingParams:
 
 def matches(request: Request, text: bytes) -> bool:
     grammar = request.sampling.grammar
-    assert grammar is not None
+    assert isinstance(grammar, GrammarSpec)
     return re.fullmatch(grammar.text, text.decode()) is not None

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jsg.constrained.compiler import compile_grammar
 from jsg.constrained.masker import GrammarMasker
+from jsg.engine.constraints import PATIENCE
 from jsg.engine.core import EngineCore
 from jsg.engine.executables import Executables
 from jsg.engine.mask_pool import MaskPool, num_words
-from jsg.errors import RequestError
+from jsg.errors import QueueFullError, RequestError
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.types import FinishType, JumpForward, Request
 from tests.engine import lettered, small
@@ -75,6 +77,7 @@ def run(
         assert step < 5000, "the engine does not come to an end"
     assert core.scheduler.table.num_uncached_pages == 0, "a finished request still holds pages"
     assert not core.grammars._live, "a finished request still has a masker"
+    core.grammars._grammars.check_integrity()
     return outcomes
 
 
@@ -84,7 +87,7 @@ def outcome_of(core: EngineCore, each: Request) -> Outcome:
 
 
 def text_of(core: EngineCore, outcome: Outcome) -> bytes:
-    vocabulary = core.grammars._loader.get().vocabulary
+    vocabulary = core.grammars._grammars.lexicon.vocabulary
     return b"".join(vocabulary.text_of(token) for token in outcome.token_ids)
 
 
@@ -178,6 +181,19 @@ def test_drafts_save_steps(core: EngineCore):
     assert steps["off"] > steps["draft"] and steps["off"] > steps["retokenize"]
 
 
+def test_drafts_are_verified_before_the_shapes_for_drafts_are_compiled(
+    model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A larger shape stands in, and drafts fill only the rows that it has."""
+    monkeypatch.setattr(Executables, "compile_rest_in_background", lambda self: None)
+    core = lettered.teach(small.make_core(model, compile_cache_dir, forbid_compile=False, max_running_requests=8))
+    assert not any(core._executables.is_ready(("forward", key)) for key in core._runner._buckets.drafts)
+    outcome = outcome_of(core, request(pattern=3, return_constraint=True))
+    assert text_of(core, outcome)[:-1] == b"x" + b"name age " * 3
+    assert outcome.num_forced > 0
+    core.close()
+
+
 def test_retokenize_appends_the_usual_tokens(core: EngineCore, model: pathlib.Path):
     each = request(pattern=3, jump_forward="retokenize", return_constraint=True, return_logprob=True)
     outcome, usual = outcome_of(core, each), load_tokenizer(model).encode("xname age name age name age ")
@@ -249,7 +265,7 @@ def test_kept_mass_is_the_probability_of_what_was_allowed(core: EngineCore, jump
     each = request(pattern=0, temperature=1.0, sampling_seed=3, jump_forward=jump, return_constraint=True)
     each = dataclasses.replace(each, return_logprob=True, top_logprobs_num=small.VOCAB)
     outcome = outcome_of(core, each)
-    grammar = core.grammars._grammar(each.sampling.grammar.key)  # pyright: ignore[reportOptionalMemberAccess]
+    grammar = compile_grammar(lettered.GRAMMARS[0], core.grammars._grammars.lexicon.vocabulary)
     masker, words = grammar.new_masker(), np.zeros(num_words(small.VOCAB), np.uint32)
     for token, scores, mass in zip(outcome.token_ids, outcome.logprobs, outcome.kept_mass, strict=True):
         assert masker.fill_mask(words)
@@ -262,6 +278,19 @@ def test_reports_nothing_that_was_not_asked_for(core: EngineCore):
     core.add(request(rid="a"))
     while core.has_work:
         assert all(output.constraint is None and not output.logprobs for output in core.step())
+
+
+def test_what_forces_nothing_for_long_lets_steps_overlap(core: EngineCore):
+    """And drafts come back as soon as a text is forced again."""
+    core.add(request("free", pattern=2, max_new_tokens=60, ignore_eos=True))
+    waits = []
+    while core.has_work:
+        waits.append(core.grammars.must_know_tokens(core.scheduler.running))
+        core.step()
+    assert all(waits[1:PATIENCE]) and not any(waits[PATIENCE + 3 :])
+    for constraint_of in (2, 0):
+        outcome = outcome_of(core, request("again", pattern=constraint_of, max_new_tokens=40, return_constraint=True))
+        assert (outcome.num_forced > 0) == (constraint_of == 0)
 
 
 # Ends.
@@ -290,6 +319,15 @@ def test_a_model_without_eos_ends_where_nothing_may_follow(tmp_path: pathlib.Pat
     outcome = outcome_of(core, each)
     assert outcome.finish and outcome.finish.type is FinishType.STOP and matches(each, text_of(core, outcome))
     core.close()
+
+
+def test_a_grammar_that_leaves_only_tokens_that_may_not_end_yet_says_so(core: EngineCore):
+    """`min_new_tokens` keeps a stop token away that is the only one that the grammar allows."""
+    first = outcome_of(core, request(pattern=3)).token_ids[0]  # an x, which is one token
+    each = request("b", pattern=3, stop_token_ids=[first], min_new_tokens=4)
+    outcome = outcome_of(core, each)
+    assert outcome.finish and outcome.finish.type is FinishType.ERROR
+    assert "min_new_tokens" in str(outcome.finish.message)
 
 
 # Refusals and failures.
@@ -370,9 +408,66 @@ def test_a_token_that_the_grammar_does_not_allow_fails_its_request(core: EngineC
 
 
 def test_what_grammars_have_worked_out_is_bounded(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("jsg.engine.constraints.COMPILED_BYTES", 1)
+    monkeypatch.setattr("jsg.engine.grammar_store.MACHINE_BYTES", 1)
     for pattern in range(len(lettered.PATTERNS)):
         outcome_of(core, request(str(pattern), pattern=pattern, max_new_tokens=6))
-    assert len(core.grammars._compiled) == 1
-    assert len(core.grammars._tables) == len(lettered.PATTERNS)
-    assert core.grammars._compiled_bytes == core.grammars._grammar(lettered.GRAMMARS[3].key).num_bytes
+    store = core.grammars._grammars
+    assert len(store) == len(lettered.PATTERNS) and len(store._machines) <= 1
+    assert store.num_bytes == sum(len(each.tables) + each.num_bytes for each in store._grammars.values())
+
+
+@given(seed=st.integers(0, 2**20))
+@settings(max_examples=3)
+def test_memory_that_is_taken_away_all_the_time_changes_no_answer(core_of, seed: int):
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("MACHINE_BYTES", "WORTH_BYTES", "WEIGHED_EVERY"):
+            patch.setattr(f"jsg.engine.grammar_store.{name}", 1)
+        check_bitwise(core_of, seed)
+
+
+def test_requests_that_wait_have_no_machine(core: EngineCore):
+    store = core.grammars._grammars
+    core.grammars.forget_grammars([each.key for each in lettered.GRAMMARS])
+    lettered.teach(core)
+    for number in range(20):
+        core.add(request(str(number), pattern=number % 3))
+    assert not store._machines and len(core.grammars._live) == 20
+    core.step()
+    assert 0 < len(store._machines) <= 3, "equal grammars are one"
+    while core.has_work:
+        core.step()
+        core.check_integrity()
+    store.check_integrity()
+
+
+def test_a_request_whose_masker_is_lost_gets_no_answer(core: EngineCore, caplog: pytest.LogCaptureFixture):
+    expected = outcome_of(core, request("b"))
+    core.add(request("a", jump_forward="off"))
+    core.add(request("b"))
+    core.step()
+    lost = core.grammars._live.pop("a")
+    outcomes = {"a": Outcome(), "b": Outcome()}
+    while core.has_work:
+        for output in core.step():
+            outcomes[output.rid].add(output)
+    core.grammars._grammars.release(lost.grammar)
+    finish = outcomes["a"].finish
+    assert finish and finish.type is FinishType.ERROR and "no masker" in caplog.text
+    assert len(outcomes["a"].token_ids) <= 1, "what was under way when it was lost"
+    assert outcomes["b"].token_ids == expected.token_ids
+
+
+def test_grammars_that_wait_are_bounded_by_their_tables(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
+    core.add(request("a"))
+    monkeypatch.setattr("jsg.engine.grammar_store.TABLE_BYTES", 1)
+    core.add(request("b"))  # it takes nothing more
+    with pytest.raises(QueueFullError, match="grammars of all requests may take"):
+        core.add(request("c", pattern=1))
+    monkeypatch.undo()
+    core.add(request("c", pattern=1))
+    for rid in "abc":
+        core.abort(rid)
+    while core.has_work:
+        core.step()
+    store = core.grammars._grammars
+    assert not any(each.num_users for each in store._grammars.values())

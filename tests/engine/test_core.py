@@ -180,6 +180,27 @@ def test_the_cache_is_not_flushed_under_running_requests(core: EngineCore):
     assert core.stats()["num_cached_tokens"] == 0
 
 
+@pytest.mark.parametrize("ends_by", ["abort", "stop token"])
+def test_the_cache_can_be_flushed_as_soon_as_the_last_request_has_ended(core: EngineCore, ends_by: str):
+    """Though a step with its next token may still be in flight."""
+    stop = outcome_of(core, greedy()).token_ids[3]
+    stops = {"stop_token_ids": [stop]} if ends_by == "stop token" else {}
+    core.add(Request(rid="a", input_ids=PROMPT, sampling=greedy(**stops)))
+    outputs = [output for _ in range(3) for output in core.step()]
+    if ends_by == "abort":
+        core.abort("a")
+    while not core.scheduler.is_idle and ends_by != "abort":
+        outputs += core.step()
+    assert core._in_flight is not None
+    assert core.flush_cache()
+    assert core.stats()["num_cached_tokens"] == 0
+    while core.has_work:
+        outputs += core.step()
+    finish = outputs[-1].finish
+    assert finish and finish.type is (FinishType.ABORT if ends_by == "abort" else FinishType.STOP)
+    core.check_integrity()
+
+
 def test_a_row_with_logits_that_are_not_finite_fails_alone(small_model, compile_cache_dir: str):
     core = small.make_core(small_model, compile_cache_dir)
     leaves = list(core._runner._leaves)

@@ -124,7 +124,7 @@ PLACES = {
     "its bias at admission": (packing, "bias_of", {"logit_bias": {5: 1.0}}),
     "the log-probabilities of its tokens": (results, "_token_logprob", {}),
     "the log-probabilities of its prompt": (results, "_prompt_part", {}),
-    "its output": (scheduler_module, "_output", {}),
+    "its output": (scheduler_module, "make_output", {}),
 }
 
 
@@ -139,7 +139,7 @@ def test_what_raises_for_one_request_fails_that_request_only(
     assert core.flush_cache()
     module, name, sampling = PLACES[place]
     failing = raising_for_the_bad(getattr(module, name))
-    if name == "_output":  # the end of the request is an output too: that it raises once is enough
+    if name == "make_output":  # the end of the request is an output too: that it raises once is enough
         failing = once(failing, getattr(module, name))
     monkeypatch.setattr(module, name, failing)
     bad = request("bad", (90, *PROMPT), fields=SCORED, sampling_seed=BAD_SEED, **sampling)

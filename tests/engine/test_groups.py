@@ -59,7 +59,7 @@ def test_a_plain_program_is_told_of_no_groups():
     batch = decode_batch(23, PrefixGroup(tuple(range(23)), 512))
     key = BucketKey(Phase.DECODE, 32, 32)
     packed = packing.pack_forward(batch, key, np.ones((24, 1001), np.int32), 1)
-    assert len(packed) == sum(packed_sizes(key)) == 2 + 5 * 32
+    assert len(packed) == sum(packed_sizes(key)) == 3 + 6 * 32
 
 
 # Which engines have room for groups.

@@ -65,7 +65,9 @@ def test_remembers_a_bounded_number_of_cuts(lexicon: Lexicon, monkeypatch: pytes
         cutter.continuing([], str(number).encode())
         assert len(cutter._memo) <= 3
     known = dict(cutter._memo)
-    assert cutter.continuing([], b"9") == known[(), b"9"] and cutter._memo == known
+    assert cutter.continuing([], b"9") in known.values() and cutter._memo == known
+    cutter.appended([], b"9")  # is cut in another way, and so remembered apart
+    assert cutter._memo != known
 
 
 def test_appends_only_what_leaves_the_output_alone(lexicon: Lexicon):

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 import subprocess
 import sys
 import threading
@@ -71,6 +72,18 @@ def test_a_stop_string_ends_the_request_in_the_engine(engine: jsg.Engine):
     assert engine.get_server_info()["num_running"] == 0
 
 
+def test_a_stop_pattern_ends_the_request_in_the_engine(engine: jsg.Engine):
+    text = engine.generate("Hello", GREEDY | {"max_new_tokens": 20})["text"]
+    end = text.index(text[5:7])
+    pattern = "".join(f"[{char}]" if char.isalnum() else re.escape(char) for char in text[5:7])
+    result = engine.generate("Hello", GREEDY | {"max_new_tokens": 2000, "stop_regex": pattern})
+    assert result["text"] == text[:end]
+    assert result["meta_info"]["finish_reason"] == {"type": "stop", "matched": text[5:7]}
+    assert engine.get_server_info()["num_running"] == 0
+    with pytest.raises(RequestError, match=r"the stop pattern 'a\*' is refused"):
+        engine.generate("Hello", {"stop_regex": "a*"})
+
+
 def test_what_comes_after_a_stop_string_shows_no_second_end(engine: jsg.Engine, monkeypatch: pytest.MonkeyPatch):
     """The engine makes more tokens until it hears of the stop string: the first answer here, before the second ends."""
     letters = [engine.tokenizer.encode(letter, add_special_tokens=False)[-1] for letter in "xay"]
@@ -86,6 +99,7 @@ def test_what_comes_after_a_stop_string_shows_no_second_end(engine: jsg.Engine, 
             pass
 
     monkeypatch.setattr(engine, "_driver", Eager())
+    monkeypatch.setattr(engine._grammars, "_driver", engine._driver)
     results = list(engine.generate(["p", "q"], {"stop": "a"}, stream=True))
     assert [(r["index"], r["text"]) for r in results] == [(0, "x"), (0, "x"), (1, "x"), (1, "x")]
     assert [bool(r["meta_info"]["finish_reason"]) for r in results] == [False, True, False, True]

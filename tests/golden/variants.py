@@ -71,6 +71,16 @@ _QWEN3 = {
 }
 _MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "num_key_value_heads": 2}
 
+_MIXTRAL = {
+    **_MISTRAL,
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "intermediate_size": 96,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+}
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama_mha": LLAMA,
     "llama_gqa_head_dim": {**LLAMA, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 3},
@@ -86,6 +96,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama_biases": {**LLAMA, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
     "mistral_window": _transformers_5({**_MISTRAL, "sliding_window": 32}),
     "mistral_no_window": {**_MISTRAL, "sliding_window": None},
+    "mixtral": _MIXTRAL,
+    "mixtral_three_of_five": _transformers_5({**_MIXTRAL, "num_local_experts": 5, "num_experts_per_tok": 3}),
     "qwen2": _QWEN2,
     "qwen2_window": {**_QWEN2, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     "qwen3": _QWEN3,
@@ -120,14 +132,18 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         shapes["lm_head.weight"] = (VOCAB, width)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
+        experts = [f"block_sparse_moe.experts.{expert}" for expert in range(config.get("num_local_experts", 0))]
+        feed_forward = [("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")]
+        if experts:
+            shapes[f"{prefix}.block_sparse_moe.gate.weight"] = (len(experts), width)
+            feed_forward = [(f"{expert}.w1", f"{expert}.w3", f"{expert}.w2") for expert in experts]
         for name, out_dim, in_dim, bias in (
             ("self_attn.q_proj", query_dim, width, attention_bias or family == "qwen2"),
             ("self_attn.k_proj", kv_dim, width, attention_bias or family == "qwen2"),
             ("self_attn.v_proj", kv_dim, width, attention_bias or family == "qwen2"),
             ("self_attn.o_proj", width, query_dim, attention_bias),
-            ("mlp.gate_proj", inner, width, config.get("mlp_bias", False)),
-            ("mlp.up_proj", inner, width, config.get("mlp_bias", False)),
-            ("mlp.down_proj", width, inner, config.get("mlp_bias", False)),
+            *((name, inner, width, config.get("mlp_bias", False)) for names in feed_forward for name in names[:2]),
+            *((names[2], width, inner, config.get("mlp_bias", False)) for names in feed_forward),
         ):
             shapes[f"{prefix}.{name}.weight"] = (out_dim, in_dim)
             if bias:

@@ -13,6 +13,7 @@ import pytest
 
 from bench.attention_cases import MODELS
 from jsg.kernels_pallas.cascade import cascade
+from jsg.kernels_pallas.grouped_matmul import grouped_matmul
 from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, PrefixGroups
 from jsg.kernels_pallas.paged_decode import paged_decode
 from jsg.kernels_pallas.ragged_paged_attention import ragged_paged_attention
@@ -207,3 +208,35 @@ def test_one_entry_for_a_gpu():
 
     program = compile_for_h200(fn, array(ROWS, heads, head_dim), (pool, pool), inputs)
     assert "_decode_kernel" in {launch.name for launch in program.launches}
+
+
+MIXTRAL = {"up": (8, 4096, 14336), "down": (8, 14336, 4096)}
+"""Experts, and the shape of one of their kernels, of Mixtral 8x7B."""
+
+
+@functools.cache
+def grouped(side: str, num_rows: int, dtype: str) -> Program:
+    experts, depth, width = MIXTRAL[side]
+    arrays = (
+        array(num_rows, depth, dtype=dtype),
+        array(experts, depth, width, dtype=dtype),
+        array(experts, dtype="int32"),
+    )
+    return compile_for_h200(functools.partial(grouped_matmul, result=dtype), *arrays)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("num_rows", [16, 512, 4096])
+@pytest.mark.parametrize("side", MIXTRAL)
+def test_a_grouped_matmul_is_one_launch_that_spills_nothing(side: str, num_rows: int, dtype: str, nvdisasm):
+    """XLA's own computes every row with every expert, and makes the rows for that."""
+    program = grouped(side, num_rows, dtype)
+    (launch,) = program.launches
+    assert launch.shared_bytes <= SHARED_MEMORY_BYTES
+    assert program.temporary_bytes == 0
+    counts = program.instructions(launch.name, nvdisasm)
+    assert having(counts, "LDL|STL") == set(), "registers spill"
+    copies = having(counts, "LDGSTS")
+    assert copies and all(copy.endswith(".128") for copy in copies), "rows and kernels come in 16-byte copies"
+    if dtype == "bfloat16":
+        assert having(counts, "HMMA|HGMMA"), "tensor cores multiply"

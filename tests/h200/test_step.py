@@ -124,3 +124,11 @@ def test_decode_of_other_models(name: str, num_tokens: int):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_extend_of_other_models(name: str):
     check_forward(family(name).programs.program(("forward", BucketKey(Phase.EXTEND, 512, 256))), family(name))
+
+
+def test_branches_of_joined_prompts_are_copied_in_place():
+    of = family("page-size-16")
+    program = of.programs.program(("copy_slots",))
+    assert program.aliased_bytes >= of.layer_elements * jnp.bfloat16.dtype.itemsize * 2 * of.config.num_layers
+    assert program.makers_of(of.layer_elements) <= IN_PLACE | {"scatter", "fusion"}, "it writes rows and copies nothing"
+    assert program.temporary_bytes <= GREEDY_TEMPORARY_BYTES

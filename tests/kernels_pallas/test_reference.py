@@ -10,6 +10,7 @@ import pytest
 from bench import attention_cases as cases
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.reference_write import write_kv
+from jsg.kernels_pallas.tile import QUERY_TILE, SHORT_TILE
 
 
 def attend(case: cases.Case, arrays: cases.Arrays) -> np.ndarray:
@@ -27,6 +28,20 @@ def test_equals_naive_attention(case: cases.Case, singles: bool):
     arrays = cases.make(case, singles=singles)
     out = attend(case, arrays)
     np.testing.assert_allclose(out[: len(arrays.expected)], arrays.expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda c: c.name)
+def test_short_tiles_may_be_computed_apart(case: cases.Case):
+    arrays = cases.make(case, singles=False)
+    lens = np.asarray(arrays.inputs.tile_lens)[: int(arrays.inputs.num_tiles)]
+    leading = int(np.argmax(np.append(lens, QUERY_TILE) > SHORT_TILE))
+    short = dataclasses.replace(arrays, inputs=arrays.inputs._replace(num_short_tiles=jnp.int32(leading)))
+    np.testing.assert_allclose(attend(case, short)[: len(arrays.expected)], arrays.expected, atol=2e-6)
+
+
+def test_some_cases_have_short_tiles_before_others():
+    lens = [np.asarray(cases.make(case, singles=False).inputs.tile_lens) for case in cases.CASES]
+    assert any(each[0] <= SHORT_TILE < each.max() for each in lens)
 
 
 def test_padding_tokens_give_zero():

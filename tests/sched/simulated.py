@@ -7,6 +7,7 @@ depend on scheduling at all: `TokenModel.expected` says what they must be.
 """
 
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -14,11 +15,12 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.engine import packing
 from jsg.engine.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
-from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP, QUERY_TILE
+from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP, QUERY_TILE, SHORT_TILE
 from jsg.sched import groups
 from jsg.sched.buckets import BucketKey, Buckets, Phase
-from jsg.sched.records import Batch, BatchEntry, Placement, Proposal
-from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
+from jsg.sched.config import SchedulerConfig
+from jsg.sched.records import Batch, BatchEntry, Placement, Proposal, RunningRequest, StepResult
+from jsg.sched.scheduler import Scheduler
 from jsg.sched.table import RequestTable
 from jsg.types import CacheReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
 
@@ -47,14 +49,67 @@ def mix(state: int, value: int) -> int:
     return (state ^ state >> 29) | 1
 
 
-def prefix_hashes(tokens: np.ndarray, namespace: str) -> list[int]:
-    """The hash of each prefix. No two namespaces share any, so a page that crossed between them would be noticed."""
-    state = mix(12345, int.from_bytes(namespace.encode()))
-    hashes = []
-    for token in tokens.tolist():
-        state = mix(state, token)
+def advance(state: int, token: int, index: int, position: int) -> int:
+    """The hash of a prefix and one more token, which stands at `index` of its row and at `position` for the model."""
+    state = mix(state, token)
+    return state if index == position else mix(state, 1000 + position)
+
+
+def positions(request: Request, size: int) -> list[int]:
+    """What the model must be told of each token: written down once more, token by token."""
+    found: list[int] = []
+    jumps, starts = dict(request.position_jumps), request.joined
+    next_position, behind_prefix, furthest = 0, 0, 0
+    for index in range(size):
+        if starts and index == starts[0]:
+            behind_prefix = furthest = next_position
+        if starts and index in starts:
+            furthest = max(furthest, next_position)
+            next_position = furthest if index >= starts[-1] else behind_prefix
+        found.append(next_position + jumps.get(index, 0))
+        next_position = found[-1] + 1
+    return found
+
+
+def prefix_hashes(tokens: np.ndarray, request: Request) -> list[int]:
+    """The hash of each prefix. No two namespaces share any, so a page that crossed between them would be noticed.
+
+    A branch goes on from the hash of the common prefix, and what is behind the branches from all of theirs.
+    """
+    state = mix(12345, int.from_bytes(request.namespace.encode()))
+    starts, hashes, ends, behind_prefix = request.joined, [], [], state
+    spelled = zip(tokens.tolist(), positions(request, len(tokens)), strict=True)
+    for index, (token, position) in enumerate(spelled):
+        if starts and index == starts[0]:
+            behind_prefix = state
+        if starts and index in starts:
+            ends.append(state)
+            state = behind_prefix
+        if starts and index == starts[-1]:
+            for end in ends:
+                state = mix(state, end)
+        own_index = index
+        if starts and starts[0] <= index < starts[-1]:
+            own_index = index - max(start for start in starts if start <= index) + starts[0]
+        state = advance(state, token, own_index, position)
         hashes.append(state)
     return hashes
+
+
+def own_request(running: RunningRequest) -> Request:
+    """The request of which `running.tokens` are the prompt: that of a part is made up from its whole."""
+    whole = running.part_of
+    if whole is None:
+        return running.request
+    request = whole.request
+    spans = [(start, end) for start, end in itertools.pairwise(request.joined) if start < end]
+    spans = spans or [(request.joined[0], request.joined[0])]
+    start, end = spans[running.arrival - (whole.arrival - len(request.joined))]
+    first = request.joined[0]
+    jumps = [(index, extra) for index, extra in request.position_jumps if index < first]
+    jumps += [(index - start + first, extra) for index, extra in request.position_jumps if start <= index < end]
+    ids = request.input_ids[:first] + request.input_ids[start:end]
+    return Request(rid=request.rid, input_ids=ids, namespace=request.namespace, position_jumps=tuple(jumps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +146,8 @@ class TokenModel:
     def expected(self, request: Request) -> Expected:
         """The answer, computed alone."""
         sampling, prompt = request.sampling, np.array(request.input_ids)
-        hashes = prefix_hashes(prompt, request.namespace)
+        hashes = prefix_hashes(prompt, request)
+        to_come = positions(request, len(prompt) + sampling.max_new_tokens)
         scores = None
         if request.return_logprob and 0 <= request.logprob_start_len < len(prompt):
             scores = tuple(self.prompt_scores(request, hashes, 0, len(prompt)))
@@ -105,7 +161,8 @@ class TokenModel:
             ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else EOS)}
             if token in ends and len(tokens) >= sampling.min_new_tokens:
                 return Expected(tokens, FinishReason(FinishType.STOP, matched=token), scores)
-            state = mix(state, token)
+            index = len(prompt) + len(tokens) - 1
+            state = advance(state, token, index, to_come[index])
         return Expected(tokens, FinishReason(FinishType.LENGTH), scores)
 
 
@@ -131,6 +188,9 @@ class SimulatedDevice:
         assert all(self._owners[entry.place.row] is entry.place for entry in batch.entries), "a row was not prepared"
         for row in batch.dirty_rows:
             self._page_table[row] = table.pages[row]
+        for source, target in batch.copies:
+            assert self._page_size > 1, "slots are copied that could be shared"
+            self._kv[target] = self._kv[source]
         key = self._program(batch)
         packed = packing.pack_forward(batch, key, table.pages, self._page_size)
         assert packed.dtype == np.int32 and len(packed) == sum(packed_sizes(key))
@@ -157,28 +217,31 @@ class SimulatedDevice:
             return grouped
         keys = self._buckets.decode if key.phase is Phase.DECODE else self._buckets.extend
         if batch.has_drafts:
-            keys = self._buckets.larger(key)
+            keys = self._buckets.holding(batch.num_tokens, batch.num_rows)
         return keys[-1] if self._num_steps % 2 else key
 
     def _write(self, batch: Batch, parts: PackedInputs) -> None:
         """Tells the page table of the new tokens and writes their hashes, of all entries before anything is read."""
-        slots, rows, positions = np.asarray(parts.slots), np.asarray(parts.rows), np.asarray(parts.positions)
+        slots, rows, places = np.asarray(parts.slots), np.asarray(parts.rows), np.asarray(parts.positions)
         written = slots[slots > 0]
         assert len(np.unique(written)) == len(written), "two tokens of a step are written to one slot"
-        self._page_table[np.where(slots > 0, rows, 0), positions // self._page_size] = slots // self._page_size
+        self._page_table[np.where(slots > 0, rows, 0), places // self._page_size] = slots // self._page_size
         offset = 0
         for entry in batch.entries:
             row, end = entry.place.row, entry.start + entry.num_new
+            request = own_request(entry.running)
+            told = parts.model_positions[offset : offset + entry.num_new].tolist()
+            assert told == positions(request, end)[entry.start :], "the model is told a wrong position"
             if entry.from_device:
                 assert parts.token_ids[offset] == packing.FROM_DEVICE
                 hashes = self._hashes[row]
                 assert len(hashes) == entry.start, "a token is decoded before the one ahead of it"
-                hashes.append(mix(hashes[-1], int(self._last_token[row])))
+                hashes.append(advance(hashes[-1], int(self._last_token[row]), entry.start, told[0]))
             else:
                 assert not entry.num_drafts or entry.start == entry.running.num_known - 1, "drafts of what is not known"
                 expected = entry.running.tokens[entry.start : end]
                 assert (parts.token_ids[offset : offset + entry.num_new] == expected).all()
-                hashes = prefix_hashes(entry.running.tokens[:end], entry.running.request.namespace)
+                hashes = prefix_hashes(entry.running.tokens[:end], request)
                 self._hashes[row] = hashes
             for index, slot in enumerate(slots[offset : offset + entry.num_new].tolist()):
                 assert (slot > 0) == (entry.start + index >= entry.write_start)
@@ -235,11 +298,11 @@ class SimulatedDevice:
 def check_packing(batch: Batch, key: BucketKey, parts: PackedInputs) -> None:
     """Asserts that every new token is in exactly one place, that padding is harmless, and that shapes suffice."""
     lens = [entry.num_new for entry in batch.entries]
-    num_tokens, num_singles, num_tiles = sum(lens), int(parts.num_singles[0]), int(parts.num_tiles[0])
+    num_tokens, (num_tiles, num_short, num_singles) = sum(lens), (int(count) for count in parts.counts)
     assert num_tokens <= key.num_tokens and sum(entry.num_rows for entry in batch.entries) <= key.num_rows
     assert num_singles == batch.num_singles <= key.num_singles and num_tiles <= key.num_tiles
     assert lens[:num_singles] == [1] * num_singles
-    for part in (parts.token_ids, parts.positions, parts.slots, parts.rows):
+    for part in (parts.token_ids, parts.positions, parts.model_positions, parts.slots, parts.rows):
         assert not np.asarray(part)[num_tokens:].any(), "padding is not all zero"
     rows = np.repeat([entry.place.row for entry in batch.entries], lens)
     positions = np.concatenate([np.arange(e.start, e.start + e.num_new) for e in batch.entries])
@@ -249,9 +312,10 @@ def check_packing(batch: Batch, key: BucketKey, parts: PackedInputs) -> None:
     assert np.asarray(parts.logit_index)[: len(wanted)].tolist() == wanted
     times_covered = np.zeros(key.num_tokens, int)
     times_covered[:num_singles] += 1
+    assert num_short <= num_tiles and not (num_short and batch.is_deterministic)
     for tile in range(num_tiles):
         start, length = int(parts.tile_starts[tile]), int(parts.tile_lens[tile])
-        assert 0 < length <= QUERY_TILE
+        assert 0 < length <= (SHORT_TILE if tile < num_short else QUERY_TILE)
         times_covered[start : start + length] += 1
         assert (rows[start : start + length] == parts.tile_rows[tile]).all()
         assert (positions[start : start + length] == parts.tile_positions[tile] + np.arange(length)).all()
@@ -285,6 +349,7 @@ class Answer:
     cache_report: CacheReport | None = None
     num_bypassed: int = 0
     is_aborted: bool = False
+    is_held: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -307,6 +372,7 @@ class EngineShape:
     max_bypass_tokens: int = 64
     max_prefill_tokens: int = 1000
     max_queued: int = 1000
+    max_holds: int = 1000
     conservativeness: float = 1.0
     draft_len: int = 0
     right_drafts: float = 0.8
@@ -334,6 +400,7 @@ class SimulatedEngine:
             max_prefill_tokens=shape.max_prefill_tokens,
             max_bypass_tokens=shape.max_bypass_tokens,
             max_queued=shape.max_queued,
+            max_holds=shape.max_holds,
         )
         self.scheduler = Scheduler(config, self.allocator, self.cache)
         rows, columns = self.scheduler.table.pages.shape
@@ -350,7 +417,7 @@ class SimulatedEngine:
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
-        self.answers[request.rid] = Answer(request, arrival=len(self.answers))
+        self.answers[request.rid] = Answer(request, arrival=self.scheduler._live[request.rid].arrival)
 
     def abort(self, rid: str) -> None:
         self.answers[rid].is_aborted |= self.answers[rid].finish is None
@@ -391,12 +458,13 @@ class SimulatedEngine:
             count = int(self._random.integers(0, self.shape.draft_len + 1))
             if running.place is None or running.place.is_prefilling or not count:
                 continue
-            state = prefix_hashes(running.tokens[: running.num_known], running.request.namespace)[-1]
-            tokens = []
-            for index in range(running.num_output, running.num_output + count):
-                token = max(self.model.next_token(state, index), 0)
+            state = prefix_hashes(running.tokens[: running.num_known], running.request)[-1]
+            told, tokens = positions(running.request, running.num_known + count), []
+            for index in range(count):
+                token = max(self.model.next_token(state, running.num_output + index), 0)
                 token = token if self._random.random() < self.shape.right_drafts else (token + 1) % VOCAB
-                state = mix(state, token)
+                where = running.num_known + index
+                state = advance(state, token, where, told[where])
                 tokens.append(token)
             proposals[running.request.rid] = Proposal(tuple(tokens), is_forced=False)
         return proposals
@@ -428,6 +496,8 @@ class SimulatedEngine:
         if answer.is_aborted:
             assert answer.finish.type is FinishType.ABORT
             assert answer.tokens == expected.tokens[: len(answer.tokens)]
+        elif request.hold:
+            assert answer.is_held and answer.finish == FinishReason(FinishType.STOP)
         else:
             assert answer.tokens == expected.tokens
             assert (answer.finish.type, answer.finish.matched) == (expected.finish.type, expected.finish.matched)
@@ -444,11 +514,14 @@ class SimulatedEngine:
         else:
             assert report is not None
             assert report.matched_tokens == answer.cached_tokens
-            assert report.matchable_tokens == self._most_cached(answer.request)
+            if not answer.request.joined:
+                assert report.matchable_tokens == self._most_cached(answer.request)
 
     def _most_cached(self, request: Request) -> int:
         """Tokens that may come from the cache: whole pages, never those whose results are wanted."""
         limit = len(request.input_ids) - (request.sampling.max_new_tokens > 0)
+        if request.joined:
+            return request.joined[-1] if self.shape.has_cache else 0
         if request.return_logprob and 0 <= request.logprob_start_len < len(request.input_ids):
             limit = max(request.logprob_start_len - 1, 0)
         return limit // self.shape.page_size * self.shape.page_size if self.shape.has_cache else 0
@@ -478,5 +551,8 @@ class SimulatedEngine:
             answer.cache_report = output.cache_report
         answer.tokens.extend(output.token_ids)
         answer.logprobs.extend(output.logprobs)
+        if output.finish is None and not output.token_ids:
+            assert answer.request.hold and not answer.is_held, "an output says nothing"
+            answer.is_held = True
         answer.finish = output.finish
         answer.cached_tokens = output.cached_tokens

@@ -99,6 +99,25 @@ def test_every_number_of_rows_can_be_a_multiple_of_something(max_running: int):
     assert buckets.decode[0].num_rows == 8
 
 
+def test_a_shape_for_drafts_must_be_worth_it():
+    buckets = make_buckets(32, 512)
+    sizes = [key.num_rows for key in buckets.drafts]
+    assert sizes == [16, 32, 64, 128]
+    for least, wanted, most, expected in (
+        (4, 10, 128, 16),
+        (4, 23, 128, 16),  # three quarters of 32 are 24
+        (4, 24, 128, 32),
+        (16, 20, 128, 32),  # a full batch has no room for drafts in 16 rows
+        (31, 40, 128, 64),  # nor in 32 for enough of them
+        (16, 95, 128, 64),
+        (16, 96, 128, 128),
+        (16, 300, 128, 128),
+        (16, 300, 64, 64),  # the largest is not compiled yet
+        (32, 40, 32, 32),
+    ):
+        assert buckets.rows_worth(least, wanted, most) == expected
+
+
 @pytest.mark.parametrize("make", [make_buckets, lambda rows, chunk: make_deterministic_buckets(rows, chunk, 512)])
 def test_a_chunk_must_hold_a_token_of_everybody(make):
     with pytest.raises(ConfigError, match="--chunked-prefill-size must be at least --max-running-requests"):

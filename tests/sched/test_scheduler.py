@@ -8,8 +8,7 @@ import pytest
 
 from jsg.errors import ContextLengthError, QueueFullError, RequestError
 from jsg.sched.buckets import Phase
-from jsg.sched.records import Batch
-from jsg.sched.scheduler import StepResult
+from jsg.sched.records import Batch, StepResult
 from jsg.types import FinishType, Request, SamplingParams
 from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine, TokenModel
 

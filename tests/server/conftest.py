@@ -9,13 +9,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 import tokenizers
+
+if TYPE_CHECKING:
+    from tests.server.battery import Battery
 
 ROOT = Path(__file__).parents[2]
 END_DEADLINE_S = 20
@@ -42,13 +46,15 @@ LONG_STREAMS = {  # the same in every API that generates
 SPECIAL_TOKENS = ["<|im_start|>", "<|im_end|>", "<s>"]
 
 
-def write_byte_tokenizer(directory: Path, chat_template: str | None) -> None:
-    """One token for each byte, and special tokens behind them (256 to 258)."""
+def write_byte_tokenizer(
+    directory: Path, chat_template: str | None, special_tokens: Sequence[str] = SPECIAL_TOKENS
+) -> None:
+    """One token for each byte, and special tokens behind them (from 256 on)."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({char: i for i, char in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    tokenizer.add_special_tokens(list(special_tokens))
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {"bos_token": "<s>", "eos_token": "<|im_end|>", "add_bos_token": False}
     if chat_template is not None:
@@ -195,6 +201,15 @@ def server(make_server: ServerMaker) -> Iterator[RunningServer]:
 @pytest.fixture
 def http(server: RunningServer) -> httpx.Client:
     return server.http
+
+
+@pytest.fixture(scope="module")
+def battery(make_server: ServerMaker, tokenizer_dir: Path) -> Iterator["Battery"]:
+    """One for all tests of a file."""
+    from tests.server.battery import firing
+
+    with firing(make_server, tokenizer_dir) as made:
+        yield made
 
 
 def events_of(response: httpx.Response) -> list[dict]:

@@ -1,13 +1,14 @@
 """A small random model on disk with the byte tokenizer of these tests, for servers with the real engine."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from tests.engine.small import MODEL
-from tests.server.conftest import CHAT_TEMPLATE, write_byte_tokenizer
+from tests.server.conftest import CHAT_TEMPLATE, SPECIAL_TOKENS, write_byte_tokenizer
 
 VOCAB = 320
 CONTEXT = 32_768
@@ -16,7 +17,9 @@ WIDTH, FFN_WIDTH, NUM_LAYERS, HEAD_DIM = 128, 256, 4, 32
 NUM_HEADS, NUM_KV_HEADS = 4, 2
 
 
-def write_real_model(directory: Path, chat_template: str = CHAT_TEMPLATE) -> Path:
+def write_real_model(
+    directory: Path, chat_template: str = CHAT_TEMPLATE, special_tokens: Sequence[str] = SPECIAL_TOKENS
+) -> Path:
     """Config, weights from a seed, and tokenizer. A prompt of 1500 tokens takes some ten steps' time on a CPU."""
     directory.mkdir(parents=True)
     config = MODEL | {
@@ -32,7 +35,7 @@ def write_real_model(directory: Path, chat_template: str = CHAT_TEMPLATE) -> Pat
     }
     (directory / "config.json").write_text(json.dumps(config))
     save_file(_weights(), directory / "model.safetensors")
-    write_byte_tokenizer(directory, chat_template)
+    write_byte_tokenizer(directory, chat_template, special_tokens)
     return directory
 
 

@@ -1,7 +1,8 @@
 """The application in this process, around an engine that says what a test tells it and remembers its requests."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,18 @@ from jsg.server.app import create_app
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.front import Front, FrontDoor
 from jsg.server.generation import Generator
-from jsg.types import ConstraintReport, FinishReason, FinishType, Request, RequestOutput, SamplingParams
+from jsg.types import (
+    ConstraintReport,
+    FinishReason,
+    FinishType,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprob,
+)
 
 END = 257  # <|im_end|>
+END_OF_TEXT = FinishReason(FinishType.STOP, matched=END)
 INFO = ModelInfo(
     model_path="fake",
     context_length=8192,
@@ -36,13 +46,17 @@ INFO = ModelInfo(
 
 
 class ScriptedClient:
-    """In place of an `EngineClient`.
+    """In place of an `EngineClient`. The log-probability of every token is -0.5.
 
     Attributes:
         answer: What every request is answered with, at most its `max_new_tokens` tokens of it.
+        finish: Why it ends there.
         step_len: Tokens in one output.
         failure: What every request raises instead.
+        score: The log-probability of each token that is asked for, given the tokens up to it and its index.
         requests: All that came.
+        held: Those whose prompts are held now.
+        break_holds: Set it, and holds end.
     """
 
     info = INFO
@@ -51,19 +65,41 @@ class ScriptedClient:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.answer = "hello"
+        self.finish = END_OF_TEXT
         self.step_len = 3
         self.failure: JsgError | None = None
+        self.score: Callable[[Sequence[int], int], float] = lambda _ids, _index: -0.5
         self.requests: list[Request] = []
+        self.streamed: list[bool] = []  # of each of them, whether its outputs are wanted as they come
+        self.held: list[Request] = []
+        self.break_holds = asyncio.Event()
         self._tokenizer = tokenizer
 
-    async def generate(self, request: Request, _owner: str = "") -> AsyncGenerator[RequestOutput]:
+    async def generate(
+        self, request: Request, _owner: str = "", *, is_streamed: bool = True
+    ) -> AsyncGenerator[RequestOutput]:
         self.requests.append(request)
+        self.streamed.append(is_streamed)
         if self.failure is not None:
             raise self.failure
+        if request.hold:
+            async with contextlib.aclosing(self._hold(request)) as outputs:
+                async for output in outputs:
+                    yield output
+            return
         ids = [*self._tokenizer.encode(self.answer, add_special_tokens=False), END]
         limit = request.sampling.max_new_tokens
-        end = FinishReason(FinishType.STOP, matched=END) if len(ids) <= limit else FinishReason(FinishType.LENGTH)
+        end = (
+            self.finish
+            if len(ids) <= limit or self.finish.type is FinishType.ABORT
+            else FinishReason(FinishType.LENGTH)
+        )
         ids = ids[:limit]
+        prompt_logprobs = self._prompt_logprobs(request)
+        if not ids:
+            yield RequestOutput(
+                rid=request.rid, finish=end, prompt_tokens=len(request.input_ids), prompt_logprobs=prompt_logprobs
+            )
         for start in range(0, len(ids), self.step_len):
             step = tuple(ids[start : start + self.step_len])
             is_last = start + self.step_len >= len(ids)
@@ -74,8 +110,34 @@ class ScriptedClient:
                 token_ids=step,
                 finish=end if is_last else None,
                 prompt_tokens=len(request.input_ids),
+                logprobs=self._logprobs(request, step) if request.return_logprob else (),
+                prompt_logprobs=prompt_logprobs if start == 0 else None,
                 constraint=report if request.sampling.return_constraint else None,
             )
+
+    def _logprobs(self, request: Request, step: Sequence[int]) -> tuple[TokenLogprob, ...]:
+        """Of tokens that were asked for, as if each came right behind the prompt."""
+        ids = request.input_ids
+        chosen = tuple((token, self.score([*ids, token], len(ids))) for token in request.token_ids_logprob)
+        return tuple(TokenLogprob(token, -0.5, chosen=chosen) for token in step)
+
+    def _prompt_logprobs(self, request: Request) -> tuple[TokenLogprob, ...] | None:
+        if not request.wants_prompt_logprobs:
+            return None
+        ids = request.input_ids
+        return tuple(
+            TokenLogprob(ids[i], self.score(ids, i) if i else None) for i in range(request.logprob_start_len, len(ids))
+        )
+
+    async def _hold(self, request: Request) -> AsyncGenerator[RequestOutput]:
+        self.held.append(request)
+        try:
+            await asyncio.sleep(0)
+            yield RequestOutput(rid=request.rid, prompt_tokens=len(request.input_ids))
+            await self.break_holds.wait()
+            yield RequestOutput(rid=request.rid, finish=FinishReason(FinishType.STOP))
+        finally:
+            self.held.remove(request)
 
 
 class ScriptedServer:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from bench import served
 from tests.engine.fake_core import FAILING_TOKEN, RAISING_TOKEN
 from tests.server.conftest import LONG_STREAMS, RunningServer, ServerMaker, check_discreet, is_running, wait_until
 from tests.server.real_model import NAN_TOKEN, VOCAB
@@ -287,7 +288,5 @@ def p99_health_s(server: RunningServer) -> float:
 
 
 def engine_of(server: RunningServer) -> int:
-    """The process id of the engine: the one child of the front."""
-    pid = server.process.pid
-    with open(f"/proc/{pid}/task/{pid}/children") as children:
-        return int(children.read())
+    """The process id of the engine."""
+    return served.engine_of(server.process.pid)

@@ -20,7 +20,7 @@ def generate(http: httpx.Client, **body) -> httpx.Response:
 def error_of(response: httpx.Response) -> str:
     body = response.json()
     assert set(body) == {"error"}
-    assert set(body["error"]) == {"message"}
+    assert {"message"} <= set(body["error"]) <= {"message", "type", "param"}
     return body["error"]["message"]
 
 
@@ -342,7 +342,11 @@ def test_logprobs_end_with_the_token_that_completed_a_stop_string(http):
         ({"text": ["a"] * 1025}, "at most 1024, but has 1025"),
         ({"text": "a", "temprature": 1}, "'temprature'"),
         ({"text": "a", "sampling_params": {"grammar": "a"}}, "say what it is written in: regex"),
-        ({"text": "a", "sampling_params": {"stop_regex": "a+"}}, "stop_regex is not supported"),
+        (
+            {"text": "a", "sampling_params": {"stop_regex": "a*"}},
+            "the stop pattern 'a*' is refused: it matches the empty",
+        ),
+        ({"text": "a", "sampling_params": {"stop_regex": ["a"] * 9}}, "stop_regex must be at most 8 patterns"),
         ({"text": "a", "priority": 2**31}, "priority"),
         ({"text": "a", "priority": True}, "priority"),
         ({"text": "a", "return_cache_info": 1}, "return_cache_info"),

@@ -61,6 +61,7 @@ OPENAI_FORMS: list[tuple[dict[str, Any], GrammarSpec | None]] = [
     ({"guided_json": SCHEMA}, OURS),
     ({"guided_json": TEXT}, OURS),
     ({"guided_regex": "a+"}, GrammarSpec("regex", "a+")),
+    ({"choices": ["ja", "nein"]}, GrammarSpec("choices", '["ja", "nein"]')),
     ({"guided_choice": ["ja", "nein"]}, GrammarSpec("choices", '["ja", "nein"]')),
     ({"guided_grammar": "root ::= [ab]"}, GrammarSpec("ebnf", "root ::= [ab]")),
     ({"structured_outputs": {"json": SCHEMA}}, OURS),
@@ -105,10 +106,18 @@ class TestOpenAI:
             ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "one engine"),
             ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "whitespace_pattern", "send whitespace"),
             ({"guided_choice": []}, "guided_choice", "at least 1"),
+            ({"choices": []}, "choices", "at least 1"),
+            ({"choices": ["a"], "guided_choice": ["a"]}, "guided_choice", "choices and guided_choice"),
             ({"guided_choice": [1]}, "guided_choice", "string"),
             ({"regex": 5}, "regex", "string"),
             ({"json_schema": 5}, "json_schema", "an object"),
             ({"jump_forward": "always"}, "jump_forward", "'draft'"),
+            ({"jump_forward": "off"}, "jump_forward", "needs a grammar"),
+            ({"return_constraint": True}, "return_constraint", "needs a grammar"),
+            ({"regex": "a", "whitespace": "compact"}, "whitespace", "of kind regex"),
+            ({"regex": "a", "whitespace": "fixed"}, "whitespace", "of kind regex"),
+            ({"guided_grammar": "root ::= [ab]", "property_order": "free"}, "property_order", "of kind ebnf"),
+            ({"guided_choice": ["a"], "whitespace": "compact"}, "whitespace", "of kind choices"),
             ({"response_format": {"type": "xml"}}, "response_format", "json_object"),
             ({"response_format": "json_object"}, "response_format", "object"),
             ({"response_format": {"type": "json_schema"}}, "response_format", "must have json_schema"),
@@ -156,14 +165,56 @@ class TestOpenAI:
         assert small.http.post("/v1/chat/completions", json=body).status_code == 413
 
     def test_many_choices(self, scripted):
-        choices = [f"choice {number}" for number in range(100_000)]
+        choices = [f"c{number}" for number in range(100_000)]
         assert scripted.http.post("/v1/completions", json={"prompt": "a", "guided_choice": choices}).status_code == 200
         assert json.loads(scripted.sampling.grammar.text) == choices
+
+    def test_choices_that_are_too_long(self, scripted):
+        choices = [f"choice {number}" for number in range(100_000)]
+        response = scripted.http.post("/v1/completions", json={"prompt": "a", "guided_choice": choices})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "guided_choice"), error
+        assert "1048576" in error["message"]
 
     def test_jump_forward(self, scripted):
         for mode in ("draft", "retokenize", "off"):
             scripted.http.post("/v1/completions", json={"prompt": "a", "regex": "a", "jump_forward": mode})
             assert scripted.sampling.jump_forward == mode
+
+
+class TestOptions:
+    """What stands beside a grammar, in the APIs that have no such field of their own."""
+
+    OPTIONS: ClassVar = {"whitespace": "compact", "property_order": "free", "jump_forward": "off"}
+    ENDPOINTS: ClassVar[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+        "/v1/chat/completions": ({"messages": HI}, {"json_schema": SCHEMA}),
+        "/v1/completions": ({"prompt": "hi"}, {"json_schema": SCHEMA}),
+        "/v1/responses": ({"input": "hi"}, {"text": {"format": {**OUTPUT_FORMAT, "name": "answer"}}}),
+        "/v1/messages": ({"messages": HI, "max_tokens": 9}, {"output_config": {"format": OUTPUT_FORMAT}}),
+    }
+
+    @pytest.mark.parametrize("path", ENDPOINTS)
+    def test_they_reach_the_engine(self, scripted, path):
+        prompt, form = self.ENDPOINTS[path]
+        response = scripted.http.post(path, json={**prompt, **form, **self.OPTIONS})
+        assert response.status_code == 200, response.text
+        assert scripted.sampling.grammar == GrammarSpec("json_schema", TEXT, "compact", "free")
+        assert (scripted.sampling.jump_forward, scripted.sampling.return_constraint) == ("off", False)
+
+    @pytest.mark.parametrize("path", ENDPOINTS)
+    @pytest.mark.parametrize("name", [*OPTIONS, "return_constraint"])
+    def test_without_a_grammar_they_are_refused(self, scripted, path, name):
+        prompt, _ = self.ENDPOINTS[path]
+        response = scripted.http.post(path, json={**prompt, name: {**self.OPTIONS, "return_constraint": True}[name]})
+        error = response.json()["error"]
+        assert (response.status_code, error.get("param", name)) == (400, name), error
+        assert error["message"].startswith(f"{name} needs a ")
+
+    @pytest.mark.parametrize("path", ENDPOINTS)
+    def test_off_they_ask_for_nothing(self, scripted, path):
+        prompt, _ = self.ENDPOINTS[path]
+        body = {**prompt, **dict.fromkeys(self.OPTIONS), "return_constraint": False}
+        assert scripted.http.post(path, json=body).status_code == 200
 
 
 class TestReports:
@@ -182,6 +233,30 @@ class TestReports:
         chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
         assert chunks[-1]["choices"][0]["constraint"] == self.REPORT
         assert not any("constraint" in chunk["choices"][0] for chunk in chunks[:-1])
+
+    FORM: ClassVar = {"type": "json_schema", "schema": SCHEMA}
+
+    def test_of_responses(self, scripted):
+        form = self.FORM | {"name": "answer"}
+        body = {"input": "hi", "text": {"format": form}, "return_constraint": True}
+        made = scripted.http.post("/v1/responses", json=body).json()
+        assert made["constraint"] == self.REPORT
+        assert scripted.http.get(f"/v1/responses/{made['id']}").json()["constraint"] == self.REPORT
+        streamed = scripted.http.post("/v1/responses", json=body | {"stream": True}).text
+        events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+        assert [event["response"].get("constraint") for event in events if "response" in event] == [
+            *[None] * 2,
+            self.REPORT,
+        ]
+
+    def test_of_anthropic(self, scripted):
+        body = {"messages": HI, "max_tokens": 9, "output_config": {"format": self.FORM}, "return_constraint": True}
+        assert scripted.http.post("/v1/messages", json=body).json()["constraint"] == self.REPORT
+        streamed = scripted.http.post("/v1/messages", json=body | {"stream": True}).text
+        events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+        assert [event["constraint"] for event in events if "constraint" in event] == [self.REPORT]
+        assert events[-2]["type"] == "message_delta"
+        assert "constraint" in events[-2]
 
     def test_of_generate(self, scripted):
         answer = scripted.http.post("/generate", json={"text": "hi", "sampling_params": self.BODY}).json()
@@ -223,6 +298,10 @@ class TestGenerate:
             ({"regex": 5}, "regex must be text"),
             ({"whitespace": "fixed"}, "needs a json_schema"),
             ({"json_schema": {}, "whitespace": "some"}, "whitespace must be"),
+            ({"regex": "a", "whitespace": "fixed"}, "whitespace needs a json_schema or a structural_tag"),
+            ({"choices": ["a"], "property_order": "free"}, "property_order needs a json_schema or a structural_tag"),
+            ({"jump_forward": "off"}, "jump_forward needs a grammar"),
+            ({"return_constraint": True}, "return_constraint needs a grammar"),
             ({"jump_forward": "no"}, "jump_forward must be"),
             ({"return_constraint": "yes"}, "return_constraint must be"),
         ],
@@ -245,7 +324,7 @@ class TestPackages:
 
     def check(self, scripted: ScriptedServer) -> None:
         grammar = scripted.sampling.grammar
-        assert grammar is not None
+        assert isinstance(grammar, GrammarSpec)
         assert grammar.kind == "json_schema"
         schema = json.loads(grammar.text)
         assert (schema["required"], schema["additionalProperties"]) == (["city", "degrees"], False)

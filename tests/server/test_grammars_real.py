@@ -1,15 +1,15 @@
 """Grammars and tools through a whole server: the real compiler, and a real engine with a small random model."""
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
 
 import httpx
 import jsonschema
 import openai
 import pytest
 
-from tests.server.conftest import REAL_OPTIONS, RunningServer, running
+from tests.server.conftest import REAL_OPTIONS, SPECIAL_TOKENS, RunningServer, running
 from tests.server.real_model import write_real_model
 from tests.server.scripted import TOOL_TEMPLATE
 
@@ -71,6 +71,51 @@ class TestCompiler:
         for body in ({"regex": "a+"}, {"json_schema": SCHEMA}, {"guided_choice": ["a", "b"]}):
             response = http.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 3, **body})
             assert response.status_code == 200, response.text
+
+
+@pytest.mark.slow
+class TestSpecialTokens:
+    """A model whose marks around calls are special tokens, which text cannot write."""
+
+    MARKS: ClassVar = ["<tool_call>", "</tool_call>"]
+    IDS: ClassVar = [259, 260]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def http(cls, tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[httpx.Client]:
+        root = tmp_path_factory.mktemp("special")
+        directory = write_real_model(root / "model", TOOL_TEMPLATE, [*SPECIAL_TOKENS, *cls.MARKS])
+        command = ["-m", "jsg.cli", "serve", str(directory), "--port", "0", "--compilation-cache-dir"]
+        with running([*command, compile_cache_dir, *REAL_OPTIONS]) as made:
+            yield made.http
+
+    def test_required_calls(self, http):
+        body = {"messages": HI, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "n": 2}
+        for stop in ([], ["<tool_call>", "\n", '"']):
+            made = http.post("/v1/chat/completions", json={**body, "stop": stop, "seed": 1}).json()
+            for choice in made["choices"]:
+                assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls"), choice
+                [call] = choice["message"]["tool_calls"]
+                assert call["function"]["name"] in ("person", "clock")
+                json.loads(call["function"]["arguments"])
+
+    def test_they_may_be_named(self, http):
+        tag = {"type": "structural_tag", "format": tagged({"type": "token", "token": name} for name in self.MARKS)}
+        body = {"text": "hi", "sampling_params": {"structural_tag": tag, "skip_special_tokens": False}}
+        answer = http.post("/generate", json=body).json()
+        assert answer["text"] == "<tool_call>ab</tool_call>"
+        assert [answer["output_ids"][0], answer["output_ids"][3]] == self.IDS
+
+    def test_one_of_another_model_is_refused(self, http):
+        tag = {"type": "structural_tag", "format": {"type": "token", "token": "[TOOL_CALLS]"}}
+        for stream in (False, True):
+            response = http.post("/v1/completions", json={"prompt": "a", "structural_tag": tag, "stream": stream})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "structural_tag")
+
+
+def tagged(marks: Iterable[dict[str, str]]) -> dict[str, Any]:
+    begin, end = marks
+    return {"type": "tag", "begin": begin, "content": {"type": "const_string", "value": "ab"}, "end": end}
 
 
 @pytest.mark.slow

@@ -33,7 +33,9 @@ class ScriptedClient:
         self.num_live = 0
         self._script = iter(script)
 
-    async def generate(self, request: Request, owner: str) -> AsyncGenerator[RequestOutput]:
+    async def generate(
+        self, request: Request, owner: str, *, is_streamed: bool = True
+    ) -> AsyncGenerator[RequestOutput]:
         self.requests.append((request, owner))
         self.num_live += 1
         try:

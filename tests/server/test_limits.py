@@ -1,5 +1,6 @@
 """Bounds on what is under way and for how long, and the advice to those who come too early."""
 
+import asyncio
 import concurrent.futures
 import time
 
@@ -137,6 +138,7 @@ class TestTimeLimits:
             max_requests_per_key=1, first_token_timeout=2.0, request_timeout=3.0, shutdown_timeout=4.0
         )
         assert Limits.of(config) == Limits(max_per_key=1, first_token_s=2.0, request_s=3.0, shutdown_s=4.0)
+        assert Limits.of(config).program_s == 600
 
 
 class TestFullQueue:
@@ -266,3 +268,76 @@ def read_to_the_end(server: RunningServer, path: str, body: dict) -> str:
     with server.http.stream("POST", path, json=body) as response:
         assert response.status_code == 200
         return response.read().decode()
+
+
+class TestHolds:
+    def test_they_are_counted_apart(self):
+        admission = Admission(Limits(max_per_key=1))
+        with admission.hold("a"), admission.enter("a", 1), admission.hold("b"):
+            with pytest.raises(RateLimitError, match="1 holds"), admission.hold("a"):
+                pass
+            assert admission.num_under_way("a") == 1
+        with admission.hold("a"):
+            pass
+
+    def test_their_timers_end_with_the_server(self):
+        asyncio.run(self.end())
+
+    async def end(self) -> None:
+        admission = Admission(Limits(hold_s=1000))
+
+        async def hold() -> None:
+            async with asyncio.timeout(None) as timer:
+                with admission.hold("a") as watch:
+                    watch(timer)
+                    admission.close()
+                    await asyncio.Event().wait()
+
+        with pytest.raises(TimeoutError):
+            await hold()
+        with pytest.raises(ShuttingDownError), admission.hold("a"):
+            pass
+
+
+class TestWhatWasLetIn:
+    def test_it_goes_on_while_the_server_ends_and_no_longer(self):
+        admission = Admission(Limits())
+        admission.close()
+        with pytest.raises(ShuttingDownError), admission.enter("a", 1):
+            pass
+        with admission.enter("a", 1, is_let_in=True):
+            pass
+        admission.end()
+        with pytest.raises(ShuttingDownError), admission.enter("a", 1, is_let_in=True):
+            pass
+
+    def test_it_waits_for_room(self):
+        asyncio.run(self.wait())
+
+    async def wait(self) -> None:
+        admission = Admission(Limits(max_per_key=2))
+        with admission.enter("a", 2) as leave, admission.enter("b", 2):
+            waiting = [asyncio.create_task(admission.room("a", 1)) for _ in range(2)]
+            too_many = asyncio.create_task(admission.room("a", 3))
+            await too_many  # there never is room for them: who enters is told
+            await asyncio.sleep(0)
+            assert not any(task.done() for task in waiting)
+            leave()
+            await asyncio.gather(*waiting)
+
+    def test_what_is_refused_by_a_full_queue_makes_room_too(self):
+        asyncio.run(self.refuse())
+
+    async def refuse(self) -> None:
+        admission = Admission(Limits(max_per_key=1))
+        waiting: list[asyncio.Task[None]] = []
+
+        async def fail() -> None:
+            with admission.enter("a", 1):
+                waiting.append(asyncio.create_task(admission.room("a", 1)))
+                await asyncio.sleep(0)
+                raise QueueFullError
+
+        with pytest.raises(QueueFullError):
+            await fail()
+        await asyncio.wait_for(waiting[0], 5)

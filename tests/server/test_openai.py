@@ -1,8 +1,7 @@
-"""`/v1/chat/completions` and `/v1/completions` over real HTTP, with an engine that repeats the prompt."""
+"""`/v1/chat/completions` over real HTTP, with an engine that repeats the prompt."""
 
 import contextlib
 import json
-import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,42 +11,18 @@ import pytest
 
 from jsg.server.generation import MAX_SCORES
 from jsg.server.openai.chat import ChatBody, default_limit
-from jsg.server.openai.common import shown_logprob
-from jsg.server.openai.completions import CompletionBody
-from jsg.server.openai.refused import NEEDED
-from tests.engine.fake_core import FAILING_TOKEN
-from tests.server.conftest import events_of, write_byte_tokenizer
-
-HI = [{"role": "user", "content": "hi"}]
-HI_RENDERED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-HI_TOKENS = 1 + 5 + 2 + 1 + 1 + 1 + 10
-ENDED = {"finish_reason": "length", "matched_stop": None}
-HI_ANSWER = "user\nhi\nassistant\n"  # what repeating it shows: special tokens are left out
-
-
-def chat(http: httpx.Client, messages=HI, **body) -> httpx.Response:
-    return http.post("/v1/chat/completions", json={"messages": messages, **body})
-
-
-def complete(http: httpx.Client, prompt, **body) -> httpx.Response:
-    return http.post("/v1/completions", json={"prompt": prompt, **body})
-
-
-def post(http: httpx.Client, path: str, body: dict) -> httpx.Response:
-    """In ASCII, so that a lone surrogate can be sent."""
-    return http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
-
-
-def stream(http: httpx.Client, path: str, **body) -> list[dict]:
-    with http.stream("POST", path, json={**body, "stream": True}) as response:
-        assert response.status_code == 200
-        return events_of(response)
-
-
-def error_of(response: httpx.Response) -> dict:
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
+from tests.server.conftest import write_byte_tokenizer
+from tests.server.openai_calls import (
+    ENDED,
+    HI,
+    HI_ANSWER,
+    HI_TOKENS,
+    chat,
+    complete,
+    error_of,
+    post,
+    stream,
+)
 
 
 class TestChat:
@@ -371,201 +346,6 @@ class TestChat:
         assert (
             chat(http, HI, max_tokens=3, add_generation_prompt=False).json()["usage"]["prompt_tokens"] == HI_TOKENS - 11
         )
-
-
-class TestCompletions:
-    def test_one_prompt(self, http):
-        body = complete(http, "xyz", max_tokens=4).json()
-        assert body["object"] == "text_completion"
-        assert body["choices"] == [{"index": 0, "text": "xyzx", "logprobs": None} | ENDED]
-        assert body["usage"]["total_tokens"] == 7
-        assert complete(http, "xyz").json()["usage"]["completion_tokens"] == 16
-
-    @pytest.mark.parametrize("prompt", [["ab", "cd"], [[64, 65], [66, 67]]])
-    def test_several_prompts(self, http, prompt):
-        body = complete(http, prompt, max_tokens=2, n=2).json()
-        assert [choice["text"] for choice in body["choices"]] == ["ab", "ab", "cd", "cd"]
-        assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
-        assert body["usage"]["prompt_tokens"] == 4
-        assert body["usage"]["completion_tokens"] == 8
-
-    def test_token_ids(self, http):
-        assert complete(http, [64, 65], max_tokens=3).json()["choices"][0]["text"] == "aba"
-
-    def test_echo_and_logprobs(self, http):
-        choice = complete(http, "aé", max_tokens=2, echo=True, logprobs=2).json()["choices"][0]
-        assert choice["text"] == "aéa\ufffd"
-        shown = choice["logprobs"]
-        assert shown["tokens"] == ["a", "bytes:\\xc3", "bytes:\\xa9", "a", "bytes:\\xc3"]
-        assert shown["token_logprobs"][0] is None
-        assert shown["top_logprobs"][0] is None
-        assert shown["top_logprobs"][3] == {"a": 0, "b": -1}
-        assert shown["text_offset"] == [0, 1, 1, 2, 3]
-
-    def test_echo_without_new_tokens_scores_a_text(self, http):
-        choice = complete(http, "abc", max_tokens=0, echo=True, logprobs=0).json()["choices"][0]
-        assert choice["text"] == "abc"
-        assert choice["logprobs"]["token_logprobs"] == [None, -0.065, -0.066]
-        assert choice["logprobs"]["top_logprobs"][1] == {"b": -0.065}
-
-    def test_a_stream_adds_up_to_the_whole(self, http):
-        whole = complete(http, "abc", max_tokens=5, echo=True, logprobs=1).json()["choices"][0]
-        options = {"echo": True, "logprobs": 1, "stream_options": {"include_usage": True}}
-        *events, last = stream(http, "/v1/completions", prompt="abc", max_tokens=5, **options)
-        assert last["usage"]["total_tokens"] == 8
-        choices = [event["choices"][0] for event in events]
-        assert "".join(choice["text"] for choice in choices) == whole["text"] == "abcabcab"
-        for key, values in whole["logprobs"].items():
-            assert [value for choice in choices for value in choice["logprobs"][key]] == values
-        reasons = [choice["finish_reason"] for choice in choices]
-        assert reasons == [None] * (len(choices) - 1) + ["length"]
-
-    @pytest.mark.parametrize(
-        ("body", "param", "said"),
-        [
-            ({}, "prompt", "required"),
-            ({"prompt": []}, "prompt", "at least one"),
-            ({"prompt": 5}, "prompt", "not valid"),
-            ({"prompt": ["a", 5]}, "prompt", "not valid"),
-            ({"prompt": "a", "suffix": "b"}, "suffix", "fill a gap"),
-            ({"prompt": "a", "best_of": 2}, "best_of", "must be 1"),
-            ({"prompt": "a", "logprobs": True}, "logprobs", "not valid"),
-            ({"prompt": "a", "logprobs": 129}, "logprobs", "not valid"),
-            ({"prompt": "a", "min_tokens": 17}, "min_tokens", "at most max_tokens = 16"),
-            ({"prompt": "x" * 2000}, "prompt", "shorten the prompt"),
-            ({"prompt": "a", "add_special_tokens": False}, "add_special_tokens", "send token ids"),
-            ({"prompt": ["a"] * 1000, "n": 2}, None, "prompts times n"),
-            ({"prompt": "\ud800"}, "prompt", "surrogate pair"),
-            ({"prompt": "a", "max_tokens": 5000}, "max_tokens", "lower max_tokens"),
-            ({"prompt": [4000]}, "prompt", "prompt must be below 512"),
-        ],
-    )
-    def test_what_is_wrong_is_named(self, http, body, param, said):
-        response = post(http, "/v1/completions", body)
-        error = error_of(response)
-        assert (response.status_code, error["param"]) == (400, param), error
-        assert said in error["message"]
-
-    @pytest.mark.parametrize("name", sorted(CompletionBody.REFUSED))
-    def test_refused_fields_are_refused_by_name(self, http, name):
-        error = error_of(complete(http, "a", **{name: "x"}))
-        assert error["param"] == name
-        assert error["message"].startswith(f"{name} is not supported: {CompletionBody.REFUSED[name]}")
-        assert error_of(complete(http, "a", **{name: 0}))["param"] == name, "zero may ask for something"
-
-    def test_accepted_fields_change_nothing(self, http):
-        accepted = {
-            "best_of": 1,
-            "metadata": {"task": "a"},
-            "add_special_tokens": True,
-            "spaces_between_special_tokens": True,
-            "use_beam_search": False,
-            "return_hidden_states": False,
-            "return_token_ids": False,
-        }
-        assert accepted.keys() == CompletionBody.ACCEPTED.keys()
-        answers = [complete(http, "abc", **fields).json() for fields in ({}, accepted)]
-        assert answers[0]["choices"] == answers[1]["choices"]
-
-    def test_without_a_limit_there_are_sixteen_tokens_or_what_there_is_room_for(self, http):
-        counts = [complete(http, "x" * size).json()["usage"]["completion_tokens"] for size in (10, 1020)]
-        assert counts == [16, 4]
-        assert complete(http, ["x" * 10, "x" * 1020]).json()["usage"]["completion_tokens"] == 20
-
-    def test_names_of_several_prompts(self, server):
-        body = {"prompt": ["ab", "cd"], "max_tokens": 900, "rid": "mine"}
-        with contextlib.closing(server.send("/v1/completions", body)) as held:
-            server.wait_for_stats(num_running=2)
-            assert server.http.post("/abort_request", json={"rid": "mine_1"}).json()["aborted"] == 1
-            assert held.getresponse().status == 499
-
-    def test_an_echo_shows_a_character_that_the_answer_completes(self, http):
-        ids = [*tokens_of(http, "aé")[:2]]
-        choice = complete(http, ids, max_tokens=0, echo=True, logprobs=0).json()["choices"][0]
-        assert choice["text"] == "a\ufffd"
-        euro = tokens_of(http, "€")
-        whole = complete(http, [*euro, *euro[:1]], max_tokens=4, echo=True, logprobs=0).json()["choices"][0]
-        assert whole["text"] == "€\ufffd€\ufffd", "the bytes of the answer are those of the prompt from its beginning"
-        parts = complete(http, [*euro[1:], euro[0]], max_tokens=2, echo=True, logprobs=0).json()["choices"][0]
-        assert parts["text"] == "\ufffd\ufffd€"
-        assert parts["logprobs"]["text_offset"] == [0, 1, 2, 2, 2]
-        streamed = stream(http, "/v1/completions", prompt=[*euro[1:], euro[0]], max_tokens=2, echo=True)
-        assert "".join(event["choices"][0]["text"] for event in streamed) == "\ufffd\ufffd€"
-
-    def test_offsets_are_places_in_the_text(self, http):
-        text = "añ€😀b"
-        choice = complete(http, text, max_tokens=len(text.encode()), echo=True, logprobs=1).json()["choices"][0]
-        assert choice["text"] == text * 2
-        expected = [place for place, char in enumerate(text * 2) for _ in char.encode()]
-        assert choice["logprobs"]["text_offset"] == expected
-
-    def test_an_echo_without_logprobs_scores_nothing(self, http):
-        choice = complete(http, "abc", max_tokens=1, echo=True).json()["choices"][0]
-        assert (choice["text"], choice["logprobs"]) == ("abca", None)
-
-    def test_an_echo_may_show_special_tokens(self, http):
-        for skips, text in ((True, "aa"), (False, "<s>a<s>a")):
-            body = {"max_tokens": 2, "echo": True, "skip_special_tokens": skips}
-            assert complete(http, [258, 64], **body).json()["choices"][0]["text"] == text
-
-    def test_no_alternative_is_minus_infinity(self):
-        assert shown_logprob(-math.inf) == -9999
-        assert shown_logprob(-1.5) == -1.5
-
-    def test_a_failing_row(self, http):
-        response = complete(http, [FAILING_TOKEN])
-        assert response.status_code == 500
-        assert error_of(response)["type"] == "server_error"
-
-
-def tokens_of(http: httpx.Client, text: str) -> list[int]:
-    return http.post("/tokenize", json={"prompt": text}).json()["tokens"]
-
-
-class TestModels:
-    def test_the_list(self, http):
-        body = http.get("/v1/models").json()
-        assert body["object"] == "list"
-        card = body["data"][0]
-        assert len(body["data"]) == 1
-        assert card == http.get("/v1/models/fake").json()
-        assert (card["id"], card["root"], card["object"], card["owned_by"]) == ("fake", "fake", "model", "jsg")
-        assert card["max_model_len"] == 1024
-
-    def test_when_it_was_made_does_not_change(self, http):
-        created = http.get("/v1/models/fake").json()["created"]
-        answered_at = chat(http, max_tokens=1).json()["created"]
-        assert answered_at - 3600 < created <= answered_at
-        assert http.get("/v1/models").json()["data"][0]["created"] == created
-
-    def test_a_name_with_slashes(self, make_server):
-        with make_server(server={"served_model_name": "organisation/model"}) as named:
-            for path in ("organisation/model", "organisation%2Fmodel"):
-                assert named.http.get(f"/v1/models/{path}").json()["id"] == "organisation/model"
-            assert chat(named.http, model="organisation/model", max_tokens=1).status_code == 200
-
-    @pytest.mark.parametrize("name", ["other", "a/b", "fake/", "%00"])
-    def test_another_is_not_here(self, http, name):
-        response = http.get(f"/v1/models/{name}")
-        assert response.status_code == 404
-        error = error_of(response)
-        assert (error["code"], error["param"]) == ("model_not_found", "model")
-
-    @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/fake"])
-    def test_it_is_read_only(self, http, path):
-        assert http.post(path, json={}).status_code == 405
-        assert http.delete(path).status_code == 405
-
-
-@pytest.mark.parametrize("path", sorted(NEEDED))
-def test_what_needs_another_kind_of_model_is_refused_by_name(http, path):
-    response = http.post(path, json={"model": "fake", "input": "a"})
-    assert response.status_code == 400
-    error = error_of(response)
-    assert error["param"] == "model"
-    assert path in error["message"]
-    assert "'fake' generates text" in error["message"]
-    assert http.get(path).status_code == 405
 
 
 REASONING_TEMPLATE = (

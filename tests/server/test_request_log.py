@@ -19,8 +19,8 @@ from jsg.server.telemetry.exchange import Endpoint, Exchange
 from jsg.server.telemetry.request_log import LogLine, RequestLog
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.conftest import RunningServer, ServerMaker, events_of
+from tests.server.mixed_run import a_mixed_run, quiet
 from tests.server.scrape import scrape, scrape_until
-from tests.server.test_metrics import a_mixed_run, quiet
 
 KEYS = ["sesame-open-1", "sesame-open-2"]
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

@@ -10,7 +10,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from jsg.constrained.tools import Tool, tools_to_structural_tag
-from tests.server.scripted import ScriptedServer
+from tests.server.scripted import TOOL_TEMPLATE, ScriptedServer
 from tests.server.test_tools import ARGUMENTS, CALL, HI, NO_ARGUMENTS, OTHER, SCHEMA, make_server
 
 EVENT = TypeAdapter(ResponseStreamEvent)
@@ -85,6 +85,10 @@ class TestResponses:
         made = self.ask(scripted, tool_choice="none")
         assert (made.output_text, scripted.sampling.grammar) == (CALL, None)
 
+    def test_a_stop_string_is_not_found_in_a_call(self, scripted):
+        made = self.ask(scripted, extra_body={"stop": ["Bern", "\n"]})
+        assert (made.status, made.output[0].arguments) == ("completed", ARGUMENTS)
+
     def test_words_and_calls_are_items_of_their_own(self, scripted):
         scripted.engine.answer = f"Let me see.\n{CALL}\n{OTHER}"
         made = self.ask(scripted)
@@ -116,6 +120,39 @@ class TestResponses:
             assert deltas == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
             assert len({event["output_index"] for event in mine}) == 1
 
+    @pytest.mark.parametrize("step_len", [1, 2, 7, 500])
+    @pytest.mark.parametrize(
+        ("answer", "texts"),
+        [
+            (CALL, []),
+            ("It < rains ä.", ["It < rains ä."]),
+            (f"Let me <t see.\n{CALL}\n{OTHER}", ["Let me <t see."]),
+            (f"First ä,\n{CALL}\n then {OTHER}", ["First ä,", "\n then"]),
+            (f"{CALL} end", [" end"]),
+            ("<tool_call> is no call", ["<tool_call> is no call"]),
+        ],
+    )
+    def test_logprobs_are_those_of_the_texts(self, scripted, answer, texts, step_len):
+        """However many tokens come at once: a call has no place for any, and a text has those of its own."""
+        scripted.engine.answer, scripted.engine.step_len = answer, step_len
+        body = {"input": "hi", "tools": [WEATHER, CLOCK], "include": ["message.output_text.logprobs"]}
+        made = scripted.http.post("/v1/responses", json=body).json()
+        parts = [item["content"][0] for item in made["output"] if item["type"] == "message"]
+        assert [part["text"] for part in parts] == texts
+        ends = made["output"][-1]["type"] == "message"  # then the token that ended the answer is the text's
+        for part in parts:
+            scored = b"".join(bytes(score["bytes"]) for score in part["logprobs"]).decode()
+            assert scored == part["text"] + "<|im_end|>" * (ends and part is parts[-1])
+            assert {score["logprob"] for score in part["logprobs"]} == {-0.5}
+        response = scripted.http.post("/v1/responses", json=body | {"stream": True})
+        events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+        whole = [item["content"][0] for item in events[-1]["response"]["output"] if item["type"] == "message"]
+        assert whole == parts
+        shown = [event for event in events if event["type"] == "response.output_text.delta"]
+        assert [score for event in shown for score in event["logprobs"]] == [
+            score for part in parts for score in part["logprobs"]
+        ]
+
     def test_the_packages_stream_helper(self, scripted):
         fields: Any = {"model": "fake", "input": "hi", "tools": [WEATHER | {"strict": True}]}
         with scripted.openai().responses.stream(**fields) as events:
@@ -137,6 +174,20 @@ class TestResponses:
         by_items = scripted.prompt
         self.ask(scripted, input=[*HI, *made.output, items[-1]])
         assert scripted.prompt == by_items, "the package's own objects"
+
+    def test_the_name_of_what_gave_an_output_is_read(self, tmp_path):
+        template = TOOL_TEMPLATE.replace("{{ m.tool_call_id }}: ", "{{ m.name }} gave ")
+        named = make_server(tmp_path, template)
+        items = [
+            {"type": "function_call", "call_id": "a", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "name": "weather", "output": "21"},
+            {"type": "function_call_output", "call_id": "b", "output": "22"},
+        ]
+        made = self.ask(named, input=[*HI, *items])
+        assert "<|im_start|>tool\nweather gave 21<|im_end|>\n<|im_start|>tool\n gave 22" in named.prompt
+        listed = named.openai().responses.input_items.list(made.id, order="asc").data
+        assert [item.type for item in listed] == ["message", "function_call", *["function_call_output"] * 2]
+        assert [getattr(item, "name", None) for item in listed[1:]] == ["weather", "weather", None]
 
     def test_a_round_that_is_stored(self, scripted):
         scripted.engine.answer = f"Let me see.{CALL}"
@@ -217,6 +268,13 @@ class TestAnthropic:
         made = self.ask(scripted)
         assert [block.type for block in made.content] == ["text", "tool_use", "tool_use"]
         assert len({block.id for block in made.content[1:]}) == 2
+
+    def test_a_stop_sequence_is_not_found_in_a_call(self, scripted):
+        scripted.engine.answer = f"Let me see.\n{CALL}"
+        made = self.ask(scripted, stop_sequences=["Bern", "\n"])
+        assert ([block.type for block in made.content], made.stop_reason) == (["text", "tool_use"], "tool_use")
+        made = self.ask(scripted, stop_sequences=["see"])
+        assert (made.content[0].text, made.stop_reason, made.stop_sequence) == ("Let me ", "stop_sequence", "see")
 
     def test_a_call_that_is_cut_short_is_text(self, scripted):
         made = self.ask(scripted, max_tokens=len(CALL) - 20)

@@ -27,7 +27,9 @@ class ScriptedClient:
     class info:
         max_request_tokens = 100
 
-    async def generate(self, request: Request, owner: str = "") -> AsyncGenerator[RequestOutput]:
+    async def generate(
+        self, request: Request, owner: str = "", *, is_streamed: bool = True
+    ) -> AsyncGenerator[RequestOutput]:
         for index in range(NUM_TOKENS):
             await asyncio.sleep(0)
             is_last = index == NUM_TOKENS - 1

@@ -12,8 +12,9 @@ from pydantic import BaseModel
 from jsg.constrained.tags import structural_tag_grammar
 from jsg.constrained.tools import Tool, tools_to_structural_tag
 from jsg.errors import GrammarError
+from jsg.types import FinishReason, FinishType
 from tests.server.conftest import write_byte_tokenizer
-from tests.server.scripted import TOOL_TEMPLATE, ScriptedServer
+from tests.server.scripted import END_OF_TEXT, TOOL_TEMPLATE, ScriptedServer
 
 HI = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -38,6 +39,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> ScriptedServer:
 @pytest.fixture(autouse=True)
 def _plain(scripted: ScriptedServer) -> None:
     scripted.engine.answer, scripted.engine.failure, scripted.engine.step_len = CALL, None, 3
+    scripted.engine.finish = END_OF_TEXT
 
 
 def ask(scripted: ScriptedServer, **fields: Any) -> dict:
@@ -179,6 +181,10 @@ class TestRefusals:
             ({"tools": [CLOCK], "regex": "a"}, "regex", "only one grammar"),
             ({"tools": [CLOCK], "functions": [{"name": "f"}]}, "functions", "old form"),
             ({"function_call": {"name": "f"}}, "function_call", "needs functions"),
+            ({"functions": [{"name": "f"}], "parallel_tool_calls": True}, "parallel_tool_calls", "one function_call"),
+            ({"function_call": "none"}, "function_call", "needs functions"),
+            ({"function_call": "auto", "tools": [CLOCK]}, "function_call", "needs functions"),
+            ({"functions": [], "function_call": {"name": "f"}}, "function_call", "needs functions"),
             ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call", "none of them"),
         ],
     )
@@ -250,10 +256,55 @@ class TestAnswers:
         choice = ask(scripted, max_tokens=len(CALL) - 30)
         assert choice["finish_reason"] == "length"
 
+    @pytest.mark.parametrize("stop", ["Bern", "\n", '"', "tool", "</tool_call>", "}}"])
+    @pytest.mark.parametrize("step_len", [1, 500])
+    def test_a_stop_string_is_not_found_in_a_call(self, scripted, stop, step_len):
+        scripted.engine.step_len = step_len
+        scripted.engine.answer = f"Let me see.\n{CALL}\n{OTHER}"
+        choice = ask(scripted, stop=stop)
+        assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == [ARGUMENTS, "{}"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("Let me see.", "tool_calls")
+        pieces = stream(scripted, stop=stop)
+        assert "".join(piece["delta"].get("content") or "" for piece in pieces) == "Let me see."
+        changes = [change for piece in pieces for change in piece["delta"].get("tool_calls", ())]
+        assert "".join(change["function"]["arguments"] for change in changes) == ARGUMENTS + "{}"
+        assert pieces[-1]["finish_reason"] == "tool_calls"
+
+    @pytest.mark.parametrize(
+        ("answer", "content", "num_calls", "reason"),
+        [
+            (f"Let me see it.\n{CALL}", "Let me ", 0, "stop"),
+            (f"{CALL} Then see it. {CALL}", " Then", 1, "tool_calls"),
+        ],
+    )
+    def test_a_stop_string_in_the_text_ends_it(self, scripted, answer, content, num_calls, reason):
+        scripted.engine.answer = answer
+        choice = ask(scripted, stop="see")
+        assert (choice["message"]["content"], choice["finish_reason"]) == (content, reason)
+        assert len(choice["message"].get("tool_calls", ())) == num_calls
+        assert choice["matched_stop"] == "see"
+        pieces = stream(scripted, stop="see")
+        assert "".join(piece["delta"].get("content") or "" for piece in pieces) == content
+        assert pieces[-1]["finish_reason"] == reason
+
+    def test_a_call_that_a_token_ended_is_not_to_be_answered(self, scripted):
+        """A stop token of the client's may stand in arguments; what is left of them must not look like a call."""
+        scripted.engine.finish = FinishReason(FinishType.STOP, matched=ord("}"))
+        scripted.engine.answer = CALL[:-30]
+        assert ask(scripted)["finish_reason"] == "stop"
+        assert stream(scripted)[-1]["finish_reason"] == "stop"
+
     def test_each_answer_has_names_of_its_own(self, scripted):
         body = {"messages": HI, "tools": [WEATHER], "n": 3}
         choices = scripted.http.post("/v1/chat/completions", json=body).json()["choices"]
         assert len({choice["message"]["tool_calls"][0]["id"] for choice in choices}) == 3
+
+    def test_names_are_new_where_that_of_the_request_is_not(self, scripted):
+        """A client may send one `rid` again; a conversation with both calls must tell them apart."""
+        ids = [ask(scripted, rid="mine")["message"]["tool_calls"][0]["id"] for _ in range(2)]
+        changes = [change for piece in stream(scripted, rid="mine") for change in piece["delta"].get("tool_calls", ())]
+        ids += [change["id"] for change in changes if "id" in change]
+        assert len(set(ids)) == 3
 
     @pytest.mark.parametrize("step_len", [1, 2, 7, 500])
     @pytest.mark.parametrize("answer", [CALL, f"Let me see.\n{CALL}\n{OTHER}", "It rains.", "<tool_call> is no call"])
@@ -282,8 +333,11 @@ class TestAnswers:
         assert len(changes) > 10
 
     def test_logprobs_of_every_token_once(self, scripted):
-        whole = ask(scripted, logprobs=True)
-        assert whole["logprobs"] == {"content": [], "refusal": None}  # this engine scores nothing
+        scripted.engine.answer = f"Let me see.\n{CALL} ä"
+        scores = ask(scripted, logprobs=True)["logprobs"]["content"]
+        assert b"".join(bytes(score["bytes"]) for score in scores).decode() == scripted.engine.answer + "<|im_end|>"
+        pieces = stream(scripted, logprobs=True)
+        assert [score for piece in pieces for score in (piece["logprobs"] or {"content": []})["content"]] == scores
 
 
 class TestConversations:

@@ -21,8 +21,8 @@ from jsg.server.telemetry.trace_context import TraceContext
 from jsg.server.telemetry.tracing import EXPORT_TIMEOUT_S, SpanExport, span_attributes
 from tests.engine.fake_core import FAILING_TOKEN
 from tests.server.conftest import RunningServer, ServerMaker, events_of
+from tests.server.mixed_run import quiet
 from tests.server.scrape import scrape_until
-from tests.server.test_metrics import quiet
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE_ID}-{PARENT_ID}-01"

@@ -61,11 +61,24 @@ def parse_regex(pattern: str, *, search: bool, limits: Limits = LIMITS, param: s
     Raises:
         GrammarError: The pattern is wrong, uses something that is not supported, or is too large.
     """
-    check(len(pattern.encode(errors="surrogatepass")), limits.text_bytes, "bytes in a pattern", param)
-    piece = _Parser(pattern, Reader(pattern, is_ecma=search, param=param), limits, param).run()
+    piece = _parse(pattern, is_ecma=search, limits=limits, param=param)
     expr = found_in(piece) if search else matched(piece)
     check(_depth(expr), limits.nesting, _NESTING, param)
     return expr
+
+
+def parse_piece(pattern: str, *, limits: Limits = LIMITS, param: str | None = None) -> Piece:
+    """What a regular expression in Python's dialect matches, by what that asserts. Raises as `parse_regex`."""
+    piece = _parse(pattern, is_ecma=False, limits=limits, param=param)
+    for part in piece.parts:
+        if part is not None:
+            check(_depth(part.expr), limits.nesting, _NESTING, param)
+    return piece
+
+
+def _parse(pattern: str, *, is_ecma: bool, limits: Limits, param: str | None) -> Piece:
+    check(len(pattern.encode(errors="surrogatepass")), limits.text_bytes, "bytes in a pattern", param)
+    return _Parser(pattern, Reader(pattern, is_ecma=is_ecma, param=param), limits, param).run()
 
 
 class _Parser:

@@ -1,15 +1,24 @@
 """Arrays: items in their places, how many there are, and what some or all of them must be."""
 
 import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
 
 from jsg.constrained.ir import EMPTY, MAX_ONCE, NEVER, Automaton, Bag, BagItem, Expr, Repeat, alt, seq
 from jsg.constrained.schema.consts import const_expr
 from jsg.constrained.schema.scope import Scope
-from jsg.constrained.schema.shapes import Array, Boolean, Const, Contains, NodeName, Null
+from jsg.constrained.schema.shapes import NEVER as NEVER_NODE
+from jsg.constrained.schema.shapes import Array, Contains, NodeName
+from jsg.constrained.schema.strings import any_of
+from jsg.constrained.schema.unequal import are_apart, few_values
 from jsg.errors import GrammarError
 
 _MAX_STATES = 2_000
 """Of the automaton for `contains` beside other counts."""
+
+_MAX_ROWS = 256
+"""Of unequal items in places of their own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,35 +92,50 @@ def _run(scope: Scope, shape: Array, most: int | None, where: str) -> _Content:
 
 
 def _unique(scope: Scope, shape: Array, most: int | None, where: str) -> _Content:
-    """Unequal items out of a few: each may stand in the array once."""
-    values = _few_values(scope, shape.items)
+    """Unequal items: each out of a few, of which each may stand in the array once, or in places that share no value."""
+    count = len(shape.prefix) if most is None else min(most, len(shape.prefix))
+    if shape.contains is None and count == most:
+        found = _unequal(scope, shape, shape.prefix[:count])
+        if found is not None:
+            return found
+    values = few_values(scope, shape.items)
     if values is None or len(values) > MAX_ONCE or shape.prefix or shape.contains is not None:
         raise GrammarError(
-            f"uniqueItems can be enforced only where the items are one enum of at most {MAX_ONCE} values, and that is "
-            f"not so at {where}; leave uniqueItems out, give the items an enum, or set maxItems to 1"
+            f"uniqueItems can be enforced only where the items are one set of at most {MAX_ONCE} values (an enum, "
+            f"booleans, a range of integers), or there is one place for each item and no two places share a value, and "
+            f"that is not so at {where}; leave uniqueItems out, give the items an enum, or set maxItems to 1"
         )
     limit = len(values) if most is None else min(most, len(values))
     if limit < shape.min_items:
         return _Content(False, NEVER)
-    items = tuple(BagItem(value, is_once=True) for value in values)
+    items = tuple(BagItem(const_expr(scope.spacing, text, scope.order), is_once=True) for text in values.values())
     return _Content(shape.min_items == 0, Bag(items, scope.spacing.comma, max(1, shape.min_items), limit))
 
 
-def _few_values(scope: Scope, node: NodeName) -> list[Expr] | None:
-    """Each valid value by itself; None where there are more than can be listed."""
-    values: dict[str, Expr] = {}
-    for item in scope.shapes(node):
-        match item:
-            case Const(text):
-                texts = [text]
-            case Boolean():
-                texts = ["true", "false"]
-            case Null():
-                texts = ["null"]
-            case _:
-                return None
-        values.update((text, const_expr(scope.spacing, text, scope.order)) for text in texts)
-    return list(values.values())
+def _unequal(scope: Scope, shape: Array, places: tuple[NodeName, ...]) -> _Content | None:
+    """Unequal items in places of their own; None where that cannot be told, or not in a few rows."""
+    if are_apart(scope, places):
+        return _in_places(scope, dataclasses.replace(shape, prefix=places, items=NEVER_NODE), len(places), "")
+    choices: list[dict[str, str]] = []
+    for node in places:
+        values = few_values(scope, node)
+        if values is None or math.prod(map(len, choices)) * len(values) > _MAX_ROWS:
+            return None
+        choices.append(values)
+    rows = (
+        row
+        for length in range(max(1, shape.min_items), len(places) + 1)
+        for row in itertools.product(*(values.items() for values in choices[:length]))
+        if len({key for key, _ in row}) == length
+    )
+    exprs = [
+        _row([const_expr(scope.spacing, text, scope.order) for _, text in row], scope.spacing.comma) for row in rows
+    ]
+    return _Content(shape.min_items == 0, any_of(exprs))
+
+
+def _row(items: Sequence[Expr], comma: Expr) -> Expr:
+    return seq(*itertools.chain.from_iterable((EMPTY if i == 0 else comma, item) for i, item in enumerate(items)))
 
 
 def _with_contains(scope: Scope, shape: Array, contains: Contains, most: int | None, where: str) -> _Content:

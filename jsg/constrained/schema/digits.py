@@ -13,6 +13,9 @@ from typing import Protocol
 from jsg.constrained.ir import NEVER, Automaton, ByteSet, Expr, Repeat
 from jsg.constrained.limits import Limits, check
 
+MAX_WRITTEN_OUT = 6_000
+"""States of an automaton that keeps a remainder and counts digits too."""
+
 TrackerState = tuple[int, ...]
 Relation = Callable[[int, int], bool]
 """Of `operator`: le, ge, lt, gt or ne."""
@@ -154,15 +157,20 @@ class Digits:
         whole: Before the point; None for any number.
         fraction: After it; 0 for no point.
         has_minus_zero: `-0` is a number too.
+        longest: Where `whole` is None, the digits before the point nevertheless, unless that needs more than
+            `MAX_WRITTEN_OUT` states.
     """
 
     whole: int | None
     fraction: int
     has_minus_zero: bool = True
+    longest: int | None = None
 
 
 _State = tuple[int, int, bool, tuple[TrackerState, ...]]
 """Place, digits since it began, whether negative, and the trackers' states."""
+Edges = list[list[tuple[int, int]]]
+"""Of each state: (label, target)."""
 _START, _SIGN, _ZERO, _WHOLE, _POINT, _FRACTION, _END = range(7)
 _RUN = 256
 """Labels above it are runs of 1 to label - `_RUN` digits; those below are bytes."""
@@ -173,7 +181,7 @@ def numbers(digits: Digits, trackers: Iterable[Tracker], limits: Limits) -> Expr
     machine = _Machine(digits, tuple(trackers))
     index: dict[_State, int] = {machine.start(): 0}
     order = list(index)
-    edges: list[list[tuple[int, int]]] = []  # of each state: (label, target)
+    edges: Edges = []
     for state in order:
         row: list[tuple[int, int]] = []
         for label, target in machine.steps(state):
@@ -184,7 +192,10 @@ def numbers(digits: Digits, trackers: Iterable[Tracker], limits: Limits) -> Expr
                 check(len(order), limits.char_states, "states of the digits of a number")
             row.append((label, known))
         edges.append(row)
-    return _automaton(edges, [machine.is_end(state) for state in order])
+    edges, ends = _minimal(edges, [machine.is_end(state) for state in order])
+    if digits.longest is not None and edges:
+        edges, ends = _shortened(edges, ends, digits.longest)
+    return _automaton(edges, ends)
 
 
 class _Machine:
@@ -248,30 +259,70 @@ class _Machine:
         return tuple(following)
 
 
-def _automaton(edges: list[list[tuple[int, int]]], ends: list[bool]) -> Expr:
-    """The automaton without states from which no end can be reached, and with equal states as one."""
+def _minimal(edges: Edges, ends: list[bool]) -> tuple[Edges, list[bool]]:
+    """The automaton without states from which no end can be reached, and with equal states as one; empty for none."""
     is_live = _live(edges, ends)
     if not is_live[0]:
-        return NEVER
+        return [], []
     classes = _classes(edges, ends, is_live)
     # The first state's class must be state 0; the others follow as they are met.
     names: dict[int, int] = {classes[0]: 0}
     examples = [0]
-    rows: list[tuple[tuple[Expr, int], ...]] = []
+    rows: Edges = []
     for example in examples:
-        by_target: dict[int, list[int]] = {}
+        row: list[tuple[int, int]] = []
         for label, target in edges[example]:
             if not is_live[target]:
                 continue
             if classes[target] not in names:
                 names[classes[target]] = len(examples)
                 examples.append(target)
-            by_target.setdefault(names[classes[target]], []).append(label)
+            row.append((label, names[classes[target]]))
+        rows.append(row)
+    return rows, [ends[example] for example in examples]
+
+
+def _shortened(edges: Edges, ends: list[bool], longest: int) -> tuple[Edges, list[bool]]:
+    """The numbers of an automaton that have at most so many digits before the point.
+
+    It is written out once for each number of digits. Where that takes too many states it stays as it is.
+    """
+    if len(edges) * (longest + 1) > MAX_WRITTEN_OUT:
+        return edges, ends
+    after_point = longest + 1  # stands for the count of digits from the point on
+    index = {(0, 0): 0}
+    order = list(index)
+    rows: Edges = []
+    for state, count in order:
+        row: list[tuple[int, int]] = []
+        for label, target in edges[state]:
+            following = count
+            if label == ord("."):
+                following = after_point
+            elif count < after_point and label != ord("-"):
+                following = count + 1
+                if following == after_point:
+                    continue
+            key = (target, following)
+            if key not in index:
+                index[key] = len(order)
+                order.append(key)
+            row.append((label, index[key]))
+        rows.append(row)
+    return rows, [ends[state] for state, _ in order]
+
+
+def _automaton(edges: Edges, ends: list[bool]) -> Expr:
+    rows: list[tuple[tuple[Expr, int], ...]] = []
+    for row in edges:
+        by_target: dict[int, list[int]] = {}
+        for label, target in row:
+            by_target.setdefault(target, []).append(label)
         rows.append(tuple((_label(found), target) for target, found in by_target.items()))
-    return Automaton(tuple(rows), frozenset(i for i, example in enumerate(examples) if ends[example]))
+    return Automaton(tuple(rows), frozenset(i for i, is_end in enumerate(ends) if is_end)) if rows else NEVER
 
 
-def _live(edges: list[list[tuple[int, int]]], ends: list[bool]) -> list[bool]:
+def _live(edges: Edges, ends: list[bool]) -> list[bool]:
     sources: list[list[int]] = [[] for _ in edges]
     for source, row in enumerate(edges):
         for _, target in row:
@@ -286,7 +337,7 @@ def _live(edges: list[list[tuple[int, int]]], ends: list[bool]) -> list[bool]:
     return is_live
 
 
-def _classes(edges: list[list[tuple[int, int]]], ends: list[bool], is_live: list[bool]) -> list[int]:
+def _classes(edges: Edges, ends: list[bool], is_live: list[bool]) -> list[int]:
     """The class of each state: equal for states from which the same texts lead to an end."""
     classes = [int(is_end) for is_end in ends]
     count = 0

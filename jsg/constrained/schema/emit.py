@@ -3,7 +3,7 @@
 import functools
 
 from jsg.constrained.ir import NEVER, Call, Expr, Grammar, literal
-from jsg.constrained.limits import LIMITS, Limits
+from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.schema import strings
 from jsg.constrained.schema.arrays import array_expr
 from jsg.constrained.schema.consts import const_expr, scalar_words
@@ -15,6 +15,7 @@ from jsg.constrained.schema.rules import RuleBook
 from jsg.constrained.schema.scope import Scope
 from jsg.constrained.schema.shapes import (
     ANY,
+    EVERY_SHAPE,
     Array,
     Boolean,
     Const,
@@ -30,7 +31,6 @@ from jsg.constrained.schema.whitespace import spacing
 from jsg.types import PropertyOrder, Whitespace
 
 _MAX_INLINE_BYTES = 64
-_ANY_SHAPES: tuple[Shape, ...] = (Null(), Boolean(), Number(), String(), Array(), Object())
 
 
 def emit(document: Document, whitespace: Whitespace, order: PropertyOrder, limits: Limits = LIMITS) -> Grammar:
@@ -66,7 +66,7 @@ class _Emitter:
         return self.scope.book.call(("node", node), name, functools.partial(self._node, node))
 
     def _shapes(self, node: NodeName) -> tuple[Shape, ...]:
-        return _ANY_SHAPES if node == ANY else self._nodes[node]
+        return EVERY_SHAPE if node == ANY else self._nodes[node]
 
     def _value(self, node: NodeName) -> Expr:
         """A node where it is used: itself where it is short, else a call of its rule."""
@@ -86,10 +86,15 @@ class _Emitter:
         options: list[Expr] = []
         shapes = without_covered(self._shapes(node), lambda name: not self._shapes(name))
         texts = [shape for shape in shapes if isinstance(shape, String)]
+        num_signs = 0
         for shape in shapes:
-            if isinstance(shape, Const) and (spellings := scalar_words(shape.text)) is not None:
-                known.update(spellings)
-            elif len(texts) < 2 or not isinstance(shape, String):
+            if isinstance(shape, Const):
+                if (spellings := scalar_words(shape.text)) is not None:
+                    known.update(spellings)
+                    continue
+                num_signs += len(shape.text)  # of an array or object, each of which becomes a position at least
+                check(num_signs, self.scope.limits.positions, "positions")
+            if len(texts) < 2 or not isinstance(shape, String):
                 options.append(self._shape(shape, node))
         if len(texts) > 1:
             # In one rule they are followed as one, where a rule for each would be a way of its own to read a text.

@@ -3,9 +3,11 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from jsg.constrained.chardfa import CharDfa
 from jsg.constrained.schema.drafts import Draft, Facet, Members, meet_strings, string_of
+from jsg.constrained.schema.formats import FORMATS
 from jsg.constrained.schema.formulas import Formulas
 from jsg.constrained.schema.patterns import Patterns
 from jsg.constrained.schema.shapes import ANY, NEVER, NamePattern, NodeName, Object, String
@@ -112,6 +114,22 @@ def _partitions[T](items: Sequence[T]) -> Iterator[list[list[T]]]:
             yield [*groups[:i], [first, *group], *groups[i + 1 :]]
 
 
+class _Some(NamedTuple):
+    """A member that must be there: the cell of its name, all that holds for its name, and for its value."""
+
+    cell: NamePattern
+    name: String
+    node: NodeName
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether another member with such a name may have a value that does not serve."""
+        return self.node != self.cell.node
+
+
+_NO_CELL = NamePattern((), (), NEVER)
+
+
 class _Finish:
     """One draft of an object, whose `some` are served, on its way to be a shape."""
 
@@ -129,12 +147,14 @@ class _Finish:
         """The object's shapes; `pending` are members that must be there and are not declared."""
         if not self._settle_dependents() or any(self._is_never(self._nodes[name]) for name in self._required):
             return
-        excludes, cells, additional = self._cells()
-        choices = [list(self._some(names, value, cells, excludes, additional)) for names, value in pending]
+        cells = self._cells()
+        choices = [list(self._some(names, value, cells)) for names, value in pending]
         for some in itertools.product(*choices):
-            shape = self._bounded(cells, additional, excludes, tuple(some))
-            if shape is not None:
-                yield shape
+            settled = self._settled(cells, some)
+            for needed in itertools.product(*(self._alone(one, some) for one in some)):
+                shape = self._bounded(settled, needed)
+                if shape is not None:
+                    yield shape
 
     def _is_never(self, node: NodeName) -> bool:
         return self._formulas.judge.is_never(node)
@@ -165,37 +185,25 @@ class _Finish:
                 self._dependents[name] = left
         return True
 
-    def _cells(self) -> tuple[tuple[str, ...], list[NamePattern], NodeName]:
-        """(all patterns, combinations of them and their nodes, node of names that match none)."""
+    def _cells(self) -> list[NamePattern]:
+        """Combinations of patterns that a name outside the declared ones may match, and their nodes."""
         facets = self._shape.facets
         conjoin = self._formulas.context.nodes.conjoin
         if self._names == ():
-            return (), [], NEVER
+            return []
         patterns = tuple(dict.fromkeys(pattern for facet in facets for pattern, _ in facet.patterns))
         cells: list[NamePattern] = []
-        additional = NEVER
         for matched, matches, excludes in combinations(self._formulas.context.patterns, patterns, self._where):
             nodes = []
             for facet in facets:
                 found = [node for pattern, node in facet.patterns if pattern in matched]
                 nodes.extend(found or (facet.additional,))
             node = conjoin(*nodes)
-            if self._is_never(node):
-                continue
-            if matched:
-                cells.append(NamePattern(matches, excludes, node))
-            else:
-                additional = node
-        return patterns, cells, additional
+            if not self._is_never(node):
+                cells.append(NamePattern(matches, excludes if matched else patterns, node))
+        return cells
 
-    def _some(
-        self,
-        names: NodeName,
-        value: NodeName,
-        cells: Sequence[NamePattern],
-        excludes: tuple[str, ...],
-        additional: NodeName,
-    ) -> Iterator[tuple[String, NodeName]]:
+    def _some(self, names: NodeName, value: NodeName, cells: Sequence[NamePattern]) -> Iterator[_Some]:
         """The ways in which an undeclared member may have such a name and such a value."""
         conjoin = self._formulas.context.nodes.conjoin
         declared = frozenset(self._nodes)
@@ -205,8 +213,7 @@ class _Finish:
             for found in self._formulas.judge.strings(draft)
             if isinstance(found, String)
         ]
-        places = [*cells, NamePattern((), excludes, additional)]
-        for name, cell, allowed in itertools.product(wanted, places, self._names or (String(),)):
+        for name, cell, allowed in itertools.product(wanted, cells, self._names or (String(),)):
             node = conjoin(cell.node, value)
             if self._is_never(node):
                 continue
@@ -214,24 +221,58 @@ class _Finish:
             shape = None if own is None else meet_strings(name, own)
             shape = None if shape is None else meet_strings(shape, allowed)
             if shape is not None and not self._formulas.judge.is_empty(Draft(shape)):
-                yield shape, node
+                yield _Some(cell, shape, node)
 
-    def _bounded(
-        self,
-        cells: Sequence[NamePattern],
-        additional: NodeName,
-        excludes: tuple[str, ...],
-        some: tuple[tuple[String, NodeName], ...],
-    ) -> Object | None:
+    def _settled(self, cells: Sequence[NamePattern], some: Sequence[_Some]) -> list[NamePattern]:
+        """The cells such that a name that is written twice can do no harm.
+
+        A reader keeps one of two members with the same name. So a member that must be there, and every other one whose
+        name could be its name, has a value that serves.
+        """
+        settled: list[NamePattern] = []
+        for cell in cells:
+            parts = [cell]
+            for one in some:
+                if one.cell is cell and one.is_narrow:
+                    parts = [part for whole in parts for part in self._split(whole, one)]
+            settled.extend(part for part in parts if not self._is_never(part.node))
+        return settled
+
+    def _alone(self, one: _Some, some: Sequence[_Some]) -> list[tuple[String, NodeName]]:
+        """The member that must be there, with names that are not those of others; where one serves two, it is one."""
+        parts = [NamePattern(one.name.patterns, one.name.not_patterns, one.node)]
+        for other in some:
+            if other is not one and other.cell is one.cell and other.is_narrow:
+                parts = [part for whole in parts for part in list(self._split(whole, other))[:-1]]
+        names = (dataclasses.replace(one.name, patterns=part.matches, not_patterns=part.excludes) for part in parts)
+        return [(name, one.node) for name in names if not self._formulas.judge.is_empty(Draft(name))]
+
+    def _split(self, cell: NamePattern, one: _Some) -> Iterator[NamePattern]:
+        """The cell in parts; the last has the names that the member may have, and values that serve."""
+        matches, excludes = cell.matches, cell.excludes
+        for pattern, is_found in _conditions(one.name, frozenset(self._nodes)):
+            if pattern in (matches if is_found else excludes):
+                continue
+            if is_found:
+                yield NamePattern(matches, (*excludes, pattern), cell.node)
+                matches = (*matches, pattern)
+            else:
+                yield NamePattern((*matches, pattern), excludes, cell.node)
+                excludes = (*excludes, pattern)
+        yield NamePattern(matches, excludes, self._formulas.context.nodes.conjoin(cell.node, one.node))
+
+    def _bounded(self, cells: Sequence[NamePattern], some: tuple[tuple[String, NodeName], ...]) -> Object | None:
         """The object with counts that agree with its names."""
+        additional = next((cell for cell in cells if not cell.matches), _NO_CELL)
+        cells = [cell for cell in cells if cell.matches]
         least, most = self._shape.min_properties, self._shape.max_properties
         sure = len(self._required) + len(some)
         if most is not None and sure > most:
             return None
         properties: Mapping[str, NodeName] = self._nodes
-        is_closed = additional == NEVER and not cells
+        is_closed = additional == _NO_CELL and not cells
         if most == sure:
-            cells, additional, is_closed = (), NEVER, True
+            cells, additional, is_closed = [], _NO_CELL, True
             properties = {name: node for name, node in properties.items() if name in self._required}
         required = dict(self._required)
         if is_closed:
@@ -249,11 +290,12 @@ class _Finish:
             properties=properties,
             required=frozenset(required),
             patterns=tuple(cells),
-            additional=additional,
-            additional_excludes=excludes if additional != NEVER else (),
+            additional=additional.node,
+            additional_excludes=additional.excludes,
             names=None if is_closed else self._names,
             some=some,
-            min_properties=least if least > sure else 0,
+            # Of members whose names are not told two may have the same name.
+            min_properties=least if least > sure - max(0, len(some) - 1) else 0,
             max_properties=most,
             dependents={name: needed for name, needed in dependents.items() if needed},
         )
@@ -290,3 +332,25 @@ def combinations(patterns: Patterns, all_patterns: Sequence[str], where: str) ->
         (matched, matches, tuple(p for p in excludes if not any(patterns.are_disjoint(m, p) for m in matches)))
         for _, (matched, matches, excludes) in found
     ]
+
+
+Condition = tuple[str, bool]
+"""A pattern, and whether it is found."""
+
+
+def _conditions(name: String, declared: frozenset[str]) -> list[Condition]:
+    """What is true of the names of a shape, as patterns; `declared` ones are left out of account."""
+    conditions = [(pattern, True) for pattern in name.patterns]
+    conditions.extend((pattern, False) for pattern in name.not_patterns)
+    if name.min_length or name.max_length is not None:
+        most = "" if name.max_length is None else name.max_length
+        conditions.append((rf"^[\s\S]{{{name.min_length},{most}}}$", True))
+    conditions.extend((f"^(?:{FORMATS[format_name]})$", True) for format_name in name.formats)
+    if words := name.excluded - declared:
+        conditions.append((f"^(?:{'|'.join(map(_quoted, sorted(words)))})$", False))
+    return conditions
+
+
+def _quoted(word: str) -> str:
+    """A pattern that is found in this word."""
+    return "".join(rf"\u{{{ord(sign):x}}}" for sign in word)

@@ -24,7 +24,7 @@ from jsg.constrained.schema.judge import Judge, UnderWayError
 from jsg.constrained.schema.keywords import REFERENCES, Reader
 from jsg.constrained.schema.nodes import Literal
 from jsg.constrained.schema.shapes import Json, NodeName, Number, String
-from jsg.constrained.schema.values import TYPES, decimal_of, key_of, type_of
+from jsg.constrained.schema.values import TYPES, decimal_of, described, key_of, type_of
 from jsg.errors import GrammarError
 
 MAX_ALTERNATIVES = 512
@@ -58,6 +58,7 @@ class Formulas:
         self._nodes: dict[tuple[NodeName, str], Formula] = {}
         self._formulas: dict[tuple[Literal, str], Formula] = {}
         self._under_way: dict[tuple[Literal, str], int] = {}
+        self._types: dict[int, frozenset[str] | None] = {}
         self._listed: dict[int, dict[str, tuple[str, ...]]] = {}
         self._plain: dict[NodeName, bool] = {}
         self._num_meetings = 0
@@ -70,7 +71,10 @@ class Formulas:
             self._level += 1  # a schema met again from here is met with another value: that is progress
             try:
                 literals = self.context.nodes.literals(node)
-                self._nodes[key] = self._all_of((self.of(literal, kind) for literal in literals), kind, node)
+                formula = self.of(literals[0], kind) if len(literals) == 1 else None
+                if formula is None or len(formula) > MANY_ALTERNATIVES:
+                    formula = self._all_of((self.of(literal, kind) for literal in literals), kind, node)
+                self._nodes[key] = formula
             finally:
                 self._level -= 1
         return self._nodes[key]
@@ -93,6 +97,9 @@ class Formulas:
             raise GrammarError(
                 f"schemas may be combined {MAX_DEPTH} levels deep, but {self._pointer(literal)} is deeper; simplify it"
             )
+        if key[0] > 1 and self._is_other_type(*key):
+            self._formulas[key] = ()
+            return ()
         self._under_way[key] = self._level
         try:
             formula = self._says(*key) if key[0] > 0 else self._denies(-key[0], kind)
@@ -129,9 +136,13 @@ class Formulas:
 
     def _all_of(self, parts: Iterable[Formula], kind: str, where: NodeName) -> Formula:
         choices: list[Formula] = []
-        result: Formula = self._free[kind]
+        free = result = self._free[kind]
         for part in parts:
-            if len(part) == 1:
+            if part is free:
+                continue
+            if result is free and len(part) == 1:
+                result = part
+            elif len(part) == 1:
                 result = self._product(result, part, where)
             else:
                 choices.append(part)
@@ -224,6 +235,13 @@ class Formulas:
                 yield self._any_of((Draft(without(name)), *present))
         if kind in ("array", "object"):
             yield from self._unevaluated(place, kind, reader)
+
+    def _is_other_type(self, place: int, kind: str) -> bool:
+        """Whether `type` of a schema leaves nothing of a kind of values, so that its other keywords do not matter."""
+        if place not in self._types:
+            self._types[place] = self._reader(place).types()
+        types = self._types[place]
+        return types is not None and kind not in types and not (kind == "number" and "integer" in types)
 
     def _type_says(self, reader: Reader, kind: str) -> Formula:
         types = reader.types() or frozenset(TYPES)
@@ -369,7 +387,7 @@ class Formulas:
                 strings = frozenset(value for value in values if isinstance(value, str))
                 shape = string_of(String(excluded=strings))
                 return () if shape is None else (Draft(shape),)
-        nodes = (self.context.locations.synthetic(place, key, _described(self.values[key])) for key in keys)
+        nodes = (self.context.locations.synthetic(place, key, described(self.values[key])) for key in keys)
         return self._all_of((self.of(-node, kind) for node in nodes), kind, self._pointer(place))
 
     # -- parts of a schema ---------------------------------------------------------------------------------------------
@@ -427,15 +445,3 @@ class Formulas:
         if kind == "null" or (kind == "boolean" and len(keys) == 2):
             return self._free[kind]
         return (Draft(FREE[kind], values=keys),)
-
-
-def _described(value: Json) -> dict[str, Json]:
-    """The schema of one array or object, out of the schemas of what is in it."""
-    if isinstance(value, list):
-        return {"prefixItems": [{"const": item} for item in value], "minItems": len(value), "maxItems": len(value)}
-    assert isinstance(value, dict)
-    return {
-        "properties": {name: {"const": item} for name, item in value.items()},
-        "required": list(value),
-        "maxProperties": len(value),
-    }

@@ -1,5 +1,8 @@
 """JSON Schema and generic JSON as grammars."""
 
+import contextlib
+from collections.abc import Iterator
+
 from jsg.constrained.ir import Grammar
 from jsg.constrained.json_input import read_json
 from jsg.constrained.limits import LIMITS, Limits
@@ -27,14 +30,35 @@ def schema_grammar(
     Raises:
         GrammarError: The schema is no schema, uses what cannot be enforced, is valid for nothing, or is too large.
     """
-    try:
+    with _naming():
         return emit(normalise(read_json(text, _PARAM, limits), limits), whitespace, property_order, limits)
-    except GrammarError as error:
-        if error.param is not None:
-            raise
-        raise GrammarError(str(error), param=_PARAM) from error
+
+
+def schema_annotations(text: str, limits: Limits = LIMITS) -> tuple[str, ...]:
+    """What stands in a schema and is not enforced, because the standard calls it an annotation: for people.
+
+    One line each, such as "format 'colour' at #/properties/a/format": formats and keywords that the standard does not
+    know, `contentEncoding` and its like, and a `$schema` that is not known. Titles, descriptions, defaults and examples
+    are left out: nobody takes them for rules. Parts of the schema that nothing refers to are not looked at.
+
+    Raises:
+        GrammarError: As `schema_grammar`.
+    """
+    with _naming():
+        return normalise(read_json(text, _PARAM, limits), limits).annotations
 
 
 def json_grammar(whitespace: Whitespace = "fixed", limits: Limits = LIMITS) -> Grammar:
     """The grammar of all JSON objects."""
     return emit(Document(_OBJECT, {_OBJECT: (Object(),), ANY: ()}), whitespace, "free", limits)
+
+
+@contextlib.contextmanager
+def _naming() -> Iterator[None]:
+    """Errors inside say which parameter is wrong."""
+    try:
+        yield
+    except GrammarError as error:
+        if error.param is not None:
+            raise
+        raise GrammarError(str(error), param=_PARAM) from error

@@ -52,12 +52,21 @@ class CharacterRules:
 
         No printable ASCII character is written `\uXXXX`.
         """
-        others = charset.difference(ranges, _PRINTABLE)
-        if len(others) <= _FEW_RANGES and charset.size(others) <= _FEW_RANGES:
-            return character(ranges)
+        others, whole, printable = _in_parts(ranges)
+        if whole is not None:
+            return whole
         call = self._book.call(("characters", others), "characters", lambda: character(others))
-        printable = charset.intersect(ranges, _PRINTABLE)
-        return alt(call, character(printable)) if printable else call
+        return alt(call, printable) if printable is not None else call
+
+
+@functools.lru_cache(maxsize=4096)
+def _in_parts(ranges: CharRanges) -> tuple[CharRanges, Expr | None, Expr | None]:
+    """(characters that are not printable ASCII, the whole set where they are few, else the printable ones if any)."""
+    others = charset.difference(ranges, _PRINTABLE)
+    if len(others) <= _FEW_RANGES and charset.size(others) <= _FEW_RANGES:
+        return others, character(ranges), None
+    printable = charset.intersect(ranges, _PRINTABLE)
+    return others, None, character(printable) if printable else None
 
 
 def string_words(text: str) -> tuple[bytes, ...]:

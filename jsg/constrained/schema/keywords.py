@@ -71,6 +71,15 @@ ENFORCED = frozenset(
 HELPERS = frozenset(("else", "maxContains", "minContains", "then"))
 """Keywords that say something only together with one of `ENFORCED`."""
 
+SAYING_NOTHING = frozenset(
+    (
+        *("$schema", "$vocabulary", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"),
+        *("$defs", "definitions"),
+        *("$comment", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+    )
+)
+"""Keywords of the standard that nobody takes for rules."""
+
 UNREACHABLE: Final = 2**31 - 1
 """More items, members or characters than any text has."""
 

@@ -31,6 +31,7 @@ _SINGLES = (
     "unevaluatedItems",
     "unevaluatedProperties",
 )
+_HOLDERS = frozenset((*_LISTS, *_MAPS, *_SINGLES))
 _DRAFTS = (("draft-04", 4), ("draft-06", 6), ("draft-07", 7), ("2019-09", 2019), ("2020-12", 2020))
 NEWEST = 2020
 
@@ -53,7 +54,10 @@ class Place(NamedTuple):
 
 def step(pointer: str, token: str | int) -> str:
     """The pointer of a member."""
-    return f"{pointer}/{str(token).replace('~', '~0').replace('/', '~1')}"
+    name = str(token)
+    if "~" in name or "/" in name:
+        name = name.replace("~", "~0").replace("/", "~1")
+    return f"{pointer}/{name}"
 
 
 class Locations:
@@ -216,6 +220,8 @@ class Locations:
             self._dynamic.setdefault("", []).append(place.pointer)
 
     def _members(self, place: Place, schema: dict[str, Json]) -> Iterator[Place]:
+        if _HOLDERS.isdisjoint(schema):
+            return
         for keyword in _SINGLES:
             if isinstance(schema.get(keyword), dict):
                 yield self._member(place, keyword)
@@ -226,7 +232,9 @@ class Locations:
         for keyword in _MAPS:
             if isinstance(members := schema.get(keyword), dict):
                 holder = Place(step(place.pointer, keyword), members, place.base, place.draft)
-                yield from (self._member(holder, name) for name, value in members.items() if isinstance(value, dict))
+                for name, value in members.items():
+                    if isinstance(value, dict):
+                        yield self._enter(Place(step(holder.pointer, name), value, place.base, place.draft))
 
 
 def _kind(value: Json) -> str:

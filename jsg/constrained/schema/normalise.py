@@ -23,11 +23,23 @@ from jsg.constrained.schema.finish_arrays import finish_array
 from jsg.constrained.schema.finish_objects import finish_object
 from jsg.constrained.schema.formats import FORMATS
 from jsg.constrained.schema.formulas import Formulas
+from jsg.constrained.schema.keywords import ENFORCED, HELPERS, SAYING_NOTHING
 from jsg.constrained.schema.locations import EVERYTHING, Locations, step
 from jsg.constrained.schema.nodes import Nodes
 from jsg.constrained.schema.patterns import Patterns
-from jsg.constrained.schema.shapes import ANY, NEVER, Array, Const, Document, Json, NodeName, Object, Shape
-from jsg.constrained.schema.sharing import shared
+from jsg.constrained.schema.shapes import (
+    ANY,
+    EVERY_SHAPE,
+    NEVER,
+    Array,
+    Const,
+    Document,
+    Json,
+    NodeName,
+    Object,
+    Shape,
+)
+from jsg.constrained.schema.sharing import named, shared
 from jsg.constrained.schema.values import TYPES, text_of
 from jsg.errors import GrammarError
 
@@ -52,19 +64,20 @@ def normalise(schema: Json, limits: Limits = LIMITS) -> Document:
 
 def _all_nodes(formulas: Formulas, root: NodeName) -> dict[NodeName, tuple[Shape, ...]]:
     """The root and all that it needs."""
-    nodes: dict[NodeName, tuple[Shape, ...]] = {NEVER: ()}
-    waiting = [root, ANY]
+    nodes: dict[NodeName, tuple[Shape, ...]] = {NEVER: (), ANY: EVERY_SHAPE}
+    waiting = [root]
     while waiting:
         node = waiting.pop()
         if node not in nodes:
             nodes[node] = tuple(_finished(formulas, node))
-            waiting.extend(name for shape in nodes[node] for name in _named(shape) if name not in nodes)
+            waiting.extend(name for shape in nodes[node] for name in named(shape) if name not in nodes)
     return nodes
 
 
 def _finished(formulas: Formulas, node: NodeName) -> Iterator[Shape]:
     for kind in TYPES:
-        for draft in formulas.reduced(formulas.of_node(node, kind)):
+        formula = formulas.of_node(node, kind)
+        for draft in formulas.reduced(formula) if len(formula) > 1 else formula:
             yield from _shapes(formulas, draft, node)
 
 
@@ -84,19 +97,6 @@ def _shapes(formulas: Formulas, draft: Draft, node: NodeName) -> Iterator[Shape]
             yield from finish_object(formulas, shape, node)
         case shape:
             yield shape
-
-
-def _named(shape: Shape) -> Iterator[NodeName]:
-    """The nodes that a shape names."""
-    if isinstance(shape, Array):
-        yield from (*shape.prefix, shape.items)
-        if shape.contains is not None:
-            yield shape.contains.node
-            if shape.contains.others is not None:
-                yield shape.contains.others
-    elif isinstance(shape, Object):
-        yield from (*shape.properties.values(), *(cell.node for cell in shape.patterns), shape.additional)
-        yield from (node for _, node in shape.some)
 
 
 def _needed(shape: Shape) -> Iterator[NodeName]:
@@ -148,6 +148,6 @@ def _annotations(locations: Locations) -> Iterator[str]:
             name = place.schema.get("format")
             if isinstance(name, str) and name not in FORMATS:
                 yield f"format {name!r} at {step(place.pointer, 'format')}"
-            for keyword in ("contentEncoding", "contentMediaType", "contentSchema"):
-                if keyword in place.schema:
+            for keyword in place.schema:
+                if keyword not in ENFORCED and keyword not in HELPERS and keyword not in SAYING_NOTHING:
                     yield f"{keyword} at {step(place.pointer, keyword)}"

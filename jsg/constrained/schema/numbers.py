@@ -3,7 +3,10 @@
 Every spelling that is taken is the spelling of a valid number, and what `json.dumps` writes for a valid number is
 taken. Beyond that as little as possible: where a number is limited, exponents are only written for what `json.dumps`
 writes with them, below 1e-4 and from 1e16 on. No number can run on for more than `MAX_WHOLE` digits before the point
-and, where it is limited, `MAX_FRACTION` after it. An integer has neither a point nor an exponent.
+and, where it is limited, `MAX_FRACTION` after it; multiples have at most `MAX_MULTIPLE` before it. Only those of a
+divisor that needs more than 190 states, for its remainders and the bounds beside it, may be longer: a prime above 190,
+or 97 with a minimum of five digits. An integer has
+neither a point nor an exponent.
 """
 
 import dataclasses
@@ -21,6 +24,7 @@ from jsg.errors import GrammarError
 
 MAX_WHOLE = 100
 MAX_FRACTION = 20
+MAX_MULTIPLE = 30
 MAX_DIVISOR = 10_000
 """Of `multipleOf` without its decimals: an automaton keeps the remainder, so it has as many states."""
 _DOUBLE_DIGITS = 15
@@ -108,13 +112,15 @@ def _limited(shape: Number, limits: Limits) -> Expr:
     whole = max([1, *(len(bound.whole) for bound in bounds)])
     fraction = max([0, *(len(bound.fraction) for bound in bounds)])
     if shape.multiple_of or shape.not_multiple_of:
+        longest = max(MAX_MULTIPLE, whole + 1)
         trackers: list[Tracker] = [*bounds, *(_checked(Multiple.of(n, False)) for n in shape.not_multiple_of)]
         if shape.multiple_of:
             common = _common_multiple(shape)
             trackers.append(common)
-            sizes = [Digits(None, 0 if shape.is_integer else max(common.decimals, 1), not shape.is_integer)]
+            decimals = 0 if shape.is_integer else max(common.decimals, 1)
+            sizes = [Digits(None, decimals, not shape.is_integer, longest)]
         elif shape.is_integer:
-            sizes = [Digits(None, 0, has_minus_zero=False)]
+            sizes = [Digits(None, 0, has_minus_zero=False, longest=longest)]
         else:
             sizes = [Digits(max(whole, before), max(fraction, after)) for before, after in _NO_MULTIPLES]
         return _any_of(numbers(size, trackers, limits) for size in sizes)

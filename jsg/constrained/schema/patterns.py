@@ -1,10 +1,33 @@
 """What is known about the patterns of a schema without a text: which strings they find, which exclude each other."""
 
+import functools
+
 from jsg.constrained.chardfa import CharDfa
+from jsg.constrained.ir import Expr
 from jsg.constrained.limits import Limits
 from jsg.constrained.regex.parse import parse_regex
 from jsg.constrained.schema.formats import format_expr
 from jsg.errors import GrammarError
+
+_MAX_KEPT = 4_000
+"""Signs of a pattern that is kept beyond its schema."""
+
+
+def search_expr(pattern: str, limits: Limits) -> Expr:
+    """The texts in which a pattern of ECMA-262 is found, over characters.
+
+    Raises:
+        GrammarError: It is no pattern, or one that is not supported.
+    """
+    return (_kept if len(pattern) <= _MAX_KEPT else _parsed)(pattern, limits)
+
+
+def _parsed(pattern: str, limits: Limits) -> Expr:
+    return parse_regex(pattern, search=True, limits=limits)
+
+
+# A pattern is asked for several times in one schema, and those of `distinct.py` in many.
+_kept = functools.lru_cache(maxsize=256)(_parsed)
 
 
 class Patterns:
@@ -24,7 +47,7 @@ class Patterns:
     def check(self, pattern: str, where: str) -> None:
         """Raises GrammarError, naming `where`, unless the pattern is one that is supported."""
         try:
-            parse_regex(pattern, search=True, limits=self._limits)
+            search_expr(pattern, self._limits)
         except GrammarError as error:
             raise GrammarError(f"{where}: {error}") from None
 
@@ -43,7 +66,7 @@ class Patterns:
         key = (pattern, is_found)
         if key not in self._automata:
             if is_found:
-                made = CharDfa.of(parse_regex(pattern, search=True, limits=self._limits), self._limits)
+                made = CharDfa.of(search_expr(pattern, self._limits), self._limits)
             else:
                 made = self.automaton(pattern).complement()
             self._automata[key] = made

@@ -159,6 +159,8 @@ class Object:
 
 
 Shape = Const | Boolean | Null | Number | String | Array | Object
+EVERY_SHAPE: tuple[Shape, ...] = (Null(), Boolean(), Number(), String(), Array(), Object())
+"""Of the node `ANY`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Equal nodes under one name: parts of a schema that say the same, wherever they stand, become one rule."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
-from jsg.constrained.schema.shapes import ANY, NEVER, Array, Document, NamePattern, NodeName, Object, Shape
+from jsg.constrained.schema.shapes import ANY, EVERY_SHAPE, NEVER, Array, Document, NamePattern, NodeName, Object, Shape
 
 MAX_ROUNDS = 60
 
@@ -20,11 +20,24 @@ def shared(document: Document) -> Document:
         names.setdefault(classes[name], name)
     final = {name: names[classes[name]] for name in document.nodes}
     nodes = {
-        name: _distinct([_renamed(shape, final) for shape in shapes])
+        name: shapes if shapes is EVERY_SHAPE else _distinct([_renamed(shape, final) for shape in shapes])
         for name, shapes in document.nodes.items()
         if final[name] == name
     }
     return Document(final[document.root], nodes, document.annotations)
+
+
+def named(shape: Shape) -> Iterator[NodeName]:
+    """The nodes that a shape names."""
+    if isinstance(shape, Array):
+        yield from (*shape.prefix, shape.items)
+        if shape.contains is not None:
+            yield shape.contains.node
+            if shape.contains.others is not None:
+                yield shape.contains.others
+    elif isinstance(shape, Object):
+        yield from (*shape.properties.values(), *(cell.node for cell in shape.patterns), shape.additional)
+        yield from (node for _, node in shape.some)
 
 
 def _classes(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, int] | None:
@@ -81,6 +94,8 @@ def _signature(shape: Shape, rename: Rename) -> Hashable:
 
 
 def _renamed(shape: Shape, names: Mapping[NodeName, NodeName]) -> Shape:
+    if all(names[name] == name for name in named(shape)):
+        return shape
     if isinstance(shape, Array):
         kind = shape.contains
         if kind is not None:
@@ -101,6 +116,8 @@ def _renamed(shape: Shape, names: Mapping[NodeName, NodeName]) -> Shape:
 
 def _distinct(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
     """Each once, and no object that another one allows anyhow, which asks for fewer members."""
+    if len(shapes) < 2:
+        return tuple(shapes)
     found: dict[Hashable, Shape] = {}
     objects: dict[Hashable, list[Object]] = {}
     for shape in shapes:

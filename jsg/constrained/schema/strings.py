@@ -4,15 +4,16 @@ What is easy stays small: a length beside a simple pattern is a count, and "any 
 as long as they can still come. Only what is left is worked out as a deterministic automaton over characters.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 
 from jsg.constrained import charset
 from jsg.constrained.chardfa import CharDfa, as_repeat, fit_length
 from jsg.constrained.ir import NEVER, Alt, Automaton, Bag, Call, Chars, Expr, Literal, Repeat, Seq, alt, seq
 from jsg.constrained.limits import check
-from jsg.constrained.regex.parse import parse_regex
 from jsg.constrained.schema.formats import format_expr
 from jsg.constrained.schema.json_text import character
+from jsg.constrained.schema.patterns import search_expr
 from jsg.constrained.schema.scope import Scope
 from jsg.constrained.schema.shapes import String
 from jsg.constrained.text import lower
@@ -33,7 +34,15 @@ def quoted_expr(scope: Scope, shape: String) -> Expr:
         return seq(_QUOTE, _rest(scope))
     if shape.excluded and shape == String(excluded=shape.excluded):
         return seq(_QUOTE, _any_but(scope, shape.excluded))
+    if len(shape.formats) == 1 and shape == String(formats=shape.formats):
+        return _of_format(shape.formats[0])
     return seq(_QUOTE, _lowered(scope, _content(scope, shape)), _QUOTE)
+
+
+@functools.cache
+def _of_format(name: str) -> Expr:
+    """The strings of a format with their quotes. They are ASCII, so that they need no rules for their characters."""
+    return seq(_QUOTE, lower(format_expr(name), character), _QUOTE)
 
 
 def accepts(scope: Scope, shape: String, text: str) -> bool:
@@ -65,7 +74,7 @@ def _merged(left: Iterable[str], right: Iterable[str]) -> tuple[str, ...]:
 
 
 def _searches(scope: Scope, patterns: Iterable[str]) -> list[Expr]:
-    return [parse_regex(pattern, search=True, limits=scope.limits) for pattern in patterns]
+    return [search_expr(pattern, scope.limits) for pattern in patterns]
 
 
 def _parts(scope: Scope, shape: String) -> list[Expr]:
@@ -177,13 +186,18 @@ def _any_but(scope: Scope, words: frozenset[str]) -> Expr:
         out: list[tuple[Expr, int]] = [
             (scope.characters.character(charset.of(sign)), target) for sign, target in row.items()
         ]
-        out.append((scope.characters.character(charset.complement(charset.of(row))), free))
+        out.append((scope.characters.character(_all_but(tuple(row))), free))
         if state not in ends:
             out.append((_QUOTE, done))
         edges.append(tuple(out))
     edges.append(((rest, done),))
     edges.append(())
     return Automaton(tuple(edges), frozenset((done,)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _all_but(signs: tuple[str, ...]) -> charset.CharRanges:
+    return charset.complement(charset.of(signs))
 
 
 def _rest(scope: Scope) -> Call:
@@ -195,4 +209,5 @@ def _rest(scope: Scope) -> Call:
 
 def any_of(options: Iterable[Expr]) -> Expr:
     """Any of the options that can be matched at all."""
-    return alt(*(option for option in options if option != NEVER))
+    found = [option for option in options if option != NEVER]
+    return found[0] if len(found) == 1 else alt(*found)

@@ -100,6 +100,20 @@ def _write_number(number: Decimal) -> str:
     return f"{shortest:f}" if is_plain else str(shortest).lower()
 
 
+def described(value: Json) -> dict[str, Json]:
+    """The schema of one array or object, out of the schemas of what is in it."""
+    if isinstance(value, list):
+        return {"prefixItems": [{"const": item} for item in value], "minItems": len(value), "maxItems": len(value)}
+    assert isinstance(value, dict)
+    # Where this is denied, another member must be there: one with a new name and not one more, which a name that is
+    # written twice would seem to be.
+    return {
+        "properties": {name: {"const": item} for name, item in value.items()},
+        "required": list(value),
+        **({"additionalProperties": False} if value else {"maxProperties": 0}),
+    }
+
+
 def ceiling(number: Decimal) -> Decimal:
     """The least integer that is not below it."""
     return Decimal(math.ceil(number))

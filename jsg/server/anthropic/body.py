@@ -10,7 +10,7 @@ from jsg.errors import RequestError
 from jsg.server.constraint import Constraint, grammar_fields, only_one
 from jsg.server.http.body import GRAMMAR, Body, Checked
 from jsg.server.openai.body import MAX_NAME_CHARS, Only
-from jsg.server.openai.response_format import Schema
+from jsg.server.openai.response_format import JumpForwardOption, PropertyOrderOption, Schema, WhitespaceOption
 from jsg.server.openai.tools import STRICT, ToolName
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import MAX_STOP_CHARS, MAX_STOP_STRINGS, SamplingParams
@@ -306,6 +306,14 @@ class MessagesBody(CountTokensBody):
     )
     extra_key: str | None = Field(None, max_length=MAX_NAME_CHARS, description="As `cache_salt`; both must be equal.")
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Larger goes first.")
+    whitespace: WhitespaceOption = None
+    property_order: PropertyOrderOption = None
+    jump_forward: JumpForwardOption = None
+    return_constraint: bool | None = Field(
+        None,
+        description="The message, or the event `message_delta` of a stream, has `constraint`: the share of forced "
+        "tokens, and what the mask kept.",
+    )
 
     service_tier: Annotated[Any, Only(("auto", "standard_only"), "there is one tier; leave it out")] = None
 
@@ -316,6 +324,7 @@ class MessagesBody(CountTokensBody):
 
     def to_sampling(self, tools: ToolUse | None) -> SamplingParams:
         """How to choose tokens and when to stop. Raises RequestError for a value out of range."""
+        options = {"whitespace": self.whitespace, "property_order": self.property_order}
         return SamplingParams.from_dict(
             {
                 "max_new_tokens": self.max_tokens,
@@ -324,7 +333,9 @@ class MessagesBody(CountTokensBody):
                 "top_p": self.top_p,
                 "top_k": self.top_k or -1,
                 "sampling_seed": self.seed,
-                **grammar_fields(self.constraint(), tools),
+                "jump_forward": self.jump_forward,
+                "return_constraint": self.return_constraint,
+                **grammar_fields(self.constraint(), tools, options),
             }
         )
 

@@ -20,7 +20,7 @@ from jsg.server.http.body import client_names
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import BodyBytes, new_router
-from jsg.server.openai.common import finish_of
+from jsg.server.openai.common import constraint_of, finish_of
 from jsg.server.openai.messages import check_fits
 from jsg.server.tool_use import AnswerReader, ToolUse, naming
 from jsg.types import FinishType
@@ -43,6 +43,7 @@ async def create_message(
                 input_ids=await _encode(body, num_bytes, front, tools),
                 sampling=body.to_sampling(tools),
                 is_continued=body.is_continued,
+                calls=None if tools is None else tools.call_form,
                 namespace=call.caller.namespace(body.cache_salt, body.extra_key),
                 priority=body.priority or 0,
             )
@@ -56,7 +57,8 @@ async def create_message(
     content: list[dict[str, Any]] = [_text_block(found.content)] if found.content else []
     content += [_call_block(call.id, call.name, msgspec.json.decode(call.arguments)) for call in found.calls]
     ending = _ending(answer, has_calls=bool(found.calls))
-    return json_response({**_message(answer, front.model_name), "content": content, **ending})
+    message = _message(answer, front.model_name)
+    return json_response({**message, "content": content, **ending, **constraint_of(answer)})
 
 
 @router.post("/v1/messages/count_tokens")
@@ -97,7 +99,7 @@ async def _events(generation: Generation, reader: AnswerReader, model_name: str)
     ending = _ending(answer, has_calls=reader.has_calls)
     for event in blocks.end():
         yield event
-    yield {"type": "message_delta", "delta": ending, "usage": _counts(answer)}
+    yield {"type": "message_delta", "delta": ending, "usage": _counts(answer), **constraint_of(answer)}
     yield {"type": "message_stop"}
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, final
 
 import msgspec
@@ -17,6 +17,8 @@ from jsg.server.http.failures import INTERNAL_ERROR, error_body, full_body
 logger = logging.getLogger(__name__)
 
 Event = dict[str, Any]
+
+COMMENT = b": still here\n\n"  # clients of events pass over it
 
 # Line ends to Python's `splitlines`, by which some clients cut a stream, though not to the specification of events.
 LINE_ENDS = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u2028\u2029")
@@ -45,7 +47,9 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def respond_with_events(request: Request, events: AsyncGenerator[Event], *, named: bool = False) -> Response:
+async def respond_with_events(
+    request: Request, events: AsyncGenerator[Event], *, named: bool = False, beat_s: float | None = None
+) -> Response:
     """A response that streams the events, at least one.
 
     It waits for the first event, so that what fails before is an ordinary HTTP failure. A later failure becomes an
@@ -57,20 +61,24 @@ async def respond_with_events(request: Request, events: AsyncGenerator[Event], *
         events: What to send.
         named: Each event goes by the name that is its `type`, and the last one ends the stream; else events have no
             names, and `[DONE]` ends it.
+        beat_s: Send a comment after each so many seconds, so that nothing between here and the client takes a
+            connection on which long nothing happens for a dead one.
     """
 
     async def first_event() -> Event:
         return await anext(events)
 
     first = await until_disconnect(request, first_event())
-    return _EventStream(request.scope, first, events, named=named)
+    return _EventStream(request.scope, first, events, named=named, beat_s=beat_s)
 
 
 @final
 class _EventStream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, scope: Scope, first: Event, events: AsyncGenerator[Event], *, named: bool) -> None:
+    def __init__(
+        self, scope: Scope, first: Event, events: AsyncGenerator[Event], *, named: bool, beat_s: float | None
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._scope = scope
@@ -78,6 +86,7 @@ class _EventStream(Response):
         self._events = events
         self._encode = _encode_named if named else _encode
         self._ending = b"" if named else b"data: [DONE]\n\n"
+        self._beat_s = beat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._events):
@@ -91,11 +100,12 @@ class _EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await send_body(self._encode(self._first))
         try:
-            async for event in self._events:
-                await send_body(self._encode(event))
-                # Neither the next event nor a send to a client that has left need wait for anything: without this,
-                # nobody else would have a turn, and that the client has left would not be noticed.
-                await asyncio.sleep(0)
+            async with _beating(send_body, self._beat_s):
+                async for event in self._events:
+                    await send_body(self._encode(event))
+                    # Neither the next event nor a send to a client that has left need wait for anything: without this,
+                    # nobody else would have a turn, and that the client has left would not be noticed.
+                    await asyncio.sleep(0)
         except Exception as error:
             if not isinstance(error, JsgError):
                 logger.exception("a stream was cut short")
@@ -107,6 +117,26 @@ class _EventStream(Response):
         body = full_body(self._scope, error_body(self._scope["path"], error))
         is_nameless = self._encode is _encode_named and "type" not in body
         return body["error"] | {"type": "error"} if is_nameless else body  # OpenAI's named events have it flat
+
+
+@contextlib.asynccontextmanager
+async def _beating(send_body: Callable[[bytes], Awaitable[None]], beat_s: float | None) -> AsyncGenerator[None]:
+    """Sends comments in the background; an event is sent in one piece, so none comes inside of one."""
+
+    async def beat(every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            await send_body(COMMENT)
+
+    if beat_s is None:
+        yield
+        return
+    beating = asyncio.create_task(beat(beat_s))
+    try:
+        yield
+    finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
 
 
 def _encode(event: Event) -> bytes:

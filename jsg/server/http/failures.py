@@ -1,6 +1,7 @@
 """What goes wrong → an HTTP status and a body, in the form of the API that was called.
 
-Anthropic's under /v1/messages, OpenAI's under the rest of /v1/, `{"error": {"message": ...}}` elsewhere.
+Anthropic's under /v1/messages, OpenAI's under the rest of /v1/, `{"error": {"message": ...}}` elsewhere. There jsg's
+own errors have a `type` too, and where they are about one field its name as `param`.
 """
 
 from typing import Any
@@ -103,9 +104,12 @@ def failure_body(
 
 
 def error_body(path: str, error: JsgError) -> dict[str, Any]:
-    """The JSON body of an error at that path."""
+    """The JSON body of an error at that path. Our own API names the exception, which `RuntimeEndpoint` raises again."""
     message, param = str(error), getattr(error, "param", None)
-    return failure_body(path, status_of(error), message, param, OPENAI_CODES_OF.get(type(error)))
+    body = failure_body(path, status_of(error), message, param, OPENAI_CODES_OF.get(type(error)))
+    if not path.startswith("/v1/"):
+        body["error"] |= {"type": type(error).__name__} | ({} if param is None else {"param": _clean(param)})
+    return body
 
 
 def full_body(scope: Scope, body: dict[str, Any]) -> dict[str, Any]:

@@ -38,8 +38,9 @@ _TEXT: Schema = {"type": "string"}
 _TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
 
 
-def _failure(fields: Schema, **around: Schema) -> Schema:
-    error = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+def _failure(fields: Schema, optional: Schema | None = None, **around: Schema) -> Schema:
+    known = {**fields, **(optional or {})}
+    error = {"type": "object", "properties": known, "required": list(fields), "additionalProperties": False}
     whole = {"error": error, **around}
     return {"type": "object", "properties": whole, "required": list(whole), "additionalProperties": False}
 
@@ -47,7 +48,7 @@ def _failure(fields: Schema, **around: Schema) -> Schema:
 FAILURES: dict[str, Schema] = {
     "AnthropicFailure": _failure({"type": _TEXT, "message": _TEXT}, type={"const": "error"}, request_id=_TEXT_OR_NULL),
     "OpenAIFailure": _failure({"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL}),
-    "Failure": _failure({"message": _TEXT}),
+    "Failure": _failure({"message": _TEXT}, {"type": _TEXT, "param": _TEXT}),
 }
 
 

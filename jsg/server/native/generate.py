@@ -1,6 +1,6 @@
 """`/generate`: SGLang's own interface."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Annotated, Any, ClassVar
 
@@ -9,8 +9,10 @@ from pydantic import Field, StringConstraints, model_validator
 from starlette.responses import Response
 
 from jsg import types
+from jsg.checks import quote
 from jsg.errors import RequestError
-from jsg.processing.answer import Prompt
+from jsg.processing.answer import Answer, Prompt
+from jsg.processing.encode_parts import EncodedPrompt, split_answer
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front, ReadyFront
@@ -19,10 +21,13 @@ from jsg.server.http.body import Body, Checked, Rid, TokenIds, client_names, is_
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
+from jsg.server.native.parts import PromptParts, to_parts
 from jsg.server.native.sampling import Object, one_each, to_samplings
 from jsg.server.openai.body import MAX_NAME_CHARS, Only
+from jsg.server.prompt_parts import encode_prompt
 from jsg.types import MAX_TOP_LOGPROBS
 
+HOLD_BEAT_S = 15.0
 FREE_SCORES = 4096  # logprobs so far of a stream, from which on its next event waits until they have grown by a part:
 LEAST_GROWTH = 1 / 16  # else a thousand tokens, each with 128 alternatives, would be a gigabyte of events
 
@@ -40,7 +45,7 @@ router = new_router()
 
 
 class GenerateBody(Body):
-    """What `/generate` takes: one prompt or a list, as text or as token ids."""
+    """What `/generate` takes: one prompt or a list, as text or as token ids; or one prompt in parts."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         "input_embeds": "prompts are text or input_ids",
@@ -74,6 +79,17 @@ class GenerateBody(Body):
 
     text: str | Checked[str] | None = Field(None, description=f"This or `input_ids`. A list has at most {MAX_ANSWERS}.")
     input_ids: TokenIds | Checked[TokenIds] | None = Field(None, description="This or `text`.")
+    prompt: PromptParts | None = Field(
+        None,
+        description="In place of both: one prompt in parts. A bare text is encoded with special tokens as plain "
+        "characters, a list holds token ids as they are, other parts are objects. What its texts became is in "
+        "`meta_info.part_ids`, and `kept_ids` and `tail` go on in the answer without encoding it again.",
+    )
+    hold: bool | None = Field(
+        None,
+        description="Generate nothing, but keep the prompt in the cache as long as this stream is open: with `stream`, "
+        "`max_new_tokens` 0 or absent, and nothing to sample by. The first event comes when it is cached.",
+    )
     sampling_params: Object | Checked[Object] | None = Field(
         None, description="See `sampling_params` below; a list has those of each prompt, here and in what follows."
     )
@@ -124,19 +140,50 @@ async def generate(body: GenerateBody, request: Request, call: CurrentCall, fron
     of an answer that has them and in its last.
     """
     generator = front.generator
-    prompts, is_list = await _prompts(body, call, front)
-    with client_names({"input_ids": "text"} if body.input_ids is None else {}):
+    prompts, is_list, encoded = await _prompts(body, call, front)
+    given = "input_ids" if body.input_ids is not None else "prompt" if encoded is not None else "text"
+    with client_names({"input_ids": given}):
         generation = generator.begin(call, prompts)
     is_list = is_list or len(generation.answers) > 1
     texts = generator.tokenizer if body.return_text_in_logprobs else None
+
+    def shown(index: int, *, with_prompt_logprobs: bool = True) -> Event:
+        answer = generation.answers[index]
+        result = answer.result(texts, with_prompt_logprobs=with_prompt_logprobs)
+        if encoded is not None:
+            result["meta_info"] |= _of_parts(encoded, answer, generator.tokenizer, is_first=index == 0)
+        return result
+
+    if body.hold:
+        return await respond_with_events(request, _held_events(generation, shown), beat_s=HOLD_BEAT_S)
     if body.stream:
-        return await respond_with_events(request, _events(generation, is_list, texts))
+        return await respond_with_events(request, _events(generation, is_list, shown))
     await until_disconnect(request, generation.complete())
-    results = [answer.result(texts) for answer in generation.answers]
+    results = [shown(index) for index in range(len(generation.answers))]
     return json_response(results if is_list else results[0])
 
 
-async def _events(generation: Generation, is_list: bool, texts: Tokenizer | None) -> AsyncGenerator[Event]:
+async def _held_events(generation: Generation, shown: Callable[[int], Event]) -> AsyncGenerator[Event]:
+    async with aclosing(generation.hold()) as deltas:
+        async for _ in deltas:
+            yield shown(0)
+
+
+def _of_parts(encoded: EncodedPrompt, answer: Answer, tokenizer: Tokenizer, *, is_first: bool) -> dict[str, Any]:
+    """What a client needs to go on from an answer to a prompt in parts; of several answers the first has the prompt."""
+    meta: dict[str, Any] = {"part_ids": encoded.part_ids} if is_first and _tells_prompt(answer) else {}
+    if answer.finish is not None:
+        kept_ids, tail = split_answer(tokenizer, answer)
+        meta |= {"kept_ids": kept_ids, "tail": tail}
+    return meta
+
+
+def _tells_prompt(answer: Answer) -> bool:
+    """Whether the tokens of the prompt are shown now: once is enough, when all is over or a hold begins."""
+    return answer.finish is not None or answer.request.hold
+
+
+async def _events(generation: Generation, is_list: bool, shown: Callable[..., Event]) -> AsyncGenerator[Event]:
     has_shown_prompt: set[int] = set()
     num_free = FREE_SCORES / len(generation.answers)
     num_shown = [0] * len(generation.answers)
@@ -151,28 +198,32 @@ async def _events(generation: Generation, is_list: bool, texts: Tokenizer | None
             if is_due:
                 has_shown_prompt.add(index)
             place = {"index": index} if is_list else {}
-            yield answer.result(texts, with_prompt_logprobs=is_due) | place
+            yield shown(index, with_prompt_logprobs=is_due) | place
 
 
 def _scores_per_token(request: types.Request) -> int:
     return 1 + request.top_logprobs_num + len(request.token_ids_logprob)
 
 
-async def _prompts(body: GenerateBody, call: CurrentCall, front: Front) -> tuple[list[Prompt], bool]:
-    """The prompts of a body, and whether it has a list of them."""
-    if (body.text is None) == (body.input_ids is None):
-        raise RequestError("exactly one of text and input_ids must be given", param="text")
-    name, given = ("text", body.text) if body.input_ids is None else ("input_ids", body.input_ids)
-    assert given is not None
-    is_list = is_prompt_list(given)
-    each: Any = given if is_list else [given]
-    if not 1 <= len(each) <= MAX_ANSWERS:
-        rule = f"{name} must have at least one prompt and at most {MAX_ANSWERS}"
-        raise RequestError(f"{rule}, but has {len(each) or 'none'}; send some, or several requests", name)
-    id_lists = await front.generator.encode(each)
+async def _prompts(
+    body: GenerateBody, call: CurrentCall, front: Front
+) -> tuple[list[Prompt], bool, EncodedPrompt | None]:
+    """The prompts of a body, whether it has a list of them, and the one that came in parts."""
+    given = [name for name in ("text", "input_ids", "prompt") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise RequestError("exactly one of text and input_ids must be given, or prompt", param="text")
+    encoded = None
+    is_list = False
+    if body.prompt is not None:
+        encoded = await encode_prompt(front.generator, to_parts(body.prompt))
+        id_lists = [encoded.input_ids]
+    else:
+        id_lists, is_list = await _encoded(given[0], getattr(body, given[0]), front)
     count = len(id_lists)
     samplings = to_samplings(
-        body.sampling_params, [len(ids) for ids in id_lists], front.generator.info.max_request_tokens
+        _params_of_hold(body, is_list=is_list) if body.hold else body.sampling_params,
+        [len(ids) for ids in id_lists],
+        front.generator.info.max_request_tokens,
     )
     rids = one_each("rid", body.rid, count, None)
     if isinstance(body.rid, str) and is_list:
@@ -187,11 +238,43 @@ async def _prompts(body: GenerateBody, call: CurrentCall, front: Front) -> tuple
             namespace=call.caller.namespace(salts[index], extra_keys[index]),
             priority=body.priority or 0,
             return_cache_info=bool(body.return_cache_info),
+            hold=bool(body.hold),
+            position_jumps=() if encoded is None else encoded.position_jumps,
+            joined=() if encoded is None else encoded.joined,
             **reports,
         )
         for index, (input_ids, reports) in enumerate(zip(id_lists, _logprob_fields(body, count), strict=True))
     ]
-    return prompts, is_list
+    return prompts, is_list, encoded
+
+
+async def _encoded(name: str, given: Any, front: Front) -> tuple[list[tuple[int, ...]], bool]:
+    """The tokens of each prompt in a field, and whether that holds a list of them."""
+    is_list = is_prompt_list(given)
+    each: Any = given if is_list else [given]
+    if not 1 <= len(each) <= MAX_ANSWERS:
+        rule = f"{name} must have at least one prompt and at most {MAX_ANSWERS}"
+        raise RequestError(f"{rule}, but has {len(each) or 'none'}; send some, or several requests", name)
+    return await front.generator.encode(each), is_list
+
+
+def _params_of_hold(body: GenerateBody, *, is_list: bool) -> Object:
+    """The sampling parameters of a hold. Raises RequestError for what a hold cannot be."""
+    if not body.stream:
+        raise RequestError("a hold lasts as long as its stream is open: it needs stream, which must be true", "stream")
+    if is_list or isinstance(body.sampling_params, list):
+        raise RequestError("a hold must have one prompt, but got a list; send a request for each", "hold")
+    params = {"max_new_tokens": 0} | {k: v for k, v in (body.sampling_params or {}).items() if v is not None}
+    if meaningless := sorted(params.keys() - {"max_new_tokens", "n"}):
+        name = meaningless[0]
+        raise RequestError(f"a hold generates nothing, so {quote(name)} means nothing to it; leave it out", name)
+    for name in ("max_new_tokens", "n"):
+        allowed = 0 if name == "max_new_tokens" else 1
+        if (value := params.get(name, allowed)) != allowed:
+            raise RequestError(
+                f"a hold generates nothing: {name} must be {allowed} or absent, but got {quote(value)}", name
+            )
+    return params
 
 
 def _logprob_fields(body: GenerateBody, count: int) -> list[dict[str, Any]]:

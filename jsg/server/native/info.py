@@ -30,6 +30,19 @@ async def model_info(front: ReadyFront) -> Response:
     return json_response(_model_info(front) | {"is_generation": True, "weight_version": WEIGHT_VERSION})
 
 
+@router.get("/get_chat_template")
+async def chat_template(front: ReadyFront) -> Response:
+    """The model's chat template and the tokens it may name, for clients that write turns one by one; null for none."""
+    tokenizer = front.generator.tokenizer
+    return json_response(
+        {
+            "chat_template": tokenizer.chat_template,
+            "bos_token": tokenizer.bos_token,
+            "eos_token": tokenizer.eos_token,
+        }
+    )
+
+
 @router.get("/server_info")
 @router.get("/get_server_info")
 async def server_info(front: ReadyFront) -> Response:

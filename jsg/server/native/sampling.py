@@ -12,7 +12,6 @@ Object = dict[str, Any]
 
 REFUSED_SAMPLING: Mapping[str, str] = {
     "grammar": f"say what it is written in: {', '.join(GRAMMAR_FIELDS)}",
-    "stop_regex": "write the texts that end an answer out in stop",
     "custom_params": "they belong to a logit processor of the client, and code of clients is never run",
 }
 """Sampling parameters of SGLang's that are refused, and why; null, false and empty are as good as absent."""

@@ -17,28 +17,31 @@ from jsg.server.http.body import GRAMMAR, Body, Checked, Rid, client_names, is_o
 from jsg.server.openai.response_format import (
     OWN_WHITESPACE,
     Choices,
+    JumpForwardOption,
+    PropertyOrderOption,
     ResponseFormat,
     Schema,
     StructuredOutputs,
+    WhitespaceOption,
 )
 from jsg.server.tool_use import ToolUse
 from jsg.types import (
+    GRAMMAR_FIELDS,
     MAX_LOGIT_BIAS,
     MAX_N,
     MAX_STOP_CHARS,
+    MAX_STOP_PATTERN_CHARS,
+    MAX_STOP_PATTERNS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
     GrammarKind,
-    JumpForward,
-    PropertyOrder,
     SamplingParams,
-    Whitespace,
 )
 
 MAX_NAME_CHARS = 512  # of a user, a salt, a key
 
 GRAMMARS: Mapping[str, GrammarKind] = {
-    **{"regex": "regex", "json_schema": "json_schema", "ebnf": "ebnf", "structural_tag": "structural_tag"},
+    **{name: name for name in GRAMMAR_FIELDS},
     **{"guided_regex": "regex", "guided_json": "json_schema", "guided_grammar": "ebnf", "guided_choice": "choices"},
 }
 """Fields that hold a grammar alone → what it is written in."""
@@ -114,7 +117,6 @@ class OpenAIBody(Body):
         **dict.fromkeys(("prompt_embeds", "input_embeds", "mm_processor_kwargs", "media_io_kwargs"), _TEXT_ONLY),
         **dict.fromkeys(("length_penalty", "early_stopping"), "there is no beam search; use n and sampling"),
         **dict.fromkeys(("allowed_token_ids", "bad_words"), "use logit_bias"),
-        "stop_regex": "write the texts that end an answer out in stop",
         "prompt_logprobs": "send echo with logprobs to /v1/completions, or logprob_start_len to /generate",
         "truncate_prompt_tokens": "a prompt is never shortened here; shorten it before you send it",
         "lora_path": "adapters are not in this version",
@@ -152,6 +154,11 @@ class OpenAIBody(Body):
     repetition_penalty: float | None = Field(None, description="In [0.01, 2].")
     min_tokens: int | None = Field(None, ge=0, lt=2**31, description="Nothing ends an answer before so many.")
     stop_token_ids: Checked[int] | None = Field(None, description=f"At most {MAX_STOP_TOKENS} ids that end an answer.")
+    stop_regex: str | Checked[str] | None = Field(
+        None,
+        description=f"SGLang's: at most {MAX_STOP_PATTERNS} regular expressions of 1 to {MAX_STOP_PATTERN_CHARS} "
+        "characters; an answer ends before the first match.",
+    )
     ignore_eos: bool | None = Field(None, description="Do not end at the model's end of text.")
     skip_special_tokens: bool | None = Field(None, description="Leave them out of the text; default true.")
     no_stop_trim: bool | None = Field(None, description="SGLang's name for `include_stop_str_in_output`.")
@@ -176,15 +183,16 @@ class OpenAIBody(Body):
     regex: str | None = Field(None, description="SGLang's: the whole answer matches it.")
     json_schema: Schema | str | None = Field(None, description="SGLang's: the schema, or its text.")
     ebnf: str | None = Field(None, description="SGLang's: a grammar whose first rule is `root`.")
+    choices: Choices | None = Field(None, description="Texts, of which the answer is one.")
     structural_tag: str | dict[str, Any] | None = Field(None, description="SGLang's: JSON, or the value itself.")
     structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's.")
     guided_json: Schema | str | None = Field(None, description="vLLM's older name of `json_schema`.")
     guided_regex: str | None = Field(None, description="vLLM's older name of `regex`.")
     guided_choice: Choices | None = Field(None, description="vLLM's: texts, of which the answer is one.")
     guided_grammar: str | None = Field(None, description="vLLM's older name of `ebnf`.")
-    whitespace: Whitespace | None = Field(None, description="In JSON of a schema; see `sampling_params` below.")
-    property_order: PropertyOrder | None = Field(None, description="Of the members of objects of a schema.")
-    jump_forward: JumpForward | None = Field(None, description="What to do where the grammar leaves one way on.")
+    whitespace: WhitespaceOption = None
+    property_order: PropertyOrderOption = None
+    jump_forward: JumpForwardOption = None
     return_constraint: bool | None = Field(
         None, description="Each choice has `constraint`: the share of forced tokens, and what the mask kept."
     )
@@ -268,9 +276,9 @@ class OpenAIBody(Body):
     def _to_sampling(self, max_new_tokens: int, tools: ToolUse | None) -> SamplingParams:
         same = self.model_dump(
             include={
-                *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "logit_bias", "ignore_eos"),
+                *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "stop_regex", "logit_bias"),
                 *("presence_penalty", "frequency_penalty", "repetition_penalty", "skip_special_tokens"),
-                *("jump_forward", "return_constraint"),
+                *("ignore_eos", "jump_forward", "return_constraint"),
             }
         )
         renamed = {

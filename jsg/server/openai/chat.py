@@ -168,7 +168,11 @@ class ChatBody(OpenAIBody):
             )
         if self.functions and (self.tools or self.tool_choice is not None):
             raise RequestError("functions is the old form of tools; give only one", "functions")
-        if isinstance(self.function_call, NamedFunction) and not self.functions:
+        if self.functions and self.parallel_tool_calls:
+            rule = "parallel_tool_calls must not be true with functions, the old form of tools"
+            raise RequestError(f"{rule}: an answer has one function_call at most; send tools", "parallel_tool_calls")
+        is_named = isinstance(self.function_call, NamedFunction)
+        if self.function_call is not None and (self.functions is None or (is_named and not self.functions)):
             raise RequestError("function_call needs functions to choose from; leave it out", "function_call")
         return self
 
@@ -197,12 +201,13 @@ class ChatChoice:
         elif found.calls:
             message["tool_calls"] = [shown_call(call) for call in found.calls]
         choice = {"index": self._index, "message": message, "logprobs": self._logprobs(self.answer.logprobs)}
-        return choice | self._finish(has_calls=bool(found.calls)) | constraint_of(self.answer)
+        finish = self._finish(is_for_calls=bool(found.calls) and not found.is_cut)
+        return choice | finish | constraint_of(self.answer)
 
     def pieces(self, delta: AnswerDelta) -> list[dict[str, Any]]:
         """The role, once; the text and the calls; the reason for the end."""
         changes = [self._change(found) for found in self._reader.read(delta)]
-        finish = self._finish(has_calls=self._reader.has_calls)
+        finish = self._finish(is_for_calls=self._reader.has_calls and not self._reader.is_cut)
         pieces = []
         if not self._has_begun:
             self._has_begun = True
@@ -225,10 +230,10 @@ class ChatChoice:
                 shown = shown_change(found)
                 return {"function_call": shown["function"]} if self._is_old else {"tool_calls": [shown]}
 
-    def _finish(self, *, has_calls: bool) -> dict[str, Any]:
-        """Why it ended; an answer that has calls and is whole ends for them to be answered."""
+    def _finish(self, *, is_for_calls: bool) -> dict[str, Any]:
+        """Why it ended; an answer that has calls, all complete, and is whole ends for them to be answered."""
         finish = finish_of(self.answer)
-        if has_calls and finish["finish_reason"] == "stop":
+        if is_for_calls and finish["finish_reason"] == "stop":
             finish["finish_reason"] = "function_call" if self._is_old else "tool_calls"
         return finish
 
@@ -304,6 +309,7 @@ async def _prompt(body: ChatBody, num_bytes: int, call: ApiCall, front: Front, t
         max_new_tokens=limit,
         tools=tools,
         is_continued=bool(body.continue_final_message),
+        calls=None if tools is None else tools.call_form,
         return_logprob=bool(body.logprobs),
         top_logprobs_num=body.top_logprobs or 0,
     )

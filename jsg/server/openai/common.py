@@ -140,11 +140,15 @@ def shown_logprob(logprob: float) -> float:
 
 @final
 class TokenNames:
-    """What logprobs call a token."""
+    """What logprobs call a token.
+
+    Attributes:
+        tokenizer: The model's.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         """With `as_ids` a token is called "token_id:17", else by its text."""
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._as_ids = as_ids
         self._names: dict[int, str] = {}
 
@@ -152,13 +156,13 @@ class TokenNames:
         """Its name."""
         name = self._names.get(token_id)
         if name is None:
-            name = f"token_id:{token_id}" if self._as_ids else token_text(self._tokenizer, token_id)
+            name = f"token_id:{token_id}" if self._as_ids else token_text(self.tokenizer, token_id)
             self._names[token_id] = name
         return name
 
     def raw(self, token_id: int) -> list[int]:
         """Its bytes."""
-        return list(self._tokenizer.token_bytes(token_id))
+        return list(self.tokenizer.token_bytes(token_id))
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:

@@ -1,5 +1,6 @@
 """`/v1/completions`."""
 
+import codecs
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, final
@@ -117,9 +118,12 @@ class TextChoice:
         """Where the text of the next token begins, and where that of the one behind it does."""
         was_inside = self._detokenizer.is_inside_character
         text = self._detokenizer.push((token_id,))
-        # A character that earlier tokens began and this one does not go on with becomes a U+FFFD in front of it.
-        is_cut_off = was_inside and bool(text) and self._names.raw(token_id)[0] & 0xC0 != 0x80
-        return self._offset + is_cut_off, self._offset + len(text)
+        num_cut_off = 0
+        if was_inside and text and (raw := self._names.raw(token_id))[0] & 0xC0 != 0x80:
+            # What earlier tokens began and this one does not go on with becomes U+FFFD in front of it: one for each
+            # byte that can begin no character. Python notices half of a surrogate pair only with the byte behind it.
+            num_cut_off = len(text) - len(codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(raw)))
+        return self._offset + num_cut_off, self._offset + len(text)
 
     def _top(self, token: TokenLogprob) -> dict[str, float]:
         """The most likely tokens and the one that was taken; of several with one name the most likely."""

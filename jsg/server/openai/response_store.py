@@ -27,7 +27,7 @@ class Turn:
         token_ids: What the model wrote, where it did; the end of its turn left out.
         is_whole: False for an answer that was cut short.
         call_id: What a call and its result have in common; None in a message.
-        name: Of the tool, in a call only.
+        name: Of the tool; in a call always, in a result where the client says it.
     """
 
     item_id: str
@@ -37,6 +37,11 @@ class Turn:
     is_whole: bool = True
     call_id: str | None = None
     name: str | None = None
+
+    @property
+    def is_result(self) -> bool:
+        """Whether it is what came of a call."""
+        return self.role == "tool"
 
     @property
     def num_bytes(self) -> int:

@@ -171,13 +171,13 @@ def _turns(
 def _turn(item: InputItem, rid: str, index: int, caller: Caller, responses: ResponseStore) -> Turn:
     """The turn of an item; a stored message comes with its own tokens."""
     stored = None if item.id is None else responses.turn(caller.tenant, item.id)
-    said = (item.speaker, item.text, item.call_id, item.name if item.type == "function_call" else None)
+    said = (item.speaker, item.text, item.call_id, item.name)
     if stored is not None and (item.is_reference or said == (stored.role, stored.text, stored.call_id, stored.name)):
         return stored
     role, text, call_id, name = said
     if role is None:
         raise NotFoundError(f"input must refer to stored items, but {item.id!r} is not found; send the item instead")
-    kind = "msg" if call_id is None else "fc" if name is not None else "fco"
+    kind = "msg" if call_id is None else "fco" if role == "tool" else "fc"
     return Turn(f"{kind}_{rid}_{index}", role, text, call_id=call_id, name=name)
 
 
@@ -191,13 +191,14 @@ def _messages(turns: Sequence[Turn], template: ChatTemplate) -> tuple[list[dict[
     for turn in turns:
         role = turn.role if turn.role in template.words else _OLDER_ROLES.get(turn.role, turn.role)
         last: dict[str, Any] = messages[-1] if messages else {"role": None}
-        if turn.name is not None:
+        if turn.is_result:
+            message = {"role": "tool", "tool_call_id": turn.call_id, "content": turn.text}
+            messages.append(message if turn.name is None else message | {"name": turn.name})
+        elif turn.name is not None:
             if last["role"] != "assistant":
                 messages.append(last := {"role": "assistant", "content": ""})
             function = FunctionCall(name=turn.name, arguments=turn.text).to_template()
             last.setdefault("tool_calls", []).append({"id": turn.call_id, "type": "function", "function": function})
-        elif turn.call_id is not None:
-            messages.append({"role": "tool", "tool_call_id": turn.call_id, "content": turn.text})
         elif role == "system" and len(messages) == 1 and last["role"] == role:
             last["content"] += f"\n\n{turn.text}"  # most templates take one system message, at the front
         else:
@@ -233,6 +234,7 @@ async def _prompt(
         input_ids=input_ids,
         sampling=body.to_sampling(limit, tools),
         is_continued=False,
+        calls=None if tools is None else tools.call_form,
         return_logprob=body.wants_logprobs,
         top_logprobs_num=num_top,
         namespace=caller.namespace(body.cache_salt, body.extra_key),
@@ -298,16 +300,17 @@ def own_tokens(answer: Answer) -> Sequence[int]:
 
 
 def _shown_item(turn: Turn) -> dict[str, Any]:
+    status = "completed" if turn.is_whole else "incomplete"
     if turn.call_id is not None:
-        shown = {"id": turn.item_id, "call_id": turn.call_id, "status": "completed"}
-        if turn.name is None:
-            return {"type": "function_call_output", **shown, "output": turn.text}
+        shown = {"id": turn.item_id, "call_id": turn.call_id, "status": status}
+        if turn.is_result:
+            named = {} if turn.name is None else {"name": turn.name}
+            return {"type": "function_call_output", **shown, **named, "output": turn.text}
         return {"type": "function_call", **shown, "name": turn.name, "arguments": turn.text}
     kind = "output_text" if turn.role == "assistant" else "input_text"
     part: dict[str, Any] = {"type": kind, "text": turn.text}
     if turn.role == "assistant":
         part["annotations"] = []
-    status = "completed" if turn.is_whole else "incomplete"
     return {"type": "message", "id": turn.item_id, "status": status, "role": turn.role, "content": [part]}
 
 

@@ -10,7 +10,16 @@ from jsg.errors import RequestError
 from jsg.server.constraint import Constraint, grammar_fields, only_one
 from jsg.server.http.body import GRAMMAR, Body, Checked
 from jsg.server.openai.body import MAX_NAME_CHARS, Only
-from jsg.server.openai.response_format import ANY_OBJECT, ENFORCED, NOT_SHOWN, Schema, SchemaName
+from jsg.server.openai.response_format import (
+    ANY_OBJECT,
+    ENFORCED,
+    NOT_SHOWN,
+    JumpForwardOption,
+    PropertyOrderOption,
+    Schema,
+    SchemaName,
+    WhitespaceOption,
+)
 from jsg.server.openai.response_store import Role
 from jsg.server.openai.tools import STRICT, ToolName
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
@@ -84,7 +93,11 @@ class InputItem(Body):
         None, max_length=MAX_ID_CHARS, description="Of a stored item. One whose text differs is read as it is sent."
     )
     call_id: str | None = Field(None, max_length=MAX_ID_CHARS, description="Of a call, and of what came of it.")
-    name: str | None = Field(None, max_length=MAX_ID_CHARS, description="Of the function that is called.")
+    name: str | None = Field(
+        None,
+        max_length=MAX_ID_CHARS,
+        description="Of the function that is called, or that gave the output (for the template; many do not show it).",
+    )
     arguments: str | None = Field(None, description="Of a call: JSON, an object. Templates get it decoded.")
     output: str | Checked[ResponsePart] | None = Field(None, description="What came of a call.")
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -343,6 +356,12 @@ class ResponsesBody(InputTokensBody):
     metadata: Metadata | None = Field(None, description="Returned with the response.")
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
+    whitespace: WhitespaceOption = None
+    property_order: PropertyOrderOption = None
+    jump_forward: JumpForwardOption = None
+    return_constraint: bool | None = Field(
+        None, description="The response has `constraint`: the share of forced tokens, and what the mask kept."
+    )
     user: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The end user, for the request log.")
     safety_identifier: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The new name of `user`.")
     cache_salt: str | None = Field(
@@ -368,10 +387,12 @@ class ResponsesBody(InputTokensBody):
             include={
                 *("temperature", "top_p", "min_p", "stop"),
                 *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+                *("jump_forward", "return_constraint"),
             }
         )
         renamed = {"max_new_tokens": max_new_tokens, "sampling_seed": self.seed, "top_k": self.top_k or -1}
-        return SamplingParams.from_dict(same | renamed | grammar_fields(self.constraint(), tools))
+        options = {"whitespace": self.whitespace, "property_order": self.property_order}
+        return SamplingParams.from_dict(same | renamed | grammar_fields(self.constraint(), tools, options))
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

@@ -2,14 +2,15 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, final
 
 from jsg.processing.answer import Answer, AnswerDelta
-from jsg.processing.tool_calls import CallDelta, ContentDelta
+from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.generation import Generation
-from jsg.server.openai.common import TokenNames, finish_of, shown_logprob
+from jsg.server.openai.common import TokenNames, constraint_of, finish_of, shown_logprob
+from jsg.server.openai.scored_reader import ScoredReader
 from jsg.server.tool_use import AnswerReader, ToolUse
 from jsg.types import FinishType, TokenLogprob
 
@@ -70,8 +71,10 @@ class Reply:
         self.items: list[OutputItem] = []
         self._rid = rid
         self._asked = asked
-        self._has_tools = tools is not None
         self._reader = AnswerReader(answer, tools)
+        is_scored = tools is not None and answer.request.return_logprob
+        self._scored = ScoredReader(answer, self._reader, names.tokenizer) if is_scored else None
+        self._has_tools = tools is not None
         self._names = names
         self._created_at = created_at
 
@@ -96,13 +99,9 @@ class Reply:
 
     def take(self, delta: AnswerDelta) -> Iterator[Change]:
         """Takes what the answer has grown by; says what changes in the output. Given every delta once and in order."""
-        logprobs = delta.logprobs
-        found = self._reader.read(delta)
-        if not self._has_tools:  # there will be a message, and a token need not have text
-            if not self.items:
-                yield from self._begin_message()
-            found = [ContentDelta(delta.text)] if delta.text or logprobs else []
-        for part in found:
+        if not self._has_tools and not self.items:  # there will be a message
+            yield from self._begin_message()
+        for part, logprobs in self._parts(delta):
             match part:
                 case ContentDelta(text):
                     if not self.items or self.items[-1].name is not None:
@@ -112,13 +111,21 @@ class Reply:
                     message.logprobs += logprobs
                     shown = {"delta": text, "logprobs": self._scores(logprobs)}
                     yield "response.output_text.delta", {**_place_in(message), **shown}
-                    logprobs = ()
                 case CallDelta():
                     yield from self._grow_call(part)
 
+    def _parts(self, delta: AnswerDelta) -> Iterable[tuple[ToolDelta, Sequence[TokenLogprob]]]:
+        """What is in a delta, each with the log-probabilities that are its own."""
+        if self._scored is not None:
+            return self._scored.read(delta)
+        if self._has_tools:
+            return [(part, ()) for part in self._reader.read(delta)]
+        # A token need not have text.
+        return [(ContentDelta(delta.text), delta.logprobs)] if delta.text or delta.logprobs else []
+
     async def take_all(self, generation: Generation) -> None:
         """Takes a whole answer, from its beginning to its end. Raises as `Generation.run`."""
-        async with aclosing(generation.run()) as deltas:
+        async with aclosing(generation.run(is_read=False)) as deltas:
             async for _, delta in deltas:
                 for _change in self.take(delta):
                     pass
@@ -215,6 +222,7 @@ class Reply:
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": output,
             "usage": None if status == "in_progress" else _usage(self.answer),
+            **({} if self.answer.finish is None or status == "in_progress" else constraint_of(self.answer)),
         }
 
 

@@ -51,9 +51,18 @@ def _plain(name: str, kind: Kind, text: str, *keys: str) -> EngineSeries:
 ENGINE_SERIES = (
     _plain("jsg:requests_running", "gauge", "Requests in the engine's batch.", "num_running"),
     _plain("jsg:requests_waiting", "gauge", "Requests that wait for their first step.", "num_waiting"),
+    _plain("jsg:holds", "gauge", "Prompts that are held in the cache for requests to come.", "num_holds"),
+    _plain(
+        "jsg:holds_broken_total", "counter", "Holds that ended because their memory was needed.", "num_holds_broken"
+    ),
     _plain("jsg:retracts_total", "counter", "Times a running request went back for want of memory.", "num_retracts"),
     _plain("jsg:grammars", "gauge", "Grammars that the engine has tables of.", "num_grammars"),
-    _plain("jsg:grammar_bytes", "gauge", "Memory of the grammars that were used, about.", "grammar_bytes"),
+    _plain(
+        "jsg:grammar_bytes",
+        "gauge",
+        "Memory of the grammars that are known or that requests have, about.",
+        "grammar_bytes",
+    ),
     _plain("jsg:grammar_failures_total", "counter", "Requests that failed by their grammar.", "num_grammar_failures"),
     _plain("jsg:token_masks", "gauge", "Token masks on the device.", "num_masks"),
     _plain("jsg:token_masks_made_total", "counter", "Token masks that were sent to the device.", "num_masks_made"),

@@ -121,6 +121,28 @@ class TestIntegers:
         assert accepts({"type": "number", "minimum": 0.1}, "0." + "1" * 20)
         assert not accepts({"type": "number", "minimum": 0.1}, "0." + "1" * 21)
 
+    @pytest.mark.parametrize("factor", [2, 3, 5, 7, 60, 100, 127, 256, 1000])
+    def test_digits_of_multiples_come_to_an_end(self, factor: int) -> None:
+        for schema in ({"type": "integer", "multipleOf": factor}, {"type": "number", "multipleOf": factor}):
+            automaton = machine({**schema, "minimum": 0})
+            longest = 30
+            least, most = (-(-(10**n) // factor) * factor for n in (longest - 1, longest))
+            assert texts.accepts(automaton, str(least))
+            assert texts.accepts(automaton, str(most - factor))
+            assert not texts.accepts(automaton, str(most))
+            assert not texts.can_begin(automaton, "1" + "0" * longest)
+
+    def test_multiples_of_many_digits_where_a_bound_asks_for_them(self) -> None:
+        schema = {"type": "integer", "multipleOf": 5, "minimum": 10**30}
+        assert verdicts(schema, ["1" + "0" * 30, "1" + "0" * 29, "1" + "0" * 31, "1" + "0" * 30 + "3"]) == [
+            "1" + "0" * 30,
+            "1" + "0" * 31,
+        ]
+
+    def test_no_multiples_of_many_digits(self) -> None:
+        schema = {"type": "integer", "not": {"multipleOf": 3}}
+        assert verdicts(schema, ["1" * 28, "1" * 29, "1" * 31, "3" * 29]) == ["1" * 28, "1" * 29]
+
     def test_excluded_values(self) -> None:
         schema = {"type": "integer", "minimum": 0, "maximum": 12, "not": {"enum": [3, 11]}}
         assert verdicts(schema, [str(i) for i in range(14)]) == [str(i) for i in range(13) if i not in (3, 11)]

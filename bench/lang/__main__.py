@@ -1,0 +1,122 @@
+"""What the language costs and gives: `python -m bench.lang`. Wants a quiet machine.
+
+Parts:
+    sharing: tree of thought, judge and skeleton, parallel against serial, and against no radix cache.
+    overhead: milliseconds of each primitive, memory of programs in flight.
+    round-trips: a program sent whole to a server against one interpreted over HTTP; the embedded model.
+    select: one call against three.
+    lines: of code, beside the raw client.
+    ablations: of what the compiler does to a graph.
+
+Sharing, select and ablations run a model of 100 million parameters with random weights; `--model tiny` is for a try.
+"""
+
+import argparse
+import datetime
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import report as reporting
+from bench.lang.ablations import measure_ablations
+from bench.lang.line_counts import measure_lines
+from bench.lang.overhead import measure_in_flight, measure_primitives
+from bench.lang.round_trips import measure_round_trips
+from bench.lang.selecting import measure_select
+from bench.lang.sharing import measure_sharing, model_100m
+from bench.lang.workloads import Sizes
+
+KNOBS = {"max_running_requests": 32, "max_total_tokens": 24_576, "context_length": 2048}
+
+
+class Bench(NamedTuple):
+    """What the parts share."""
+
+    report: reporting.Report
+    model: str
+    rounds: int
+    sizes: Sizes
+    num_in_flight: int
+
+
+def sharing(bench: Bench) -> None:
+    measure_sharing(bench.report, bench.model, rounds=bench.rounds, sizes=bench.sizes, **KNOBS)
+
+
+def overhead(bench: Bench) -> None:
+    measure_primitives(bench.report, rounds=2 * bench.rounds)
+    measure_in_flight(bench.report, count=bench.num_in_flight)
+
+
+def round_trips(bench: Bench) -> None:
+    measure_round_trips(bench.report, rounds=4 * bench.rounds)
+
+
+def select(bench: Bench) -> None:
+    measure_select(bench.report, bench.model, rounds=4 * bench.rounds, **KNOBS)
+
+
+def ablations(bench: Bench) -> None:
+    measure_ablations(bench.report, bench.model, rounds=bench.rounds, sizes=bench.sizes, **KNOBS)
+
+
+def lines(bench: Bench) -> None:
+    measure_lines(bench.report)
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "sharing": sharing,
+    "overhead": overhead,
+    "round-trips": round_trips,
+    "select": select,
+    "ablations": ablations,
+    "lines": lines,
+}
+
+
+MODEL_PARTS = {"sharing", "select", "ablations"}
+"""Those that run the model of `--model`."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = _options(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        is_made = options.model == "100m" and MODEL_PARTS & set(options.only)
+        model = model_100m(Path(folder)) if is_made else options.model
+        report = reporting.Report("bench.lang", arguments, options.output, model=options.model)
+        sizes = Sizes(options.passage_words, options.thought_tokens, options.depth, options.dimensions)
+        bench = Bench(report, model, options.rounds, sizes, options.in_flight)
+        for name in options.only:
+            PARTS[name](bench)
+        report.close()
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.lang", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    today = datetime.datetime.now(datetime.UTC).date()
+    default = Sizes()
+    parser.add_argument("--only", type=_part_names, default=list(PARTS), help="parts, joined by commas; default: all")
+    parser.add_argument("--model", default="100m", help="100m, or what jsg.Engine loads")
+    parser.add_argument("--rounds", type=int, default=5, help="of sharing; the other parts make a multiple of it")
+    parser.add_argument("--passage-words", type=int, default=default.passage_words, help="that branches share")
+    parser.add_argument("--thought-tokens", type=int, default=default.thought_tokens, help="of each answer")
+    parser.add_argument("--depth", type=int, default=default.depth, help="of the tree of thought")
+    parser.add_argument("--dimensions", type=int, default=default.num_dimensions, help="of judge and skeleton")
+    parser.add_argument("--in-flight", type=int, default=1000, help="programs at once")
+    parser.add_argument("--output", type=Path, default=reporting.ROOT / "bench" / "results" / f"lang-cpu-{today}.json")
+    return parser.parse_args(arguments)
+
+
+def _part_names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := sorted(set(names) - set(PARTS)):
+        raise argparse.ArgumentTypeError(f"the parts are {', '.join(PARTS)}, but got {', '.join(unknown)}")
+    return names
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,70 @@
+"""What forks and the radix cache are worth to programs: parallel against serial, and cache against none."""
+
+import contextlib
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import jsg
+from bench.lang.workloads import PROGRAMS, Sizes
+from bench.report import Report
+
+ARMS = {
+    "parallel": (False, False),
+    "branches awaited one by one": (True, False),
+    "--disable-radix-cache": (False, True),
+}
+"""Name → (is_serial, disable_radix_cache)."""
+TARGET = ">= 2"
+WARM_UP = 1
+
+
+def measure_sharing(report: Report, model: str, *, rounds: int, sizes: Sizes, **knobs: Any) -> None:
+    """Wall time of one program at a time; the arms take turns, and no text is met twice by an engine."""
+    with contextlib.ExitStack() as stack:
+        engines = {
+            disabled: stack.enter_context(compiled_engine(model, disable_radix_cache=disabled, **knobs))
+            for disabled in (False, True)
+        }
+        seeds = itertools.count()
+        for name, program in PROGRAMS.items():
+            samples: dict[str, list[float]] = {arm: [] for arm in ARMS}
+            for turn in range(rounds + WARM_UP):
+                for arm, (is_serial, disabled) in ARMS.items():
+                    seed = next(seeds)
+                    started = time.perf_counter()
+                    state = program.run(seed, sizes, is_serial, backend=engines[disabled])
+                    state.sync()
+                    seconds = time.perf_counter() - started
+                    if (failure := state.error()) is not None:
+                        raise failure
+                    if turn >= WARM_UP:
+                        samples[arm].append(seconds)
+            _note(report, name, samples, sizes)
+
+
+def _note(report: Report, name: str, samples: dict[str, list[float]], sizes: Sizes) -> None:
+    figures = {arm: report.add(f"{name}: {arm}", "s", values) for arm, values in samples.items()}
+    ours = figures["parallel"]
+    for arm, figure in figures.items():
+        if figure is not ours:
+            ratio = figure.median / ours.median
+            of_smallest = figure.smallest / ours.smallest
+            facts = {"target": TARGET, "of_smallest": of_smallest} | sizes._asdict()
+            report.add(f"{name}: {arm} / parallel", "x", [ratio], **facts)
+
+
+def compiled_engine(model: str, **knobs: Any) -> jsg.Engine:
+    """An engine once nothing compiles in its background any more."""
+    engine = jsg.Engine(model, **knobs)
+    while engine.get_server_info()["num_programs_pending"]:
+        time.sleep(0.1)
+    return engine
+
+
+def model_100m(directory: Path) -> str:
+    """The model of 100 million parameters with a tokenizer; a program is text."""
+    from bench.jump_forward import make_100m
+
+    return str(make_100m(directory))

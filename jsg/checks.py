@@ -1,0 +1,49 @@
+"""Checks of what a client has sent, and messages that say which rule it breaks."""
+
+import math
+
+from jsg.errors import RequestError
+
+
+def require(ok: bool, param: str, rule: str, value: object, remedy: str = "leave it out for the default") -> None:
+    """Raises RequestError where a field breaks its rule: "`param` must be `rule`, but got `value`; `remedy`"."""
+    if not ok:
+        raise RequestError(f"{param} must be {rule}, but got {quote(value)}; {remedy}", param=param)
+
+
+def is_int(value: object) -> bool:
+    """Whether it is an integer, which a boolean is not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
+
+
+def quote(value: object) -> str:
+    """A value as a message may hold it: short, whatever a client has sent."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    try:
+        if isinstance(value, list | tuple):
+            return f"[{repr(list(value[:8]))[1:-1][:200]}" + (", ...]" if len(value) > 8 else "]")
+        text = repr(value[:200] if isinstance(value, str) else value)
+    except ValueError:  # an integer of thousands of digits has no text
+        return f"a very large {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def are_token_ids(values: tuple[object, ...]) -> bool:
+    """Whether each is an integer in [0, 2^31)."""
+    return set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) < 2**31))  # pyright: ignore[reportArgumentType]
+
+
+def token_id(value: object) -> int | None:
+    """A token id, which as a key of a JSON object is text; None for anything else."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None

@@ -1,0 +1,47 @@
+"""Names that are surely different: kinds of names, no two of which have a name in common.
+
+A grammar cannot remember a name, so it cannot see that one is written twice, and a reader of JSON would count such
+members once. But it can remember kinds: of members whose names are of different kinds no two have the same name. A name
+is of one kind or another by its first character and its last.
+"""
+
+import functools
+
+from jsg.constrained import charset
+from jsg.constrained.ir import CharRanges
+
+_FIRST, _LAST = 4, 8
+MOST = _FIRST * _LAST
+"""As many names can be told apart."""
+
+
+@functools.cache
+def kinds() -> tuple[str, ...]:
+    """Patterns of names; each name is found by exactly one of them."""
+    first, last = (tuple(_characters(part, parts) for part in range(parts)) for parts in (_FIRST, _LAST))
+    patterns: list[str] = []
+    for one in first:
+        for other in last:
+            both = charset.intersect(one, other)
+            short = f"{_written(both)}|" if both else ""
+            empty = "" if patterns else "|"  # the empty name is of the first kind
+            patterns.append(rf"^(?:{short}{_written(one)}[\s\S]*{_written(other)}{empty})$")
+    return tuple(patterns)
+
+
+def _characters(part: int, parts: int) -> CharRanges:
+    """One of `parts` sets of characters that share none and together are all."""
+    runs: list[tuple[int, int]] = []
+    for low, high, width in ((0, 0x7F, 1), (0x80, 0x7FF, 8), (0x800, 0xFFFF, 0x400)):
+        runs.extend(
+            (start, min(start + width - 1, high))
+            for start in range(low, high + 1, width)
+            if start // width % parts == part
+        )
+    if part == 0:
+        runs.append((0x10000, charset.MAX_CODE_POINT))
+    return charset.intersect(charset.union(tuple(runs)), charset.UNIVERSE)
+
+
+def _written(ranges: CharRanges) -> str:
+    return "[" + "".join(rf"\u{{{low:x}}}-\u{{{high:x}}}" for low, high in ranges) + "]"

@@ -1,0 +1,254 @@
+"""The members of an object between its braces: in declared order or in any, and how many there are.
+
+    declared order   {"a": …, "b": …, …others}       optional members may be left out
+    free order       a `Bag`: each declared member once at most, others as often as may be
+
+What must be there is counted in a way that a repeated name cannot deceive, whether a reader keeps the first of two or
+the last. Declared names stand once. Of other names one is surely new; where more are needed they must be of different
+kinds (`distinct.py`).
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+
+from jsg.constrained.ir import EMPTY, MAX_ONCE, NEVER, Automaton, Bag, BagItem, Expr, Repeat, alt, optional, seq
+from jsg.constrained.schema import distinct, strings
+from jsg.constrained.schema.scope import Scope
+from jsg.errors import GrammarError
+
+_MAX_LEFT_OUT = 2_000
+"""Names of one object that may be left out in declared order: each may follow all before it, so the grammar grows by
+the square of their number."""
+_MAX_EDGES = 5_000
+"""Of the automaton that counts members in declared order."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Member:
+    """A declared member: name, colon and value."""
+
+    expr: Expr
+    is_required: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """Members of one object.
+
+    Attributes:
+        declared: In their order.
+        needed: Members with other names that must be there.
+        others: Any member with another name; NEVER where there is none.
+        kinds: Gives the members with other names by kinds of names, of which no two have a name in common.
+        least, most: How many members there are.
+    """
+
+    declared: tuple[Member, ...]
+    needed: tuple[Expr, ...]
+    others: Expr
+    kinds: Callable[[], Sequence[Expr]]
+    least: int
+    most: int | None
+
+    @property
+    def num_required(self) -> int:
+        """Declared members that must be there."""
+        return sum(member.is_required for member in self.declared)
+
+    @property
+    def is_surely_met(self) -> bool:
+        """Whether `least` is reached wherever all is there that must be, and at least one member."""
+        return self.least <= max(1, self.num_required + bool(self.needed))
+
+
+def braces(scope: Scope, plan: Plan, where: str) -> Expr:
+    """The members of a plan in braces; NEVER where there can be no such object.
+
+    Raises:
+        GrammarError: Counts or an order that a grammar of this size cannot keep.
+    """
+    least = max(plan.least, plan.num_required + len(plan.needed))
+    if (plan.most is not None and plan.most < least) or NEVER in plan.needed:
+        return NEVER
+    options: list[Expr] = []
+    if least == 0:
+        options.append(scope.spacing.empty("{}"))
+    if plan.most is None or plan.most > 0:
+        arrange = _in_any_order if scope.order == "free" else _in_order
+        some = arrange(plan, scope.spacing.comma, where)
+        if some != NEVER:
+            options.append(scope.spacing.enclosed("{", some, "}"))
+    return strings.any_of(options)
+
+
+def _in_any_order(plan: Plan, comma: Expr, where: str) -> Expr:
+    """At least one member, in any order."""
+    required = plan.num_required + len(plan.needed)
+    if required > MAX_ONCE:
+        raise GrammarError(
+            f"in free order an object may require at most {MAX_ONCE} names, but {required} are required at {where}; "
+            'use property_order="declared" or require fewer'
+        )
+    is_counted = len(plan.declared) + len(plan.needed) <= MAX_ONCE
+    items = [
+        BagItem(member.expr, is_once=member.is_required or is_counted, is_required=member.is_required)
+        for member in plan.declared
+    ]
+    least = max(1, plan.least)
+    # One member more than the required ones surely has another name than they.
+    if plan.least <= plan.num_required + 1 or (is_counted and plan.others == NEVER and not plan.needed):
+        items.extend(BagItem(expr, is_once=True, is_required=True) for expr in plan.needed)
+        if plan.others != NEVER:
+            items.append(BagItem(plan.others))
+        if not items or (plan.others == NEVER and is_counted and len(items) < least):
+            return NEVER
+        return Bag(tuple(items), comma, least, plan.most)
+    if not plan.declared:
+        return _others(plan, comma, 0, where)
+    kinds = _kinds(plan, 0, where) if is_counted else ()
+    if not is_counted or len(items) + len(kinds) > MAX_ONCE:
+        raise GrammarError(
+            f"minProperties at {where}: in free order members can be counted where at most {MAX_ONCE - distinct.MOST} "
+            f'names are declared, but there are {len(items)}; use property_order="declared", or leave minProperties out'
+        )
+    items.extend(BagItem(kind, is_once=True) for kind in kinds)
+    return NEVER if len(items) < least else Bag(tuple(items), comma, least, plan.most)
+
+
+def _in_order(plan: Plan, comma: Expr, where: str) -> Expr:
+    """At least one member, the declared ones in their order and then the others."""
+    declared, required = plan.declared, plan.num_required
+    if len(declared) - required > _MAX_LEFT_OUT:
+        raise GrammarError(
+            f"in declared order an object may have at most {_MAX_LEFT_OUT} names that are not required, but there are "
+            f'{len(declared) - required} at {where}; require some, leave some out, or use property_order="free"'
+        )
+    has_others = plan.others != NEVER or bool(plan.needed)
+    if required == len(declared):
+        # Counts are left to the others.
+        others = _others(plan, comma, required, where)
+        if not declared:
+            return others
+        first = _row([member.expr for member in declared], comma)
+        must_have_others = plan.least > required or bool(plan.needed)
+        if others == NEVER:
+            return NEVER if must_have_others else first
+        return seq(first, comma, others) if must_have_others else seq(first, optional(seq(comma, others)))
+    can_be_all = plan.most is None or (not has_others and plan.most >= len(declared))
+    if not (plan.is_surely_met and can_be_all):
+        return _counted(plan, comma, where)
+    others = _others(plan, comma, plan.least, where)
+    if others == NEVER:
+        return _subsequence(declared, comma)
+    if required or plan.needed:
+        return _subsequence([*declared, Member(others, bool(plan.needed))], comma)
+    # They may be long, so they are not one more member: that would stand in every half.
+    return alt(seq(_subsequence(declared, comma), optional(seq(comma, others))), others)
+
+
+def _others(plan: Plan, comma: Expr, before: int, where: str) -> Expr:
+    """A run of members with other names, at least one, after so many declared ones."""
+    missing = plan.least - before
+    least = max(1, missing, len(plan.needed))
+    most = None if plan.most is None else plan.most - before
+    if (most is not None and most < least) or (plan.others == NEVER and len(plan.needed) < least):
+        return NEVER
+    if missing > 1:
+        different = [BagItem(kind, is_once=True) for kind in _kinds(plan, missing, where)]
+        first = Bag(tuple(different), comma, missing, missing)
+        return seq(first, Repeat(seq(comma, plan.others), 0, None if most is None else most - missing))
+    if not plan.needed:
+        return Repeat(plan.others, least, most, comma)
+    items = [BagItem(expr, is_once=True, is_required=True) for expr in plan.needed]
+    if plan.others != NEVER:
+        items.append(BagItem(plan.others))
+    return Bag(tuple(items), comma, least, most)
+
+
+def _kinds(plan: Plan, least: int, where: str) -> Sequence[Expr]:
+    """Members of different names.
+
+    Raises:
+        GrammarError: There are fewer than `least`, or it is not known which of them serve what else must be there.
+    """
+    if plan.needed:
+        raise GrammarError(
+            f"minProperties at {where} is not supported beside members that must be there and whose names are not "
+            "told, by `not` over patternProperties, propertyNames or additionalProperties; leave minProperties out"
+        )
+    kinds = plan.kinds()
+    if least > len(kinds):
+        raise GrammarError(
+            f"minProperties at {where}: {least} members whose names are not declared cannot be told apart, at most "
+            f"{len(kinds)} can; declare their names under properties, or use a smaller minProperties"
+        )
+    return kinds
+
+
+def _row(exprs: Sequence[Expr], comma: Expr) -> Expr:
+    return seq(*itertools.chain.from_iterable((EMPTY if i == 0 else comma, expr) for i, expr in enumerate(exprs)))
+
+
+def _subsequence(members: Sequence[Member], comma: Expr) -> Expr:
+    """At least one of the members, all that are required, in their order.
+
+    Around the first required member this is easy: what comes before it has a comma after itself, what comes after it
+    has one before. Where all are optional, the first that is there is in one half or the other; halving makes the whole
+    longer by the logarithm of the number of members, where trying each as the first would square it.
+    """
+    first = next((i for i, member in enumerate(members) if member.is_required), None)
+    if first is not None:
+        before = [optional(seq(member.expr, comma)) for member in members[:first]]
+        return seq(*before, members[first].expr, _tail(members[first + 1 :], comma))
+    if len(members) == 1:
+        return members[0].expr
+    middle = len(members) // 2
+    left, right = members[:middle], members[middle:]
+    return alt(seq(_subsequence(left, comma), _tail(right, comma)), _subsequence(right, comma))
+
+
+def _tail(members: Sequence[Member], comma: Expr) -> Expr:
+    """Members after another one."""
+    parts = [seq(comma, member.expr) for member in members]
+    return seq(*(part if member.is_required else optional(part) for part, member in zip(parts, members, strict=True)))
+
+
+def _counted(plan: Plan, comma: Expr, where: str) -> Expr:
+    """Members in declared order and their number: an automaton whose states are the next member and the count.
+
+    Every edge is a member; its target is the state after it. The others come last, as a run that brings the count to
+    where it has to be.
+    """
+    declared = plan.declared
+    # Beyond this count nothing depends on it.
+    limit = max(1, plan.least) if plan.most is None else plan.most
+    limit = min(limit, len(declared) + (limit if plan.others != NEVER else 0) + len(plan.needed))
+    if len(declared) ** 2 * (limit + 1) // 2 > _MAX_EDGES:
+        raise GrammarError(
+            f"minProperties and maxProperties can be counted in declared order for a few optional properties, but "
+            f'there are too many at {where}; use property_order="free", or leave the counts out'
+        )
+    width, end = limit + 1, (len(declared) + 1) * (limit + 1)
+    edges: list[list[tuple[Expr, int]]] = [[] for _ in range(end + 1)]
+    accepting = {end}
+    runs: dict[int, Expr] = {}  # of other members, by the number of members before them
+    for start, count in itertools.product(range(len(declared) + 1), range(width)):
+        lead = comma if count else EMPTY
+        row = edges[start * width + count]
+        if plan.most is None or count < plan.most:
+            for following in range(start, len(declared)):
+                target = (following + 1) * width + min(count + 1, limit)
+                row.append((seq(lead, declared[following].expr), target))
+                if declared[following].is_required:
+                    break
+        if any(member.is_required for member in declared[start:]):
+            continue
+        if count and count >= plan.least and not plan.needed:
+            accepting.add(start * width + count)
+        if count not in runs:
+            runs[count] = _others(plan, comma, count, where)
+        others = runs[count]
+        if others != NEVER:
+            row.append((seq(lead, others), end))
+    return Automaton(tuple(tuple(row) for row in edges), frozenset(accepting))

@@ -1,0 +1,198 @@
+"""Which grammar is compiled next: everybody in turn, and nobody for long behind a slow one. No JAX here.
+
+    owner a ──▶ ▢▢▢▢▢▢ ─┐
+    owner b ──▶ ▢       ├─ one of each in turn ──▶ AT_ONCE processes, and one more for each that is slow:
+    owner c ──▶ ▢▢     ─┘                          MOST_AT_ONCE in all, one of which an owner leaves to others
+
+A grammar that nobody waits for any more leaves its line, and one that has waited too long is a reason to say so.
+"""
+
+import asyncio
+import copy
+from asyncio import Event, Task
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import final
+
+from jsg.errors import JsgError, QueueFullError
+from jsg.types import GrammarSpec
+
+AT_ONCE = 2
+MOST_AT_ONCE = 4
+QUICK_S = 0.5
+"""What takes longer is slow. Nearly every grammar takes milliseconds, and must not wait for the few that do not."""
+WAIT_S = 10.0
+"""Who waits longer for a process is told so: a client can wait by itself, and may have gone."""
+MAX_WAITING = 1000
+"""Grammars of one owner."""
+
+
+class _Job[Result]:
+    """One grammar, and those who wait for it.
+
+    Attributes:
+        owners: In whose lines it stands.
+        num_asking: Who would miss it.
+        begun: It has a process.
+        task: Its compilation, once it has begun.
+    """
+
+    __slots__ = ("begun", "num_asking", "owners", "spec", "task")
+
+    def __init__(self, spec: GrammarSpec):
+        self.spec = spec
+        self.owners: set[str] = set()
+        self.num_asking = 0
+        self.begun = Event()
+        self.task: Task[Result] | None = None
+
+
+@final
+class GrammarQueue[Worker, Result]:
+    """Hands grammars to workers, each grammar once, however many ask for it. Everything happens on one event loop.
+
+    Invariants: a job is in the lines of its owners until it begins or nobody asks for it any more; no line is empty.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[], Awaitable[Worker]],
+        compile: Callable[[Worker, GrammarSpec], Awaitable[Result]],
+        *,
+        wait_s: float = WAIT_S,
+        quick_s: float = QUICK_S,
+    ) -> None:
+        """Nobody waits yet.
+
+        Args:
+            take: Gives a worker, which may take a while.
+            compile: Has a worker compile a grammar. What either raises goes to all who asked for the grammar.
+            wait_s: A grammar waits so long to begin.
+            quick_s: After so long with its worker a grammar is slow.
+        """
+        self._take = take
+        self._compile = compile
+        self._wait_s = wait_s
+        self._quick_s = quick_s
+        self._jobs: dict[str, _Job[Result]] = {}
+        self._lines: OrderedDict[str, OrderedDict[str, _Job[Result]]] = OrderedDict()
+        self._begun = Counter[str]()  # by whose turn it was
+        self._num_slow = 0
+        self._has_worker = False
+        self._is_closed = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Grammars that have not begun."""
+        return len(self._jobs) - self._begun.total()
+
+    async def run(self, spec: GrammarSpec, owner: str) -> Result:
+        """What the compilation of a grammar gives. One that has begun goes on when nobody waits for it any more.
+
+        Raises:
+            QueueFullError: Too many of this owner wait, or it has waited too long.
+            JsgError: The queue was closed before it began.
+        """
+        if self._is_closed:
+            raise JsgError("the server is ending")
+        job = self._jobs.get(spec.key) or _Job[Result](spec)
+        self._line_up(job, owner)
+        job.num_asking += 1
+        try:
+            self._begin_some()
+            return await asyncio.shield(await self._begin_of(job))
+        except JsgError as error:
+            raise copy.copy(error) from error  # one for each who asked: raising an error writes to it
+        finally:
+            job.num_asking -= 1
+            if not job.num_asking and job.task is None:
+                self._drop(job)
+
+    def close(self) -> None:
+        """Lets nothing begin any more; what waits fails."""
+        self._is_closed = True
+        for job in self._jobs.values():
+            job.begun.set()
+
+    def _line_up(self, job: _Job[Result], owner: str) -> None:
+        """Puts a job that has not begun at the end of the owner's line, unless it stands there."""
+        if job.task is not None or owner in job.owners:
+            return
+        line = self._lines.get(owner, OrderedDict())
+        if len(line) >= MAX_WAITING:
+            raise QueueFullError(f"at most {MAX_WAITING} grammars may wait to be compiled, and so many do; try later")
+        self._lines.setdefault(owner, line)[job.spec.key] = job
+        self._jobs[job.spec.key] = job
+        job.owners.add(owner)
+
+    async def _begin_of(self, job: _Job[Result]) -> Task[Result]:
+        while not job.begun.is_set():
+            try:
+                async with asyncio.timeout(self._wait_s):
+                    await job.begun.wait()
+            except TimeoutError:
+                if self._has_worker:  # until the first has started, which may take long, nobody waits for others
+                    break
+        if job.task is not None:
+            return job.task
+        if self._is_closed:
+            raise JsgError("the server is ending")
+        raise QueueFullError(
+            f"a grammar may wait {self._wait_s:g} s to be compiled, but others still come before it; try again later"
+        )
+
+    def _begin_some(self) -> None:
+        """Lets as many begin as may be under way."""
+        while not self._is_closed and (owner := self._next_owner()) is not None:
+            self._lines.move_to_end(owner)
+            job = next(iter(self._lines[owner].values()))
+            self._leave_lines(job)
+            self._begun[owner] += 1
+            job.task = asyncio.create_task(self._do(job, owner))
+            job.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be waiting
+            job.begun.set()
+
+    def _next_owner(self) -> str | None:
+        """Whose turn it is; None while nothing may begin."""
+        num_begun = self._begun.total()
+        if num_begun >= MOST_AT_ONCE or num_begun - self._num_slow >= AT_ONCE:
+            return None
+        return next((owner for owner in self._lines if self._begun[owner] < MOST_AT_ONCE - 1), None)
+
+    async def _do(self, job: _Job[Result], owner: str) -> Result:
+        is_slow = False
+
+        def slow() -> None:
+            nonlocal is_slow
+            is_slow = True
+            self._num_slow += 1
+            self._begin_some()
+
+        timer: asyncio.TimerHandle | None = None
+        try:
+            worker = await self._take()
+            self._has_worker = True
+            timer = asyncio.get_running_loop().call_later(self._quick_s, slow)
+            return await self._compile(worker, job.spec)
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._num_slow -= is_slow
+            self._begun[owner] -= 1
+            if not self._begun[owner]:
+                del self._begun[owner]
+            del self._jobs[job.spec.key]
+            self._begin_some()
+
+    def _drop(self, job: _Job[Result]) -> None:
+        """Nobody asks for a job that has not begun."""
+        self._leave_lines(job)
+        self._jobs.pop(job.spec.key, None)
+
+    def _leave_lines(self, job: _Job[Result]) -> None:
+        for owner in job.owners:
+            line = self._lines[owner]
+            del line[job.spec.key]
+            if not line:
+                del self._lines[owner]
+        job.owners.clear()

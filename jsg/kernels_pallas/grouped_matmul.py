@@ -1,0 +1,145 @@
+"""Rows times the kernel of their group, as one Pallas-Triton launch. Letters: `jsg/models/inputs.py`.
+
+The rows are sorted by group. Each group is cut into tiles of `block_m` rows, of which only its last may be filled in
+part, so a step of R rows has at most R // block_m + E tiles:
+
+    rows      0 0 0 0 0 | 1 1 | 3 3 3 3 3 3 3        (block_m = 4; group 2 is empty)
+    tiles     '-----' '   '-'   '-----' '---'
+
+A program owns one tile and `block_n` columns. In a step of few tokens what counts is that each kernel is read once.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Float, Int
+
+from jsg.kernels_pallas.tuning import sizes_for
+
+
+class Sizes(NamedTuple):
+    """How the work is cut. `tuning` has them by rows.
+
+    Attributes:
+        block_m: Rows of a tile.
+        block_n: Columns of a program.
+        block_k: Of the sum, at a time.
+        num_warps: Warps per program.
+        num_stages: Blocks in flight.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+class Tile(NamedTuple):
+    """The rows of a tile.
+
+    Attributes:
+        group: Theirs; some group or other where there are none.
+        start: The first one.
+        num_rows: How many; 0 for a tile that is not needed.
+    """
+
+    group: Int[Array, ""]
+    start: Int[Array, ""]
+    num_rows: Int[Array, ""]
+
+
+def tile_of(sizes: Int[Array, " e"], tile: Int[Array, ""], block_m: int) -> Tile:
+    """The tile of this number, of groups of these sizes; a few numbers, so that no launch of its own is needed."""
+    counts = (sizes + block_m - 1) // block_m
+    ends, row_ends = jnp.cumsum(counts), jnp.cumsum(sizes)
+    group = jnp.minimum(jnp.sum((ends <= tile).astype(jnp.int32)), len(sizes) - 1)
+
+    def of_group(values: Int[Array, " e"]) -> Int[Array, ""]:
+        return jnp.sum(jnp.where(jnp.arange(len(sizes)) == group, values, 0))
+
+    within = (tile - of_group(ends - counts)) * block_m
+    num_rows = jnp.minimum(jnp.maximum(of_group(sizes) - within, 0), block_m)
+    return Tile(group, of_group(row_ends - sizes) + within, num_rows)
+
+
+def grouped_matmul(
+    rows: Float[Array, "R D"],
+    kernels: Float[Array, "E D F"],
+    sizes: Int[Array, " E"],
+    *,
+    result: jax.typing.DTypeLike,
+    interpret: bool = False,
+) -> Float[Array, "R F"]:
+    """See `ops.grouped_matmul`.
+
+    Raises:
+        NotImplementedError: Rows and kernels have different types.
+    """
+    if rows.dtype != kernels.dtype:
+        raise NotImplementedError(f"the Triton kernel wants rows of the kernels' dtype, {kernels.dtype}")
+    (num_rows, depth), width = rows.shape, kernels.shape[2]
+    name = "grouped_matmul_float32" if rows.dtype == jnp.float32 else "grouped_matmul"
+    cut = Sizes(**sizes_for(name, rows=num_rows))
+    read = (sizes, rows, kernels)
+    return pl.pallas_call(
+        functools.partial(grouped_matmul_kernel, cut, depth, width),
+        grid=(num_rows // cut.block_m + len(sizes), pl.cdiv(width, cut.block_n)),
+        in_specs=[_whole(x) for x in read],
+        out_specs=pl.BlockSpec((num_rows, width), lambda *_: (0, 0)),
+        out_shape=jax.ShapeDtypeStruct((num_rows, width), result),
+        compiler_params=plgpu.CompilerParams(num_warps=cut.num_warps, num_stages=cut.num_stages),
+        interpret=interpret,
+    )(*read)
+
+
+def grouped_matmul_kernel(
+    cut: Sizes,
+    depth: int,
+    width: int,
+    sizes: jax.Ref,
+    rows: jax.Ref,
+    kernels: jax.Ref,
+    out: jax.Ref,
+) -> None:
+    """One program: a tile of rows and `block_n` columns of the result.
+
+    Grid: (tiles, column blocks); tiles of one group, which read the same part of its kernel, follow one another.
+    Blocks: every array stays in device memory. Owns: its rows and columns of the result.
+
+    Masked: groups past E, rows past the tile's, columns past F, and the sum past D. A row that is not finite stays
+    alone: no product adds up over rows.
+    """
+    groups = jnp.arange(pl.next_power_of_2(len(sizes)))
+    padded = plgpu.load(sizes.at[groups], mask=groups < len(sizes), other=0)
+    tile = tile_of(padded, pl.program_id(0), cut.block_m)
+    column = pl.program_id(1) * cut.block_n + jnp.arange(cut.block_n)
+
+    @pl.when(tile.num_rows > 0)
+    def _() -> None:
+        row = jnp.arange(cut.block_m)
+        is_row, is_column = (row < tile.num_rows)[:, None], (column < width)[None, :]
+        where = (tile.start + row)[:, None]
+
+        def add(index: Int[Array, ""], total: Float[Array, "m n"]) -> Float[Array, "m n"]:
+            k = index * cut.block_k + jnp.arange(cut.block_k)
+            is_k = k < depth
+            left = plgpu.load(rows.at[where, k[None, :]], mask=is_row & is_k[None, :], other=0)
+            right = plgpu.load(
+                kernels.at[tile.group, k[:, None], column[None, :]], mask=is_k[:, None] & is_column, other=0
+            )
+            return total + plgpu.dot(left, right, allow_tf32=False)
+
+        zeros = jnp.zeros((cut.block_m, cut.block_n), jnp.float32)
+        total = lax.fori_loop(0, pl.cdiv(depth, cut.block_k), add, zeros)
+        plgpu.store(out.at[where, column[None, :]], total.astype(out.dtype), mask=is_row & is_column)
+
+
+def _whole(x: Array) -> pl.BlockSpec:
+    """The whole array."""
+    return pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)

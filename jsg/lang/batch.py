@@ -1,0 +1,209 @@
+"""Many runs of one program, a bounded number at a time."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import dataclasses
+import os
+import queue
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from jsg.errors import ProgramError
+from jsg.lang.run import Run
+from jsg.lang.state import ProgramState
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_GENERATOR_WINDOW = 256  # runs that may be started and not yet taken from an iterator, unless more run at a time
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batch:
+    """What is to be run, and how.
+
+    Attributes:
+        items: The arguments of each run.
+        start: Makes a run of an item, without its body.
+        body: Runs a body and keeps its error in the run; None where bodies are async.
+        async_body: The same for async bodies, on the loop that awaits it.
+        num_workers: Runs under way at a time.
+        progress_bar: Shows how many are done.
+    """
+
+    items: Sequence[Arguments]
+    start: Callable[[Arguments], tuple[ProgramState, Run]]
+    body: Callable[[ProgramState, Run, Arguments], None] | None
+    async_body: Callable[[ProgramState, Run, Arguments], Coroutine[Any, Any, None]]
+    num_workers: int
+    progress_bar: bool
+
+    def run(self) -> list[ProgramState]:
+        """All states, each at its end, in the items' order."""
+        return list(self._iterate(len(self.items)))
+
+    def iterate(self) -> Iterator[ProgramState]:
+        """The same, each as soon as it and those before it are done. Closing it cancels the rest."""
+        return self._iterate(max(_GENERATOR_WINDOW, 2 * self.num_workers))
+
+    async def run_async(self) -> list[ProgramState]:
+        """As `run`, for tasks."""
+        async with contextlib.aclosing(self._states(asyncio.Semaphore(len(self.items)))) as states:
+            return [state async for state in states]
+
+    async def iterate_async(self) -> AsyncIterator[ProgramState]:
+        """As `iterate`, for tasks."""
+        room = asyncio.Semaphore(max(_GENERATOR_WINDOW, 2 * self.num_workers))
+        async with contextlib.aclosing(self._states(room)) as states:
+            async for state in states:
+                yield state
+                room.release()
+
+    def _iterate(self, window: int) -> Iterator[ProgramState]:
+        """On an event loop in a thread of its own, so that the caller can be interrupted and async bodies run."""
+        arrived: queue.SimpleQueue[ProgramState | BaseException | None] = queue.SimpleQueue()
+        driver: concurrent.futures.Future[_Driver] = concurrent.futures.Future()
+
+        async def drive() -> None:
+            room = asyncio.Semaphore(window)
+            task = asyncio.current_task()
+            assert task is not None
+            driver.set_result(_Driver(asyncio.get_running_loop(), task, room))
+            async with contextlib.aclosing(self._states(room)) as states:
+                async for state in states:
+                    arrived.put(state)
+
+        def serve() -> None:
+            try:
+                asyncio.run(drive())
+                arrived.put(None)
+            except BaseException as error:  # handed to the thread that waits
+                arrived.put(error)
+
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=lambda: context.run(serve), name="jsg-batch", daemon=True)
+        thread.start()
+        handle = driver.result()
+        try:
+            while (state := arrived.get()) is not None:
+                if isinstance(state, BaseException):
+                    raise state
+                yield state
+                handle.post(handle.room.release)
+        finally:
+            handle.post(handle.task.cancel)
+            thread.join()
+
+    async def _states(self, room: asyncio.Semaphore) -> AsyncGenerator[ProgramState]:
+        loop = asyncio.get_running_loop()
+        done: list[asyncio.Future[ProgramState]] = [loop.create_future() for _ in self.items]
+        indices = iter(range(len(self.items)))
+        with progress(len(self.items), self.progress_bar) as advance:
+
+            async def work() -> None:
+                while True:
+                    await room.acquire()
+                    index = next(indices, None)
+                    if index is None:
+                        room.release()
+                        return
+                    done[index].set_result(await self._one(self.items[index]))
+                    advance()
+
+            workers = [asyncio.create_task(work()) for _ in range(self.num_workers)]
+            for worker in workers:
+                worker.add_done_callback(lambda worker: _pass_on(worker, done))
+            try:
+                for future in done:
+                    yield await future
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _one(self, item: Arguments) -> ProgramState:
+        state, run = self.start(item)
+        try:
+            if self.body is None:
+                await self.async_body(state, run, item)
+            else:
+                body = self.body
+                in_thread(lambda: body(state, run, item))
+                await run.ended.get()
+            await run.settle_async()
+        except asyncio.CancelledError:
+            run.cancel()
+            raise
+        return state
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Driver:
+    loop: asyncio.AbstractEventLoop
+    task: asyncio.Task[Any]
+    room: asyncio.Semaphore
+
+    def post(self, call: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it what was to be told
+            self.loop.call_soon_threadsafe(call)
+
+
+def arguments_of(item: Any, index: int) -> Arguments:
+    """The arguments of one run. Raises ProgramError where the item is neither a dict nor a sequence."""
+    match item:
+        case Mapping():
+            return (), dict(item)
+        case Sequence() if not isinstance(item, str | bytes):
+            return tuple(item), {}
+    raise ProgramError(
+        f"an item of a batch is a dict of arguments or a sequence of them, but item {index} is a {type(item).__name__}"
+    )
+
+
+def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
+    """Runs at a time. Raises ProgramError for what is no number."""
+    if num_threads == "auto":
+        num_threads = max(96, 16 * (os.cpu_count() or 1))
+    if not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1:
+        raise ProgramError(f"num_threads must be 'auto' or a number of at least 1, but got {num_threads!r}")
+    return max(1, min(num_threads, num_items))
+
+
+def in_thread(body: Callable[[], object]) -> None:
+    """Runs it in a thread of its own, with the caller's context, which keeps no interpreter from ending."""
+    context = contextvars.copy_context()
+    threading.Thread(target=lambda: context.run(body), name="jsg-program", daemon=True).start()
+
+
+def _pass_on(worker: asyncio.Task[None], done: Sequence[asyncio.Future[ProgramState]]) -> None:
+    """A worker that failed (our bug, or a backend that cannot open sessions) fails what is waited for."""
+    if worker.cancelled() or worker.exception() is None:
+        return
+    for future in done:
+        if not future.done():
+            error = worker.exception()
+            assert error is not None
+            future.set_exception(error)
+            future.exception()  # else the futures behind the first one warn that nobody asked
+
+
+@contextlib.contextmanager
+def progress(total: int, is_shown: bool) -> Iterator[Callable[[], None]]:
+    """What is called once for each run that is done; shows a bar."""
+    if not is_shown:
+        yield lambda: None
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("programs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns) as bar:
+        task = bar.add_task("programs", total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,259 @@
+"""Which of several choices a model prefers, by how likely their tokens are: the methods that `select` takes.
+
+`token_trie` is the default, and its scores are probabilities. A model continues with token sequences; some begin with
+the tokens of one choice, some with those of another. The probability of a choice is its share of all that begin with
+one of them. A sequence that begins with a choice and goes on into a longer choice counts for the longer one only. The
+other three are known from SGLang and keep its formulas.
+"""
+
+import dataclasses
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, final
+
+from jsg.errors import RequestError
+from jsg.lang.backend import Selection
+from jsg.lang.tokens.model import ScoredChoice, ScoredChoices
+from jsg.lang.tokens.trie import TokenTrie
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a method makes of scored choices.
+
+    Attributes:
+        best: Index of the choice it prefers.
+        scores: Of each choice; a choice is sampled by them as by logits. None where the method has none.
+        meta: What it reports beside.
+    """
+
+    best: int
+    scores: tuple[float, ...] | None
+    meta: dict[str, Any]
+
+
+class ChoicesMethod(Protocol):
+    """A way to choose."""
+
+    @property
+    def name(self) -> str:
+        """What `ir.Select` calls it."""
+        ...
+
+    @property
+    def needs_unconditional(self) -> bool:
+        """Whether the choices must be scored by themselves as well."""
+        ...
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether one may be drawn by its verdicts."""
+        ...
+
+    def judge(self, scored: ScoredChoices) -> Verdict:
+        """Prefers one. Raises RequestError where it cannot judge these choices."""
+        ...
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenTrieChoice:
+    """The most likely choice, by exact probabilities over the trie of their tokens."""
+
+    name: str = "token_trie"
+    needs_unconditional: bool = False
+    has_scores: bool = True
+
+    def judge(self, scored: ScoredChoices) -> Verdict:
+        """Never refuses, unless no choice is possible."""
+        scores = trie_logprobs(scored)
+        return Verdict(_first_best(scores), tuple(scores), {})
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenLengthNormalized:
+    """The choice whose tokens are likeliest on average, which favours long and predictable ones."""
+
+    name: str = "token_length_normalized"
+    needs_unconditional: bool = False
+    has_scores: bool = True
+
+    def judge(self, scored: ScoredChoices) -> Verdict:
+        """Refuses an empty choice: it has no average."""
+        scores = [_mean(choice.logprobs, self.name) for choice in scored.choices]
+        return Verdict(_first_best(scores), tuple(scores), {})
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class GreedyTokenSelection:
+    """Token by token, the choices whose token is likeliest stay, until one is left; short ones go on in their mean."""
+
+    name: str = "greedy_token_selection"
+    needs_unconditional: bool = False
+    has_scores: bool = False
+
+    def judge(self, scored: ScoredChoices) -> Verdict:
+        """Refuses an empty choice."""
+        length = max(len(choice.logprobs) for choice in scored.choices)
+        matrix = [
+            [*choice.logprobs, *[_mean(choice.logprobs, self.name)] * (length - len(choice.logprobs))]
+            for choice in scored.choices
+        ]
+        left = list(range(len(matrix)))
+        for column in range(length):
+            best = max(matrix[row][column] for row in left)
+            left = [row for row in left if matrix[row][column] == best]
+        return Verdict(left[0], None, {"greedy_logprob_matrix": matrix})
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class UnconditionalLikelihoodNormalized:
+    """The choice whose tokens the prompt makes likelier, on average, than they are by themselves."""
+
+    name: str = "unconditional_likelihood_normalized"
+    needs_unconditional: bool = True
+    has_scores: bool = True
+
+    def judge(self, scored: ScoredChoices) -> Verdict:
+        """Refuses an empty choice. A first token, which nothing precedes, counts as certain."""
+        scores: list[float] = []
+        for choice in scored.choices:
+            gains = [own - (alone or 0.0) for own, alone in zip(choice.logprobs, choice.unconditional, strict=True)]
+            scores.append(_mean(gains, self.name))
+        alone = [_shown(choice, choice.unconditional) for choice in scored.choices]
+        return Verdict(_first_best(scores), tuple(scores), {"unconditional_token_logprobs": alone})
+
+
+token_trie = TokenTrieChoice()
+token_length_normalized = TokenLengthNormalized()
+greedy_token_selection = GreedyTokenSelection()
+unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
+METHODS: dict[str, ChoicesMethod] = {
+    method.name: method
+    for method in (token_trie, token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized)
+}
+
+
+def method_named(name: str) -> ChoicesMethod:
+    """The method of that name; raises RequestError where there is none."""
+    if name not in METHODS:
+        raise RequestError(f"choices_method must be one of {', '.join(METHODS)}, but got {name!r}", "choices_method")
+    return METHODS[name]
+
+
+def check_draw(method: str, temperature: float) -> None:
+    """Raises RequestError where there is no such method, or it cannot draw by this temperature."""
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise RequestError(f"temperature must be at least 0 and finite, but got {temperature}", "temperature")
+    if temperature and not method_named(method).has_scores:
+        raise RequestError(
+            f"temperature must be 0 with {method}, which has no scores to draw by, but got {temperature}; "
+            f"use {token_trie.name}",
+            param="temperature",
+        )
+
+
+def decide(
+    choices: Sequence[str],
+    scored: ScoredChoices,
+    *,
+    method: str = token_trie.name,
+    temperature: float = 0.0,
+    seed: int | None = None,
+) -> Selection:
+    """One of the choices, the probability of each whatever the method, and what SGLang reports of them.
+
+    Args:
+        choices: Their texts, in the order in which they were scored.
+        scored: With unconditional scores where the method needs them.
+        method: Name of a method.
+        temperature: 0 takes what the method prefers; else one is drawn by its scores.
+        seed: Of the draw.
+
+    Raises:
+        RequestError: An argument breaks a rule, or the method cannot judge these choices.
+    """
+    check_draw(method, temperature)
+    verdict = method_named(method).judge(scored)
+    probabilities = tuple(map(math.exp, trie_logprobs(scored)))
+    meta = scored.meta | {
+        "probabilities": list(probabilities),
+        "normalized_prompt_logprobs": [
+            sum(choice.logprobs) / len(choice.logprobs) if choice.logprobs else None for choice in scored.choices
+        ],
+        "input_token_logprobs": [_shown(choice, choice.logprobs) for choice in scored.choices],
+        **verdict.meta,
+    }
+    index = verdict.best if temperature == 0 else _draw(verdict, temperature, seed)
+    return Selection(choices[index], probabilities, meta)
+
+
+def trie_logprobs(scored: ScoredChoices) -> list[float]:
+    """The logarithm of the probability of each choice, given that one of them comes.
+
+    Choices of the same tokens share theirs equally.
+
+    Raises:
+        RequestError: The model holds all of them impossible.
+    """
+    trie = TokenTrie([choice.token_ids for choice in scored.choices])
+    logprobs: dict[int, float] = {}
+    for choice, end in zip(scored.choices, trie.ends, strict=True):
+        logprobs.update(zip(trie.path(end), choice.logprobs, strict=True))
+    goes_on = _chances_to_go_on(trie, logprobs)
+    masses = [
+        sum(choice.logprobs)
+        + (math.log1p(-goes_on[end]) if goes_on[end] < 1 else -math.inf)
+        - math.log(trie.ends.count(end))
+        for choice, end in zip(scored.choices, trie.ends, strict=True)
+    ]
+    largest = max(masses)
+    if largest == -math.inf:
+        raise RequestError("one choice at least must be possible, but the model gives none of them a chance", "choices")
+    total = largest + math.log(sum(math.exp(mass - largest) for mass in masses))
+    return [mass - total for mass in masses]
+
+
+def _chances_to_go_on(trie: TokenTrie, logprobs: Mapping[int, float]) -> list[float]:
+    """For each node how likely the model, having come there, goes on to the end of some choice below it."""
+    ends = set(trie.ends)
+    chances = [0.0] * len(trie.children)
+    for node in reversed(range(len(trie.children))):  # a node comes after its parent
+        chances[node] = min(
+            1.0,
+            sum(
+                math.exp(logprobs[child]) * (1.0 if child in ends else chances[child])
+                for child in trie.children[node].values()
+            ),
+        )
+    return chances
+
+
+def _draw(verdict: Verdict, temperature: float, seed: int | None) -> int:
+    assert verdict.scores is not None, "was checked"
+    largest = max(verdict.scores)
+    weights = [math.exp((score - largest) / temperature) for score in verdict.scores]
+    return random.Random(seed).choices(range(len(weights)), weights)[0]
+
+
+def _first_best(scores: Sequence[float]) -> int:
+    return max(range(len(scores)), key=lambda index: scores[index])
+
+
+def _mean(values: Sequence[float], method: str) -> float:
+    if not values:
+        raise RequestError(
+            f"a choice must have at least one token for {method}, but one has none; use {token_trie.name}, or leave "
+            "the empty choice out",
+            param="choices",
+        )
+    return sum(values) / len(values)
+
+
+def _shown(choice: ScoredChoice, logprobs: Sequence[float | None]) -> list[list[Any]]:
+    """As `/generate` shows logprobs: value, id and text of each token."""
+    return [list(entry) for entry in zip(logprobs, choice.token_ids, choice.token_texts, strict=True)]

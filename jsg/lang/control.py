@@ -1,0 +1,142 @@
+"""Branches and loops that a graph can hold. They do the same in a program that is only interpreted.
+
+cond(s, equals(s["verdict"], "yes"), then=accept, otherwise=revise)
+loop(s, improve, until=lambda s: contains(s["review"], "done"), max_rounds=3)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jsg.errors import ProgramError
+from jsg.lang.executor.conditions import holds
+from jsg.lang.graphs.graph import AllOf, AnyOf, Condition, Contains, Equals, Matches, Not, TextValue
+from jsg.lang.ir import Expr, ExprList, Symbol, parts_of
+from jsg.lang.tracing import scope
+from jsg.lang.tracing.traced_state import OrderFree, TracedState
+from jsg.lang.tracing.tracer import Tracer
+
+MAX_ROUNDS = 1000
+
+
+def equals(value: Any, text: Any) -> Condition:
+    """Holds where `value` is `text`, white space around both aside."""
+    return Equals(_text(value), _text(text))
+
+
+def contains(value: Any, text: Any) -> Condition:
+    """Holds where `text` stands somewhere in `value`."""
+    return Contains(_text(value), _text(text))
+
+
+def matches(value: Any, pattern: str) -> Condition:
+    """Holds where the whole of `value` matches a regular expression, in the dialect of `gen(regex=...)`."""
+    if not isinstance(pattern, str):
+        raise ProgramError(f"the pattern of matches() must be constant text, but got {type(pattern).__name__}")
+    return Matches(_text(value), pattern)
+
+
+def not_(condition: Condition) -> Condition:
+    """Holds where `condition` does not."""
+    return Not(_condition(condition))
+
+
+def all_of(*conditions: Condition) -> Condition:
+    """Holds where every one of `conditions` does."""
+    return AllOf(tuple(map(_condition, conditions)))
+
+
+def any_of(*conditions: Condition) -> Condition:
+    """Holds where one of `conditions` does at least."""
+    return AnyOf(tuple(map(_condition, conditions)))
+
+
+def cond(
+    s: Any,
+    condition: Condition,
+    then: Callable[[Any], object],
+    otherwise: Callable[[Any], object] | None = None,
+) -> None:
+    """Runs `then(s)` where the condition holds, else `otherwise(s)`.
+
+    In a program that is traced both become part of the graph, and the run chooses. They may extend `s` and what they
+    fork from it, and set its variables; a variable that only one of them sets keeps what it was if the other one runs.
+
+    Args:
+        s: The state; the traced program's own, or a fork of it.
+        condition: Of `equals`, `contains`, `matches`, `not_`, `all_of`, `any_of`.
+        then: Extends the state it is given.
+        otherwise: The same; None appends nothing.
+
+    Raises:
+        ProgramError: `condition` is no such condition.
+    """
+    _condition(condition)
+    if isinstance(s, TracedState):
+        s.cond(condition, then, otherwise)
+    elif _holds(condition):
+        then(s)
+    elif otherwise is not None:
+        otherwise(s)
+
+
+def loop(
+    s: Any,
+    body: Callable[[Any], object],
+    *,
+    until: Callable[[Any], Condition] | None = None,
+    max_rounds: int,
+) -> None:
+    """Runs `body(s)` at least once, until a condition holds, `max_rounds` times at most.
+
+    In a program that is traced the body is traced once; what it reads of a variable is what the round before left.
+
+    Args:
+        s: As in `cond`.
+        body: Extends the state it is given.
+        until: Gives the condition to end after a round; None runs all rounds.
+        max_rounds: Bound.
+
+    Raises:
+        ProgramError: `max_rounds` is not between 1 and 1000, or `until` gives no condition.
+    """
+    if isinstance(max_rounds, Symbol) or not 1 <= max_rounds <= MAX_ROUNDS:
+        raise ProgramError(f"max_rounds must be a known number between 1 and {MAX_ROUNDS}, but got {max_rounds!r}")
+    if isinstance(s, TracedState):
+        s.loop(body, until, max_rounds)
+        return
+    for _ in range(max_rounds):
+        body(s)
+        if until is not None and _holds(_condition(until(s))):
+            return
+
+
+def unordered(*parts: Expr | str) -> Expr:
+    """Parts whose order means nothing, each of text, pictures and videos; they are appended as they stand.
+
+    A graph may put them into another order, so that what is the same in many runs comes first and is computed once.
+    """
+    tracing = scope.active()
+    if tracing is not None:
+        return ExprList((OrderFree(tuple(ExprList(parts_of(part)) for part in parts)),))
+    return ExprList(tuple(item for part in parts for item in parts_of(part)))
+
+
+def _text(value: Any) -> TextValue:
+    tracing = scope.active()
+    if isinstance(tracing, Tracer):
+        return TextValue(tracing.pieces(value))
+    if not isinstance(value, str):
+        raise ProgramError(f"a condition compares text, but got {type(value).__name__}")
+    return TextValue((value,))
+
+
+def _holds(condition: Condition) -> bool:
+    return holds(condition, lambda value: "".join(map(str, value.pieces)))
+
+
+def _condition(condition: Any) -> Condition:
+    if isinstance(condition, Equals | Contains | Matches | Not | AllOf | AnyOf):
+        return condition
+    raise ProgramError(
+        f"a condition is made by equals, contains, matches, not_, all_of or any_of, but got {type(condition).__name__}"
+    )

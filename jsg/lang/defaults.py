@@ -1,0 +1,62 @@
+"""The backend of programs that name none, and what a backend does beside running programs."""
+
+from typing import Any, cast
+
+from jsg.errors import ConfigError
+from jsg.lang.backend import Backend, BackendSource
+from jsg.lang.streams.loop import shared_loop, wait_for
+
+_default: Backend | None = None
+
+
+def set_default_backend(backend: Backend | BackendSource | None) -> None:
+    """Has programs that name no backend run on this one: a backend, `jsg.Engine`, `jsg.Runtime`; None for none.
+
+    Raises:
+        ConfigError: It is nothing of the kind.
+    """
+    global _default
+    _default = None if backend is None else as_backend(backend)
+
+
+def as_backend(backend: Backend | BackendSource | None) -> Backend:
+    """A backend, that of something which has one, or the default. Raises ConfigError where there is none."""
+    if backend is None:
+        if _default is None:
+            raise ConfigError(
+                "a program needs a backend: call jsg.set_default_backend(jsg.Engine(...)) first, "
+                "or give backend= to run"
+            )
+        return _default
+    if hasattr(backend, "as_backend"):
+        return cast(BackendSource, backend).as_backend()
+    if not hasattr(backend, "open"):
+        raise ConfigError(
+            "a backend is a jsg.Engine, Runtime, RuntimeEndpoint, OpenAI, Anthropic, or what implements "
+            f"jsg.lang.backend.Backend, but got {type(backend).__name__}"
+        )
+    return cast(Backend, backend)
+
+
+def flush_cache(backend: Backend | BackendSource | None = None) -> bool:
+    """Forgets cached prefixes; False where requests run, and nothing is forgotten.
+
+    Args:
+        backend: Which; the default one where None.
+
+    Raises:
+        JsgError: The backend has no cache that it could reach, or failed.
+    """
+    return wait_for(shared_loop().submit(as_backend(backend).flush_cache()))
+
+
+def get_server_info(backend: Backend | BackendSource | None = None) -> dict[str, Any]:
+    """What is known of model and server.
+
+    Args:
+        backend: Which; the default one where None.
+
+    Raises:
+        JsgError: The backend failed.
+    """
+    return wait_for(shared_loop().submit(as_backend(backend).server_info()))

@@ -1,0 +1,426 @@
+"""Compiled programs: a graph, and the ways to run it."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Unpack, cast
+
+from jsg.errors import ConfigError, ProgramError
+from jsg.lang.backend import Backend, BackendSource, HintSession
+from jsg.lang.batch import arguments_of, num_workers, progress
+from jsg.lang.defaults import as_backend
+from jsg.lang.executor.execution import Execution
+from jsg.lang.executor.posted import arguments_to_json
+from jsg.lang.executor.reading import GraphState, Readings
+from jsg.lang.executor.runs import GraphBackend, LocalRun, RemoteRun
+from jsg.lang.function import RunArgs, take_run_args
+from jsg.lang.graphs.graph import Argument, Graph
+from jsg.lang.graphs.json_form import graph_from_json, graph_to_dict, sampling_to_dict
+from jsg.lang.graphs.optimise import (
+    ALL_ON,
+    ArgumentValue,
+    Optimisations,
+    by_stream,
+    prefix_size,
+    reorder,
+    shared_by_calls,
+    static_prefix,
+    varying_arguments,
+)
+from jsg.lang.ir import ExprList, Image, SamplingArgs, Video
+from jsg.lang.media import image_type, read_media, video_type
+from jsg.lang.streams.loop import shared_loop, wait_for
+from jsg.lang.streams.stream import Stream
+from jsg.lang.streams.variables import Variable
+from jsg.lang.tracing.tracer import trace
+
+Where = Literal["auto", "here", "server"]
+_WINDOW = 256  # runs whose results may wait to be taken from an iterator, unless more run at a time
+
+
+def compile_function(program: Any, constants: Mapping[str, Any] | None = None) -> "CompiledFunction":
+    """The program compiled; as `SglFunction.compile`.
+
+    Args:
+        program: An `SglFunction`.
+        constants: Arguments that are known; see `tracer.trace`.
+
+    Raises:
+        TraceError: It cannot be traced.
+    """
+    return CompiledFunction(trace(program, constants))
+
+
+def cache_prefix(program: Any, backend: Backend) -> None:
+    """Computes what every run of a program begins with; as `SglFunction.cache`.
+
+    Raises:
+        TraceError: It cannot be traced.
+        ConfigError: The backend keeps no prefixes.
+    """
+    graph = trace(program)
+    prefix = static_prefix(by_stream(graph.block)[0], None)
+
+    async def compute() -> None:
+        session = backend.open()
+        try:
+            if not hasattr(session, "hint"):
+                raise ConfigError("cache() needs a backend that keeps prefixes: a jsg.Engine or a jsg server")
+            for item in prefix:
+                await session.extend(item)
+            await cast(HintSession, session).hint()
+        finally:
+            await session.close()
+
+    wait_for(shared_loop().submit(compute()))
+
+
+class CompiledFunction:
+    """A program as a graph: prints, draws, becomes JSON, and runs without the Python that it came from.
+
+    Attributes:
+        graph: The graph.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._own = frozenset(argument.name for argument in graph.arguments)
+
+    def __str__(self) -> str:
+        return str(self.graph)
+
+    def __repr__(self) -> str:
+        return f"<compiled {self.graph.name}, {sum(1 for _ in self.graph.nodes())} nodes>"
+
+    def to_dot(self) -> str:
+        """A drawing in Graphviz' language."""
+        return self.graph.to_dot()
+
+    def to_json(self) -> str:
+        """The graph as JSON, which `from_json` reads and `POST /v1/programs` takes as `graph`."""
+        return self.graph.to_json()
+
+    @classmethod
+    def from_json(cls, source: str | bytes | Mapping[str, Any]) -> "CompiledFunction":
+        """The reverse of `to_json`. Raises GraphError."""
+        return cls(graph_from_json(source))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> GraphState:
+        """As `run`."""
+        return self.run(*args, **kwargs)
+
+    def run(
+        self,
+        *args: Any,
+        stream: bool = False,
+        backend: Backend | BackendSource | None = None,
+        where: Where = "auto",
+        optimisations: Optimisations | None = None,
+        **kwargs: Any,
+    ) -> GraphState:
+        """Runs it; returns at once, reading the state waits.
+
+        Args:
+            *args: The graph's arguments, in their order.
+            stream: A server sends variables as they grow; in this process they can always be read so.
+            backend: A backend; the default one where None.
+            where: "server" sends the graph whole, "here" runs it in this process, call by call; "auto" sends it where
+                the backend takes graphs (`jsg.RuntimeEndpoint`).
+            optimisations: Which are on when it runs here; all where None. A server has its own.
+            **kwargs: Arguments by name, and what `RunArgs` says.
+
+        Raises:
+            ProgramError: The arguments are not those of the graph.
+            ConfigError: The backend takes no graphs and `where` is "server".
+        """
+        given, kwargs = take_run_args(kwargs, self._own)
+        arguments = self._bind(args, kwargs)
+        chosen = as_backend(backend)
+        if _is_sent(chosen, where, optimisations):
+            state, begin = self._remote(cast(GraphBackend, chosen), arguments, given, stream)
+        else:
+            options = optimisations or ALL_ON
+            graph = reorder(self.graph) if options.reorder else self.graph
+            state, begin = _local(graph, chosen, arguments, given, options)
+        shared_loop().post(begin)
+        return state
+
+    async def arun(
+        self,
+        *args: Any,
+        stream: bool = False,
+        backend: Backend | BackendSource | None = None,
+        where: Where = "auto",
+        optimisations: Optimisations | None = None,
+        **kwargs: Any,
+    ) -> GraphState:
+        """As `run`, but waits for the end unless `stream`; cancelling the task cancels the program."""
+        state = self.run(*args, stream=stream, backend=backend, where=where, optimisations=optimisations, **kwargs)
+        if not stream:
+            try:
+                await state.settle()
+            except asyncio.CancelledError:
+                state.cancel()
+                raise
+        return state
+
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        backend: Backend | BackendSource | None = None,
+        where: Where = "auto",
+        optimisations: Optimisations | None = None,
+        **run_args: Unpack[RunArgs],
+    ) -> list[GraphState] | Iterator[GraphState]:
+        """Runs it once for each item, several at a time; gives the states in the items' order, each at its end.
+
+        What fails in an item stays with its state. An interrupt cancels all.
+
+        Args:
+            batch_kwargs: For each run its arguments, as a dict or a sequence.
+            num_threads: Runs under way at a time, as `SglFunction.run_batch` counts them; there are no threads.
+            progress_bar: Shows how many are done.
+            generator_style: Gives an iterator, whose states come as soon as they and those before them are done.
+            backend: As in `run`.
+            where: As in `run`.
+            optimisations: As in `run`.
+            **run_args: As `RunArgs` says, for all.
+
+        Raises:
+            ProgramError: An item does not fit the graph's arguments; nothing was run.
+        """
+        given, rest = take_run_args(dict(run_args), self._own)
+        if rest:
+            raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
+        runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(batch_kwargs)]
+        starter = self._starter(runs, given, as_backend(backend), where, optimisations)
+        states = _states(starter, len(runs), num_workers(num_threads, len(runs)), progress_bar)
+        return states if generator_style else list(states)
+
+    async def arun_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        backend: Backend | BackendSource | None = None,
+        where: Where = "auto",
+        optimisations: Optimisations | None = None,
+        **run_args: Unpack[RunArgs],
+    ) -> list[GraphState]:
+        """As `run_batch`, for tasks."""
+        given, rest = take_run_args(dict(run_args), self._own)
+        if rest:
+            raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
+        runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(batch_kwargs)]
+        starter = self._starter(runs, given, as_backend(backend), where, optimisations)
+        batch = _Batch(starter, len(runs), num_workers(num_threads, len(runs)), progress_bar)
+        future = shared_loop().submit(batch.run())
+        try:
+            await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
+        return [await state.get() for state in batch.states]
+
+    # Pieces of runs.
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, ArgumentValue]:
+        names = [argument.name for argument in self.graph.arguments]
+        if len(args) > len(names):
+            raise ProgramError(f"{self.graph.name} takes {len(names)} arguments, but got {len(args)}")
+        given = dict(zip(names, args, strict=False))
+        if twice := sorted(given.keys() & kwargs.keys()):
+            raise ProgramError(f"{self.graph.name} was given {twice[0]!r} twice")
+        given |= kwargs
+        if missing := [name for name in names if name not in given]:
+            raise ProgramError(f"{self.graph.name} needs the argument {missing[0]!r}")
+        if unknown := sorted(given.keys() - set(names)):
+            raise ProgramError(
+                f"{self.graph.name} takes {', '.join(names) or 'nothing'}, but got {unknown[0]!r}; what was a constant "
+                "when it was compiled stays one"
+            )
+        return {argument.name: _value(argument, given[argument.name]) for argument in self.graph.arguments}
+
+    def _remote(
+        self, backend: GraphBackend, arguments: Mapping[str, ArgumentValue], given: SamplingArgs, stream: bool
+    ) -> tuple[GraphState, Callable[[], object]]:
+        run = RemoteRun(self.graph, shared_loop())
+        graph, data, sampling = graph_to_dict(self.graph), arguments_to_json(arguments), sampling_to_dict(given)
+        keep: list[asyncio.Task[None]] = []
+
+        def begin() -> None:
+            task = asyncio.get_running_loop().create_task(run.run(backend, graph, data, sampling, stream=stream))
+            keep.append(task)  # the loop itself holds tasks weakly
+            task.add_done_callback(keep.remove)
+
+        return GraphState(run), begin
+
+    def _starter(
+        self,
+        runs: Sequence[Mapping[str, ArgumentValue]],
+        given: SamplingArgs,
+        backend: Backend,
+        where: Where,
+        optimisations: Optimisations | None,
+    ) -> "_Starter":
+        if _is_sent(backend, where, optimisations):
+            sent = cast(GraphBackend, backend)
+            return _Starter(lambda index: self._remote(sent, runs[index], given, False), [])
+        options = optimisations or ALL_ON
+        varying = varying_arguments(self.graph.arguments, runs) if len(runs) > 1 else ()
+        graph = reorder(self.graph, varying) if options.reorder else self.graph
+        shared = shared_by_calls(graph.block, runs) if options.batch_prefix and len(runs) > 1 else {}
+
+        def hint(prefix: Sequence[Any]) -> Stream:
+            stream = Stream(shared_loop(), backend.open)
+            stream.append(ExprList(tuple(prefix)))
+            stream.hint()
+            return stream
+
+        hints = [lambda prefix=prefix: hint(prefix) for _, prefix in shared.values()]
+        hinted = {program: prefix_size(prefix) for program, (_, prefix) in shared.items()}
+        return _Starter(lambda index: _local(graph, backend, runs[index], given, options, hinted), hints)
+
+
+class _Starter:
+    """Begins the runs of a batch.
+
+    Attributes:
+        begin: The state of a run by its index, and what starts it on the loop.
+        hints: What begins to compute the prefixes that all runs share.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[int], tuple[GraphState, Callable[[], object]]],
+        hints: Sequence[Callable[[], Stream]],
+    ) -> None:
+        self.begin = begin
+        self.hints = hints
+
+
+class _Batch:
+    """Runs under way; lives on the shared loop.
+
+    Attributes:
+        states: Each done when its run is.
+        room: What bounds how far runs may get ahead of who takes their states.
+    """
+
+    def __init__(self, starter: _Starter, size: int, num_workers: int, progress_bar: bool) -> None:
+        self._starter = starter
+        self._num_workers = num_workers
+        self._progress_bar = progress_bar
+        self.states = [Variable() for _ in range(size)]
+        self.room = asyncio.Semaphore(size + 1)  # one more: who finds nothing left has taken one, too
+
+    async def run(self) -> None:
+        """Runs all; cancelling it cancels what is under way."""
+        indices = iter(range(len(self.states)))
+        hints = [begin() for begin in self._starter.hints]
+        try:
+            for hint in hints:
+                with contextlib.suppress(Exception):  # only a lost hint
+                    await hint.read("nothing").get()
+            with progress(len(self.states), self._progress_bar) as advance:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(self._num_workers):
+                        group.create_task(self._work(indices, advance))
+        finally:
+            for hint in hints:
+                hint.close()
+            for state in self.states:
+                state.fail(ProgramError("the batch was cancelled"))
+
+    async def _work(self, indices: Iterator[int], advance: Callable[[], None]) -> None:
+        while True:
+            await self.room.acquire()
+            index = next(indices, None)
+            if index is None:
+                self.room.release()
+                return
+            state, begin = self._starter.begin(index)
+            begin()
+            try:
+                await state.settle()
+            except asyncio.CancelledError:
+                state.cancel()
+                raise
+            self.states[index].finish(state)
+            advance()
+
+
+def _states(starter: _Starter, size: int, num_workers: int, progress_bar: bool) -> Iterator[GraphState]:
+    """The states of a batch, in order; closing the iterator early cancels the rest."""
+    batch = _Batch(starter, size, num_workers, progress_bar)
+    batch.room = asyncio.Semaphore(max(_WINDOW, 2 * num_workers))
+    loop = shared_loop()
+    future = loop.submit(batch.run())
+    try:
+        for state in batch.states:
+            yield state.wait()
+            loop.post(batch.room.release)
+        future.result()
+    finally:
+        future.cancel()
+
+
+def _local(
+    graph: Graph,
+    backend: Backend,
+    arguments: Mapping[str, ArgumentValue],
+    given: SamplingArgs,
+    options: Optimisations,
+    hinted: Mapping[str, int] | None = None,
+) -> tuple[GraphState, Callable[[], object]]:
+    execution = Execution(
+        graph,
+        backend,
+        arguments,
+        loop=shared_loop(),
+        defaults=given,
+        options=options,
+        hinted=hinted,
+    )
+    readings: Readings = LocalRun(execution)
+    return GraphState(readings), execution.start
+
+
+def _is_sent(backend: Backend, where: Where, optimisations: Optimisations | None) -> bool:
+    takes_graphs = hasattr(backend, "run_graph")
+    if where == "server" and not takes_graphs:
+        raise ConfigError(
+            f"{type(backend).__name__} takes no graphs: a jsg.RuntimeEndpoint does; leave out where='server'"
+        )
+    if where not in ("auto", "here", "server"):
+        raise ProgramError(f"where must be 'auto', 'here' or 'server', but got {where!r}")
+    is_sent = takes_graphs and where != "here"
+    if is_sent and optimisations is not None:
+        raise ProgramError("optimisations are chosen by the server that runs a graph; leave them out or run it here")
+    return is_sent
+
+
+def _value(argument: Argument, value: Any) -> ArgumentValue:
+    match argument.kind:
+        case "text":
+            if isinstance(value, str | int | float):
+                return str(value)
+            raise ProgramError(
+                f"the argument {argument.name!r} is text or a number in a compiled program, but got "
+                f"{type(value).__name__}; give it to compile() as a constant"
+            )
+        case "image":
+            if isinstance(value, Image):
+                return value
+            data = read_media(value, "image")
+            return Image(data, image_type(data))
+        case "video":
+            if isinstance(value, Video):
+                return value
+            data = read_media(value, "video")
+            return Video(data, 1, video_type(data))

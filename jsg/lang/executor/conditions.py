@@ -1,0 +1,107 @@
+"""Whether a condition holds."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import assert_never
+
+from jsg.errors import GrammarError, RequestError
+from jsg.lang.graphs.graph import AllOf, AnyOf, Condition, Contains, Equals, Matches, Not, TextValue
+from jsg.types import GrammarSpec
+
+MAX_MATCHED_BYTES = 100_000
+
+
+def holds(condition: Condition, text_of: Callable[[TextValue], str]) -> bool:
+    """Whether a condition holds.
+
+    Args:
+        condition: The condition.
+        text_of: Gives the text of what it reads.
+
+    Raises:
+        RequestError: A pattern is refused, or cannot be matched within its limits.
+    """
+    match condition:
+        case Equals(value, text):
+            return text_of(value).strip() == text_of(text).strip()
+        case Contains(value, text):
+            return text_of(text) in text_of(value)
+        case Matches(value, pattern):
+            return _matches(text_of(value), pattern)
+        case Not(inner):
+            return not holds(inner, text_of)
+        case AllOf(conditions):
+            return all(holds(inner, text_of) for inner in conditions)
+        case AnyOf(conditions):
+            return any(holds(inner, text_of) for inner in conditions)
+        case _:
+            assert_never(condition)
+
+
+def texts_of(condition: Condition) -> Iterator[TextValue]:
+    """All texts that a condition reads."""
+    match condition:
+        case Equals(value, text) | Contains(value, text):
+            yield value
+            yield text
+        case Matches(value):
+            yield value
+        case Not(inner):
+            yield from texts_of(inner)
+        case AllOf(conditions) | AnyOf(conditions):
+            for inner in conditions:
+                yield from texts_of(inner)
+        case _:
+            assert_never(condition)
+
+
+def needs_thread(condition: Condition) -> bool:
+    """Whether it takes long enough to keep an event loop from other work: patterns are compiled."""
+    return any(True for _ in patterns_of(condition))
+
+
+def patterns_of(condition: Condition) -> Iterator[str]:
+    """All patterns in a condition."""
+    match condition:
+        case Matches(_, pattern):
+            yield pattern
+        case Not(inner):
+            yield from patterns_of(inner)
+        case AllOf(conditions) | AnyOf(conditions):
+            for inner in conditions:
+                yield from patterns_of(inner)
+        case Equals() | Contains():
+            pass
+        case _:
+            assert_never(condition)
+
+
+def check_pattern(pattern: str) -> None:
+    """Compiles a pattern. Raises RequestError where it is refused."""
+    _tables(pattern)
+
+
+def _matches(text: str, pattern: str) -> bool:
+    # The automata of constrained decoding: linear in the text whatever the pattern, and the dialect of gen(regex=...).
+    from jsg.constrained.machine import Machine
+    from jsg.constrained.report import check_text
+
+    data = text.encode()
+    if len(data) > MAX_MATCHED_BYTES:
+        raise RequestError(
+            f"matches() reads {MAX_MATCHED_BYTES} bytes at most, but the text has {len(data)}; use contains()"
+        )
+    report = check_text(Machine(_tables(pattern)), data)
+    if report.num_readings_dropped and not report.is_match:
+        raise RequestError(f"the pattern {pattern!r} is too ambiguous to be matched; simplify it")
+    return report.is_match
+
+
+@functools.lru_cache(maxsize=64)
+def _tables(pattern: str):  # noqa: ANN202 - named below, where the import is
+    from jsg.constrained.compiler import compile_tables
+
+    try:
+        return compile_tables(GrammarSpec("regex", pattern))
+    except GrammarError as error:
+        raise RequestError(f"the pattern {pattern[:100]!r} of matches() is refused: {error}") from None

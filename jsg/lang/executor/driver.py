@@ -1,0 +1,343 @@
+"""Hands the nodes of a graph to streams, each stream's in program order, as soon as what they need is there.
+
+A stream's nodes are handed over by a task, which waits only where the graph says so: a text that names a value of
+another stream waits in that stream's queue, `cond` and `loop` wait for their condition.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import assert_never
+
+from jsg.errors import UnknownVariableError
+from jsg.lang.executor.evaluation import NOTHING, Evaluator
+from jsg.lang.executor.frames import Frame, Tasks, new_frame
+from jsg.lang.executor.hints import Hints
+from jsg.lang.graphs.graph import (
+    MAIN_STREAM,
+    REASONING_SUFFIX,
+    AnyNode,
+    Append,
+    Assign,
+    Choose,
+    Cond,
+    Fork,
+    Generate,
+    Join,
+    Loop,
+    Media,
+    Node,
+    Open,
+    ReadText,
+    Scope,
+    Turn,
+    ValueRef,
+)
+from jsg.lang.graphs.optimise import MIN_SHARED, ArgumentValue, Optimisations, known_media, known_text
+from jsg.lang.ir import (
+    Expr,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    SeparateReasoning,
+    Text,
+    VarScopeBegin,
+    VarScopeEnd,
+)
+from jsg.lang.streams.ops import Later, Place
+from jsg.lang.streams.stream import Stream
+from jsg.lang.streams.variables import Variable
+
+_TURN = 100  # nodes that are handed over before other tasks have their turn
+
+
+class Driver:
+    """What hands the nodes over.
+
+    Attributes:
+        streams: All that the graph opened.
+        values: Every variable that a node set, in the order in which they were handed over.
+    """
+
+    def __init__(
+        self,
+        main: Stream,
+        submitted: Variable,
+        open_stream: Callable[[Open], Stream],
+        arguments: Mapping[str, ArgumentValue],
+        options: Optimisations,
+        tasks: Tasks,
+        evaluator: Evaluator,
+        hints: Hints,
+        concatenated: frozenset[int],
+    ) -> None:
+        """Prepares it.
+
+        Args:
+            main: The program's own stream.
+            submitted: Set when that has all its nodes.
+            open_stream: Makes the stream of a program that the program calls.
+            arguments: As of the run.
+            options: As of the run.
+            tasks: Of the run.
+            evaluator: Of the run.
+            hints: Of the run.
+            concatenated: Branches that a join takes in as they are, and so ends itself.
+        """
+        self.streams: list[Stream] = [main]
+        self.values: list[tuple[AnyNode, Variable]] = []
+        self._main = main
+        self._submitted = submitted
+        self._open_stream = open_stream
+        self._arguments = arguments
+        self._options = options
+        self._tasks = tasks
+        self._evaluator = evaluator
+        self._hints = hints
+        self._concatenated = concatenated
+        self._forked: dict[Stream, list[asyncio.Task[None]]] = {}
+        self._num_steps = 0
+
+    # Blocks and streams
+
+    async def run_block(self, frame: Frame, holder: int | None) -> None:
+        """Hands the nodes of a block to their streams; ends when those of the stream `holder` are."""
+        self._hints.send_for_calls(frame)
+        if not self._options.parallel:
+            for node in frame.block.nodes:
+                await self._step(node, frame)
+            for number in frame.streams.keys() - {holder}:
+                frame.complete(number).set_result(None)
+            return
+        for number, nodes in frame.nodes.items():
+            if isinstance(nodes[0], Open):
+                frame.drivers[number] = self._tasks.spawn(self._drive(number, frame))
+        for node in frame.nodes.get(holder, ()) if holder is not None else ():
+            await self._step(node, frame)
+
+    async def _drive(self, number: int, frame: Frame) -> None:
+        """Hands a stream its nodes, and ends it behind its last one."""
+        for node in frame.nodes.get(number, ()):
+            await self._step(node, frame)
+        stream = frame.streams[number]
+        frame.complete(number).set_result(None)
+        if stream is self._main:
+            self._submitted.finish(None)
+        if forked := self._forked.get(stream):
+            await asyncio.wait(forked)
+        if self._options.release_early and number not in self._concatenated:
+            stream.close()
+
+    # Nodes
+
+    async def _step(self, node: AnyNode, frame: Frame) -> None:
+        """Hands a node to its stream; what is wrong with it is the fault of the stream from there on."""
+        self._num_steps += 1
+        if self._num_steps % _TURN == 0:
+            await asyncio.sleep(0)
+        try:
+            await self._hand_over(node, frame)
+        except Exception as error:
+            for name in _defined_names(node):
+                self._define(node, name, _failed(error), frame)
+            with contextlib.suppress(Exception):  # of a stream that has ended already
+                frame.streams[node.stream].append_later(_raiser(error), (), place_of(node))
+        if not self._options.parallel and isinstance(node, Generate | Choose):
+            with contextlib.suppress(Exception):
+                await self.values[-1][1].get()
+
+    async def _hand_over(self, node: AnyNode, frame: Frame) -> None:
+        if isinstance(node, Open):
+            self._open(node, frame)
+            return
+        stream, place = frame.streams[node.stream], place_of(node)
+        match node:
+            case Append():
+                self._append(node, stream, frame)
+            case Media():
+                stream.append(known_media(node, self._arguments), place)
+                self._hints.appended(stream, MIN_SHARED)
+            case Generate():
+                self._generate(node, stream, frame)
+            case Choose():
+                self._choose(node, stream, frame)
+            case Turn(role=role, is_begin=is_begin):
+                stream.append(RoleBegin(role) if is_begin else RoleEnd(role), place)
+            case Scope(name=name, is_begin=is_begin):
+                stream.append(VarScopeBegin(name) if is_begin else VarScopeEnd(name), place)
+                if not is_begin:
+                    self._define(node, name, stream.variable(name), frame)
+            case ReadText():
+                if self._evaluator.is_bounded:  # as no op of the program: a stream with such is joined as one without
+                    stream.runner.push([Later(lambda: self._evaluator.charge_for(stream), {}, place)])
+                self._define(node, "", stream.read("text"), frame)
+            case Assign(name=name, value=value):
+                self._define(node, name, self._evaluator.promise(value, frame), frame)
+            case Fork():
+                self._fork(node, stream, frame)
+            case Join():
+                await self._join(node, stream, frame)
+            case Cond():
+                await self._cond(node, stream, frame)
+            case Loop():
+                await self._loop_rounds(node, stream, frame)
+            case _:
+                assert_never(node)
+
+    def _open(self, node: Open, frame: Frame) -> None:
+        if node.stream == MAIN_STREAM:
+            stream = self._main
+        else:
+            stream = self._open_stream(node)
+            self.streams.append(stream)
+        frame.streams[node.stream] = stream
+        self._hints.begin(node.stream, node.program, stream, frame, place_of(node))
+
+    def _append(self, node: Append, stream: Stream, frame: Frame) -> None:
+        slots = [frame.slot(piece.node, piece.name) for piece in node.pieces if isinstance(piece, ValueRef)]
+        start = next((i for i, piece in enumerate(node.pieces) if isinstance(piece, ValueRef)), len(node.pieces))
+        text, pieces = known_text(node.pieces[:start], self._arguments), node.pieces[start:]
+        if text:
+            self._hints.appended(stream, len(text))
+            stream.append(text, place_of(node))
+        if not pieces:
+            return
+        if not all(slot.done() and slot.result().is_done for slot in slots):
+            self._hints.waits(stream)
+
+        async def make() -> Expr:
+            text = await self._evaluator.text(pieces, frame)
+            return Text(text) if text else NOTHING
+
+        stream.append_later(make, (), place_of(node))
+
+    def _generate(self, node: Generate, stream: Stream, frame: Frame) -> None:
+        name = node.gen.name or f"(node {node.id})"
+        expr: Expr = Gen(name, node.gen.args)
+        if node.reasoning is not None:
+            expr = SeparateReasoning(expr, node.reasoning)
+        self._hints.computed(stream)
+        stream.append(expr, place_of(node))
+        if node.reasoning is not None and node.gen.name is not None:
+            self._define(node, name + REASONING_SUFFIX, stream.variable(name + REASONING_SUFFIX), frame)
+        self._define(node, name, stream.variable(name), frame)
+
+    def _choose(self, node: Choose, stream: Stream, frame: Frame) -> None:
+        name = node.name or f"(node {node.id})"
+
+        def select(choices: Iterable[str]) -> Select:
+            return Select(name, tuple(choices), node.method, node.temperature, node.seed)
+
+        async def make() -> Expr:
+            return select([await self._evaluator.text(choice.pieces, frame) for choice in node.choices])
+
+        self._hints.computed(stream)
+        if any(isinstance(piece, ValueRef) for choice in node.choices for piece in choice.pieces):
+            stream.append_later(make, (name,), place_of(node))
+        else:
+            choices = [known_text(choice.pieces, self._arguments) for choice in node.choices]
+            stream.append(select(choices), place_of(node))
+        self._define(node, name, stream.variable(name), frame)
+
+    def _fork(self, node: Fork, stream: Stream, frame: Frame) -> None:
+        place = place_of(node)
+        hint = self._hints.send_for_branches(node, stream, frame, place)
+        branches = stream.fork(len(node.branches), node.offsets, place)
+        self.streams += branches
+        for number, branch in zip(node.branches, branches, strict=True):
+            frame.streams[number] = branch
+            self._hints.begin(number, None, branch, frame, place)
+        drivers: list[asyncio.Task[None]] = []
+        if self._options.parallel:
+            for number in node.branches:
+                frame.drivers[number] = self._tasks.spawn(self._drive(number, frame))
+            drivers = [frame.drivers[number] for number in node.branches]
+        # The stream ends behind these: its end would be that of its branches and of their hint.
+        ends = self._forked.setdefault(stream, [])
+        ends += drivers
+        if hint is not None:
+            ends.append(self._tasks.spawn(self._hints.release(hint, branches, drivers)))
+
+    async def _join(self, node: Join, stream: Stream, frame: Frame) -> None:
+        branches = [frame.streams[number] for number in node.branches]
+        drivers = [frame.drivers[number] for number in node.branches if number in frame.drivers]
+        if node.mode == "concate_and_append":
+            if drivers:
+                await asyncio.wait(drivers)
+            stream.join(branches, node.mode, place_of(node))
+        elif not self._options.parallel and self._options.release_early:
+            for branch in branches:  # their drivers do it otherwise
+                branch.close()
+
+    async def _cond(self, node: Cond, stream: Stream, frame: Frame) -> None:
+        block = node.then if await self._evaluator.holds(node.condition, frame) else node.otherwise
+        inner = new_frame(block, frame)
+        inner.streams[node.stream] = stream
+        await self.run_block(inner, node.stream)
+        set_here, before = dict(block.outputs), dict(node.before)
+        for name in _defined_names(node):
+            if name in set_here:
+                variable = self._evaluator.promise(set_here[name], inner)
+            elif name in before:
+                variable = self._evaluator.promise(before[name], frame)
+            else:
+                variable = _failed(UnknownVariableError(f"nothing set {name!r} the way the program went"))
+            self._define(node, name, variable, frame)
+
+    async def _loop_rounds(self, node: Loop, stream: Stream, frame: Frame) -> None:
+        carried = {name: self._evaluator.promise(value, frame) for name, value in node.before}
+        for _ in range(node.max_rounds):
+            await asyncio.sleep(0)  # a body without a model call would keep the loop to itself
+            inner = new_frame(node.body, frame, node.id)
+            inner.streams[node.stream] = stream
+            for name, variable in carried.items():
+                inner.define(node.id, name, variable)
+            await self.run_block(inner, node.stream)
+            carried = carried | {name: self._evaluator.promise(value, inner) for name, value in node.body.outputs}
+            if node.until is not None and await self._evaluator.holds(node.until, inner):
+                break
+        for name, variable in carried.items():
+            self._define(node, name, variable, frame)
+
+    def _define(self, node: AnyNode, name: str, variable: Variable, frame: Frame) -> None:
+        self.values.append((node, variable))
+        frame.define(node.id, name, variable)
+
+
+def place_of(node: Node) -> Place:
+    """File name and line, as `Stream` takes them."""
+    name, _, line = node.line.rpartition(":")
+    return (name, int(line)) if line.isdecimal() else (node.line, 0)
+
+
+def _defined_names(node: AnyNode) -> Sequence[str]:
+    match node:
+        case Generate(gen=gen):
+            name = gen.name or f"(node {node.id})"
+            return (name,) if node.reasoning is None else (name, name + REASONING_SUFFIX)
+        case Choose(name=name):
+            return (name or f"(node {node.id})",)
+        case Scope(name=name, is_begin=False) | Assign(name=name):
+            return (name,)
+        case ReadText():
+            return ("",)
+        case Cond(then=then, otherwise=otherwise, before=before):
+            return tuple(dict.fromkeys(name for name, _ in (*then.outputs, *otherwise.outputs, *before)))
+        case Loop(body=body, before=before):
+            return tuple(dict.fromkeys(name for name, _ in (*body.outputs, *before)))
+        case _:
+            return ()
+
+
+def _failed(error: BaseException) -> Variable:
+    variable = Variable()
+    variable.fail(error)
+    return variable
+
+
+def _raiser(error: BaseException) -> Callable[[], Awaitable[Expr]]:
+    async def make() -> Expr:
+        raise error
+
+    return make

@@ -1,0 +1,159 @@
+"""The values of a graph that runs: put together as soon as what they read is there."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, assert_never
+
+from jsg.errors import RequestError
+from jsg.lang.executor import conditions
+from jsg.lang.executor.frames import CalledState, Frame, Tasks, text_len
+from jsg.lang.graphs.graph import (
+    ArgumentRef,
+    Condition,
+    ConstantValue,
+    DictValue,
+    ListValue,
+    Piece,
+    StateValue,
+    TextValue,
+    Value,
+    ValueRef,
+    VariableValue,
+)
+from jsg.lang.graphs.optimise import ArgumentValue
+from jsg.lang.ir import ExprList
+from jsg.lang.streams.ops import ExprOp
+from jsg.lang.streams.stream import Stream
+from jsg.lang.streams.variables import Variable
+
+NOTHING = ExprList(())
+MATCH_COST = 64  # characters that are put together in the time in which a pattern reads one
+
+
+class Evaluator:
+    """Puts values together, within a budget of text."""
+
+    def __init__(self, arguments: Mapping[str, ArgumentValue], tasks: Tasks, max_text: int | None) -> None:
+        self._arguments = arguments
+        self._tasks = tasks
+        self._text_left = max_text
+        self._promised: set[Variable] = set()  # those that are not done
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is a budget."""
+        return self._text_left is not None
+
+    def promise(self, value: Value, frame: Frame) -> Variable:
+        """A variable that will hold a value; the value's own where it is just another variable."""
+        slot = _whole_slot(value, frame)
+        if slot is not None and slot.done():
+            return slot.result()
+        variable = Variable()
+        self._promised.add(variable)
+        variable.when_done(lambda: self._promised.discard(variable))
+        self._tasks.spawn(self.follow(variable, value, frame))
+        return variable
+
+    def fail_promises(self, error: BaseException) -> None:
+        """Fails what was promised and will not be filled any more, as its task was cancelled."""
+        for variable in tuple(self._promised):
+            variable.fail(error)
+
+    async def follow(self, variable: Variable, value: Value, frame: Frame) -> None:
+        """Fills a variable; piece by piece where its value is another variable."""
+        slot = _whole_slot(value, frame)
+        if slot is None:
+            await self.fulfil(variable, value, frame)
+            return
+        source = await slot
+        try:
+            async for piece in source.follow_async():
+                variable.add(piece)
+            variable.finish(await source.get(), source.meta)
+        except Exception as error:
+            variable.fail(error)
+
+    async def fulfil(self, variable: Variable, value: Value, frame: Frame) -> None:
+        """Fills a variable with a value, or with what kept it from being known."""
+        try:
+            variable.finish(await self._value(value, frame))
+        except Exception as error:
+            variable.fail(error)
+
+    async def _value(self, value: Value, frame: Frame) -> Any:
+        match value:
+            case TextValue(pieces):
+                return await self.text(pieces, frame)
+            case ListValue(items):
+                return [await self._value(item, frame) for item in items]
+            case DictValue(items):
+                return {key: await self._value(item, frame) for key, item in items}
+            case ConstantValue(constant):
+                return constant
+            case VariableValue(ref):
+                return await (await frame.slot(ref.node, ref.name)).get()
+            case StateValue(number, outputs):
+                variables = {name: self.promise(item, frame) for name, item in outputs}
+                outermost = frame.outermost()
+                await outermost.complete(number)
+                return CalledState(outermost.streams[number], variables)
+            case _:
+                assert_never(value)
+
+    async def text(self, pieces: Iterable[Piece], frame: Frame) -> str:
+        """The text of pieces, once all values are there. Raises what kept one from being known; RequestError."""
+        parts: list[str] = []
+        for piece in pieces:
+            match piece:
+                case str():
+                    parts.append(piece)
+                case ArgumentRef(name):
+                    parts.append(str(self._arguments[name]))
+                case ValueRef(node, name, index):
+                    value = await (await frame.slot(node, name)).get()
+                    parts.append(_as_text(value if index is None else value[index], name))
+                case _:
+                    assert_never(piece)
+            self.charge(len(parts[-1]))
+        return "".join(parts)
+
+    def charge(self, num_chars: int) -> None:
+        """Takes characters from the budget. Raises RequestError when there are none left."""
+        if self._text_left is not None:
+            self._text_left -= num_chars
+            if self._text_left < 0:
+                raise RequestError(
+                    "the program puts together more text than is allowed; append less, or loop less often"
+                )
+
+    async def charge_for(self, stream: Stream) -> Sequence[ExprOp]:
+        """Takes the text of a stream from the budget; gives nothing to append."""
+        self.charge(text_len(stream))
+        return ()
+
+    async def holds(self, condition: Condition, frame: Frame) -> bool:
+        """Whether a condition holds, once all that it reads is there. Raises as `text`."""
+        texts = {value: await self.text(value.pieces, frame) for value in conditions.texts_of(condition)}
+        if num_patterns := sum(1 for _ in conditions.patterns_of(condition)):
+            self.charge(MATCH_COST * num_patterns * sum(map(len, texts.values())))
+            return await asyncio.to_thread(conditions.holds, condition, texts.__getitem__)
+        return conditions.holds(condition, texts.__getitem__)
+
+
+def _as_text(value: Any, name: str) -> str:
+    """A value as a text has it. Raises RequestError for what holds others: its text could be of any length."""
+    if isinstance(value, str):
+        return value
+    if value is None or isinstance(value, int | float):
+        return str(value)
+    raise RequestError(f"a text reads {name!r}, which must be text or a number, but is a {type(value).__name__}")
+
+
+def _whole_slot(value: Value, frame: Frame) -> asyncio.Future[Variable] | None:
+    """Where the variable is that a value consists of."""
+    match value:
+        case TextValue((ValueRef(node, name, None),)) | VariableValue(ValueRef(node, name)):
+            return frame.slot(node, name)
+        case _:
+            return None

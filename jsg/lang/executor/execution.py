@@ -1,0 +1,163 @@
+"""One run of a graph on a backend, as tasks of the event loop that runs: no threads."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from jsg.errors import AbortedError, UnknownVariableError
+from jsg.lang.backend import Backend
+from jsg.lang.executor.driver import Driver
+from jsg.lang.executor.evaluation import Evaluator
+from jsg.lang.executor.frames import Tasks, new_frame
+from jsg.lang.executor.hints import Hints
+from jsg.lang.graphs.graph import MAIN_STREAM, AnyNode, Graph, Join, Open
+from jsg.lang.graphs.optimise import ArgumentValue, Optimisations
+from jsg.lang.ir import SamplingArgs
+from jsg.lang.streams.loop import Loop
+from jsg.lang.streams.stream import Stream
+from jsg.lang.streams.variables import Variable
+
+PUBLISHED_DEFAULTS = SamplingArgs(max_tokens=128, temperature=1.0)
+"""What a gen is given where neither it nor the run of its program says something."""
+
+
+class Execution:
+    """One run of a graph.
+
+    Attributes:
+        stream: The program's own.
+        outputs: Its variables, growing as the values do that they will hold.
+        returned: What it returns.
+        submitted: Done when all of the program's own nodes were handed to its stream.
+        ended: Done when nothing is under way any more.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        backend: Backend,
+        arguments: Mapping[str, ArgumentValue],
+        *,
+        loop: Loop,
+        defaults: SamplingArgs,
+        options: Optimisations,
+        hinted: Mapping[str, int] | None = None,
+        max_text: int | None = None,
+    ) -> None:
+        """Prepares it; `start` runs it.
+
+        Args:
+            graph: A graph that is well-formed.
+            backend: Where.
+            arguments: All that the graph names, of their kinds.
+            loop: The loop on which the backend lives.
+            defaults: What the program's own gens are given where they say nothing.
+            options: Optimisations.
+            hinted: Programs whose common prefix somebody else has had computed, and its size (`prefix_size`).
+            max_text: Characters that may be put together from values, in all.
+        """
+
+        def open_stream(node: Open) -> Stream:
+            spec = node.num_api_spec_tokens
+            return Stream(loop, lambda: backend.open(num_api_spec_tokens=spec), defaults_of(node, defaults))
+
+        opened = graph.block.nodes[0]
+        assert isinstance(opened, Open)
+        self.stream = open_stream(opened)
+        self.outputs = {name: Variable() for name, _ in graph.block.outputs}
+        self.returned = Variable()
+        self.submitted = Variable()
+        self.ended = Variable()
+        self._graph = graph
+        self._loop = loop
+        self._tasks = Tasks()
+        self._evaluator = Evaluator(arguments, self._tasks, max_text)
+        self._hints = Hints(options, arguments, self._tasks, lambda: Stream(loop, backend.open), hinted or {})
+        self._driver = Driver(
+            self.stream,
+            self.submitted,
+            open_stream,
+            arguments,
+            options,
+            self._tasks,
+            self._evaluator,
+            self._hints,
+            _concatenated(graph),
+        )
+        self._root: asyncio.Task[None] | None = None
+        self._has_begun = False
+        self._abort: BaseException | None = None
+
+    @property
+    def values(self) -> Sequence[tuple[AnyNode, Variable]]:
+        """Every variable that a node set so far."""
+        return self._driver.values
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        """Every stream so far, those of hints included."""
+        return (*self._driver.streams, *self._hints.streams)
+
+    def start(self) -> None:
+        """Starts it; must be called on the loop."""
+        self._root = asyncio.get_running_loop().create_task(self._run())
+
+    def cancel(self, error: BaseException | None = None) -> None:
+        """Aborts all that is under way. From any thread."""
+        self._loop.post(lambda: self._cancel(error or AbortedError("the program was cancelled")))
+
+    def _cancel(self, error: BaseException) -> None:
+        if self.ended.is_done or self._abort is not None:
+            return
+        self._abort = error
+        for stream in self.streams:
+            stream.cancel(error)
+        if self._root is not None and self._has_begun:  # a task that has not begun would end without its `finally`
+            self._root.cancel()
+
+    async def _run(self) -> None:
+        self._has_begun = True
+        error: BaseException = UnknownVariableError("the program ended without it")
+        try:
+            if self._abort is not None:
+                raise asyncio.CancelledError
+            async with self._tasks as tasks:
+                frame = new_frame(self._graph.block, None)
+                for name, value in self._graph.block.outputs:
+                    tasks.spawn(self._evaluator.follow(self.outputs[name], value, frame))
+                tasks.spawn(self._evaluator.fulfil(self.returned, self._graph.returns, frame))
+                await self._driver.run_block(frame, None)
+            self.submitted.finish(None)
+            for stream in self.streams:
+                stream.close()
+                with contextlib.suppress(Exception):
+                    await stream.read("nothing").get()
+        except asyncio.CancelledError:
+            error = self._abort or AbortedError("the program was cancelled")
+            self._cancel(error)
+        except Exception as group:
+            error = group
+            self._cancel(error)
+            raise
+        finally:
+            for variable in (*self.outputs.values(), self.returned):
+                variable.fail(error)
+            self._evaluator.fail_promises(error)
+            self.submitted.finish(None)
+            self.ended.finish(None)
+
+
+def defaults_of(node: Open, given: SamplingArgs) -> SamplingArgs:
+    """What the gens of a program are given where they say nothing.
+
+    Args:
+        node: Opens the program's stream.
+        given: To the run of the graph.
+    """
+    own = given if node.stream == MAIN_STREAM else node.defaults
+    return PUBLISHED_DEFAULTS if own is None else own.over(PUBLISHED_DEFAULTS)
+
+
+def _concatenated(graph: Graph) -> frozenset[int]:
+    joins = (node for node in graph.nodes() if isinstance(node, Join) and node.mode == "concate_and_append")
+    return frozenset(branch for join in joins for branch in join.branches)

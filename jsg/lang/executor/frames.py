@@ -1,0 +1,119 @@
+"""Where the nodes of one run of a block keep their streams and values."""
+
+import asyncio
+import dataclasses
+from collections.abc import Coroutine
+from typing import Any
+
+from jsg.lang.graphs.graph import AnyNode, Block
+from jsg.lang.graphs.optimise import by_stream
+from jsg.lang.streams.stream import Stream
+from jsg.lang.streams.variables import Variable
+
+
+class Tasks:
+    """The tasks of a run; all end before it does."""
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> "Tasks":
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._group.__aexit__(*error)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begins one."""
+        return self._group.create_task(coroutine)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gate:
+    """What a stream waits for before it asks the model: that a prefix of this size is computed."""
+
+    variable: Variable
+    size: int
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Frame:
+    """What the nodes of one run of a block have: their streams and values. A loop makes one for each round.
+
+    Attributes:
+        outer: That of the block around.
+        block: The block.
+        owned: Nodes whose values are found here.
+        nodes: Of the block, by stream.
+        streams: Those that its nodes extend, by number.
+        drivers: The tasks that do so.
+        gates: What a stream waits for before it asks the model.
+        slots: The variables that its nodes set, as soon as a node was handed to its stream.
+        returned: What waits for a stream to be there and to have all its nodes.
+    """
+
+    outer: "Frame | None"
+    block: Block
+    owned: frozenset[int]
+    nodes: dict[int, list[AnyNode]]
+    streams: dict[int, Stream] = dataclasses.field(default_factory=dict)
+    drivers: dict[int, asyncio.Task[None]] = dataclasses.field(default_factory=dict)
+    gates: dict[int, Gate] = dataclasses.field(default_factory=dict)
+    slots: dict[tuple[int, str], asyncio.Future[Variable]] = dataclasses.field(default_factory=dict)
+    returned: dict[int, asyncio.Future[None]] = dataclasses.field(default_factory=dict)
+
+    def slot(self, node: int, name: str) -> asyncio.Future[Variable]:
+        """The variable that a node sets, once the node was handed to its stream."""
+        frame = self
+        while node not in frame.owned:
+            assert frame.outer is not None, "a graph that was checked reads only what is defined"
+            frame = frame.outer
+        slot = frame.slots.get((node, name))
+        if slot is None:
+            slot = frame.slots[node, name] = asyncio.get_running_loop().create_future()
+        return slot
+
+    def complete(self, number: int) -> asyncio.Future[None]:
+        """Done when a stream has all its nodes."""
+        if number not in self.returned:
+            self.returned[number] = asyncio.get_running_loop().create_future()
+        return self.returned[number]
+
+    def outermost(self) -> "Frame":
+        """That of the whole graph, where the streams of called programs are that may be kept."""
+        frame = self
+        while frame.outer is not None:
+            frame = frame.outer
+        return frame
+
+    def define(self, node: int, name: str, variable: Variable) -> None:
+        """Fills a slot; a second time it does nothing."""
+        slot = self.slot(node, name)
+        if not slot.done():
+            slot.set_result(variable)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CalledState:
+    """The state of a program that the graph's program called and returned."""
+
+    stream: Stream
+    variables: dict[str, Variable]
+
+
+def new_frame(block: Block, outer: Frame | None, *also_owned: int) -> Frame:
+    """The frame of a run of a block.
+
+    Args:
+        block: The block.
+        outer: That of the block around.
+        also_owned: Further nodes whose values are found in it.
+    """
+    owned = frozenset((*(node.id for node in block.nodes), *also_owned))
+    return Frame(outer, block, owned, by_stream(block))
+
+
+def text_len(stream: Stream) -> int:
+    """Characters that a stream has so far."""
+    return sum(map(len, stream.log.pieces_between(0)))

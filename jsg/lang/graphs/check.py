@@ -1,0 +1,342 @@
+"""Whether a graph is well-formed: what a graph that came over the network has to prove before anything runs."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Never, assert_never
+
+from jsg.errors import GraphError
+from jsg.lang.graphs.graph import (
+    MAIN_STREAM,
+    REASONING_SUFFIX,
+    AllOf,
+    AnyNode,
+    AnyOf,
+    Append,
+    ArgumentRef,
+    Assign,
+    Block,
+    Choose,
+    Cond,
+    Condition,
+    ConstantValue,
+    Contains,
+    DictValue,
+    Equals,
+    Fork,
+    Generate,
+    Graph,
+    Join,
+    ListValue,
+    Loop,
+    Matches,
+    Media,
+    Node,
+    Not,
+    Open,
+    Piece,
+    ReadText,
+    Scope,
+    StateValue,
+    TextValue,
+    Turn,
+    Value,
+    ValueRef,
+    VariableValue,
+    describe,
+)
+from jsg.lang.ir import Image, Role, Video
+
+Shape = int | None
+"""Of a variable that text may read: None is one value, a number is the length of a list."""
+OPAQUE = -1
+"""Of a variable that only `returns` may hold: a dictionary, a list of lists, or a list here and one value there."""
+
+
+def check_graph(graph: Graph) -> None:
+    """Raises GraphError, naming the node, unless the graph is well-formed.
+
+    That is: ids grow in program order, whatever a node refers to was defined before it and is visible there, every
+    stream is opened once and ends once, turns and scopes are closed as they were opened.
+    """
+    names = [argument.name for argument in graph.arguments]
+    if len(set(names)) < len(names):
+        raise GraphError("the arguments of a graph must have different names", param="graph")
+    if not graph.block.nodes or not isinstance(graph.block.nodes[0], Open):
+        raise GraphError("a graph must begin with a node of kind 'open'", param="graph")
+    checker = _Checker(graph)
+    checker.run_block(graph.block, None)
+    for value in (graph.returns, *(value for _, value in graph.block.outputs)):
+        checker.check_value(value, graph.block.nodes[-1])
+
+
+def shape_of(value: Value) -> Shape:
+    """How text may read a variable that holds this value."""
+    match value:
+        case ListValue(items):
+            return len(items) if all(isinstance(item, TextValue | ConstantValue) for item in items) else OPAQUE
+        case TextValue() | ConstantValue():
+            return None
+        case DictValue() | StateValue() | VariableValue():
+            return OPAQUE
+        case _:
+            assert_never(value)
+
+
+def merged_shapes(*sides: Iterable[tuple[str, Value]]) -> dict[str, Shape]:
+    """How text may read variables that hold one of several values, by name."""
+    shapes: dict[str, Shape] = {}
+    for side in sides:
+        for name, value in side:
+            shape = shape_of(value)
+            shapes[name] = shape if shapes.get(name, shape) == shape else OPAQUE
+    return shapes
+
+
+@dataclasses.dataclass(slots=True)
+class _Stream:
+    """What is known of a stream where the check stands."""
+
+    block: int
+    is_outermost: bool
+    parent: int | None = None
+    role: Role | None = None
+    has_turned: bool = False
+    scopes: tuple[str, ...] = ()
+    is_ended: bool = False
+
+
+class _Checker:
+    """Walks a graph in program order."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._kinds = {argument.name: argument.kind for argument in graph.arguments}
+        self._streams: dict[int, _Stream] = {}
+        self._shapes: dict[tuple[int, str], Shape] = {}
+        self._blocks: list[int] = []
+        self._num_blocks = 0
+        self._last_id = -1
+
+    def run_block(self, block: Block, holder: Cond | Loop | None) -> None:
+        """Checks a block. What its nodes define stays visible until the caller takes it away."""
+        self._num_blocks += 1
+        self._blocks.append(self._num_blocks)
+        held = self._streams[holder.stream] if holder else None
+        outside = None if held is None else (held.block, held.role, held.scopes)
+        if held is not None:
+            held.block = self._num_blocks
+        for node in block.nodes:
+            self._check_node(node)
+        if len({name for name, _ in block.outputs}) < len(block.outputs):
+            self._fail("the outputs of a block must have different names", holder or block.nodes[-1])
+        if holder is not None and held is not None and outside is not None:
+            for _, value in block.outputs:
+                self.check_value(value, holder)
+            if (held.role, held.scopes) != outside[1:]:
+                self._fail("a block must close the turns and scopes that it opens, and no others", holder)
+            held.block = outside[0]
+        self._blocks.pop()
+
+    def _check_node(self, node: AnyNode) -> None:
+        if node.id <= self._last_id:
+            self._fail(f"ids must grow in program order, but {node.id} comes after {self._last_id}", node)
+        self._last_id = node.id
+        if isinstance(node, Open):
+            if not self._streams and node.stream != MAIN_STREAM:
+                self._fail(f"the first stream must be number {MAIN_STREAM}", node)
+            self._open(node.stream, node)
+            return
+        stream = self._live(node.stream, node)
+        match node:
+            case Append():
+                self._check_pieces(node.pieces, node)
+            case Media():
+                self._check_media(node)
+            case Generate():
+                n, name = node.gen.args.n, node.gen.name
+                shape = n if n is not None and n > 1 else None
+                if name is not None:
+                    self._define(node, name, shape)
+                if name is not None and node.reasoning is not None:
+                    self._define(node, name + REASONING_SUFFIX, shape)
+            case Choose():
+                if not node.choices:
+                    self._fail("there must be at least one choice", node)
+                for choice in node.choices:
+                    self._check_pieces(choice.pieces, node)
+                if node.name is not None:
+                    self._define(node, node.name, None)
+            case Turn():
+                self._check_turn(node, stream)
+            case Scope():
+                self._check_scope(node, stream)
+            case ReadText():
+                self._define(node, "", None)
+            case Assign():
+                self.check_value(node.value, node)
+                self._define(node, node.name, shape_of(node.value))
+            case Fork():
+                if not node.branches or (node.offsets is not None and len(node.offsets) != len(node.branches)):
+                    self._fail("a fork must have branches, and an offset for each or none", node)
+                for branch in node.branches:
+                    self._open(branch, node, node.stream, stream.role)
+            case Join():
+                self._check_join(node)
+            case Cond():
+                self._check_cond(node)
+            case Loop():
+                self._check_loop(node)
+            case _:
+                assert_never(node)
+
+    def _check_media(self, node: Media) -> None:
+        match node.source:
+            case ArgumentRef(name):
+                kind = "image" if node.num_frames is None else "video"
+                if self._kinds.get(name) != kind:
+                    self._fail(f"no argument {name!r} of kind {kind} is declared", node)
+            case Image() | Video():
+                if node.num_frames is not None:
+                    self._fail("num_frames belongs to the video itself", node)
+            case _:
+                assert_never(node.source)
+
+    def _check_turn(self, node: Turn, stream: _Stream) -> None:
+        if node.is_begin and stream.role is not None:
+            self._fail(f"a turn of the {stream.role} is open, and turns do not nest", node)
+        if not node.is_begin and stream.role != node.role:
+            self._fail(f"no turn of the {node.role} is open", node)
+        stream.role, stream.has_turned = node.role if node.is_begin else None, True
+
+    def _check_scope(self, node: Scope, stream: _Stream) -> None:
+        if node.is_begin:
+            stream.scopes = (*stream.scopes, node.name)
+            return
+        if not stream.scopes or stream.scopes[-1] != node.name:
+            self._fail("the scope is not the one opened last", node)
+        stream.scopes = stream.scopes[:-1]
+        self._define(node, node.name, None)
+
+    def _check_join(self, node: Join) -> None:
+        if not node.branches or len(set(node.branches)) < len(node.branches):
+            self._fail("a join must name branches, each once", node)
+        for number in node.branches:
+            branch = self._live(number, node)
+            if branch.parent != node.stream:
+                self._fail(f"stream {number} was not forked from stream {node.stream}", node)
+            if branch.scopes:
+                self._fail(f"a scope of stream {number} is open", node)
+            if branch.has_turned and node.mode == "concate_and_append":
+                self._fail(f"stream {number} opened or closed a turn, which concate_and_append cannot join", node)
+            branch.is_ended = True
+
+    def _check_cond(self, node: Cond) -> None:
+        self.check_condition(node.condition, node)
+        for _, value in node.before:
+            self.check_value(value, node)
+        for block in (node.then, node.otherwise):
+            visible = dict(self._shapes)
+            self.run_block(block, node)
+            self._shapes = visible
+        self._define_all(node, merged_shapes(node.then.outputs, node.otherwise.outputs, node.before))
+
+    def _check_loop(self, node: Loop) -> None:
+        if node.max_rounds < 1:
+            self._fail(f"max_rounds must be at least 1, but got {node.max_rounds}", node)
+        for _, value in node.before:
+            self.check_value(value, node)
+        visible = dict(self._shapes)
+        merged = merged_shapes(node.body.outputs, node.before)
+        self._define_all(node, {name: merged[name] for name, _ in node.before})  # of the rounds behind the first, too
+        self.run_block(node.body, node)
+        if node.until is not None:
+            self.check_condition(node.until, node)
+        self._shapes = visible
+        self._define_all(node, merged)
+
+    def check_condition(self, condition: Condition, node: Node) -> None:
+        """Raises GraphError where a condition reads what is not there."""
+        match condition:
+            case Equals(value, text) | Contains(value, text):
+                self._check_pieces(value.pieces, node)
+                self._check_pieces(text.pieces, node)
+            case Matches(value):
+                self._check_pieces(value.pieces, node)
+            case Not(inner):
+                self.check_condition(inner, node)
+            case AllOf(conditions) | AnyOf(conditions):
+                for inner in conditions:
+                    self.check_condition(inner, node)
+            case _:
+                assert_never(condition)
+
+    def check_value(self, value: Value, node: Node) -> None:
+        """Raises GraphError where a value reads what is not there."""
+        match value:
+            case TextValue(pieces):
+                self._check_pieces(pieces, node)
+            case ListValue(items):
+                for item in items:
+                    self.check_value(item, node)
+            case DictValue(entries):
+                for _, item in entries:
+                    self.check_value(item, node)
+            case ConstantValue():
+                pass
+            case VariableValue(ref):
+                if (ref.node, ref.name) not in self._shapes or ref.index is not None:
+                    self._fail(
+                        f"it keeps {ref.name!r} of node {ref.node}, which is not defined where it can be seen", node
+                    )
+            case StateValue(stream, outputs):
+                for _, item in outputs:
+                    self.check_value(item, node)
+                if stream not in self._streams or not self._streams[stream].is_outermost:
+                    self._fail(f"there is no stream {stream} outside of cond and loop", node)
+            case _:
+                assert_never(value)
+
+    def _check_pieces(self, pieces: Iterable[Piece], node: Node) -> None:
+        for piece in pieces:
+            match piece:
+                case str():
+                    pass
+                case ArgumentRef(name):
+                    if self._kinds.get(name) != "text":
+                        self._fail(f"no argument {name!r} of kind text is declared", node)
+                case ValueRef():
+                    self._check_ref(piece, node)
+                case _:
+                    assert_never(piece)
+
+    def _check_ref(self, ref: ValueRef, node: Node) -> None:
+        if (ref.node, ref.name) not in self._shapes:
+            self._fail(
+                f"it reads {ref.name!r} of node {ref.node}, which does not define it before and where it can be seen",
+                node,
+            )
+        shape = self._shapes[ref.node, ref.name]
+        if shape is None and ref.index is None:
+            return
+        if shape is None or ref.index is None or not 0 <= ref.index < shape:
+            self._fail(f"it reads {ref.name!r} of node {ref.node} by index {ref.index}, which it does not have", node)
+
+    def _open(self, number: int, node: Node, parent: int | None = None, role: Role | None = None) -> None:
+        if number in self._streams:
+            self._fail(f"stream {number} exists already", node)
+        self._streams[number] = _Stream(self._blocks[-1], len(self._blocks) == 1, parent, role)
+
+    def _live(self, number: int, node: Node) -> _Stream:
+        stream = self._streams.get(number)
+        if stream is None or stream.is_ended or stream.block != self._blocks[-1]:
+            self._fail(f"stream {number} was not opened, has ended, or belongs to another block", node)
+        return stream
+
+    def _define(self, node: Node, name: str, shape: Shape) -> None:
+        self._shapes[node.id, name] = shape
+
+    def _define_all(self, node: Node, shapes: dict[str, Shape]) -> None:
+        for name, shape in shapes.items():
+            self._define(node, name, shape)
+
+    def _fail(self, rule: str, node: Node) -> Never:
+        raise GraphError(f"{describe(node)}: {rule}", param="graph")

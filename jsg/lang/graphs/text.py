@@ -1,0 +1,214 @@
+"""A graph for people: as text, one node a line, and as a drawing."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import assert_never
+
+from jsg.lang.graphs.graph import (
+    AllOf,
+    AnyNode,
+    AnyOf,
+    Append,
+    ArgumentRef,
+    Assign,
+    Block,
+    Choose,
+    Cond,
+    Condition,
+    ConstantValue,
+    Contains,
+    DictValue,
+    Equals,
+    Fork,
+    Generate,
+    Graph,
+    Join,
+    ListValue,
+    Loop,
+    Matches,
+    Media,
+    Not,
+    Open,
+    Piece,
+    ReadText,
+    Scope,
+    StateValue,
+    TextValue,
+    Turn,
+    Value,
+    ValueRef,
+    VariableValue,
+)
+from jsg.lang.graphs.refs import refs_of_condition, refs_of_node
+from jsg.lang.ir import SamplingArgs
+
+MAX_SHOWN = 60  # characters of a constant
+
+
+def to_text(graph: Graph) -> str:
+    """The graph, one node a line: its number, its stream, what it does, where it stands in the program."""
+    arguments = ", ".join(
+        argument.name if argument.kind == "text" else f"{argument.name}: {argument.kind}"
+        for argument in graph.arguments
+    )
+    lines = [f"program {graph.name}({arguments})", *_block_lines(graph.block, "")]
+    for name, value in graph.block.outputs:
+        lines.append(f"  {name} = {value_text(value)}")
+    if graph.returns != ConstantValue(None):
+        lines.append(f"  return {value_text(graph.returns)}")
+    return "\n".join(lines)
+
+
+def to_dot(graph: Graph) -> str:
+    """The graph in Graphviz' language: streams are boxes, a dashed arrow is a value that a node takes from another."""
+    lines = ["digraph program {", "  rankdir=TB; node [shape=box, fontname=monospace, fontsize=10];"]
+    by_stream: dict[int, list[AnyNode]] = {}
+    for node in graph.nodes():
+        by_stream.setdefault(node.stream, []).append(node)
+    for stream, nodes in by_stream.items():
+        lines.append(f'  subgraph cluster_{stream} {{ label="stream {stream}"; color=gray;')
+        lines += [f"    n{node.id} [label={_quoted(f'{node.id}: {node_text(node)}')}];" for node in nodes]
+        lines.append("  }")
+        lines += [f"  n{a.id} -> n{b.id};" for a, b in itertools.pairwise(nodes)]
+    first = {stream: nodes[0].id for stream, nodes in by_stream.items()}
+    last = {stream: nodes[-1].id for stream, nodes in by_stream.items()}
+    for node in graph.nodes():
+        match node:
+            case Fork(branches=branches):
+                lines += [f"  n{node.id} -> n{first[branch]};" for branch in branches if branch in first]
+            case Join(branches=branches):
+                lines += [f"  n{last[branch]} -> n{node.id};" for branch in branches if branch in last]
+            case _:
+                pass
+        refs = refs_of_condition(node.condition) if isinstance(node, Cond) else refs_of_node(node)
+        sources = {(ref.node, ref.name) for ref in refs if isinstance(ref, ValueRef) and ref.node != node.id}
+        lines += [
+            f"  n{source} -> n{node.id} [style=dashed, label={_quoted(name)}];" for source, name in sorted(sources)
+        ]
+    return "\n".join([*lines, "}"])
+
+
+def node_text(node: AnyNode) -> str:
+    """What a node does, in a few words."""
+    match node:
+        case Open():
+            return f"open {node.program}{_sampling(node.defaults)}"
+        case Append():
+            free = "" if node.part is None else f" (part {node.part[1]} of an unordered group)"
+            return f"+ {_pieces(node.pieces)}{free}"
+        case Media():
+            what = "image" if node.num_frames is None else "video"
+            source = node.source
+            return (
+                f"{what} {{{source.name}}}" if isinstance(source, ArgumentRef) else f"{what}, {len(source.data)} bytes"
+            )
+        case Generate():
+            reasoning = "" if node.reasoning is None else f" reasoning of {node.reasoning} apart"
+            return f"{_set(node.gen.name)}gen{_sampling(node.gen.args)}{reasoning}"
+        case Choose():
+            return f"{_set(node.name)}select [{', '.join(_pieces(choice.pieces) for choice in node.choices)}]"
+        case Turn():
+            return f"{'begin' if node.is_begin else 'end'} {node.role}"
+        case Scope():
+            return f"{'begin' if node.is_begin else 'end'} scope {node.name}"
+        case ReadText():
+            return "read text"
+        case Assign():
+            return f"{node.name} = {value_text(node.value)}"
+        case Fork():
+            offsets = "" if node.offsets is None else f" at offsets {list(node.offsets)}"
+            return f"fork → {', '.join(map(str, node.branches))}{offsets}"
+        case Join():
+            return f"join {', '.join(map(str, node.branches))} ({node.mode})"
+        case Cond():
+            return f"cond {condition_text(node.condition)}"
+        case Loop():
+            until = "" if node.until is None else f" until {condition_text(node.until)}"
+            return f"loop, {node.max_rounds} rounds at most{until}"
+        case _:
+            assert_never(node)
+
+
+def value_text(value: Value) -> str:
+    """A value, short."""
+    match value:
+        case TextValue(pieces):
+            return _pieces(pieces)
+        case ListValue(items):
+            return f"[{', '.join(map(value_text, items))}]"
+        case DictValue(items):
+            return f"{{{', '.join(f'{key!r}: {value_text(item)}' for key, item in items)}}}"
+        case ConstantValue(constant):
+            return repr(constant)
+        case VariableValue(ref):
+            return _pieces((ref,))
+        case StateValue(stream):
+            return f"state of stream {stream}"
+        case _:
+            assert_never(value)
+
+
+def condition_text(condition: Condition) -> str:
+    """A condition, short."""
+    match condition:
+        case Equals(value, text):
+            return f"{_pieces(value.pieces)} == {_pieces(text.pieces)}"
+        case Contains(value, text):
+            return f"{_pieces(text.pieces)} in {_pieces(value.pieces)}"
+        case Matches(value, pattern):
+            return f"{_pieces(value.pieces)} matches {pattern!r}"
+        case Not(inner):
+            return f"not ({condition_text(inner)})"
+        case AllOf(conditions):
+            return f"({' and '.join(map(condition_text, conditions))})"
+        case AnyOf(conditions):
+            return f"({' or '.join(map(condition_text, conditions))})"
+        case _:
+            assert_never(condition)
+
+
+def _block_lines(block: Block, indent: str) -> Iterator[str]:
+    for node in block.nodes:
+        yield f"{node.id:5}  s{node.stream:<3} {indent}{node_text(node)}  # {node.line}"
+        match node:
+            case Cond():
+                yield from _block_lines(node.then, f"{indent}  ")
+                if node.otherwise.nodes:
+                    yield f"{'':12}{indent}otherwise"
+                    yield from _block_lines(node.otherwise, f"{indent}  ")
+            case Loop():
+                yield from _block_lines(node.body, f"{indent}  ")
+            case _:
+                pass
+
+
+def _pieces(pieces: Iterable[Piece]) -> str:
+    return " ".join(map(_piece, pieces)) or "''"
+
+
+def _piece(piece: Piece) -> str:
+    match piece:
+        case str():
+            return repr(piece if len(piece) <= MAX_SHOWN else f"{piece[: MAX_SHOWN // 2]}…{piece[-MAX_SHOWN // 2 :]}")
+        case ArgumentRef(name):
+            return f"{{{name}}}"
+        case ValueRef(node, name, index):
+            place = "" if index is None else f"[{index}]"
+            return f"{{{name or 'text'}{place}@{node}}}"
+        case _:
+            assert_never(piece)
+
+
+def _set(name: str | None) -> str:
+    return "" if name is None else f"{name} = "
+
+
+def _sampling(args: SamplingArgs | None) -> str:
+    from jsg.lang.graphs.json_form import sampling_to_dict
+
+    fields = {} if args is None else sampling_to_dict(args)
+    return "".join(f" {name}={value!r}" for name, value in fields.items())
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,151 @@
+"""`jsg.RuntimeEndpoint`: programs on a jsg server.
+
+Prompts go there as the tokens they became, so that a continuation or a fork finds all of them in the server's cache.
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Self, final
+
+from jsg.errors import BackendError, ConfigError, NotFoundError, RequestError
+from jsg.lang.backend import Backend, Session
+from jsg.lang.http.client import HttpClient
+from jsg.lang.http.model import HttpModel
+from jsg.lang.tokens.session import TokenSession
+
+TIMEOUT_S = 600.0
+MAX_RETRIES = 4
+PROGRAMS_PATH = "/v1/programs"
+
+
+@final
+class RuntimeEndpoint:
+    """A jsg server as the backend of programs.
+
+    Attributes:
+        base_url: Where it is.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_retries: int = MAX_RETRIES,
+        verify: bool | str = True,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            base_url: Such as "http://127.0.0.1:30000".
+            api_key: One of the server's `--api-key`s.
+            timeout_s: Seconds for which the server may be silent in an answer.
+            max_retries: How often a call is tried again that the server could not be reached for or was too busy to
+                take. An answer that has begun is never begun again.
+            verify: Of https: a file with certificates to trust; False trusts everybody.
+            cache_salt: Only programs of one salt share cached prefixes.
+
+        Raises:
+            ConfigError: An argument cannot work.
+        """
+        if not timeout_s > 0:
+            raise ConfigError(f"timeout_s must be larger than 0, but got {timeout_s!r}")
+        if max_retries < 0:
+            raise ConfigError(f"max_retries must be 0 or more, but got {max_retries!r}")
+        self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s, max_retries=max_retries, verify=verify)
+        self._model = HttpModel(self._http, cache_salt=cache_salt)
+        self._common = {} if cache_salt is None else {"cache_salt": cache_salt}
+        self.base_url = self._http.base_url
+
+    def as_backend(self) -> Backend:
+        """Itself."""
+        return self
+
+    def open(self, *, num_api_spec_tokens: int | None = None) -> Session:
+        """An empty session.
+
+        Raises:
+            RequestError: `num_api_spec_tokens` is given: it saves calls to an API that must be sent all of its prompt
+                again; this server has it cached.
+        """
+        if num_api_spec_tokens is not None:
+            raise RequestError(
+                "num_api_spec_tokens saves calls to remote APIs, and a jsg server has the prompt cached; leave it out",
+                param="num_api_spec_tokens",
+            )
+        return TokenSession(self._model)
+
+    async def run_graph(
+        self,
+        graph: Mapping[str, Any],
+        arguments: Mapping[str, Any],
+        *,
+        stream: bool = False,
+        sampling_params: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """Sends a compiled program whole and runs it there: one round trip. Closing it early cancels the program.
+
+        Args:
+            graph: What `lang/graphs/json_form.py` makes of it.
+            arguments: Of the program.
+            stream: Give variables as they grow.
+            sampling_params: What its gens are given where they say nothing: fields of `ir.SamplingArgs`.
+
+        Yields:
+            With `stream` the events {"variable": name, "delta": text} and {"variable": name, "done": True}; last
+            {"result": ...}, the answer of `POST /v1/programs`.
+
+        Raises:
+            JsgError: The program is refused, or the server failed. What fails in one branch is in the result.
+        """
+        body = {"graph": graph, "arguments": arguments, "stream": stream} | self._common
+        if sampling_params:
+            body["sampling_params"] = dict(sampling_params)
+        try:
+            if not stream:
+                yield {"result": await self._http.post(PROGRAMS_PATH, body)}
+                return
+            async with contextlib.aclosing(self._http.events(PROGRAMS_PATH, body)) as events:
+                async for event in events:
+                    yield event
+        except NotFoundError:
+            raise BackendError(
+                f"{self.base_url} must be a jsg server to run programs that are sent whole, but it has no "
+                f"{PROGRAMS_PATH}; run the program call by call, with where='here'",
+                404,
+            ) from None
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """What any endpoint of the server answers with, as JSON. Raises JsgError."""
+        return await self._http.post(path, body)
+
+    async def flush_cache(self) -> bool:
+        """Forgets cached prefixes; False where requests run. Raises JsgError, such as where the key may not do it."""
+        try:
+            await self._http.post("/flush_cache", {})
+        except RequestError:
+            return False
+        return True
+
+    async def server_info(self) -> dict[str, Any]:
+        """The knobs of the server, its model and its counters. Raises JsgError."""
+        return await self._http.get("/get_server_info")
+
+    async def close(self) -> None:
+        """Closes all connections, those of programs too, on whatever loop they are. A second time does nothing.
+
+        Not the end: what is asked of it afterwards connects again.
+        """
+        await self._http.close()
+
+    def shutdown(self) -> None:
+        """`close` for code that is no coroutine. A `with` block ends with it."""
+        self._http.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()

@@ -1,0 +1,180 @@
+"""The model behind a jsg server, by its tokens: each call sends the prompt in parts, mostly tokens that exist."""
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import Any, final
+
+from jsg.errors import BackendError, NotFoundError, QueueFullError, RateLimitError
+from jsg.lang.http.client import HttpClient
+from jsg.lang.http.parts import id_lists, outcome, parts_to_json, scored_choices
+from jsg.lang.tokens.model import ScoredChoices, TokenCall, TokenDelta
+from jsg.processing.parts import Part
+from jsg.processing.turns import ChatTurns
+
+MAX_CALLS = 256  # at a time: each takes a connection, and a process commonly has 1024 files
+MAX_HOLDS = 256
+TEMPLATE_PATH = "/get_chat_template"
+_PREFILL = {"max_new_tokens": 0}
+
+
+@final
+class HttpHold:
+    """A stream that is open as long as the server holds a prefix.
+
+    Attributes:
+        part_ids: As in `tokens.model.Outcome`.
+    """
+
+    def __init__(
+        self, part_ids: tuple[tuple[int, ...], ...], events: AsyncGenerator[Any] | None, on_release: Callable[[], None]
+    ) -> None:
+        self.part_ids = part_ids
+        self._events = events
+        self._on_release = on_release
+
+    async def cached(self) -> None:
+        """Returns at once: it is computed."""
+
+    async def release(self) -> None:
+        """Disconnects. A second time does nothing."""
+        events, self._events = self._events, None
+        if events is not None:
+            self._on_release()
+            await events.aclose()
+
+
+@final
+class HttpModel:
+    """A `tokens.model.TokenModel` over HTTP."""
+
+    def __init__(self, http: HttpClient, *, cache_salt: str | None) -> None:
+        self._http = http
+        self._common = {} if cache_salt is None else {"cache_salt": cache_salt}
+        self._template: dict[str, Any] | None = None
+        self._turns: ChatTurns | None = None
+        self._num_holds = 0
+        self._rooms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def turns(self) -> ChatTurns:
+        """The model's chat template.
+
+        Raises:
+            RequestError: It has none.
+            JsgError: The server failed, or is none of jsg's.
+        """
+        if self._turns is None:
+            template = await self._handshake()
+            with self._understood(TEMPLATE_PATH):
+                text, bos_token, eos_token = (template[name] for name in ("chat_template", "bos_token", "eos_token"))
+            self._turns = ChatTurns(text, bos_token=bos_token, eos_token=eos_token)
+        return self._turns
+
+    async def generate(self, call: TokenCall) -> AsyncGenerator[TokenDelta]:
+        """Continues a prompt; the text comes as the server sends it. Closing it early disconnects, which aborts.
+
+        Raises:
+            JsgError: The request is wrong, or the server failed.
+        """
+        await self._handshake()
+        body = {
+            "prompt": parts_to_json(call.prompt),
+            "sampling_params": call.sampling,
+            "stream": True,
+            **call.reports,
+            **self._common,
+        }
+        answers: dict[int, dict[str, Any]] = {}
+        num_shown = 0
+        async with self._room(), contextlib.aclosing(self._http.events("/generate", body)) as events:
+            async for event in events:
+                with self._understood("/generate"):
+                    index, text = int(event.get("index", 0)), str(event["text"])
+                answers[index] = event
+                if index == 0 and len(text) > num_shown:
+                    delta, num_shown = text[num_shown:], len(text)
+                    yield TokenDelta(delta)
+        with self._understood("/generate"):
+            others = [answers[index]["text"] for index in sorted(answers) if index]
+            last = outcome(answers[0], others)
+        yield TokenDelta("", last)
+
+    async def score(
+        self, prompt: tuple[Part, ...], choices: Sequence[str], *, unconditional: bool = False
+    ) -> ScoredChoices:
+        """How likely each choice comes next, in one call. Raises JsgError."""
+        await self._handshake()
+        body = {"prompt": parts_to_json(prompt), "choices": list(choices), "unconditional": unconditional}
+        async with self._room():
+            answer = await self._http.post("/select", body | self._common)
+        with self._understood("/select"):
+            return scored_choices(answer)
+
+    async def hold(self, prompt: tuple[Part, ...]) -> HttpHold:
+        """Computes a prompt, and keeps it cached until it is released.
+
+        It is a hint: where the server, or this process, has too many already the prompt is only computed.
+
+        Raises:
+            JsgError: The prompt is wrong, or the server failed.
+        """
+        await self._handshake()
+        body = {"prompt": parts_to_json(prompt), "sampling_params": _PREFILL, "stream": True} | self._common
+        if self._num_holds < MAX_HOLDS:
+            self._num_holds += 1
+            events = self._http.events("/generate", body | {"hold": True}, max_retries=0)
+            is_held = False
+            try:
+                first: Any = await anext(events, None)  # what is no event of a hold is said as such below
+                with self._understood("/generate"):
+                    hold = HttpHold(id_lists(first["meta_info"]["part_ids"]), events, self._forget_hold)
+                is_held = True
+                return hold
+            except (QueueFullError, RateLimitError):
+                pass
+            finally:
+                if not is_held:
+                    self._num_holds -= 1
+                    await events.aclose()
+        async with self._room(), contextlib.aclosing(self._http.events("/generate", body)) as computed:
+            answers = [event async for event in computed]
+        with self._understood("/generate"):
+            return HttpHold(id_lists(answers[-1]["meta_info"]["part_ids"]), None, self._forget_hold)
+
+    def _forget_hold(self) -> None:
+        self._num_holds -= 1
+
+    async def _handshake(self) -> dict[str, Any]:
+        """The template, which the server is asked for once; it also shows whether the server can do what is needed."""
+        template = self._template
+        if template is None:
+            try:
+                template = self._template = await self._http.get(TEMPLATE_PATH)
+            except NotFoundError:
+                raise BackendError(
+                    f"a RuntimeEndpoint must be a jsg server, whose prompts are text and tokens in parts, but "
+                    f"{self._http.base_url} has no {TEMPLATE_PATH}; for another server with OpenAI's API use "
+                    "jsg.OpenAI(model, base_url=...)",
+                    404,
+                ) from None
+        return template
+
+    def _room(self) -> asyncio.Semaphore:
+        """Lets in as many calls as there may be connections."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._rooms:
+            self._rooms[loop] = asyncio.Semaphore(MAX_CALLS)
+        return self._rooms[loop]
+
+    @contextlib.contextmanager
+    def _understood(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise BackendError(
+                f"{self._http.base_url}{path} must answer as this version of jsg does, but {error!r} is wrong with "
+                "its answer; run the same version on both sides"
+            ) from error

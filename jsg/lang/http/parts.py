@@ -1,0 +1,79 @@
+"""Prompts in parts as the JSON that `/generate` and `/select` of jsg take, and answers of theirs as records."""
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, assert_never
+
+from jsg.lang.tokens.model import Outcome, ScoredChoice, ScoredChoices
+from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
+
+_OUTCOME_FIELDS = ("part_ids", "kept_ids", "tail")
+"""What the server adds to `meta_info` for a prompt in parts."""
+
+
+def parts_to_json(parts: Sequence[Part]) -> list[Any]:
+    """What the field `prompt` takes."""
+    return [_part_to_json(part) for part in parts]
+
+
+def _part_to_json(part: Part) -> Any:
+    match part:
+        case TextPart(text, is_markup=False):
+            return text
+        case TextPart(text, is_template=is_template):
+            return {"template" if is_template else "markup": text}
+        case TokenPart(ids):
+            return list(ids)
+        case OffsetPart(offset):
+            return {"offset": offset}
+        case MediaPart(kind, data, media_type, num_frames):
+            fields = {kind: base64.b64encode(data).decode(), "media_type": media_type}
+            return fields if num_frames is None else fields | {"num_frames": num_frames}
+        case JoinedPart(branches):
+            return {"branches": [parts_to_json(branch) for branch in branches]}
+        case _:
+            assert_never(part)
+
+
+def outcome(answer: Mapping[str, Any], others: Sequence[str] = ()) -> Outcome:
+    """The end of a continuation from the last object that `/generate` gave of it.
+
+    Raises:
+        KeyError, TypeError: The server gave something else.
+    """
+    meta = dict(answer["meta_info"])
+    part_ids, kept_ids, tail = (meta.pop(name) for name in _OUTCOME_FIELDS)
+    return Outcome(part_ids=id_lists(part_ids), kept_ids=tuple(kept_ids), tail=tail, meta=meta, others=tuple(others))
+
+
+def scored_choices(answer: Mapping[str, Any]) -> ScoredChoices:
+    """The scores that `/select` gave.
+
+    Raises:
+        KeyError, TypeError: The server gave something else.
+    """
+    return ScoredChoices(
+        part_ids=id_lists(answer["part_ids"]),
+        common_ids=tuple(answer["common_ids"]),
+        choices=tuple(
+            ScoredChoice(
+                token_ids=tuple(choice["token_ids"]),
+                token_texts=tuple(choice["token_texts"]),
+                logprobs=tuple(_finite_or_not(logprob) for logprob in choice["logprobs"]),
+                unconditional=tuple(choice["unconditional"]),
+            )
+            for choice in answer["choices"]
+        ),
+        meta=answer["meta_info"],
+    )
+
+
+def _finite_or_not(logprob: float | None) -> float:
+    """JSON has no infinity: null stands for what cannot be."""
+    return -math.inf if logprob is None else logprob
+
+
+def id_lists(lists: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Lists of token ids, frozen."""
+    return tuple(tuple(ids) for ids in lists)

@@ -1,0 +1,433 @@
+"""What a program appends: `gen`, `select`, turns, pictures. Each checks what it is given and computes nothing."""
+
+import json
+import numbers
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jsg.errors import RequestError
+from jsg.lang.ir import (
+    Dtype,
+    Expr,
+    ExprList,
+    Gen,
+    Image,
+    MediaOf,
+    Role,
+    RoleBegin,
+    RoleEnd,
+    SamplingArgs,
+    Select,
+    SeparateReasoning,
+    Symbol,
+    Video,
+    parts_of,
+)
+from jsg.lang.media import image_type, read_media, video_type
+from jsg.lang.streams.reasoning import markers_of
+
+DEFAULT_CHOICES_METHOD = "token_trie"
+_DTYPES: Mapping[Any, Dtype] = {
+    int: "int",
+    float: "float",
+    bool: "bool",
+    str: "str",
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "str": "str",
+}
+_TEXT_LISTS = ("stop", "stop_regex")
+_WHOLE = ("max_tokens", "min_tokens", "n", "top_k", "seed", "logprob_start_len", "top_logprobs_num")
+_NUMBERS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+_FLAGS = ("ignore_eos", "return_logprob", "return_text_in_logprobs")
+_FORMS = ("dtype", "regex", "json_schema", "ebnf")
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: Any = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+    *,
+    ebnf: str | None = None,
+    repetition_penalty: float | None = None,
+    seed: int | None = None,
+) -> Expr:
+    """Lets the model continue; the continuation becomes the variable `name`. With `choices` it is a `select`.
+
+    What is None is left to the run, and then to the backend.
+
+    Args:
+        name: The variable; None where only the text matters.
+        max_tokens, min_tokens, n: New tokens at most and at least, and how many continuations: with more than one the
+            variable is a list, and the program goes on in the first.
+        stop, stop_token_ids, stop_regex: Where it ends; what is found there belongs neither to the text nor to the
+            variable.
+        temperature, top_p, top_k, min_p, frequency_penalty, presence_penalty, repetition_penalty, seed, ignore_eos:
+            As in `jsg.SamplingParams`.
+        return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs: What `get_meta_info` reports.
+        dtype: The answer is written as a value of that type: int, float, bool or str.
+        choices, choices_method, temperature, seed: As in `select`; nothing else can be given with `choices`.
+        regex, json_schema, ebnf: The answer matches; a schema is JSON text or a dict. Only one of these and `dtype`.
+
+    Raises:
+        RequestError: An argument has the wrong type, or does not go with another one.
+    """
+    given = {
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "n": n,
+        "stop": stop,
+        "stop_token_ids": stop_token_ids,
+        "stop_regex": stop_regex,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "repetition_penalty": repetition_penalty,
+        "ignore_eos": ignore_eos,
+        "seed": seed,
+        "return_logprob": return_logprob,
+        "logprob_start_len": logprob_start_len,
+        "top_logprobs_num": top_logprobs_num,
+        "return_text_in_logprobs": return_text_in_logprobs,
+        "dtype": dtype,
+        "regex": regex,
+        "json_schema": json_schema,
+        "ebnf": ebnf,
+    }
+    given = {key: value for key, value in given.items() if value is not None}
+    if choices is not None:
+        extra = [key for key in given if key not in ("temperature", "seed")]
+        if extra:
+            raise RequestError(
+                f"gen with choices chooses one of them and cannot honour {', '.join(extra)}; leave out that or choices",
+                param=extra[0],
+            )
+        return select(name, choices, given.get("temperature", 0.0), choices_method, seed=seed)
+    if choices_method is not None:
+        raise RequestError("choices_method goes with choices, but there are none", param="choices_method")
+    return Gen(_checked_name(name), sampling_args(**given))
+
+
+def gen_int(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+) -> Expr:
+    """Lets the model write a whole number. Arguments and errors as in `gen`; the variable is text."""
+    return gen(
+        name,
+        max_tokens,
+        None,
+        n,
+        stop,
+        stop_token_ids,
+        stop_regex,
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        frequency_penalty,
+        presence_penalty,
+        ignore_eos,
+        return_logprob,
+        logprob_start_len,
+        top_logprobs_num,
+        return_text_in_logprobs,
+        dtype=int,
+    )
+
+
+def gen_string(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+) -> Expr:
+    """Lets the model write a string as JSON has it, in double quotes, which are part of the variable.
+
+    Every character is possible, punctuation included; `json.loads(s[name])` is the bare text. Arguments and errors as
+    in `gen`.
+    """
+    return gen(
+        name,
+        max_tokens,
+        None,
+        n,
+        stop,
+        stop_token_ids,
+        stop_regex,
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        frequency_penalty,
+        presence_penalty,
+        ignore_eos,
+        return_logprob,
+        logprob_start_len,
+        top_logprobs_num,
+        return_text_in_logprobs,
+        dtype=str,
+    )
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: Any = None,
+    *,
+    seed: int | None = None,
+) -> Expr:
+    """Lets the model choose one of `choices`, which is appended and becomes the variable `name`.
+
+    `get_meta_info(name)["probabilities"]` tells how likely each was.
+
+    Args:
+        name: The variable; None where only the text matters.
+        choices: Texts, at least one.
+        temperature: 0 takes the best; above it the choice is drawn by the probabilities.
+        choices_method: One of `jsg.token_trie` (the default: exact probabilities), `token_length_normalized`,
+            `greedy_token_selection`, `unconditional_likelihood_normalized`, or its name.
+        seed: Of the draw.
+
+    Raises:
+        RequestError: There are no choices, or an argument has the wrong type.
+    """
+    if choices is not None and not isinstance(choices, str):
+        choices = [str(choice) if isinstance(choice, Symbol) else choice for choice in choices]
+    if choices is None or isinstance(choices, str) or not choices or not all(isinstance(c, str) for c in choices):
+        raise RequestError(f"choices must be a list of texts, at least one, but got {choices!r}", param="choices")
+    args = sampling_args(temperature=temperature, seed=seed)
+    chosen_at = float(args.temperature or 0.0)
+    return Select(_checked_name(name), tuple(choices), _method_name(choices_method), chosen_at, args.seed)
+
+
+def system(expr: "Expr | str | None" = None) -> ExprList:
+    """A turn of the system."""
+    return _turn("system", expr)
+
+
+def user(expr: "Expr | str | None" = None) -> ExprList:
+    """A turn of the user."""
+    return _turn("user", expr)
+
+
+def assistant(expr: "Expr | str | None" = None) -> ExprList:
+    """A turn of the assistant."""
+    return _turn("assistant", expr)
+
+
+def system_begin() -> Expr:
+    """Opens a turn of the system."""
+    return RoleBegin("system")
+
+
+def system_end() -> Expr:
+    """Closes a turn of the system."""
+    return RoleEnd("system")
+
+
+def user_begin() -> Expr:
+    """Opens a turn of the user."""
+    return RoleBegin("user")
+
+
+def user_end() -> Expr:
+    """Closes a turn of the user."""
+    return RoleEnd("user")
+
+
+def assistant_begin() -> Expr:
+    """Opens a turn of the assistant."""
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> Expr:
+    """Closes a turn of the assistant."""
+    return RoleEnd("assistant")
+
+
+def image(path_or_expr: Any) -> Expr:
+    """A picture, read now.
+
+    Args:
+        path_or_expr: A path, the bytes of a file, a `data:` URL, a picture of PIL; in a trace, an argument.
+
+    Raises:
+        RequestError: It is none of these, or of no known kind. What kind it is, its bytes tell.
+        OSError: The file cannot be read.
+    """
+    if isinstance(path_or_expr, Symbol):
+        return MediaOf(path_or_expr)
+    data = read_media(path_or_expr, "image")
+    return Image(data, image_type(data))
+
+
+def video(path: Any, num_frames: int) -> Expr:
+    """A video, read now.
+
+    Args:
+        path: A path, the bytes of a file, a `data:` URL; in a trace, an argument.
+        num_frames: How many of its frames the model sees.
+
+    Raises:
+        RequestError: It is none of these, or of no known kind; `num_frames` is not at least 1.
+        OSError: The file cannot be read.
+    """
+    frames = _whole(num_frames)
+    if frames is None or frames < 1:
+        raise RequestError(f"num_frames must be at least 1, but got {num_frames!r}", param="num_frames")
+    if isinstance(path, Symbol):
+        return MediaOf(path, frames)
+    data = read_media(path, "video")
+    return Video(data, frames, video_type(data))
+
+
+def separate_reasoning(expr: "Expr | str", model_type: str) -> Expr:
+    """`expr`, of whose gens the reasoning becomes `<name>_reasoning_content` and only the rest `<name>`.
+
+    Also while they are streamed. The text keeps both, for the model goes on behind both.
+
+    Args:
+        expr: What is appended.
+        model_type: How the model marks its reasoning: deepseek-r1, deepseek-v3, glm45, kimi, qwen3, qwen3-thinking or
+            step3.
+
+    Raises:
+        RequestError: `model_type` is another one.
+    """
+    markers_of(model_type)
+    return SeparateReasoning(ExprList(parts_of(expr)), model_type)
+
+
+def sampling_args(**given: Any) -> SamplingArgs:
+    """Arguments as a user gives them, checked by type; None counts as not given. Their range is the backend's to check.
+
+    Raises:
+        RequestError: One has the wrong type, or two do not go together.
+    """
+    args = {key: _checked(key, value) for key, value in given.items() if value is not None}
+    forms = [form for form in _FORMS if form in args]
+    if len(forms) > 1:
+        raise RequestError(
+            f"an answer has one form, but got {' and '.join(forms)}; leave out all but one", param=forms[1]
+        )
+    return SamplingArgs(**args)
+
+
+def _checked(key: str, value: Any) -> Any:
+    if key in _TEXT_LISTS:
+        texts = (value,) if isinstance(value, str) else value
+        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+            raise RequestError(f"{key} must be a text or a list of texts, but got {value!r}", param=key)
+        return tuple(texts)
+    if key == "stop_token_ids":
+        ids = tuple(map(_whole, value)) if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
+        if None in ids:
+            raise RequestError(f"stop_token_ids must be a list of token ids, but got {value!r}", param=key)
+        return ids
+    if key == "dtype":
+        dtype = _DTYPES.get(value) if isinstance(value, type | str) else None
+        if dtype is None:
+            raise RequestError(f"dtype must be int, float, bool or str, but got {value!r}", param="dtype")
+        return dtype
+    if key == "json_schema" and isinstance(value, Mapping):
+        return json.dumps(value)
+    if key in _WHOLE:
+        given, wanted = _whole(value), "a whole number"
+    elif key in _NUMBERS:
+        given, wanted = _number(value), "a number"
+    elif key in _FLAGS:
+        given, wanted = value if isinstance(value, bool) else None, "True or False"
+    else:
+        given, wanted = value if isinstance(value, str) else None, "text"
+    if given is None:
+        raise RequestError(f"{key} must be {wanted}, but got {value!r}", param=key)
+    return given
+
+
+def _turn(role: Role, expr: "Expr | str | None") -> ExprList:
+    return ExprList((RoleBegin(role), *(() if expr is None else parts_of(expr)), RoleEnd(role)))
+
+
+def _method_name(method: Any) -> str:
+    if method is None or method == DEFAULT_CHOICES_METHOD:
+        return DEFAULT_CHOICES_METHOD
+    from jsg.lang.choices import method_named  # loads more than a program without select needs
+
+    return method_named(method if isinstance(method, str) else getattr(method, "name", repr(method))).name
+
+
+def _checked_name(name: Any) -> str | None:
+    if name is not None and not isinstance(name, str):
+        raise RequestError(f"the name of a variable must be text, but got {name!r}", param="name")
+    return name
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number of any library, NumPy's scalars included, as an int; None for what is none."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        return None
+
+
+def _number(value: Any) -> int | float | None:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return None
+    return int(value) if isinstance(value, numbers.Integral) else float(value)

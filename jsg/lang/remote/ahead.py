@@ -1,0 +1,236 @@
+r"""What a model wrote beyond the gen that was asked for, and which later gens it answers.
+
+A gen is answered from it only with what a call of its own could have given: it must begin where a token begins, its
+tokens are counted, it ends at its own stop, and whatever else it asks for must be what the call was made with.
+
+    prompt of the call │ what the model wrote, in units whose borders are borders of tokens
+    ───────────────────┼──────────┬────┬──────────┬─────┬──────
+    Name:              │  Ada Lov │el  │ ace\nBo  │rn:  │ 1815\n ...
+                          gen       ▲ stop "\n"     constant "\nBorn:" is there: passed over
+"""
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Iterable
+from typing import final
+
+from jsg.lang.ir import SamplingArgs
+from jsg.lang.remote.wire import Delta
+from jsg.processing.stop_strings import StopFinder, StopMatcher
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unit:
+    """Text between two borders of tokens.
+
+    Attributes:
+        text: Not empty.
+        num_tokens: Tokens in it; None where the API does not tell.
+    """
+
+    text: str
+    num_tokens: int | None
+
+
+@final
+class UnitReader:
+    """Reads units from what comes of a call."""
+
+    def __init__(self) -> None:
+        self._num_pending = 0
+
+    def push(self, delta: Delta) -> list[Unit]:
+        """The units of new text. Tokens that are only part of a character make one unit with what completes it."""
+        if delta.tokens is None:
+            return [Unit(delta.text, None)] if delta.text else []
+        units: list[Unit] = []
+        position = 0
+        for num_read, token in enumerate(delta.tokens):
+            if not token.text or not delta.text.startswith(token.text, position):
+                self._num_pending += len(delta.tokens) - num_read
+                break
+            units.append(Unit(token.text, self._take(1)))
+            position += len(token.text)
+        if position < len(delta.text):
+            units.append(Unit(delta.text[position:], self._take(0)))
+        return units
+
+    def _take(self, num_tokens: int) -> int:
+        total, self._num_pending = self._num_pending + num_tokens, 0
+        return total
+
+
+@final
+class GenCut:
+    """Ends a gen where a call of its own would have ended: at the first stop text, or after its last token.
+
+    Attributes:
+        finish: "stop" or "length" once it has ended.
+        matched: The stop text.
+        num_tokens: Of the units taken; None where one does not tell.
+        num_bytes: Of their text up to where it ended; never less than its tokens.
+    """
+
+    def __init__(self, finder: StopFinder, max_tokens: int | None):
+        self.finish: str | None = None
+        self.matched: str | None = None
+        self.num_tokens: int | None = 0
+        self.num_bytes = 0
+        self._finder = finder
+        self._max_tokens = max_tokens
+        self._text: list[str] = []
+        self._num_shown = 0
+
+    @property
+    def text(self) -> str:
+        """The gen's text so far."""
+        return "".join(self._text)
+
+    def push(self, unit: Unit) -> str:
+        """Takes a unit; gives new text that belongs to the gen whatever follows."""
+        if self.finish is not None:
+            return ""
+        if not self._counts(unit):
+            self.finish = "length"
+            return self.flush()
+        for char in unit.text:
+            self._text.append(char)
+            self.num_bytes += len(char.encode("utf-8", "surrogatepass"))
+            if found := self._finder.advance(char):
+                self.finish, self.matched = "stop", "".join(self._text[-found:])
+                del self._text[-found:]
+                return self._show(len(self._text))
+        if self.num_tokens is not None and self.num_tokens == self._max_tokens:
+            self.finish = "length"
+        return self.flush() if self.finish else self._show(len(self._text) - self._finder.held_len)
+
+    def flush(self) -> str:
+        """What was held back as the possible beginning of a stop text."""
+        return self._show(len(self._text))
+
+    def _counts(self, unit: Unit) -> bool:
+        """Counts the unit's tokens; False where there is no room for them. Part of a character shows no text."""
+        if unit.num_tokens is None or self.num_tokens is None:
+            self.num_tokens = None
+            return True
+        if self._max_tokens is not None and self.num_tokens + unit.num_tokens > self._max_tokens:
+            return False
+        self.num_tokens += unit.num_tokens
+        return True
+
+    def _show(self, end: int) -> str:
+        shown = "".join(self._text[self._num_shown : end])
+        self._num_shown = max(self._num_shown, end)
+        return shown
+
+
+def could_be_shared(args: SamplingArgs) -> bool:
+    """Whether one call may answer such a gen and others.
+
+    Not where the sampler's state begins anew with each call (penalties, a seed), where the answer's end or form is
+    bound to its own call, or where something is reported of it.
+    """
+    shareable = dataclasses.replace(shared_settings(args), temperature=None, top_p=None, top_k=None, min_p=None)
+    if args.temperature == 0.0:
+        shareable = dataclasses.replace(shareable, seed=None)
+    return shareable == SamplingArgs()
+
+
+def shared_settings(args: SamplingArgs) -> SamplingArgs:
+    """What gens that share a call must have in common: all but where they end."""
+    return dataclasses.replace(args, max_tokens=None, stop=None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Taken:
+    """A gen's answer.
+
+    Attributes:
+        text: Of the gen.
+        num_tokens: Tokens that its own call would have made; None where the API does not tell.
+        finish: "stop", "length", or the API's own word.
+        matched: The stop text that ended it.
+        num_before: Tokens of the call's answer before it, as far as they are known.
+        rest: What is left for others.
+    """
+
+    text: str
+    num_tokens: int | None
+    finish: str
+    matched: str | None
+    num_before: int
+    rest: "Ahead"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """What a model wrote behind a prompt.
+
+    Attributes:
+        units: All of it.
+        finish: Why it ends: "stop" (the model ended by itself), "length", or the API's own word.
+        total_tokens: Tokens at most.
+        settings: What it was made with, see `shared_settings`.
+        prompt_tokens: Of the call.
+        position: Characters of it that the prompt holds by now.
+    """
+
+    units: tuple[Unit, ...]
+    finish: str
+    total_tokens: int
+    settings: SamplingArgs
+    prompt_tokens: int
+    position: int = 0
+
+    @property
+    def left(self) -> str:
+        """What the prompt does not hold yet."""
+        return "".join(unit.text for unit in self.units)[self.position :]
+
+    @property
+    def written(self) -> str:
+        """What the prompt holds."""
+        return "".join(unit.text for unit in self.units)[: self.position]
+
+    def behind(self, text: str) -> "Ahead | None":
+        """This, when `text` is appended to the prompt; None where the model wrote something else."""
+        if not self.left.startswith(text):
+            return None
+        return dataclasses.replace(self, position=self.position + len(text))
+
+    def take(self, args: SamplingArgs, *, needs_border: bool = True) -> Taken | None:
+        """The answer to a gen at this place of the prompt; None where only a call of its own can give it.
+
+        Args:
+            args: Of the gen, normalised.
+            needs_border: It must begin where a token begins, as it would in a call of its own.
+        """
+        borders = list(itertools.accumulate((len(unit.text) for unit in self.units), initial=0))
+        before = bisect.bisect_right(borders, self.position) - 1
+        inside = self.position - borders[before]
+        if shared_settings(args) != self.settings or args.max_tokens is None or (inside and needs_border):
+            return None
+        units = list(self.units[before:])
+        if inside:
+            units[0] = Unit(units[0].text[inside:], units[0].num_tokens)
+        cut = GenCut(StopMatcher(args.stop or ()), args.max_tokens)
+        for unit in units:
+            cut.push(unit)
+        if cut.finish is None and self.finish != "stop":
+            return None
+        if cut.num_tokens is None and self.total_tokens > args.max_tokens < cut.num_bytes:
+            return None
+        return Taken(
+            text=cut.text,
+            num_tokens=cut.num_tokens,
+            finish=cut.finish or self.finish,
+            matched=cut.matched,
+            num_before=sum_known(self.units[:before]),
+            rest=dataclasses.replace(self, position=self.position + len(cut.text)),
+        )
+
+
+def sum_known(units: Iterable[Unit]) -> int:
+    """Their tokens, as far as the API tells."""
+    return sum(unit.num_tokens or 0 for unit in units)

@@ -1,0 +1,134 @@
+"""Arguments of a gen as fields of a request: each is honoured or refused by name."""
+
+import dataclasses
+import json
+import warnings
+from collections.abc import Mapping
+from typing import Any, final
+
+from jsg.errors import RequestError, UnsupportedError
+from jsg.lang.backend import OnUnsupported
+from jsg.lang.ir import SamplingArgs
+from jsg.lang.patterns import DTYPE_PATTERNS
+
+DEFAULT_MAX_TOKENS = 128
+"""Of a gen whose run says nothing, with every backend."""
+
+_NEUTRAL: Mapping[str, Any] = {
+    "min_tokens": 0,
+    "n": 1,
+    "stop": (),
+    "stop_token_ids": (),
+    "stop_regex": (),
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "ignore_eos": False,
+    "return_logprob": False,
+    "logprob_start_len": -1,
+    "top_logprobs_num": 0,
+    "return_text_in_logprobs": False,
+}
+"""Values that ask for nothing."""
+_STRUCTURAL = frozenset(
+    {"max_tokens", "n", "stop", "temperature", "return_logprob", "top_logprobs_num", "return_text_in_logprobs"}
+)
+"""Arguments that sessions deal with; the others are fields of a request, or not supported."""
+
+
+@final
+class Unsupported:
+    """What happens with arguments that a backend cannot honour.
+
+    With "warn" each is named once, and then left out.
+    """
+
+    def __init__(self, backend: str, policy: OnUnsupported):
+        if policy not in ("error", "warn"):
+            raise RequestError(f'on_unsupported must be "error" or "warn", but got {policy!r}', "on_unsupported")
+        self.backend = backend
+        self._policy = policy
+        self._warned: set[str] = set()
+
+    def leave_out(self, argument: str, remedy: str) -> None:
+        """Warns, the first time. Raises UnsupportedError unless `on_unsupported="warn"`."""
+        message = f"{self.backend} cannot honour {argument}: {remedy}"
+        if self._policy == "error":
+            raise UnsupportedError(f'{message}, or leave it out with on_unsupported="warn"', argument)
+        if argument not in self._warned:
+            self._warned.add(argument)
+            warnings.warn(f"{message}; it is left out", stacklevel=2)
+
+
+def normalised(args: SamplingArgs) -> SamplingArgs:
+    """These, with None for values that ask for nothing, and with `max_tokens` and `temperature` set.
+
+    Raises:
+        RequestError: More than one says what form the answer has.
+    """
+    values = {f.name: getattr(args, f.name) for f in dataclasses.fields(args)}
+    asked = {
+        name: value
+        for name, value in values.items()
+        if value is not None and not (name in _NEUTRAL and value == _NEUTRAL[name])
+    }
+    forms = [name for name in ("dtype", "regex", "json_schema", "ebnf") if name in asked]
+    if len(forms) > 1:
+        raise RequestError(f"at most one of dtype, regex, json_schema and ebnf may be given, but got {forms}", forms[1])
+    return SamplingArgs(**{"max_tokens": DEFAULT_MAX_TOKENS, "temperature": 1.0, **asked})
+
+
+def request_fields(args: SamplingArgs, names: Mapping[str, str], unsupported: Unsupported) -> dict[str, Any]:
+    """The arguments that are fields of a request.
+
+    Args:
+        args: Normalised.
+        names: Argument → field; a dot goes into an object. A `dtype` may be sent as the `regex` it stands for.
+            `response_format` and `output_config` are written as OpenAI and Anthropic want a schema.
+        unsupported: Hears of the others.
+
+    Raises:
+        UnsupportedError: One has no field.
+        RequestError: A schema is no JSON.
+    """
+    fields: dict[str, Any] = {}
+    for declared in dataclasses.fields(args):
+        argument, value = declared.name, getattr(args, declared.name)
+        if value is None or argument in _STRUCTURAL:
+            continue
+        source = "regex" if argument == "dtype" else argument
+        if source not in names:
+            unsupported.leave_out(argument, "say it in the prompt, use a backend that can (jsg's own can)")
+            continue
+        if argument == "dtype":
+            value = DTYPE_PATTERNS[value]
+        put_field(fields, names[source], list(value) if isinstance(value, tuple) else value)
+    return fields
+
+
+def put_field(fields: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Sets a field, and gives them all. Raises RequestError where a schema is no JSON."""
+    match path:
+        case "response_format":
+            schema = {"name": "answer", "schema": _schema(value), "strict": True}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        case "output_config":
+            fields["output_config"] = {"format": {"type": "json_schema", "schema": _schema(value)}}
+        case "structured_outputs.json":
+            fields["structured_outputs"] = {"json": _schema(value)}
+        case _ if "." in path:
+            outer, inner = path.split(".", 1)
+            fields.setdefault(outer, {})[inner] = value
+        case _:
+            fields[path] = value
+    return fields
+
+
+def _schema(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"json_schema must be JSON, but {error}", "json_schema") from None

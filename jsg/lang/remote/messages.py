@@ -1,0 +1,71 @@
+"""A conversation as a program writes it."""
+
+import base64
+from collections.abc import Iterable
+from typing import final
+
+from jsg.errors import RequestError
+from jsg.lang.ir import Image, Role
+from jsg.lang.remote.wire import Message, Picture
+
+BEGIN = "<|im_start|>{role}\n"
+END = "<|im_end|>\n"
+PICTURE = "<image>"
+"""How a state's text shows turns and pictures of a backend that has no text of its own for them."""
+
+
+@final
+class Conversation:
+    """Turns, of which the last may be open.
+
+    Invariants: no part is an empty text, and no two texts of a turn are next to each other.
+    """
+
+    def __init__(self, messages: Iterable[Message] = (), *, is_open: bool = False):
+        self._messages = list(messages)
+        self._is_open = is_open
+
+    def copy(self) -> "Conversation":
+        """Another that begins as this one is now."""
+        return Conversation(self._messages, is_open=self._is_open)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """All turns; the open one last."""
+        return tuple(self._messages)
+
+    @property
+    def open_role(self) -> Role | None:
+        """Whose turn is open."""
+        return self._messages[-1].role if self._is_open else None
+
+    def begin(self, role: Role) -> str:
+        """Opens a turn; gives its marker. Raises RequestError inside another."""
+        if self._is_open:
+            raise RequestError(
+                f"a turn must be ended before another begins, but {role} begins inside {self.open_role}; "
+                f"put {self.open_role}_end() before it"
+            )
+        self._messages.append(Message(role, ()))
+        self._is_open = True
+        return BEGIN.format(role=role)
+
+    def end(self, role: Role) -> str:
+        """Closes the turn; gives its marker. Raises RequestError if it is not the open one."""
+        if self.open_role != role:
+            raise RequestError(f"only the open turn can be ended, but {role} is not: {self.open_role or 'none'} is")
+        self._is_open = False
+        return END
+
+    def add(self, part: str | Picture) -> None:
+        """Appends to the open turn."""
+        turn = self._messages[-1]
+        parts = turn.parts
+        if isinstance(part, str) and parts and isinstance(parts[-1], str):
+            parts, part = parts[:-1], parts[-1] + part
+        self._messages[-1] = Message(turn.role, (*parts, part) if part else parts)
+
+
+def picture_of(image: Image) -> Picture:
+    """An image as every call will carry it."""
+    return Picture(image.media_type, base64.b64encode(image.data).decode("ascii"))

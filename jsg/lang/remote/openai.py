@@ -1,0 +1,136 @@
+"""Programs on OpenAI's APIs, and on every server that speaks them."""
+
+from typing import Any, Literal, Self, final
+
+from jsg.errors import ConfigError
+from jsg.lang.backend import OnUnsupported, Session
+from jsg.lang.per_loop import PerLoop
+from jsg.lang.remote.arguments import Unsupported
+from jsg.lang.remote.choosing import Encoder
+from jsg.lang.remote.dialects import Dialect, dialect_of
+from jsg.lang.remote.remote_backend import RemoteBackend
+from jsg.lang.remote.retry import RetryPolicy
+from jsg.lang.remote.usage import Usage
+
+TEXT_MODELS = frozenset({"gpt-3.5-turbo-instruct", "gpt-3.5-turbo-instruct-0914", "davinci-002", "babbage-002"})
+"""Models of OpenAI's own that have no chat API."""
+
+
+@final
+class OpenAI:
+    """A backend: `sgl.set_default_backend(sgl.OpenAI("gpt-4o-mini"))`.
+
+    Args:
+        model: Its name at the API.
+        base_url: Of a server that speaks the same, such as `http://127.0.0.1:30000/v1`; OpenAI's own by default.
+        api_key: By default what the `openai` package finds in OPENAI_API_KEY; "none" with a `base_url`.
+        api: "chat" or "completions"; by default "completions" for OpenAI's models that have nothing else.
+        is_chat_model: The same in SGLang's words.
+        dialect: What the server takes beyond OpenAI's fields: "openai", "compatible" (the default with a `base_url`),
+            "jsg", "sglang", "vllm", or a `jsg.lang.remote.dialects.Dialect`.
+        tokenizer: The model's, with `encode(text)`; `select` on a completions API then finds choices that are not among
+            the likeliest tokens.
+        timeout_s: Longest silence of the server, in seconds.
+        max_retries: Further attempts of a call that failed and may do better; the package itself makes none.
+        retry: The waits between them, in place of `max_retries`.
+        on_unsupported: What happens with an argument that the API cannot honour: "error" raises UnsupportedError,
+            "warn" leaves it out with a warning, once per argument.
+        **client_options: Further arguments of `openai.AsyncOpenAI`. With a `base_url` OPENAI_ORG_ID and
+            OPENAI_PROJECT_ID are not sent: give `organization` and `project` if that server wants them. A
+            `http_client` of one's own works on one event loop only, which is that of programs.
+
+    Raises:
+        ConfigError: The package `openai` is missing, or it refuses the options (no key, ...).
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        api: Literal["chat", "completions"] | None = None,
+        is_chat_model: bool | None = None,
+        dialect: Dialect | str | None = None,
+        tokenizer: Encoder | None = None,
+        timeout_s: float = 600.0,
+        max_retries: int = 3,
+        retry: RetryPolicy | None = None,
+        on_unsupported: OnUnsupported = "error",
+        **client_options: Any,
+    ):
+        if api not in (None, "chat", "completions"):
+            raise ConfigError(
+                f'api must be "chat" or "completions", but got {api!r}; leave it out to choose by the model'
+            )
+        if is_chat_model is not None:
+            api = api or ("chat" if is_chat_model else "completions")
+        is_chat = api == "chat" or (api is None and model not in TEXT_MODELS)
+        try:
+            import openai
+
+            from jsg.lang.remote.openai_wire import ChatApi, TextApi
+        except ModuleNotFoundError as error:
+            raise missing_package("openai") from error
+        options = {
+            "base_url": base_url,
+            "api_key": api_key or (None if base_url is None else "none"),
+            "timeout": timeout_s,
+            "max_retries": 0,
+            **client_options,
+        }
+
+        def new_client() -> openai.AsyncOpenAI:
+            client = openai.AsyncOpenAI(**options)
+            if base_url is not None:  # whose account at OpenAI this is concerns no other server
+                client.organization = client_options.get("organization")
+                client.project = client_options.get("project")
+            return client
+
+        try:
+            new_client()
+        except (openai.OpenAIError, TypeError) as error:
+            raise ConfigError(f"the openai package cannot be used like this: {error}") from error
+        clients = PerLoop(new_client, openai.AsyncOpenAI.close)
+        unsupported = Unsupported(f"OpenAI({model!r})", on_unsupported)
+        made = (ChatApi if is_chat else TextApi)(clients, model, dialect_of(dialect, base_url), unsupported)
+        policy = retry or RetryPolicy(max_retries=max_retries)
+        self._remote = RemoteBackend(made, unsupported, policy, is_chat=is_chat, model=model, encoder=tokenizer)
+
+    def open(self, *, num_api_spec_tokens: int | None = None) -> Session:
+        """As `Backend.open`."""
+        return self._remote.open(num_api_spec_tokens)
+
+    def usage(self) -> Usage:
+        """What all calls cost so far, and what speculation saved."""
+        return self._remote.usage()
+
+    async def flush_cache(self) -> bool:
+        """Raises UnsupportedError: the API gives no access to its cache."""
+        return await self._remote.flush_cache()
+
+    async def server_info(self) -> dict[str, Any]:
+        """The model, and the models on offer."""
+        return await self._remote.server_info()
+
+    async def close(self) -> None:
+        """Closes all connections, those of programs too, on whatever loop they are. A second time does nothing.
+
+        Not the end: what is asked of it afterwards connects again.
+        """
+        await self._remote.close()
+
+    def shutdown(self) -> None:
+        """`close` for code that is no coroutine. A `with` block ends with it."""
+        self._remote.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+
+def missing_package(name: str) -> ConfigError:
+    """The error where an optional package is not there."""
+    return ConfigError(f"this backend needs the package {name}, which is not installed; pip install 'jsg[{name}]'")

@@ -1,0 +1,286 @@
+"""OpenAI's chat and completions APIs by the `openai` package, which is loaded with this module."""
+
+import json
+import re
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, final
+
+import openai
+
+from jsg.errors import UnsupportedError
+from jsg.lang.per_loop import PerLoop
+from jsg.lang.remote.arguments import Unsupported, put_field, request_fields
+from jsg.lang.remote.dialects import Dialect
+from jsg.lang.remote.transport import explain, transport_errors
+from jsg.lang.remote.wire import Abilities, Bill, Call, Delta, Failure, Message, Picture, Scored, Token
+
+_OF_THE_PACKAGE = frozenset(
+    {
+        *("top_p", "frequency_penalty", "presence_penalty", "seed"),
+        *("response_format", "logprobs", "top_logprobs", "logit_bias"),
+    }
+)
+"""Fields that its methods take by name; others go beside them."""
+
+
+@final
+class ChatApi:
+    """`/chat/completions`."""
+
+    def __init__(self, clients: PerLoop[openai.AsyncOpenAI], model: str, dialect: Dialect, unsupported: Unsupported):
+        self.name = unsupported.backend
+        self.failures = (openai.APIError, *transport_errors())
+        self.abilities = Abilities(
+            continues=dialect.go_on is not None,
+            reports_tokens=dialect.has_logprobs,
+            max_stops=dialect.max_stops,
+            takes_stop_regex="stop_regex" in dialect.chat_fields,
+            forces_choices=dialect.choices is not None,
+            forces_choices_inside=dialect.choices not in (None, "response_format"),
+            max_alternatives=dialect.max_chat_alternatives if dialect.has_logprobs else 0,
+        )
+        self._clients = clients
+        self._model = model
+        self._dialect = dialect
+        self._unsupported = unsupported
+
+    async def stream(self, call: Call) -> AsyncGenerator[Delta]:
+        """As `Api.stream`."""
+        assert isinstance(call.prompt, tuple)
+        fields = self._fields(call)
+        messages: list[Any] = [_message(message) for message in call.prompt]
+        stream = await self._clients.here().chat.completions.create(
+            model=self._model,
+            messages=messages,
+            stream=True,
+            stream_options={"include_usage": True},
+            **_arguments(call, fields, self._dialect.max_tokens),
+        )
+        unwraps = bool(call.choices) and self._dialect.choices == "response_format"
+        wrapped: list[str] = []
+        async with stream:
+            async for chunk in stream:
+                for choice in chunk.choices:
+                    text = choice.delta.content or ""
+                    if unwraps:
+                        wrapped.append(text)
+                        text = _unwrap("".join(wrapped)) if choice.finish_reason else ""
+                    yield Delta(
+                        text=text,
+                        index=choice.index,
+                        tokens=None if unwraps or not call.wants_tokens else _chat_tokens(choice.logprobs, text),
+                        finish=choice.finish_reason,
+                        matched=_matched(choice),
+                    )
+                if chunk.usage is not None:
+                    yield Delta(bill=_bill(chunk.usage))
+
+    def _fields(self, call: Call) -> dict[str, Any]:
+        fields = request_fields(call.args, self._dialect.chat_fields, self._unsupported)
+        assert isinstance(call.prompt, tuple)
+        last = call.prompt[-1]
+        if last.role == "assistant" and last.parts:
+            if self._dialect.go_on is None:
+                raise UnsupportedError(f"{self.name} cannot go on in a turn of the assistant that has begun")
+            fields |= self._dialect.go_on
+        if call.wants_tokens:
+            fields["logprobs"] = True
+            if call.num_alternatives:
+                fields["top_logprobs"] = min(call.num_alternatives, self._dialect.max_chat_alternatives)
+        return fields | _choices_field(call, self._dialect)
+
+    def explain(self, error: Exception) -> Failure:
+        """As `Api.explain`."""
+        return explain(error)
+
+    async def score(self, prompt: str, choices: tuple[str, ...]) -> Scored | None:
+        """None: a chat API tells nothing of its prompt."""
+        return None
+
+    async def models(self) -> list[Any]:
+        """As `Api.models`."""
+        return [model.model_dump() async for model in await self._clients.here().models.list()]
+
+    async def close(self) -> None:
+        """As `Api.close`."""
+        await self._clients.close()
+
+    def shutdown(self) -> None:
+        """As `Api.shutdown`."""
+        self._clients.shutdown()
+
+
+@final
+class TextApi:
+    """`/completions`."""
+
+    def __init__(self, clients: PerLoop[openai.AsyncOpenAI], model: str, dialect: Dialect, unsupported: Unsupported):
+        self.name = unsupported.backend
+        self.failures = (openai.APIError, *transport_errors())
+        self.abilities = Abilities(
+            continues=True,
+            reports_tokens=dialect.has_logprobs,
+            max_stops=dialect.max_stops,
+            takes_stop_regex="stop_regex" in dialect.text_fields,
+            forces_choices=dialect.choices not in (None, "response_format"),
+            forces_choices_inside=dialect.choices not in (None, "response_format"),
+            max_alternatives=dialect.max_text_alternatives if dialect.has_logprobs else 0,
+        )
+        self._clients = clients
+        self._model = model
+        self._dialect = dialect
+        self._unsupported = unsupported
+
+    async def stream(self, call: Call) -> AsyncGenerator[Delta]:
+        """As `Api.stream`."""
+        assert isinstance(call.prompt, str)
+        fields = request_fields(call.args, self._dialect.text_fields, self._unsupported)
+        if call.wants_tokens:
+            fields["logprobs"] = min(call.num_alternatives, self._dialect.max_text_alternatives)
+        if call.allowed:
+            fields["logit_bias"] = {str(token): 100 for token in call.allowed}
+        stream = await self._clients.here().completions.create(
+            model=self._model,
+            prompt=call.prompt,
+            stream=True,
+            stream_options={"include_usage": True},
+            **_arguments(call, fields | _choices_field(call, self._dialect), "max_tokens"),
+        )
+        async with stream:
+            async for chunk in stream:
+                for choice in chunk.choices:
+                    yield Delta(
+                        text=choice.text or "",
+                        index=choice.index,
+                        tokens=_text_tokens(choice.logprobs, choice.text) if call.wants_tokens else None,
+                        finish=choice.finish_reason,
+                        matched=_matched(choice),
+                    )
+                if chunk.usage is not None:
+                    yield Delta(bill=_bill(chunk.usage))
+
+    def explain(self, error: Exception) -> Failure:
+        """As `Api.explain`."""
+        return explain(error)
+
+    async def score(self, prompt: str, choices: tuple[str, ...]) -> Scored | None:
+        """As `Api.score`: all of them in one request."""
+        if not self._dialect.can_score:
+            return None
+        answer = await self._clients.here().completions.create(
+            model=self._model,
+            prompt=[prompt, *(prompt + choice for choice in choices)],
+            max_tokens=0,
+            echo=True,
+            logprobs=0,
+            temperature=0,
+        )
+        by_index = sorted(answer.choices, key=lambda choice: choice.index)
+        texts = [_text_tokens(choice.logprobs, choice.text) for choice in by_index]
+        bill = Bill() if answer.usage is None else _bill(answer.usage)
+        return Scored(tuple(tokens or () for tokens in texts), bill)
+
+    async def models(self) -> list[Any]:
+        """As `Api.models`."""
+        return [model.model_dump() async for model in await self._clients.here().models.list()]
+
+    async def close(self) -> None:
+        """As `Api.close`."""
+        await self._clients.close()
+
+    def shutdown(self) -> None:
+        """As `Api.shutdown`."""
+        self._clients.shutdown()
+
+
+def _arguments(call: Call, fields: dict[str, Any], max_tokens: str) -> dict[str, Any]:
+    """Arguments of a method of the package."""
+    args = call.args
+    named = {name: value for name, value in fields.items() if name in _OF_THE_PACKAGE}
+    beside = {name: value for name, value in fields.items() if name not in _OF_THE_PACKAGE}
+    given = {
+        max_tokens: args.max_tokens,
+        "temperature": args.temperature,
+        "n": args.n,
+        "stop": None if args.stop is None else list(args.stop),
+        "extra_body": beside or None,
+    }
+    return named | {name: value for name, value in given.items() if value is not None}
+
+
+def _message(message: Message) -> dict[str, Any]:
+    if all(isinstance(part, str) for part in message.parts):
+        return {"role": message.role, "content": message.text}
+    return {"role": message.role, "content": [_part(part) for part in message.parts]}
+
+
+def _part(part: str | Picture) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    return {"type": "image_url", "image_url": {"url": f"data:{part.media_type};base64,{part.base64}"}}
+
+
+def _choices_field(call: Call, dialect: Dialect) -> dict[str, Any]:
+    """What holds the answer to the call's choices."""
+    if not call.choices:
+        return {}
+    match dialect.choices:
+        case None:
+            raise UnsupportedError("this API cannot be held to a list of choices")
+        case "response_format":
+            schema = {
+                "type": "object",
+                "properties": {"choice": {"type": "string", "enum": list(call.choices)}},
+                "required": ["choice"],
+                "additionalProperties": False,
+            }
+            form = {"name": "choice", "schema": schema, "strict": True}
+            return {"response_format": {"type": "json_schema", "json_schema": form}}
+        case path if path == dialect.chat_fields.get("regex"):
+            return put_field({}, path, "|".join(_literally(choice) for choice in call.choices))
+        case path:
+            return put_field({}, path, list(call.choices))
+
+
+def _literally(text: str) -> str:
+    return re.sub(r"([\\.^$*+?{}\[\]()|])", r"\\\1", text)
+
+
+def _unwrap(text: str) -> str:
+    """The choice in the object that holds it; the text itself if it is none, for the caller to refuse."""
+    try:
+        return str(json.loads(text)["choice"])
+    except (ValueError, KeyError, TypeError):
+        return text
+
+
+def _text_tokens(logprobs: Any, text: str | None) -> tuple[Token, ...] | None:
+    if logprobs is None or logprobs.tokens is None:
+        return None if text else ()
+    scores = logprobs.token_logprobs or [None] * len(logprobs.tokens)
+    tops = logprobs.top_logprobs or [None] * len(logprobs.tokens)
+    return tuple(
+        Token(token, score, top or {}) for token, score, top in zip(logprobs.tokens, scores, tops, strict=True)
+    )
+
+
+def _chat_tokens(logprobs: Any, text: str) -> tuple[Token, ...] | None:
+    if logprobs is None or logprobs.content is None:
+        return None if text else ()
+    return tuple(
+        Token(one.token, one.logprob, {top.token: top.logprob for top in one.top_logprobs or ()})
+        for one in logprobs.content
+    )
+
+
+def _matched(choice: Any) -> str | None:
+    """The stop text that ended an answer: SGLang and jsg call it `matched_stop`, vLLM `stop_reason`."""
+    extra: Mapping[str, Any] = choice.model_extra or {}
+    found = extra.get("matched_stop", extra.get("stop_reason"))
+    return found if isinstance(found, str) else None
+
+
+def _bill(usage: Any) -> Bill:
+    details = usage.prompt_tokens_details
+    cached = (details.cached_tokens or 0) if details is not None else 0
+    return Bill(int(usage.prompt_tokens or 0), int(usage.completion_tokens or 0), int(cached))

@@ -1,0 +1,84 @@
+"""When a call that failed is made again."""
+
+import dataclasses
+import email.utils
+import math
+import random
+import time
+from collections.abc import Mapping
+from typing import final
+
+from jsg.errors import ConfigError
+from jsg.lang.remote.wire import Failure
+
+PASSING_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
+"""Answers after which the same call may do better."""
+LONGEST_WAIT_S = 60.0
+"""An API that asks to wait longer has the call fail instead: the program's owner must decide."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often, and how long to wait before.
+
+    Attributes:
+        max_retries: Further attempts of one call; 0 makes one attempt only.
+        first_wait_s: Before the first of them; doubled each time.
+        max_wait_s: At most.
+        seed: Of the jitter, which is up to half of each wait; None draws one.
+    """
+
+    max_retries: int = 3
+    first_wait_s: float = 0.5
+    max_wait_s: float = 20.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        if self.max_retries < 0 or not 0 <= self.first_wait_s <= self.max_wait_s < math.inf:
+            raise ConfigError(
+                "max_retries must be at least 0 and 0 <= first_wait_s <= max_wait_s, but got "
+                f"{self.max_retries}, {self.first_wait_s} and {self.max_wait_s}; give such numbers"
+            )
+
+
+@final
+class Backoff:
+    """The waits of one backend."""
+
+    def __init__(self, policy: RetryPolicy):
+        self._policy = policy
+        self._random = random.Random(policy.seed)
+
+    def wait_s(self, failure: Failure, num_failed: int) -> float | None:
+        """Seconds until the next attempt after `num_failed` of them; None: give up."""
+        policy = self._policy
+        if not failure.is_passing or num_failed > policy.max_retries:
+            return None
+        asked = failure.retry_after_s or 0.0
+        if asked > LONGEST_WAIT_S:
+            return None
+        wait = min(policy.max_wait_s, policy.first_wait_s * 2.0 ** min(num_failed - 1, 60))
+        return max(asked, wait * (1 - self._random.random() / 2))
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """What `retry-after-ms` or `Retry-After`, seconds or a date, ask to wait."""
+    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            wait = float(headers.get(name, "")) * unit_s
+        except ValueError:
+            continue
+        return wait if math.isfinite(wait) and wait >= 0 else None
+    date = email.utils.parsedate_tz(headers.get("retry-after", ""))
+    return None if date is None else max(email.utils.mktime_tz(date) - time.time(), 0.0)
+
+
+def is_passing(status: int, headers: Mapping[str, str]) -> bool:
+    """Whether the same call may do better later. `x-should-retry` has the last word."""
+    match headers.get("x-should-retry"):
+        case "true":
+            return True
+        case "false":
+            return False
+    return status in PASSING_STATUSES

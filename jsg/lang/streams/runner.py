@@ -1,0 +1,416 @@
+"""The half of a stream that lives on the event loop: one task at a time executes its ops on its session."""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, assert_never, cast
+
+from jsg.errors import AbortedError
+from jsg.lang.backend import BlockSession, Piece, Session
+from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Text, Video
+from jsg.lang.streams.loop import Loop
+from jsg.lang.streams.ops import Append, Choose, Close, CloseScope, Generate, Hint, Later, Mark, OpenScope, Place
+from jsg.lang.streams.reasoning import Markers, ReasoningSplitter
+from jsg.lang.streams.transcript import Said, Transcript
+from jsg.lang.streams.variables import Variable
+
+logger = logging.getLogger(__name__)
+
+_NOTE = "in the program: "
+_TURN = 100  # ops that may need nothing to be awaited before other tasks have their turn
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fork:
+    """Starts the children from here."""
+
+    children: "Sequence[Runner]"
+    offsets: tuple[int, ...] | None
+    place: Place | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Join:
+    """Appends what the branches have, when each is where it was at the join; that ends them."""
+
+    branches: "Sequence[Runner]"
+    arrivals: Sequence[Variable]
+    place: Place | None
+
+
+Op = Append | Generate | Choose | OpenScope | CloseScope | Fork | Join | Mark | Later | Hint | Close
+BlockOp = Append | Generate | OpenScope | CloseScope
+
+
+class Runner:
+    """Executes ops in the order in which they were pushed.
+
+    Invariants: a call of the session's methods begins when the one before has ended; with a `failure` no further op
+    touches the session, each fails its variables, and the session is closed as soon as the op at hand lets go of it.
+
+    Attributes:
+        failure: What ended it early.
+        transcript: What its prompt says.
+    """
+
+    def __init__(self, loop: Loop, open_session: Callable[[], Session] | None):
+        """`open_session` makes the session when the first op needs it; None for a child, which is given one."""
+        self.loop = loop
+        self.failure: BaseException | None = None
+        self.transcript = Transcript()
+        self._open = open_session
+        self._session: Session | None = None
+        self._queue: collections.deque[Op] = collections.deque()
+        self._block: list[BlockOp] = []
+        self._task: asyncio.Task[None] | None = None
+        self._is_at_work = False
+        self._num_ops = 0
+        self._has_begun = open_session is not None
+        self._has_ended = False
+
+    # From any thread.
+
+    def push(self, ops: Iterable[Op]) -> None:
+        """Queues ops."""
+        self._queue.extend(ops)
+        self.loop.post(self._wake)
+
+    def wanted(self) -> None:
+        """Looks again whether somebody waits for a variable."""
+        self.loop.post(self._wake)
+
+    def cancel(self, error: BaseException) -> None:
+        """Ends it with `error`; what it has under way is aborted."""
+        self.loop.post(lambda: self._cancel(error))
+
+    # On the loop.
+
+    def _cancel(self, error: BaseException) -> None:
+        if self._has_ended or self.failure is not None:
+            return
+        self.failure = error
+        self.transcript.log.fail(error)
+        if self._task is None:
+            self._wake()
+        elif self._is_at_work:  # a task that has not begun would end without having looked at the failure
+            self._task.cancel()
+
+    def _begin(self, session: Session, transcript: Transcript) -> None:
+        """Starts a child; its transcript's log takes over from the one that readers may follow already."""
+        self._session = session
+        self._has_begun = True
+        log = self.transcript.log
+        for piece in transcript.log.pieces_between(0):
+            log.add(piece)
+        transcript.log = log
+        self.transcript = transcript
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._task is not None:
+            return
+        if self._has_work():
+            self._task = self.loop.loop.create_task(self._run())
+
+    def _has_work(self) -> bool:
+        if self.failure is not None:
+            return bool(self._queue or self._session or self._block)
+        return self._has_begun and (bool(self._queue) or self._is_block_wanted())
+
+    async def _run(self) -> None:
+        self._is_at_work = True
+        try:
+            # Nothing is awaited between the last look and the end: what is pushed later finds no task and wakes one.
+            while self._has_work():
+                await self._attempt(self._queue.popleft() if self._queue else None)
+        finally:
+            self._task = None
+            self._is_at_work = False
+
+    async def _attempt(self, op: Op | None) -> None:
+        """Executes an op, or the block where `op` is None; its fault ends the stream."""
+        try:
+            if self.failure is not None:
+                await self._close_session()  # before anything that waits is told, so that who was told finds it closed
+                self._drop_block(self.failure)
+                _fail_op(op, self.failure)
+            else:
+                self._num_ops += 1
+                if self._num_ops % _TURN == 0:
+                    await asyncio.sleep(0)
+                await self._execute(op)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            self._fail(op, self.failure or AbortedError("the call was cancelled"))
+        except Exception as error:
+            self._fail(op, error)
+        if isinstance(op, Mark):
+            self.transcript.log.touch()  # who follows the text up to a mark looks at the mark
+
+    def _fail(self, op: Op | None, error: BaseException) -> None:
+        if op is not None and op.place is not None and not isinstance(error, asyncio.CancelledError):
+            note(error, op.place)
+        self.failure = error
+        self._drop_block(error)
+        _fail_op(op, error)
+        self.transcript.log.fail(error)
+
+    def _drop_block(self, error: BaseException) -> None:
+        block, self._block = self._block, []
+        for op in block:
+            _fail_op(op, error)
+
+    async def _close_session(self) -> None:
+        session, self._session = self._session, None
+        self._open = None
+        if session is not None:
+            try:
+                await session.close()
+            except Exception:  # the answers are there; a connection that does not close is no fault of the program
+                logger.warning("closing the session of a program failed", exc_info=True)
+
+    def _is_block_wanted(self) -> bool:
+        return any(variable.is_wanted for op in self._block for variable in variables_of(op))
+
+    async def _execute(self, op: Op | None) -> None:
+        match op:
+            case Append(Text()) | Generate() | OpenScope() | CloseScope() if self._collects():
+                self._block.append(op)
+                return
+        if self._block:
+            await self._execute_block()
+        match op:
+            case None:
+                pass
+            case Append(item):
+                await self._extend(item)
+            case Generate():
+                await self._generate(op)
+            case Choose(select, variable):
+                selection = await self._live().select(select)
+                self.transcript.write(selection.choice)
+                self.transcript.add(Said(selection.choice))
+                variable.add(selection.choice)
+                variable.finish(selection.choice, {"probabilities": selection.probabilities, **selection.meta})
+            case OpenScope(name):
+                self.transcript.open_scope(name)
+            case CloseScope(name, variable):
+                _set_text(variable, self.transcript.close_scope(name))
+            case Fork(children, offsets):
+                await self._fork(children, offsets)
+            case Join(branches, arrivals):
+                await self._join(branches, arrivals)
+            case Mark(read, variable):
+                variable.finish(self._read(read))
+            case Later():
+                self._queue.extendleft(reversed(await op.expand()))
+            case Hint():
+                await self._hint()
+            case Close():
+                self._has_ended = True
+                await self._close_session()
+                self.transcript.log.finish(None)
+            case _:
+                assert_never(op)
+
+    def _live(self) -> Session:
+        if self._session is None:
+            assert self._open is not None, "used after its end"
+            self._session = self._open()
+        return self._session
+
+    def _read(self, what: str) -> Any:
+        match what:
+            case "text":
+                return self.transcript.text()
+            case "turns":
+                return self.transcript.snapshot()
+            case "size":
+                return self.transcript.log.num_pieces
+        return None
+
+    async def _extend(self, item: Text | RoleBegin | RoleEnd | Image | Video) -> None:
+        text = await self._live().extend(item)
+        match item:
+            case RoleBegin(role):
+                self.transcript.open_turn(role)
+            case RoleEnd():
+                self.transcript.close_turn()
+            case Text() | Image() | Video():
+                self.transcript.add(item)
+        self.transcript.write(text)
+
+    async def _generate(self, op: Generate) -> None:
+        reply = _Reply(op, self.transcript)
+        async with contextlib.aclosing(cast(Any, self._live().generate(op.gen))) as pieces:
+            async for piece in cast(AsyncIterator[Piece], pieces):
+                reply.add(piece)
+        reply.finish()
+
+    async def _hint(self) -> None:
+        try:
+            hint = getattr(self._live(), "hint", None)
+            if hint is not None:
+                await hint()
+        except Exception:  # only a hint: what it cannot do the next call does, or says why not
+            logger.debug("a hint was refused", exc_info=True)
+
+    async def _fork(self, children: "Sequence[Runner]", offsets: tuple[int, ...] | None) -> None:
+        sessions = await self._live().fork(len(children), offsets)
+        transcripts = self.transcript.fork(len(children))
+        for child, session, transcript in zip(children, sessions, transcripts, strict=True):
+            child._begin(session, transcript)
+
+    async def _join(self, branches: "Sequence[Runner]", arrivals: Sequence[Variable]) -> None:
+        for arrival in arrivals:
+            await arrival.get()
+        for branch in branches:
+            if branch.failure is not None:  # cancelled behind its arrival
+                raise branch.failure
+        await self._live().join([branch._live() for branch in branches])
+        for branch in branches:
+            self.transcript.write(branch.transcript.text(branch.transcript.fork_len))
+            for content in branch.transcript.new_content():
+                self.transcript.add(content)
+            branch.push([Close()])
+
+    # Blocks: a session that wants to see the whole turn first.
+
+    def _collects(self) -> bool:
+        return self.transcript.role == "assistant" and getattr(self._live(), "wants_blocks", False)
+
+    async def _execute_block(self) -> None:
+        block = tuple(self._block)  # kept until it is done, so that a failure finds it
+        try:
+            pieces = iter(await self._call_block(block))
+        except Exception as error:
+            if block[0].place is not None:
+                note(error, block[0].place)
+            raise
+        self._block = []
+        for op in block:
+            match op:
+                case Append(Text() as item):
+                    self.transcript.add(item)
+                    self.transcript.write(item.text)
+                case Generate():
+                    reply = _Reply(op, self.transcript)
+                    reply.add(next(pieces))
+                    reply.finish()
+                case OpenScope(name):
+                    self.transcript.open_scope(name)
+                case CloseScope(name, variable):
+                    _set_text(variable, self.transcript.close_scope(name))
+
+    async def _call_block(self, block: Sequence[BlockOp]) -> Sequence[Piece]:
+        items = [item for op in block if (item := _block_item(op)) is not None]
+        if any(isinstance(item, Gen) for item in items):
+            return await cast(BlockSession, self._live()).generate_block(items)
+        for item in items:
+            await self._live().extend(cast(Text, item))
+        return ()
+
+
+class _Reply:
+    """Where the pieces of a continuation go: the transcript, the variable, and its reasoning."""
+
+    def __init__(self, op: Generate, transcript: Transcript):
+        self._op = op
+        self._transcript = transcript
+        self._splitter = None if op.markers is None else ReasoningSplitter(op.markers)
+        self._answer: list[str] = []
+        self._reasoning: list[str] = []
+        self._meta: dict[str, Any] = {}
+        self._others: tuple[str, ...] = ()
+
+    def add(self, piece: Piece) -> None:
+        if piece.text:
+            self._transcript.write(piece.text)
+            reasoning, answer = ("", piece.text) if self._splitter is None else self._splitter.feed(piece.text)
+            self._share(reasoning, answer)
+        if piece.meta is not None:
+            self._meta, self._others = piece.meta, piece.others
+
+    def finish(self) -> None:
+        if self._splitter is not None:
+            self._share(*self._splitter.finish())
+        answer, reasoning = "".join(self._answer), "".join(self._reasoning)
+        self._transcript.add(Said(answer, reasoning))
+        answers, reasonings = [answer], [reasoning]
+        for other in self._others:
+            reasoning, answer = ("", other) if self._op.markers is None else _split(self._op.markers, other)
+            answers.append(answer)
+            reasonings.append(reasoning)
+        is_list = (self._op.gen.args.n or 1) > 1
+        self._op.variable.finish(answers if is_list else answers[0], self._meta)
+        if self._op.reasoning is not None:
+            self._op.reasoning.finish(reasonings if is_list else reasonings[0], self._meta)
+
+    def _share(self, reasoning: str, answer: str) -> None:
+        if reasoning:
+            self._reasoning.append(reasoning)
+            if self._op.reasoning is not None:
+                self._op.reasoning.add(reasoning)
+        if answer:
+            self._answer.append(answer)
+            self._op.variable.add(answer)
+
+
+def variables_of(op: Op) -> Sequence[Variable]:
+    """What would never be known if the op were not executed."""
+    match op:
+        case Generate():
+            return (op.variable,) if op.reasoning is None else (op.variable, op.reasoning)
+        case Choose() | CloseScope() | Mark():
+            return (op.variable,)
+        case Later():
+            return tuple(op.variables.values())
+        case Append() | OpenScope() | Fork() | Join() | Hint() | Close():
+            return ()
+
+
+def note(error: BaseException, place: Place) -> None:
+    """Notes the program's statement on an error; only the first one, which is where it happened."""
+    if not any(text.startswith(_NOTE) for text in getattr(error, "__notes__", ())):
+        error.add_note(f"{_NOTE}{place[0]}:{place[1]}")
+
+
+def _fail_op(op: Op | None, error: BaseException) -> None:
+    if op is None:
+        return
+    for variable in variables_of(op):
+        variable.fail(error)
+    match op:
+        case Fork(children):
+            for child in children:
+                child._cancel(error)
+        case Join(branches):
+            for branch in branches:
+                branch.push([Close()])
+
+
+def _block_item(op: BlockOp) -> Text | Gen | None:
+    match op:
+        case Append(Text() as item):
+            return item
+        case Generate(gen):
+            return gen
+    return None
+
+
+def _set_text(variable: Variable, text: str) -> None:
+    if text:
+        variable.add(text)
+    variable.finish(text, None)
+
+
+def _split(markers: Markers, text: str) -> tuple[str, str]:
+    splitter = ReasoningSplitter(markers)
+    reasoning, answer = splitter.feed(text)
+    more_reasoning, more_answer = splitter.finish()
+    return reasoning + more_reasoning, answer + more_answer

@@ -1,0 +1,441 @@
+"""A stream: one prompt of a program, extended op by op by a task of its own.
+
+For programs without threads, such as a graph that a server executes, on the loop that runs:
+
+    stream = Stream(running_loop(), lambda: backend.open())
+    stream.append(Text("Q: ") + Gen("answer"))          # nothing here waits ...
+    branches = stream.fork(2)
+    branches[0].append(Gen("a"))
+    branches[1].append_later(make_expression, ["b"])    # awaits `make_expression()` when it is its turn
+    names = stream.join(branches)                       # `a` and `b` are lists now
+    value = await stream.variable("a").get()            # ... but this, and
+    async for piece in stream.variable("answer").follow_async(): ...
+    text = await stream.read("text").get()              # all text of what was appended up to here
+    stream.close()                                      # its session ends behind what was appended; or stream.cancel()
+
+Everything is called from any thread: what a program appends gets its variables at once, in program order, so a name
+that is set twice is never read stale, and a fork knows its parent's variables before any is computed. An error ends a
+stream: what it was to set from there on, and text that is read from there on, raises the error that happened.
+"""
+
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from jsg.errors import AbortedError, ProgramError, UnknownVariableError
+from jsg.lang.backend import Session
+from jsg.lang.ir import (
+    Expr,
+    ExprList,
+    Gen,
+    Image,
+    MediaOf,
+    Role,
+    RoleBegin,
+    RoleEnd,
+    SamplingArgs,
+    Select,
+    SeparateReasoning,
+    Symbol,
+    Text,
+    VarScopeBegin,
+    VarScopeEnd,
+    Video,
+    parts_of,
+)
+from jsg.lang.streams.loop import Loop
+from jsg.lang.streams.ops import (
+    Append,
+    Choose,
+    Close,
+    CloseScope,
+    ExprOp,
+    Generate,
+    Hint,
+    Later,
+    Mark,
+    OpenScope,
+    Place,
+)
+from jsg.lang.streams.reasoning import Markers, markers_of
+from jsg.lang.streams.runner import Fork, Join, Runner
+from jsg.lang.streams.variables import Variable, gather, known
+
+JoinMode = Literal["gather_variable", "concate_and_append"]
+_ENDED = "the program to which this state belongs has ended; append to it inside the program"
+_JOINED = "this branch was joined; fork again to go on from there"
+
+
+class Stream:
+    """One prompt of a program.
+
+    Attributes:
+        variables: What each name means now, in program order: set, or to be set by what was appended.
+        assigned: Those that were set since its fork; of a stream that is no fork, all.
+        role: Of the turn that is open behind what was appended.
+        ended: Done when it and all its forks have ended.
+        runner: What executes it.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        open_session: Callable[[], Session] | None,
+        defaults: SamplingArgs | None = None,
+        parent: "Stream | None" = None,
+    ):
+        """`open_session` is called when the first op needs it; None with `parent`, whose fork it then is."""
+        self.runner = Runner(loop, open_session)
+        self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
+        self.assigned: dict[str, Variable] = {}
+        self.role: Role | None = None if parent is None else parent.role
+        self._defaults = defaults
+        self._end: str | None = None
+        self._cancelled: BaseException | None = None
+        self._scopes: set[str] = set()
+        self._expected: dict[Variable, str] = {}
+        self._children: set[Stream] = set()
+        self._num_appended = 0
+        self._has_turned = False
+        self._forked_at = 0 if parent is None else parent._num_appended
+        self._parent = parent
+        self.ended = Variable()
+        self.log.when_done(self._check_ended)
+
+    # Appending.
+
+    def append(self, value: "Expr | str", place: Place | None = None) -> None:
+        """Appends an expression; waits for nothing.
+
+        Args:
+            value: The expression.
+            place: The program's statement, to be named by errors.
+
+        Raises:
+            ProgramError: It breaks a rule; nothing of it was appended.
+        """
+        self._check_open()
+        draft = _Draft(self, place)
+        for part in parts_of(value):
+            draft.add(part)
+        self.role, self._scopes = draft.role, draft.scopes
+        self._has_turned = self._has_turned or draft.has_turned
+        for name, variable in draft.created:
+            self._assign(name, variable)
+        self._push(draft.ops)
+
+    def append_later(
+        self, make: Callable[[], Awaitable[Expr]], names: Iterable[str] = (), place: Place | None = None
+    ) -> None:
+        """Appends what `make` gives when everything before is done. It must not open or close turns.
+
+        Args:
+            make: Called and awaited on the loop.
+            names: The variables that the expression sets.
+            place: As in `append`.
+        """
+        self._check_open()
+        promised = {name: Variable(self.runner.wanted) for name in names}
+
+        async def expand() -> Sequence[ExprOp]:
+            draft = _Draft(self, place, promised)
+            for part in parts_of(await make()):
+                draft.add(part)
+            missing = promised.keys() - {name for name, _ in draft.created}
+            if missing:
+                raise ProgramError(f"an expression was to set {', '.join(sorted(missing))}, but does not")
+            return draft.ops
+
+        for name, variable in promised.items():
+            self._assign(name, variable)
+        self._push([Later(expand, promised, place)])
+
+    def hint(self) -> None:
+        """Has the prompt, as it is then, computed ahead where the backend can do that; never fails."""
+        self._check_open()
+        self.runner.push([Hint()])
+
+    def set(self, name: str, value: Any) -> None:
+        """Sets a variable to a value that is known. Raises ProgramError where a join would no longer find it."""
+        if self._end == _JOINED:
+            raise ProgramError(_JOINED)
+        self._assign(name, known(value))
+
+    def fork(self, size: int = 1, offsets: Sequence[int] | None = None, place: Place | None = None) -> "list[Stream]":
+        """Streams that begin as this one is now; waits for nothing.
+
+        Args:
+            size: How many.
+            offsets: For each, by how much the positions of what it appends are shifted.
+            place: As in `append`.
+        """
+        self._check_open()
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ProgramError(f"fork takes a number of branches of at least 1, but got {size!r}")
+        if offsets is not None and len(offsets) != size:
+            raise ProgramError(f"position_ids_offset needs one number per branch, {size}, but has {len(offsets)}")
+        children = [Stream(self.runner.loop, None, self._defaults, self) for _ in range(size)]
+        for child in children:
+            self._children.add(child)
+            child.ended.when_done(functools.partial(self._forget, child))
+        runners = tuple(child.runner for child in children)
+        self.runner.push([Fork(runners, None if offsets is None else tuple(offsets), place)])
+        return children
+
+    def join(
+        self, branches: "Sequence[Stream]", mode: JoinMode = "gather_variable", place: Place | None = None
+    ) -> list[str]:
+        """Takes in what branches have; waits for nothing. The branches end.
+
+        Args:
+            branches: Forks of this stream.
+            mode: "gather_variable": each name that a branch set becomes a list, None where a branch did not set it.
+                "concate_and_append": what each branch appended is appended here, side by side.
+            place: As in `append`.
+
+        A branch that was cancelled is joined like one that failed: what it lacks raises that where it is read.
+
+        Returns:
+            The names that were set.
+
+        Raises:
+            ProgramError: A branch is none of this stream, or has ended. "concate_and_append": this stream was extended
+                after the fork; a branch opened or closed a turn.
+        """
+        self._check_open()
+        for branch in branches:
+            if branch._parent is not self:
+                raise ProgramError("only branches that were forked from a state can be joined into it")
+            if branch._end == _JOINED or branch._cancelled is None:
+                branch._check_open()
+        match mode:
+            case "gather_variable":
+                names = list(dict.fromkeys(name for branch in branches for name in branch.assigned))
+                for name in names:
+                    self._assign(name, gather([branch.assigned.get(name) for branch in branches]))
+                for branch in branches:
+                    branch.close(_JOINED)
+                    branch._end = _JOINED  # also of one that was cancelled
+                return names
+            case "concate_and_append":
+                self._check_side_by_side(branches)
+                arrivals = [branch._arrive() for branch in branches]
+                self._push([Join(tuple(branch.runner for branch in branches), arrivals, place)])
+                return []
+        raise ProgramError(f"join takes 'gather_variable' or 'concate_and_append', but got {mode!r}")
+
+    def _check_side_by_side(self, branches: "Sequence[Stream]") -> None:
+        if any(branch._forked_at != self._num_appended for branch in branches):
+            raise ProgramError(
+                "concate_and_append puts the branches behind the prompt that they share, but the state was "
+                "extended after the fork; join first and extend then"
+            )
+        for i, branch in enumerate(branches):
+            if branch._has_turned:
+                raise ProgramError(
+                    "concate_and_append puts the branches side by side inside one turn, or outside of any, but branch "
+                    f"{i} opened or closed a turn; open the turn before the fork and close it after the join"
+                )
+
+    def _arrive(self) -> Variable:
+        arrival = Variable()
+        self._end = _JOINED
+        if self._cancelled is not None:  # its runner may hear of that only behind the mark
+            arrival.fail(self._cancelled)
+        self.runner.push([Mark("nothing", arrival)])
+        self._disappoint(None)
+        for child in self.children():
+            child.close()
+        return arrival
+
+    # Reading.
+
+    def variable(self, name: str) -> Variable:
+        """What a name means now. Raises UnknownVariableError where nothing appended so far sets it."""
+        variable = self.variables.get(name)
+        if variable is None:
+            raise UnknownVariableError(f"the program has not set a variable {name!r}; {self._known()}")
+        return variable
+
+    def expect(self, name: str, error: BaseException | None = None) -> Variable:
+        """Becomes the `Variable` of a name as soon as something sets that.
+
+        Args:
+            name: The name.
+            error: With what it fails where the stream has ended without; UnknownVariableError where None.
+        """
+        expected = Variable()
+        self._expected[expected] = name
+        # Behind the entry: whoever sets the name, or ends the stream, in between has not seen it.
+        if name in self.variables:
+            self.forget(expected)
+            expected.finish(self.variables[name])
+        elif self._end is not None:
+            self._disappoint(error or self._cancelled)
+        return expected
+
+    def forget(self, expected: Variable) -> None:
+        """Says that nobody waits any more for what `expect` gave; it may never be done then."""
+        self._expected.pop(expected, None)
+
+    def read(self, what: Literal["nothing", "text", "turns", "size"]) -> Variable:
+        """Something that is known when all that was appended so far is done.
+
+        Args:
+            what: "text": all text; "turns": the `transcript.Turn`s; "size": pieces of text; "nothing": only that.
+        """
+        variable = Variable()
+        self.runner.push([Mark(what, variable)])
+        return variable
+
+    @property
+    def log(self) -> Variable:
+        """All text as it grows; done when the stream has ended."""
+        return self.runner.transcript.log
+
+    # Ending.
+
+    def close(self, reason: str = _ENDED, error: BaseException | None = None) -> None:
+        """Ends it, and its forks, behind what was appended; what is set stays readable. A second time does nothing.
+
+        Args:
+            reason: What whoever appends to it then is told.
+            error: What whoever expects a name then gets.
+        """
+        self.release(reason, error)
+        for child in self.children():
+            child.close()
+
+    def release(self, reason: str = _ENDED, error: BaseException | None = None) -> None:
+        """As `close`, but its forks go on."""
+        if self._end is None:
+            self._end = reason
+            self.runner.push([Close()])
+            self._disappoint(error)
+
+    def cancel(self, error: BaseException | None = None) -> None:
+        """Aborts what it and its forks have under way; reads raise `error`, or that it was cancelled."""
+        error = error or AbortedError("the program was cancelled")
+        self._cancelled = self._cancelled or error
+        self._end = self._end or _ENDED
+        self.runner.cancel(error)
+        self._disappoint(error)
+        for child in self.children():
+            child.cancel(error)
+
+    def children(self) -> "list[Stream]":
+        """Its forks that have not ended, or have forks that have not."""
+        return list(self._children)
+
+    def _forget(self, child: "Stream") -> None:
+        self._children.discard(child)
+        self._check_ended()
+
+    def _check_ended(self) -> None:
+        if self.log.is_done and not self._children:
+            self.ended.finish(None)
+
+    def _push(self, ops: Sequence[Any]) -> None:
+        if ops:
+            if not all(isinstance(op, OpenScope | CloseScope) for op in ops):  # which leave the prompt as it is
+                self._num_appended += 1
+            self.runner.push(ops)
+
+    def _assign(self, name: str, variable: Variable) -> None:
+        self.variables[name] = variable
+        self.assigned[name] = variable
+        for expected, wanted in tuple(self._expected.items()):
+            if wanted == name:
+                self.forget(expected)
+                expected.finish(variable)
+
+    def _disappoint(self, error: BaseException | None) -> None:
+        for expected, name in tuple(self._expected.items()):
+            self.forget(expected)
+            expected.fail(error or UnknownVariableError(f"the program ended without {name!r}; {self._known()}"))
+
+    def _known(self) -> str:
+        return f"it has {', '.join(map(repr, self.variables))}" if self.variables else "it has set none"
+
+    def _check_open(self) -> None:
+        if self._end is not None:
+            for error in (self._cancelled, self.runner.failure):
+                if isinstance(error, AbortedError) and self._end != _JOINED:
+                    raise error
+            raise ProgramError(self._end)
+
+
+class _Draft:
+    """The ops of one expression, and how the stream will be behind it; dropped where a part breaks a rule."""
+
+    def __init__(self, stream: Stream, place: Place | None, promised: dict[str, Variable] | None = None):
+        self.ops: list[ExprOp] = []
+        self.created: list[tuple[str, Variable]] = []
+        self.role: Role | None = stream.role
+        self.scopes = set(stream._scopes)
+        self.has_turned = False
+        self._wanted = stream.runner.wanted
+        self._defaults = stream._defaults
+        self._place = place
+        self._promised = promised
+
+    def add(self, part: Expr, markers: Markers | None = None) -> None:
+        match part:
+            case Text() | Image() | Video():
+                self.ops.append(Append(part, self._place))
+            case Gen(name, args):
+                if self._defaults is not None:
+                    part = Gen(name, args.over(self._defaults))
+                reasoning = None
+                if markers is not None and name is not None:
+                    reasoning = self._variable(f"{name}_reasoning_content")
+                self.ops.append(Generate(part, self._variable(name), reasoning, markers, self._place))
+            case Select(name):
+                self.ops.append(Choose(part, self._variable(name), self._place))
+            case RoleBegin(role):
+                self._note_turn()
+                if self.role is not None:
+                    raise ProgramError(f"turns cannot be nested: {role} begins inside of {self.role}; end that first")
+                self.role = role
+                self.ops.append(Append(part, self._place))
+            case RoleEnd(role):
+                self._note_turn()
+                if self.role != role:
+                    raise ProgramError(f"{role} ends, but {self.role or 'no turn'} is open")
+                self.role = None
+                self.ops.append(Append(part, self._place))
+            case VarScopeBegin(name):
+                if name in self.scopes:
+                    raise ProgramError(f"var_scope {name!r} is open already")
+                self.scopes.add(name)
+                self.ops.append(OpenScope(name, self._place))
+            case VarScopeEnd(name):
+                if name not in self.scopes:
+                    raise ProgramError(f"var_scope {name!r} ends, but was not opened in this state")
+                self.scopes.remove(name)
+                self.ops.append(CloseScope(name, self._variable(name), self._place))
+            case SeparateReasoning(body, model_type):
+                for item in parts_of(body):
+                    self.add(item, markers_of(model_type))
+            case ExprList(items):
+                for item in items:
+                    self.add(item, markers)
+            case Symbol(name) | MediaOf(Symbol(name)):
+                raise ProgramError(f"{name!r} is known only to the trace that it comes from")
+            case _:
+                raise ProgramError(f"a state cannot be extended by {type(part).__name__}")
+
+    def _variable(self, name: str | None) -> Variable:
+        variable = Variable(self._wanted)
+        if name is not None:
+            if self._promised is not None:
+                if name not in self._promised:
+                    raise ProgramError(f"an expression sets {name!r}, which was not announced")
+                variable = self._promised[name]
+            self.created.append((name, variable))
+        return variable
+
+    def _note_turn(self) -> None:
+        if self._promised is not None:
+            raise ProgramError("an expression that is made later cannot open or close a turn")
+        self.has_turned = True

@@ -1,0 +1,277 @@
+"""A variable of a program: set once, awaited from any thread or event loop, its text readable while it grows.
+
+Whoever waits is told by a callback, so nobody polls and no thread is parked for a task.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+Callback = Callable[[], object]
+
+
+class Variable:
+    """Something that a program will know.
+
+    Invariants: pieces are only ever appended, and none once it is done; it is done once, with a value or an error.
+
+    Attributes:
+        is_done: It has its value or its error.
+        is_wanted: Somebody waits for it, or has.
+        meta: What the backend reported; None before it is done, and where no call of a model set it.
+    """
+
+    __slots__ = (
+        "_error",
+        "_lock",
+        "_on_change",
+        "_on_done",
+        "_on_wanted",
+        "_pieces",
+        "_traceback",
+        "_value",
+        "is_done",
+        "is_wanted",
+        "meta",
+    )
+
+    def __init__(self, on_wanted: Callback | None = None):
+        """`on_wanted` is called, from any thread, when somebody begins to wait."""
+        self.is_done = False
+        self.is_wanted = False
+        self.meta: dict[str, Any] | None = None
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._traceback: TracebackType | None = None
+        self._pieces: list[str] = []
+        self._on_wanted = on_wanted
+        self._on_done: list[Callback] = []
+        self._on_change: list[Callback] = []
+        self._lock = threading.Lock()
+
+    # What the interpreter does.
+
+    def add(self, text: str) -> None:
+        """Appends a piece of text."""
+        self._pieces.append(text)
+        if self._on_change:
+            self.touch()
+
+    def touch(self) -> None:
+        """Has those that follow its text look again."""
+        with self._lock:
+            callbacks, self._on_change = self._on_change, []
+        for callback in callbacks:
+            callback()
+
+    def finish(self, value: Any, meta: dict[str, Any] | None = None) -> None:
+        """Sets it. Does nothing when it is done."""
+        self._end(value, None, meta)
+
+    def fail(self, error: BaseException) -> None:
+        """Has every read raise `error`. Does nothing when it is done."""
+        self._end(None, error, None)
+
+    def _end(self, value: Any, error: BaseException | None, meta: dict[str, Any] | None) -> None:
+        with self._lock:
+            if self.is_done:
+                return
+            self._value, self._error, self.meta = value, error, meta
+            self._traceback = None if error is None else error.__traceback__
+            self.is_done = True
+            callbacks = [*self._on_done, *self._on_change]
+            self._on_done, self._on_change, self._on_wanted = [], [], None
+        for callback in callbacks:
+            callback()
+
+    # What readers do.
+
+    @property
+    def error(self) -> BaseException | None:
+        """What reading it raises, as far as is known."""
+        return self._error
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of text so far."""
+        return len(self._pieces)
+
+    def pieces_between(self, start: int, end: int | None = None) -> Sequence[str]:
+        """Pieces that are there."""
+        return self._pieces[start:end]
+
+    def now(self) -> Any:
+        """The value of a variable that is done; raises its error."""
+        assert self.is_done
+        if self._error is not None:
+            raise self._error.with_traceback(self._traceback)  # else the trace would grow with every read
+        return self._value
+
+    def want(self) -> None:
+        """Says that somebody waits."""
+        if not self.is_wanted:
+            self.is_wanted = True
+            on_wanted = self._on_wanted
+            if on_wanted is not None:
+                on_wanted()
+
+    def when_done(self, callback: Callback) -> None:
+        """Calls back once, from any thread: at once if it is done."""
+        with self._lock:
+            if not self.is_done:
+                self._on_done.append(callback)
+                return
+        callback()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """The value, when it is there; blocks the thread.
+
+        Raises:
+            TimeoutError: It did not come within `timeout` seconds.
+        """
+        if not self.is_done:
+            self.want()
+            done = threading.Event()
+            self.when_done(done.set)
+            try:
+                if not done.wait(timeout):
+                    raise TimeoutError(f"the variable was not set within {timeout} s")
+            finally:
+                self._forget(done.set)
+        return self.now()
+
+    async def get(self) -> Any:
+        """The value, when it is there."""
+        if not self.is_done:
+            self.want()
+            future, callback = _woken()
+            self.when_done(callback)
+            try:
+                await future
+            finally:
+                self._forget(callback)
+        return self.now()
+
+    def follow(self, until: "Variable | None" = None) -> Iterator[str]:
+        """Pieces as they come, until it is done; blocks the thread between them. Then raises its error.
+
+        Args:
+            until: Ends, too, when this is done, behind as many pieces as its value says.
+        """
+        seen = 0
+        while True:
+            is_done, new = self._read(seen, until)
+            seen += len(new)
+            yield from new
+            if is_done:
+                (self if until is None else until).now()
+                return
+            changed = threading.Event()
+            if self._watch(changed.set, seen, until):
+                try:
+                    changed.wait()
+                finally:
+                    self._forget(changed.set)
+
+    async def follow_async(self, until: "Variable | None" = None) -> AsyncIterator[str]:
+        """As `follow`, for tasks of any loop."""
+        seen = 0
+        while True:
+            is_done, new = self._read(seen, until)
+            seen += len(new)
+            for piece in new:
+                yield piece
+            if is_done:
+                (self if until is None else until).now()
+                return
+            future, callback = _woken()
+            if self._watch(callback, seen, until):
+                try:
+                    await future
+                finally:
+                    self._forget(callback)
+
+    def _read(self, seen: int, until: "Variable | None") -> tuple[bool, Sequence[str]]:
+        if until is not None and until.is_done:
+            return True, self._pieces[seen:] if until.error is not None else self._pieces[seen : until.now()]
+        is_done = self.is_done  # before the pieces: what is added up to then is seen
+        return is_done and until is None, self._pieces[seen:]
+
+    def _watch(self, callback: Callback, seen: int, until: "Variable | None") -> bool:
+        """Calls back at the next change; False when there has been one since `seen`."""
+        self.want()
+        with self._lock:
+            self._on_change.append(callback)
+        # Looked at again behind the entry: a change that came in between has called nobody.
+        has_ended = self.is_done if until is None else until.is_done
+        if len(self._pieces) > seen or has_ended:
+            self._forget(callback)
+            return False
+        return True
+
+    def _forget(self, callback: Callback) -> None:
+        with self._lock:
+            for callbacks in (self._on_done, self._on_change):
+                if callback in callbacks:
+                    callbacks.remove(callback)
+
+
+def known(value: Any) -> Variable:
+    """A variable that has its value."""
+    variable = Variable()
+    if isinstance(value, str) and value:
+        variable.add(value)
+    variable.finish(value)
+    return variable
+
+
+def gather(sources: Sequence[Variable | None]) -> Variable:
+    """A list of the values, once all are there; None where there is no variable. Its error is the first source's."""
+    present = [source for source in sources if source is not None]
+
+    def want() -> None:
+        for source in present:
+            source.want()
+
+    gathered = Variable(want)
+    lock = threading.Lock()
+    num_missing = len(present)
+
+    def count() -> None:
+        nonlocal num_missing
+        with lock:
+            num_missing -= 1
+            if num_missing:
+                return
+        error = next((source.error for source in present if source.error is not None), None)
+        if error is not None:
+            gathered.fail(error)
+        else:
+            values = [None if source is None else source.now() for source in sources]
+            gathered.finish(values, {"branches": [None if source is None else source.meta for source in sources]})
+
+    for source in present:
+        source.when_done(count)
+    return gathered
+
+
+def _woken() -> tuple[asyncio.Future[None], Callback]:
+    """A future of the running loop, and what completes it from any thread."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def complete() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def callback() -> None:
+        if asyncio._get_running_loop() is loop:
+            complete()
+        else:
+            with contextlib.suppress(RuntimeError):  # a loop that is closed waits for nothing
+                loop.call_soon_threadsafe(complete)
+
+    return future, callback

@@ -1,0 +1,256 @@
+"""Values of a traced program that only a run has: arguments and variables, and text that is put together with them.
+
+A symbol put into text (`f"Q: {question}"`) writes a marker there, which is split off again when the text is appended.
+A marker holds every printable ASCII character and white space at both ends, so a string method that would have changed
+the value (`strip`, `lower`, `replace`, a slice, ...) damages it, and a damaged marker is an error. Where Python lets a
+class of its own through (`str(x)`, `f"{x}"`, `+`), such text is a `TracedText`, which cannot be looked into at all.
+"""
+
+import re
+import secrets
+import string
+from pathlib import Path
+from typing import Any, NoReturn, SupportsIndex
+
+from jsg.errors import TraceError
+from jsg.lang.graphs.graph import ArgumentRef, Piece, ValueRef
+from jsg.lang.ir import ExprList, Symbol, Text
+from jsg.lang.places import program_place
+
+_OPEN, _CLOSE = "\U0010f5a1", "\U0010f5a2"  # private use, plane 16: in nobody's text
+_CANARY = "".join(sorted(set(string.printable) - set(string.digits)))
+
+ADVICE = (
+    "a traced program has no values yet: put them into text (f-strings, +), branch with jsg.cond and jsg.loop, "
+    "or give what is known beforehand to compile() as a constant"
+)
+
+
+def program_line() -> str:
+    """File name and line of the program's statement that runs."""
+    place = program_place()
+    return "?" if place is None else f"{Path(place[0]).name}:{place[1]}"
+
+
+class Symbols:
+    """The symbols of one trace, and the markers that stand for them in text."""
+
+    def __init__(self) -> None:
+        self._nonce = secrets.token_hex(8)
+        self._refs: list[ArgumentRef | ValueRef] = []
+        self._marker = re.compile(f" {_OPEN}{self._nonce}{re.escape(_CANARY)}([0-9]+)/{self._nonce}{_CLOSE} ")
+
+    def symbol(self, ref: ArgumentRef | ValueRef) -> "Traced":
+        """A value that only a run has."""
+        self._refs.append(ref)
+        return Traced(ref, f" {_OPEN}{self._nonce}{_CANARY}{len(self._refs) - 1}/{self._nonce}{_CLOSE} ")
+
+    def pieces(self, value: Any) -> tuple[Piece, ...]:
+        """The pieces of a text, a symbol, or texts and symbols joined by `+`.
+
+        Raises:
+            TraceError: A marker in it was damaged, or it is something else.
+        """
+        match value:
+            case str():
+                return self._split(plain(value))
+            case Traced():
+                return (value.ref,)
+            case Text(text):
+                return self._split(plain(text))
+            case ExprList(items):
+                return merge_pieces([piece for item in items for piece in self.pieces(item)])
+        raise TraceError(f"expected text, but got {type(value).__name__} at {program_line()}")
+
+    def is_symbolic(self, text: str) -> bool:
+        """Whether there is a marker in a text, damaged or not."""
+        text = plain(text)
+        return _OPEN in text or _CLOSE in text or self._nonce in text.lower()
+
+    def _split(self, text: str) -> tuple[Piece, ...]:
+        if not self.is_symbolic(text):
+            return (text,) if text else ()
+        pieces: list[Piece] = []
+        for number, part in enumerate(self._marker.split(text)):
+            if number % 2:
+                pieces.append(self._refs[int(part)])
+            elif self.is_symbolic(part):
+                raise TraceError(
+                    f"text that holds a value of a run was changed by a string method at {program_line()} or before; "
+                    f"{ADVICE}"
+                )
+            elif part:
+                pieces.append(part)
+        return merge_pieces(pieces)
+
+
+def merge_pieces(pieces: list[Piece]) -> tuple[Piece, ...]:
+    """The same text, constants that stand side by side made one, empty ones left out."""
+    merged: list[Piece] = []
+    for piece in pieces:
+        if isinstance(piece, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += piece
+        elif piece != "":
+            merged.append(piece)
+    return tuple(merged)
+
+
+def plain(text: str) -> str:
+    """The same text as an ordinary `str`, which can be looked into."""
+    return str.__str__(text)
+
+
+class TracedText(str):
+    """Text that holds markers. It can be appended and put into other text; whatever looks into it is refused."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            _refuse(f"formatted as {spec!r}")
+        return self
+
+    def __repr__(self) -> str:
+        return f"<traced text {plain(self)[:20].strip()}>"  # half a marker, as of `Traced`
+
+    def __add__(self, other: str) -> str:
+        return TracedText(plain(self) + plain(other)) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: str) -> str:
+        return TracedText(plain(other) + plain(self)) if isinstance(other, str) else NotImplemented
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            _refuse(f"asked for .{name}")
+        return super().__getattribute__(name)
+
+    def __bool__(self) -> bool:
+        _refuse("tested")
+
+    def __len__(self) -> int:
+        _refuse("measured")
+
+    def __iter__(self) -> Any:
+        _refuse("gone through")
+
+    def __contains__(self, key: object) -> bool:
+        _refuse("searched")
+
+    def __getitem__(self, key: object) -> Any:
+        _refuse("indexed")
+
+    def __int__(self) -> int:
+        _refuse("made a number")
+
+    __float__ = __index__ = __complex__ = __int__
+
+    def __eq__(self, other: object) -> bool:
+        _refuse("compared")
+
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
+
+    def __hash__(self) -> int:
+        _refuse("looked up")
+
+    def __mul__(self, value: SupportsIndex) -> Any:
+        _refuse("calculated with")
+
+    def __rmul__(self, value: SupportsIndex) -> Any:
+        _refuse("calculated with")
+
+    def __mod__(self, value: object) -> Any:
+        _refuse("used as a format")
+
+
+def _refuse(what: str, of: str = "text that holds a value of a run") -> NoReturn:
+    raise TraceError(f"{of} is {what} at {program_line()}; {ADVICE}")
+
+
+class Traced(Symbol):
+    """A value that only a run has. It can be appended, put into text and given to other programs, nothing else."""
+
+    __slots__ = ("marker", "ref")
+
+    ref: ArgumentRef | ValueRef
+    marker: str
+
+    def __init__(self, ref: ArgumentRef | ValueRef, marker: str):
+        super().__init__(ref.name, "argument" if isinstance(ref, ArgumentRef) else "variable")
+        object.__setattr__(self, "ref", ref)  # a Symbol is frozen
+        object.__setattr__(self, "marker", TracedText(marker))
+
+    def __str__(self) -> str:
+        return self.marker
+
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, str | Traced):
+            return self.marker + str(other)
+        return super().__add__(other)
+
+    def __radd__(self, other: Any) -> Any:
+        if isinstance(other, str):
+            return other + self.marker
+        return super().__radd__(other)
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            self._refuse(f"formatted as {spec!r}")
+        return self.marker
+
+    def __repr__(self) -> str:
+        # Half a marker: f"{value!r}" is found out when it is appended, as the quotes of a run would be missing.
+        return f"<traced {self.kind} {self.name!r} {plain(self.marker)[:20].strip()}>"
+
+    def _refuse(self, what: str) -> NoReturn:
+        _refuse(what, f"the {self.kind} {self.name!r}")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # what Python itself asks an object
+        self._refuse(f"asked for .{name}")
+
+    def __bool__(self) -> bool:
+        self._refuse("tested")
+
+    def __len__(self) -> int:
+        self._refuse("measured")
+
+    def __iter__(self) -> Any:
+        self._refuse("gone through")
+
+    def __contains__(self, item: object) -> bool:
+        self._refuse("searched")
+
+    def __getitem__(self, key: object) -> Any:
+        self._refuse("indexed")
+
+    def __int__(self) -> int:
+        self._refuse("made a number")
+
+    __float__ = __index__ = __complex__ = __int__
+
+    def __eq__(self, other: object) -> bool:
+        self._refuse("compared")
+
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
+
+    def __hash__(self) -> int:
+        self._refuse("looked up")
+
+    def __mul__(self, other: object) -> Any:
+        self._refuse("calculated with")
+
+    __rmul__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mul__
+    __mod__ = __rmod__ = __pow__ = __rpow__ = __mul__
+
+    def __neg__(self) -> Any:
+        self._refuse("calculated with")
+
+    __abs__ = __round__ = __neg__
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Refused, as everything that needs the value."""
+        self._refuse("called")

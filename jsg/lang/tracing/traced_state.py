@@ -1,0 +1,582 @@
+"""What the body of a program is given while it is traced: a state that notes what is appended and knows no values."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Never
+
+from jsg.errors import TraceError
+from jsg.lang.graphs.check import OPAQUE, Shape, merged_shapes
+from jsg.lang.graphs.graph import (
+    REASONING_SUFFIX,
+    Append,
+    Assign,
+    Block,
+    Choose,
+    Cond,
+    Condition,
+    ConstantValue,
+    DictValue,
+    Fork,
+    Generate,
+    Join,
+    JoinMode,
+    ListValue,
+    Loop,
+    Media,
+    Piece,
+    ReadText,
+    Scope,
+    StateValue,
+    TextValue,
+    Turn,
+    Value,
+    ValueRef,
+    VariableValue,
+)
+from jsg.lang.graphs.refs import refs_of_block, refs_of_condition
+from jsg.lang.ir import (
+    Expr,
+    ExprList,
+    Gen,
+    Image,
+    MediaOf,
+    Role,
+    RoleBegin,
+    RoleEnd,
+    SamplingArgs,
+    Select,
+    SeparateReasoning,
+    Symbol,
+    Text,
+    VarScopeBegin,
+    VarScopeEnd,
+    Video,
+    parts_of,
+)
+from jsg.lang.tracing.recorder import Recorder
+from jsg.lang.tracing.symbols import ADVICE, Traced, TracedText, merge_pieces, plain, program_line
+
+Part = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OrderFree(Expr):
+    """Parts that mean the same in any order, each of text, pictures and videos."""
+
+    parts: tuple[Expr, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Mixed:
+    """A variable that is a list the one way and a single value the other way, or a list of lists."""
+
+    ref: ValueRef
+
+
+class TracedState:
+    """The state of a stream of a traced program; offers what `ProgramState` does as far as no value is needed.
+
+    Attributes:
+        stream: Number of its stream.
+        variables: What a read gives: symbols, lists of them, or what the program set.
+        ret_value: What the program of this stream returned.
+    """
+
+    def __init__(
+        self, recorder: Recorder, stream: int, variables: dict[str, Any] | None = None, role: Role | None = None
+    ) -> None:
+        self.stream = stream
+        self.variables: dict[str, Any] = variables or {}
+        self.ret_value: Any = None
+        self._recorder = recorder
+        self._role: Role | None = role
+        self._scopes: list[str] = []
+        self._set: dict[str, None] = {}  # variables set since the stream, or the block at hand, began
+        self._perhaps: set[str] = set()  # variables that only one way through the program sets
+        self._missed: dict[str, str] = {}  # asked for by `in` and not set, and where, since the loop body began
+        self._is_written = False
+        self._is_joined = False
+        self._has_turned = False
+
+    # Appending
+
+    def extend(self, value: Any) -> "TracedState":
+        """Notes text or an expression; as `+=`."""
+        self._append(value)
+        return self
+
+    def __iadd__(self, value: Any) -> "TracedState":
+        return self.extend(value)
+
+    def _append(self, value: Any, part: Part | None = None) -> None:
+        text: list[Expr] = []
+        for item in parts_of(value):
+            if isinstance(item, Text | Symbol):
+                text.append(item)
+                continue
+            self._append_text(text, part)
+            text = []
+            if part is not None and not isinstance(item, Image | Video | MediaOf):
+                raise TraceError(f"the parts of unordered() must be text and media, at {program_line()}")
+            self._append_item(item, part)
+        self._append_text(text, part)
+
+    def _append_text(self, items: list[Expr], part: Part | None) -> None:
+        pieces: list[Piece] = [piece for item in items for piece in self._recorder.pieces(item)]
+        if pieces:
+            self._emit(Append, pieces=merge_pieces(pieces), part=part)
+
+    def _append_item(self, item: Expr, part: Part | None, reasoning: str | None = None) -> None:
+        match item:
+            case Gen():
+                self._generate(item, reasoning)
+            case Select():
+                self._choose(item)
+            case Image() | Video():
+                self._emit(Media, source=item, part=part)
+            case MediaOf(symbol, num_frames):
+                kind = "image" if num_frames is None else "video"
+                source = self._recorder.media_argument(symbol, kind)
+                self._emit(Media, source=source, num_frames=num_frames, part=part)
+            case RoleBegin(role):
+                if self._role is not None:
+                    raise TraceError(f"turns do not nest, but one of the {self._role} is open at {program_line()}")
+                self._role, self._has_turned = role, True
+                self._emit(Turn, role=role, is_begin=True)
+            case RoleEnd(role):
+                if self._role != role:
+                    raise TraceError(f"no turn of the {role} is open at {program_line()}")
+                self._role, self._has_turned = None, True
+                self._emit(Turn, role=role, is_begin=False)
+            case VarScopeBegin(name):
+                self._scopes.append(self._constant(name, "the name of a scope"))
+                self._emit(Scope, name=name, is_begin=True)
+            case VarScopeEnd(name):
+                if not self._scopes or self._scopes.pop() != name:
+                    raise TraceError(f"the scope {name!r} is not the one opened last, at {program_line()}")
+                self._define(name, self._symbol(self._emit(Scope, name=name, is_begin=False), name))
+            case SeparateReasoning(body, model_type):
+                for inner in parts_of(body):
+                    if isinstance(inner, Gen):
+                        self._append_item(inner, None, model_type)
+                    else:
+                        self._append(inner)
+            case OrderFree(parts):
+                group = self._recorder.next_group()
+                for number, one in enumerate(parts):
+                    self._append(one, (group, number))
+            case _:
+                raise TraceError(f"a traced program cannot append {type(item).__name__}, at {program_line()}")
+
+    def _generate(self, gen: Gen, reasoning: str | None) -> None:
+        for value in (gen.name, *_texts_of(gen.args)):
+            if value is not None:
+                self._constant(value, "an argument of gen")
+        node = self._emit(Generate, gen=gen, reasoning=reasoning)
+        if gen.name is None:
+            return
+        shape = gen.args.n if gen.args.n is not None and gen.args.n > 1 else None
+        self._define(gen.name, self._readable(node, gen.name, shape))
+        if reasoning is not None:
+            name = gen.name + REASONING_SUFFIX
+            self._define(name, self._readable(node, name, shape))
+
+    def _choose(self, select: Select) -> None:
+        if select.name is not None:
+            self._constant(select.name, "the name of a select")
+        node = self._emit(
+            Choose,
+            name=select.name,
+            choices=tuple(TextValue(self._recorder.pieces(choice)) for choice in select.choices),
+            method=select.method,
+            temperature=select.temperature,
+            seed=select.seed,
+        )
+        if select.name is not None:
+            self._define(select.name, self._symbol(node, select.name))
+
+    # Variables
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get_var(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.set_var(name, value)
+
+    def __contains__(self, name: str) -> bool:
+        if name in self._perhaps:
+            raise TraceError(
+                f"whether {name!r} is set depends on the way that the program takes, so it cannot be asked at "
+                f"{program_line()}; set it before the cond, or on both ways"
+            )
+        if name not in self.variables:
+            self._missed.setdefault(name, program_line())
+        return name in self.variables
+
+    def get_var(self, name: str) -> Any:
+        """The variable: a symbol, a list of symbols, or what the program set itself."""
+        if name not in self.variables:
+            raise TraceError(f"the variable {name!r} is not set at {program_line()}")
+        value = self.variables[name]
+        if isinstance(value, _Mixed):
+            raise TraceError(
+                f"the variable {name!r} is a list on one way through the program and one value on another, or a list "
+                f"of lists, so it cannot be read at {program_line()}"
+            )
+        return value
+
+    def set_var(self, name: str, value: Any) -> None:
+        """Sets a variable; as `s[name] = value`."""
+        self._constant(name, "the name of a variable")
+        with self._written():
+            node = self._emit(Assign, name=name, value=value_of(value, self._recorder))
+        match value:
+            case ExprList():
+                value = self._symbol(node, name)
+            case str() if self._recorder.symbols.is_symbolic(value):
+                value = TracedText(plain(value))
+        self._define(name, value)
+
+    def text(self) -> Traced:
+        """The text so far, as a symbol."""
+        return self._symbol(self._emit(ReadText), "")
+
+    def sync(self) -> None:
+        """Nothing: there is nothing to wait for."""
+
+    async def aget(self, name: str) -> Any:
+        """As `get_var`, for `async def` bodies."""
+        return self.get_var(name)
+
+    async def atext(self) -> Traced:
+        """As `text`, for `async def` bodies."""
+        return self.text()
+
+    async def settle(self) -> None:
+        """As `sync`, for `async def` bodies."""
+
+    def __getattr__(self, name: str) -> Never:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TraceError(f"a state has no .{name} while a program is traced, at {program_line()}; {ADVICE}")
+
+    # Turns and scopes
+
+    def system(self, expr: Any = None) -> "_Span":
+        """A turn of the system: of `expr`, or around a `with` block."""
+        return self._turn("system", expr)
+
+    def user(self, expr: Any = None) -> "_Span":
+        """A turn of the user: of `expr`, or around a `with` block."""
+        return self._turn("user", expr)
+
+    def assistant(self, expr: Any = None) -> "_Span":
+        """A turn of the assistant: of `expr`, or around a `with` block."""
+        return self._turn("assistant", expr)
+
+    def var_scope(self, name: str) -> "_Span":
+        """Around a `with` block: its text becomes the variable `name`."""
+        return _Span(self, VarScopeBegin(name), VarScopeEnd(name))
+
+    def _turn(self, role: Role, expr: Any) -> "_Span":
+        span = _Span(self, RoleBegin(role), RoleEnd(role))
+        if expr is not None:
+            with span:
+                self._append(expr)
+        return span
+
+    # Forks
+
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> "TracedGroup":
+        """Branches that go on from here."""
+        if isinstance(size, Symbol) or size < 1:
+            raise TraceError(f"fork takes a number of at least 1 that is known, at {program_line()}")
+        branches = tuple(self._recorder.new_stream() for _ in range(size))
+        offsets = None if position_ids_offset is None else tuple(position_ids_offset)
+        self._emit(Fork, branches=branches, offsets=offsets)
+        states = [TracedState(self._recorder, number, dict(self.variables), self._role) for number in branches]
+        for state in states:
+            state._perhaps, state._missed = set(self._perhaps), self._missed
+        return TracedGroup(states, self)
+
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> "_Copy":
+        """Around a `with` block: a branch that is joined at its end."""
+        return _Copy(self, position_ids_offset)
+
+    def join(self, branches: "Sequence[TracedState]", mode: JoinMode) -> None:
+        """Ends branches; see `ProgramStateGroup.join`."""
+        for i, branch in enumerate(branches):
+            if branch._is_joined:
+                raise TraceError(f"a branch is joined a second time, at {program_line()}")
+            if branch._has_turned and mode == "concate_and_append":
+                raise TraceError(
+                    f"branch {i} opened or closed a turn, which concate_and_append cannot join, at {program_line()}; "
+                    "open the turn before the fork and close it after the join"
+                )
+        self._emit(Join, branches=tuple(branch.stream for branch in branches), mode=mode)
+        for branch in branches:
+            branch._is_joined = True
+        if mode == "concate_and_append":
+            return
+        for name in dict.fromkeys(name for branch in branches for name in branch._set):
+            setting = [branch for branch in branches if name in branch._set]
+            is_sure = self._is_sure(name) or any(branch._is_sure(name) for branch in setting)
+            self._define(name, [branch.variables[name] if branch in setting else None for branch in branches])
+            if not is_sure:
+                self._perhaps.add(name)
+
+    # Blocks
+
+    def cond(self, condition: Condition, then: Callable[..., object], otherwise: Callable[..., object] | None) -> None:
+        """See `control.cond`."""
+        number, line = self._recorder.next_id(), program_line()
+        before, perhaps_before = dict(self.variables), self._perhaps
+        blocks: list[Block] = []
+        sure: list[set[str]] = []
+        for body in (then, otherwise or _nothing):
+            self.variables, self._perhaps = dict(before), set(perhaps_before)
+            blocks.append(self._block(body)[0])
+            sure.append(self.variables.keys() - self._perhaps)
+        self.variables, self._perhaps = before, perhaps_before
+        names = dict.fromkeys(name for block in blocks for name, _ in block.outputs)
+        kept = tuple((name, value_of(before[name], self._recorder)) for name in names if name in before)
+        node = Cond(
+            id=number,
+            stream=self.stream,
+            line=line,
+            condition=condition,
+            then=blocks[0],
+            otherwise=blocks[1],
+            before=kept,
+        )
+        self._check_alive()
+        self._recorder.emit(node)
+        for name, shape in merged_shapes(blocks[0].outputs, blocks[1].outputs, kept).items():
+            self._define(name, self._readable(number, name, shape))
+        self._perhaps = self.variables.keys() - (sure[0] & sure[1])
+
+    def loop(self, body: Callable[..., object], until: Callable[..., Condition] | None, max_rounds: int) -> None:
+        """See `control.loop`."""
+        number, line = self._recorder.next_id(), program_line()
+        before = {name: value_of(value, self._recorder) for name, value in self.variables.items()}
+        outer, missed_outside = self.variables, self._missed
+        shapes = merged_shapes(before.items())
+        self.variables = {name: self._readable(number, name, shape) for name, shape in shapes.items()}
+        self._missed = {}
+        block, condition = self._block(body, until)
+        perhaps = set(self._perhaps)
+        self.variables, missed, self._missed = outer, self._missed, missed_outside
+        changed = dict(block.outputs)
+        for name, asked_at in missed.items():
+            if name in changed:
+                raise TraceError(
+                    f"whether {name!r} is set is asked at {asked_at} in the body of a loop, which sets it, so the "
+                    "answer changes from round to round; set it before the loop"
+                )
+            missed_outside.setdefault(name, asked_at)
+        refs = [*refs_of_block(block), *(() if condition is None else refs_of_condition(condition))]
+        carried = {ref.name for ref in refs if isinstance(ref, ValueRef) and ref.node == number}
+        kept = tuple((name, value) for name, value in before.items() if name in changed or name in carried)
+        after = merged_shapes(block.outputs, kept)
+        for name in sorted(carried):
+            if name in changed and after[name] != shapes[name]:
+                raise TraceError(f"the loop at {line} reads {name!r}, whose shape its body changes from round to round")
+        node = Loop(
+            id=number, stream=self.stream, line=line, body=block, until=condition, max_rounds=max_rounds, before=kept
+        )
+        self._check_alive()
+        self._recorder.emit(node)
+        for name in changed:
+            self._define(name, self._readable(number, name, after[name]))
+        self._perhaps = perhaps
+
+    def _block(
+        self, body: Callable[..., object], until: Callable[..., Condition] | None = None
+    ) -> tuple[Block, Condition | None]:
+        """What `body` appends to this state, and the condition after it; `variables` are those at its end."""
+        outer, role, scopes = self._set, self._role, list(self._scopes)
+        self._set = {}
+        condition: list[Condition] = []
+
+        def run() -> None:
+            body(self)
+            if until is not None:
+                condition.append(until(self))
+
+        nodes = self._recorder.block(self.stream, run)
+        if (self._role, self._scopes) != (role, scopes):
+            raise TraceError(
+                f"the body of a cond or loop must close the turns and scopes that it opens, at {program_line()}"
+            )
+        outputs = tuple((name, value_of(self.variables[name], self._recorder)) for name in self._set)
+        self._set = outer
+        return Block(nodes, outputs), condition[0] if condition else None
+
+    def outputs(self) -> tuple[tuple[str, Value], ...]:
+        """What the variables hold."""
+        with self._written():
+            return tuple((name, value_of(value, self._recorder)) for name, value in self.variables.items())
+
+    # Notes
+
+    def _emit(self, kind: Callable[..., Any], **fields: Any) -> int:
+        self._check_alive()
+        number = self._recorder.next_id()
+        self._recorder.emit(kind(id=number, stream=self.stream, line=program_line(), **fields))
+        return number
+
+    def _check_alive(self) -> None:
+        if self._is_joined:
+            raise TraceError(f"a branch that was joined is extended at {program_line()}; fork again")
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """While what it holds is written down: what it comes to again then would have no end."""
+        if self._is_written:
+            raise TraceError(f"a state cannot be kept in itself, as it is at {program_line()}")
+        self._is_written = True
+        try:
+            yield
+        finally:
+            self._is_written = False
+
+    def _define(self, name: str, value: Any) -> None:
+        self.variables[name] = value
+        self._set[name] = None
+        self._perhaps.discard(name)
+
+    def _is_sure(self, name: str) -> bool:
+        return name in self.variables and name not in self._perhaps
+
+    def _symbol(self, node: int, name: str, index: int | None = None) -> Traced:
+        return self._recorder.symbols.symbol(ValueRef(node, name, index))
+
+    def _readable(self, node: int, name: str, shape: Shape) -> Any:
+        if shape == OPAQUE:
+            return _Mixed(ValueRef(node, name))
+        if shape is None:
+            return self._symbol(node, name)
+        return [self._symbol(node, name, index) for index in range(shape)]
+
+    def _constant(self, text: str, what: str) -> str:
+        return self._recorder.constant(text, what)
+
+
+class TracedGroup:
+    """The branches of a fork."""
+
+    def __init__(self, states: list[TracedState], parent: TracedState) -> None:
+        self.states = states
+        self._parent = parent
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.states[index]
+
+    def __setitem__(self, index: int, state: TracedState) -> None:
+        if self.states[index] is not state:  # what `branches[0] += ...` gives back
+            raise TraceError(f"a branch cannot be replaced, at {program_line()}; extend it by +=")
+
+    def __iter__(self) -> Iterator[TracedState]:
+        return iter(self.states)
+
+    def __iadd__(self, value: Any) -> "TracedGroup":
+        if isinstance(value, list | tuple):
+            if len(value) != len(self.states):
+                raise TraceError(
+                    f"{len(self.states)} branches take as many expressions, but got {len(value)} at {program_line()}"
+                )
+            values: Iterable[Any] = value
+        elif callable(value) and not isinstance(value, Expr):
+            values = [value(index) for index in range(len(self.states))]
+        else:
+            values = [value] * len(self.states)
+        for state, one in zip(self.states, values, strict=True):
+            state.extend(one)
+        return self
+
+    def join(self, mode: JoinMode = "gather_variable") -> None:
+        """Ends the branches; their variables become lists."""
+        if mode not in ("gather_variable", "concate_and_append"):
+            raise TraceError(f"join takes gather_variable or concate_and_append, but got {mode!r} at {program_line()}")
+        self._parent.join(self.states, mode)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Span:
+    """Around a `with` block."""
+
+    state: TracedState
+    begin: Expr
+    end: Expr
+
+    def __enter__(self) -> TracedState:
+        return self.state.extend(self.begin)
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        if kind is None:
+            self.state.extend(self.end)
+
+    async def __aenter__(self) -> TracedState:
+        return self.__enter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        self.__exit__(kind, error, traceback)
+
+
+class _Copy:
+    """A fork of one, joined at the end of a `with` block."""
+
+    def __init__(self, state: TracedState, offsets: Sequence[int] | None) -> None:
+        self._state = state
+        self._offsets = offsets
+        self._group: TracedGroup | None = None
+
+    def __enter__(self) -> TracedState:
+        self._group = self._state.fork(1, self._offsets)
+        return self._group[0]
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        if kind is None and self._group is not None:
+            self._group.join()
+
+
+def value_of(value: Any, recorder: Recorder) -> Value:
+    """What a program keeps or returns, as a graph says it.
+
+    Raises:
+        TraceError: A graph cannot say it.
+    """
+    match value:
+        case None | bool() | int() | float():
+            return ConstantValue(value)
+        case str() | Traced() | ExprList():
+            return TextValue(recorder.pieces(value))
+        case list() | tuple():
+            return ListValue(tuple(value_of(item, recorder) for item in value))
+        case dict() if all(isinstance(key, str) and not recorder.symbols.is_symbolic(key) for key in value):
+            return DictValue(tuple((key, value_of(item, recorder)) for key, item in value.items()))
+        case TracedState():
+            return StateValue(value.stream, value.outputs())
+        case _Mixed(ref):
+            return VariableValue(ref)
+    what = "a dictionary whose keys are not constant text" if isinstance(value, dict) else type(value).__name__
+    raise TraceError(
+        f"a graph can keep and return text, numbers, lists, dictionaries and states, but got {what} at {program_line()}"
+    )
+
+
+def _texts_of(args: SamplingArgs) -> Iterator[str]:
+    for field in dataclasses.fields(args):
+        value = getattr(args, field.name)
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, str):
+                yield one
+
+
+def _nothing(state: TracedState) -> None:
+    """The other branch of a `cond` that has none."""

@@ -1,0 +1,140 @@
+"""Traces a program: runs its Python body once with symbols for what only a run has, and keeps what it would append.
+
+Everything a body does besides happens then, once, and never again when the graph runs.
+"""
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from jsg.errors import JsgError, TraceError
+from jsg.lang.graphs.check import check_graph
+from jsg.lang.graphs.graph import MAIN_STREAM, Argument, ArgumentRef, Block, Graph, Open, Piece
+from jsg.lang.ir import SamplingArgs
+from jsg.lang.tracing import scope
+from jsg.lang.tracing.recorder import Recorder
+from jsg.lang.tracing.symbols import ADVICE, program_line
+from jsg.lang.tracing.traced_state import TracedState, value_of
+
+
+def trace(program: Any, constants: Mapping[str, Any] | None = None) -> Graph:
+    """The graph of a program.
+
+    Args:
+        program: An `SglFunction`.
+        constants: Arguments that are known: the body sees these values. The others that have no default become symbols,
+            which a run has to give.
+
+    Raises:
+        TraceError: The body looks at a value that only a run has, or does what a graph cannot say; the message names
+            file and line.
+    """
+    recorder = Recorder()
+    arguments = _arguments(program, dict(constants or {}), recorder)
+    tracing = Tracer(recorder)
+    token = scope.enter(tracing)
+    try:
+        state = tracing.call(program, (), arguments)
+    finally:
+        tracing.has_ended = True
+        scope.leave(token)
+    outputs = state.outputs()
+    graph = Graph(
+        name=program.func.__name__,
+        arguments=tuple(Argument(name, kind) for name, kind in recorder.arguments.items()),
+        block=Block(tuple(recorder.nodes), outputs),
+        returns=value_of(state.ret_value, recorder),
+    )
+    check_graph(graph)
+    return graph
+
+
+def _arguments(program: Any, constants: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+    _, *parameters = inspect.signature(program.func).parameters.values()
+    given: dict[str, Any] = {**program.bound, **constants}
+    if unknown := sorted(set(constants) - {parameter.name for parameter in parameters}):
+        raise TraceError(f"{program.func.__name__} has no parameter {unknown[0]!r}, but it was given as a constant")
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TraceError(
+                f"{program.func.__name__} takes {parameter}, which a graph cannot: a program to compile names its "
+                "parameters"
+            )
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise TraceError(f"{program.func.__name__} takes {parameter.name!r} by position only, which a graph cannot")
+        if parameter.name not in given and parameter.default is parameter.empty:
+            recorder.arguments[parameter.name] = "text"
+            given[parameter.name] = recorder.symbols.symbol(ArgumentRef(parameter.name))
+    return given
+
+
+class Tracer:
+    """One trace under way; the `Tracing` of `scope`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.has_ended = False
+        self._recorder = recorder
+
+    def pieces(self, value: Any) -> tuple[Piece, ...]:
+        """The pieces of a text; see `Recorder.pieces`."""
+        return self._recorder.pieces(value)
+
+    def call(
+        self,
+        program: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        defaults: SamplingArgs | None = None,
+    ) -> TracedState:
+        """Traces a program on a stream of its own; as `scope.Tracing.call`."""
+        recorder = self._recorder
+        stream = recorder.new_stream()
+        code, name = program.func.__code__, program.func.__name__
+        line = f"{Path(code.co_filename).name}:{code.co_firstlineno}" if stream == MAIN_STREAM else program_line()
+        spec, number = program.num_api_spec_tokens, recorder.next_id()
+        recorder.emit(
+            Open(id=number, stream=stream, line=line, program=name, defaults=defaults, num_api_spec_tokens=spec)
+        )
+        state = TracedState(recorder, stream)
+        bound = inspect.signature(program.func).bind(state, *args, **{**program.bound, **kwargs})
+        state.ret_value = _run_body(program.func, bound)
+        return state
+
+
+def _run_body(func: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+    try:
+        result = func(*bound.args, **bound.kwargs)
+        return _finish(result) if inspect.iscoroutine(result) else result
+    except JsgError:
+        raise
+    except Exception as error:
+        raise TraceError(
+            f"the program could not be traced, its body raised {type(error).__name__} at {_raised_at(error, func)}: "
+            f"{error}; {ADVICE}"
+        ) from error
+
+
+def _finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What an `async def` body returns; while it is traced nothing in it has to wait."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    finally:
+        coroutine.close()
+    raise TraceError(
+        f"{coroutine.__name__} awaits something that is not part of the program; a graph cannot keep that, so do it "
+        "before, and give the program what came of it"
+    )
+
+
+def _raised_at(error: BaseException, func: Callable[..., Any]) -> str:
+    """The innermost line of the program's file; of the body where it has none."""
+    place, inner = "?", error.__traceback__
+    while inner is not None:
+        path = inner.tb_frame.f_code.co_filename
+        if path == func.__code__.co_filename:
+            place = f"{Path(path).name}:{inner.tb_lineno}"
+        inner = inner.tb_next
+    return place

@@ -1,0 +1,309 @@
+"""Prompts in parts → the tokens of an engine request, and an answer → the tokens of it that a prompt may keep.
+
+Text parts one behind another are one text: a token may reach over their boundary, as it does when a chat template's
+result is encoded whole. Plain stretches of it never give special tokens.
+"""
+
+import bisect
+import dataclasses
+from collections.abc import Sequence
+from typing import assert_never, final
+
+from jsg.errors import ContextLengthError, RequestError
+from jsg.processing.answer import PROMPT_TAIL_LEN, Answer
+from jsg.processing.detokenizer import IncrementalDetokenizer
+from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
+from jsg.processing.tokenizer import Tokenizer
+from jsg.types import FinishType
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPrompt:
+    """A prompt as an engine takes it.
+
+    Attributes:
+        input_ids, position_jumps, joined: As in `types.Request`.
+        part_ids: The tokens of each `TextPart`, in order, those in branches included. A run of text parts is one text:
+            all its tokens stand with the first of them, and the others have none.
+    """
+
+    input_ids: tuple[int, ...]
+    position_jumps: tuple[tuple[int, int], ...] = ()
+    joined: tuple[int, ...] = ()
+    part_ids: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedChoices:
+    """A prompt and the choices behind it, each encoded together with the text that the prompt ends in.
+
+    Attributes:
+        before: The prompt up to the text that it ends in; `part_ids` leaves that run out.
+        common_ids: That text's tokens up to where a choice departs from it.
+        choice_ids: What follows `common_ids` in each choice, in their order. An empty choice has the rest of the text.
+    """
+
+    before: EncodedPrompt
+    common_ids: tuple[int, ...]
+    choice_ids: tuple[tuple[int, ...], ...]
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """All that stands before every choice."""
+        return self.before.input_ids + self.common_ids
+
+
+def encode_parts(tokenizer: Tokenizer, parts: Sequence[Part], *, max_tokens: int | None = None) -> EncodedPrompt:
+    """The tokens of a prompt.
+
+    The first text gets what the checkpoint puts before a text, unless it has that already or a template wrote it. What
+    follows tokens goes on where they end.
+
+    Args:
+        max_tokens: As in `Tokenizer.encode`.
+
+    Raises:
+        RequestError: A part is wrong where it stands, or has a text that is no Unicode.
+        ContextLengthError: The prompt has more than twice `max_tokens`.
+    """
+    prompt = _GrowingPrompt(tokenizer, max_tokens)
+    prompt.add(parts)
+    return prompt.encoded()
+
+
+def encode_choices(
+    tokenizer: Tokenizer, parts: Sequence[Part], choices: Sequence[str], *, max_tokens: int | None = None
+) -> EncodedChoices:
+    """The tokens of a prompt and of the choices that may follow it; special tokens in a choice are plain characters.
+
+    Raises:
+        RequestError: As `encode_parts`; there is no choice; or nothing stands before the choices.
+        ContextLengthError: As `encode_parts`.
+    """
+    if not choices:
+        raise RequestError("choices must have at least one text, but got none; add some", param="choices")
+    end = len(parts)
+    while end and isinstance(parts[end - 1], TextPart):
+        end -= 1
+    prompt = _GrowingPrompt(tokenizer, max_tokens)
+    prompt.add(parts[:end])
+    text = [part for part in parts[end:] if isinstance(part, TextPart)]
+    alone = prompt.encode_run(text)
+    whole = [prompt.encode_run([*text, TextPart(choice)]) for choice in choices]
+    departure = next(
+        (i for i, token in enumerate(alone) if any(i >= len(ids) or ids[i] != token for ids in whole)), len(alone)
+    )
+    prompt.check_end(departure)
+    before = prompt.encoded(is_continued=True)
+    if not before.input_ids and not departure:
+        raise RequestError(
+            "choices must have a token before them, but the prompt has none and this model puts none before a text; "
+            "begin with a text",
+            param="choices",
+        )
+    return EncodedChoices(
+        before=before,
+        common_ids=tuple(alone[:departure]),
+        choice_ids=tuple(tuple(ids[departure:]) for ids in whole),
+    )
+
+
+def split_kept(
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    text: str,
+    *,
+    skip_special_tokens: bool = True,
+    prompt_tail_ids: Sequence[int] = (),
+) -> tuple[tuple[int, ...], str]:
+    """The output tokens whose text lies wholly in `text`, and the rest of `text`.
+
+    Args:
+        ids: Output tokens, without a stop token that is no part of the answer.
+        text: The beginning of what they say, as `OutputStream` gives it.
+        skip_special_tokens, prompt_tail_ids: As the answer was made with.
+    """
+    detokenizer = IncrementalDetokenizer(
+        tokenizer, skip_special_tokens=skip_special_tokens, prompt_tail_ids=prompt_tail_ids
+    )
+    num_kept = tail_start = num_chars = 0
+    for count, token_id in enumerate(ids, start=1):
+        num_chars += len(detokenizer.push((token_id,)))
+        if num_chars > len(text):
+            break
+        if not detokenizer.is_inside_character:
+            num_kept, tail_start = count, num_chars
+        elif text[num_chars : num_chars + 1] == "\ufffd":  # how the beginning of a character is shown
+            num_kept, tail_start = count, num_chars + 1
+    return tuple(ids[:num_kept]), text[tail_start:]
+
+
+def split_answer(tokenizer: Tokenizer, answer: Answer) -> tuple[tuple[int, ...], str]:
+    """`split_kept` of an answer that continues its prompt's text: what the prompt may keep of it, and the rest."""
+    sampling, finish, ids = answer.request.sampling, answer.finish, answer.token_ids
+    ends_in_stop_token = (
+        bool(ids) and finish is not None and finish.type is FinishType.STOP and finish.matched == ids[-1]
+    )
+    return split_kept(
+        tokenizer,
+        ids[:-1] if ends_in_stop_token and not sampling.no_stop_trim else ids,
+        answer.text,
+        skip_special_tokens=sampling.skip_special_tokens,
+        prompt_tail_ids=answer.request.input_ids[-PROMPT_TAIL_LEN:],
+    )
+
+
+@final
+class _GrowingPrompt:
+    """A prompt that is encoded part by part.
+
+    Invariant: `_run` holds the text parts at the end, which are not encoded yet; everything before is in `_ids`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        self._ids: list[int] = []
+        self._run: list[TextPart] = []
+        self._part_ids: list[tuple[int, ...]] = []
+        self._jumps: list[tuple[int, int]] = []
+        self._joined: tuple[int, ...] = ()
+        self._extra = 0  # of offsets behind which no token has come yet
+        self._last: int | None = None  # the token that the next one follows; None at the very beginning
+
+    def add(self, parts: Sequence[Part]) -> None:
+        """Takes the next parts of the prompt, up to its end or that of a branch."""
+        for part in parts:
+            match part:
+                case TextPart():
+                    self._run.append(part)
+                    continue
+                case TokenPart(ids):
+                    self._end_run()
+                    self._append(ids)
+                case OffsetPart(offset):
+                    self._end_run()
+                    if offset < 0:
+                        raise RequestError(f"an offset of positions must be at least 0, but got {offset}", "prompt")
+                    self._extra += offset
+                case MediaPart(kind):
+                    raise RequestError(
+                        f"a prompt with media needs a model that sees, but this one reads text only and got {kind}; "
+                        "leave it out or use another model",
+                        param="prompt",
+                    )
+                case JoinedPart(branches):
+                    self._end_run()
+                    self._join(branches)
+                case _:
+                    assert_never(part)
+        self._end_run()
+
+    def encoded(self, *, is_continued: bool = False) -> EncodedPrompt:
+        """The whole prompt; more tokens will be put behind it where it `is_continued`."""
+        if not is_continued:
+            self.check_end()
+        jumps = tuple(self._jumps)
+        if self._extra:
+            jumps += ((len(self._ids), self._extra),)
+        return EncodedPrompt(
+            input_ids=tuple(self._ids), position_jumps=jumps, joined=self._joined, part_ids=tuple(self._part_ids)
+        )
+
+    def check_end(self, num_behind: int = 0) -> None:
+        """Raises RequestError where the model cannot go on behind so many more tokens."""
+        if self._joined and self._joined[-1] == len(self._ids) + num_behind:
+            raise RequestError(
+                "branches side by side must have a text behind them before the model goes on, for no token has seen "
+                "them all yet, but the prompt ends there; append one",
+                param="prompt",
+            )
+
+    def encode_run(self, run: Sequence[TextPart]) -> list[int]:
+        """The tokens of texts one behind another at the end of the prompt, which stays as it is."""
+        ids: list[int] = []
+        for text, parse_special in _cut_at_plain_specials(self._tokenizer, run):
+            before = ids[-1] if ids else self._last
+            ids += self._tokenizer.encode(
+                text,
+                add_special_tokens=False,
+                parse_special=parse_special,
+                max_tokens=self._max_tokens,
+                continues=before is not None and before not in self._tokenizer.special_ids,
+            )
+            self._check_len(len(ids))
+        bos_ids = self._tokenizer.bos_ids
+        is_template = bool(run) and run[0].is_template
+        needs_bos = self._last is None and not is_template and tuple(ids[: len(bos_ids)]) != bos_ids
+        return [*bos_ids, *ids] if needs_bos else ids
+
+    def _end_run(self) -> None:
+        if not self._run:
+            return
+        ids = self.encode_run(self._run)
+        self._part_ids += [tuple(ids), *[()] * (len(self._run) - 1)]
+        self._run = []
+        self._append(ids)
+
+    def _append(self, ids: Sequence[int]) -> None:
+        if not ids:
+            return
+        self._check_len(len(ids))
+        if self._extra:
+            self._jumps.append((len(self._ids), self._extra))
+            self._extra = 0
+        self._ids += ids
+        self._last = self._ids[-1]
+
+    def _join(self, branches: Sequence[Sequence[Part]]) -> None:
+        if self._joined or any(isinstance(part, JoinedPart) for branch in branches for part in branch):
+            raise RequestError(
+                "a prompt must have branches side by side once at most, but has them more often; join the branches in "
+                "one step, or as text",
+                param="prompt",
+            )
+        if not branches:
+            raise RequestError("a join must have at least one branch, but got none; add some", param="prompt")
+        last, extra = self._last, self._extra
+        begins: list[int] = []
+        self._joined = (0,)  # so that a branch cannot join
+        for branch in branches:
+            begins.append(len(self._ids))
+            self._last, self._extra = last, extra
+            self.add(branch)
+        # An offset behind which a branch has no token changes nothing.
+        self._joined, self._extra = (*begins, len(self._ids)), 0
+
+    def _check_len(self, added: int) -> None:
+        count = len(self._ids) + added
+        if self._max_tokens is not None and count > 2 * self._max_tokens:
+            raise ContextLengthError(
+                f"prompt and new tokens together must be at most {self._max_tokens}, but the prompt alone has more "
+                f"than {2 * self._max_tokens}; shorten the prompt",
+                param="prompt",
+            )
+
+
+def _cut_at_plain_specials(tokenizer: Tokenizer, run: Sequence[TextPart]) -> list[tuple[str, bool]]:
+    """The text of a run in pieces, each with whether special tokens written in it are such."""
+    text = "".join(part.text for part in run)
+    if not text:
+        return []
+    pattern = tokenizer.special_pattern
+    if pattern is None or all(part.is_markup for part in run):
+        return [(text, True)]
+    starts: list[int] = []  # of the parts, and what they are
+    position = 0
+    for part in run:
+        starts.append(position)
+        position += len(part.text)
+    pieces: list[tuple[str, bool]] = []
+    done = 0
+    for found in pattern.finditer(text):
+        first, last = (bisect.bisect_right(starts, place) - 1 for place in (found.start(), found.end() - 1))
+        if all(part.is_markup or not part.text for part in run[first : last + 1]):
+            continue
+        pieces += [(text[done : found.start()], True), (found[0], False)]
+        done = found.end()
+    pieces.append((text[done:], True))
+    return [piece for piece in pieces if piece[0]]

@@ -1,0 +1,61 @@
+"""Prompts in parts: text that is to be encoded, tokens that exist already, and where positions jump.
+
+A program's prompt grows by pieces. What the model wrote must stay the very tokens it chose, or the prefix cache misses
+them; what a user wrote must not open a turn; what a chat template wrote must.
+"""
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TextPart:
+    """Text to encode.
+
+    Attributes:
+        text: Any valid Unicode.
+        is_markup: Special tokens written in it are such tokens: text of a chat template, or a raw prompt.
+        is_template: A chat template wrote it, BOS included where the model wants one: none is put before a prompt that
+            begins with it. Only with `is_markup`.
+    """
+
+    text: str
+    is_markup: bool = False
+    is_template: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenPart:
+    """Tokens as they are."""
+
+    ids: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OffsetPart:
+    """From here on every token's position is so many larger than it would be."""
+
+    offset: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MediaPart:
+    """A picture or a video, as the bytes of its file."""
+
+    kind: Literal["image", "video"]
+    data: bytes = dataclasses.field(repr=False)
+    media_type: str
+    num_frames: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JoinedPart:
+    """Branches side by side behind what comes before: none sees another, and what follows sees all of them.
+
+    Only one in a prompt, and no part of a branch is one.
+    """
+
+    branches: "tuple[tuple[Part, ...], ...]"
+
+
+Part = TextPart | TokenPart | OffsetPart | MediaPart | JoinedPart

@@ -1,0 +1,259 @@
+"""A chat template, rendered turn by turn.
+
+A template is written for whole conversations; a program's prompt grows by turns, and what stands in it stays. So
+conversations of the same roles are rendered with a mark in place of each content, and what the template writes between
+two marks is what goes between two turns. It is always the template of the model that speaks: there is no table of
+templates, and what a template refuses is refused.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any, final
+
+from jsg.errors import RequestError
+from jsg.processing.chat_template import ChatTemplate
+from jsg.processing.tokenizer import Tokenizer
+
+Roles = tuple[str, ...]
+MAX_TURNS = 4096
+_CACHED_SHAPES = 512
+_FOLLOWERS: dict[str, tuple[Roles, ...]] = {
+    "system": (("user",), ("user", "assistant"), ("assistant",), ()),
+    "user": (("assistant",), (), ("user",)),
+    "assistant": (("user",), (), ("assistant",)),
+}
+"""What may come behind a turn, the likeliest first: some templates write a turn only together with the next."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opening:
+    """What a template writes between the content of a turn and that of the next, or before the first.
+
+    Attributes:
+        text: Where the turn's content is given.
+        reply: Where the model writes the content from its beginning: the generation prompt.
+        trims_start: The template takes white space off the front of the content.
+        trims_end: The same at its end.
+    """
+
+    text: str
+    reply: str
+    trims_start: bool
+    trims_end: bool
+
+    @property
+    def certain(self) -> str:
+        """What `text` and `reply` begin with alike."""
+        return _common_prefix([self.text, self.reply])
+
+
+@final
+class ChatTurns:
+    """What stands before, between and behind the turns of a conversation. Immutable but for what it remembers.
+
+    A conversation is given by its roles, the first turn first. A default system prompt, and whatever else the template
+    writes before the first content, is part of the first turn's opening.
+
+    Attributes:
+        bos_token: What `bos_token` stands for in it, or None.
+    """
+
+    def __init__(self, source: str | None, *, bos_token: str | None, eos_token: str | None):
+        """Compiles a template; `source` and tokens as `ChatTemplate` takes them.
+
+        Raises:
+            RequestError: There is no template.
+            ModelError: It is no template.
+        """
+        if source is None:
+            raise RequestError(
+                "turns of system, user and assistant need a model with a chat template, but this one has none; "
+                "write the prompt without turns, or use a model whose tokenizer has a chat_template",
+                param="messages",
+            )
+        self.bos_token = bos_token
+        self._template = ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)
+        self._opening = functools.lru_cache(_CACHED_SHAPES)(self._find_opening)
+        self._closing = functools.lru_cache(_CACHED_SHAPES)(self._find_closing)
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: Tokenizer) -> "ChatTurns":
+        """The template of a tokenizer. Raises as `ChatTurns` does."""
+        return cls(tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+
+    def opening(self, roles: Sequence[str]) -> Opening:
+        """What opens the last of these turns, from the content of the one before on.
+
+        Raises:
+            RequestError: The template does not take turns of these roles, or not one after another.
+        """
+        return self._opening(_checked(roles))
+
+    def closing(self, roles: Sequence[str]) -> str:
+        """What follows the content of the last of these turns whatever comes next; the rest is in the next opening.
+
+        Raises:
+            RequestError: As `opening`.
+        """
+        return self._closing(_checked(roles))[0]
+
+    def ending(self, roles: Sequence[str]) -> str:
+        """What follows the content of the last of these turns where no turn comes next; raises as `opening`.
+
+        Where the template cannot end there it is what is certain.
+        """
+        return self._closing(_checked(roles))[1]
+
+    # What is remembered.
+
+    def _find_opening(self, roles: Roles) -> Opening:
+        refusal: RequestError | None = None
+        for followers in _FOLLOWERS[roles[-1]]:
+            try:
+                before, trims = self._before_last(roles, followers)
+            except RequestError as error:
+                refusal = refusal or error
+                continue
+            reply = self._reply(roles, before) if roles[-1] == "assistant" else before
+            return Opening(before, reply, *trims)
+        assert refusal is not None
+        raise refusal
+
+    def _find_closing(self, roles: Roles) -> tuple[str, str]:
+        """What certainly follows, and what follows where nothing comes next."""
+        ending = self._behind(roles, prompts=False)
+        nexts = [] if ending is None else [ending]
+        for role in _FOLLOWERS:
+            try:
+                opening = self.opening((*roles, role))
+            except RequestError:
+                continue
+            nexts.append(opening.certain)
+        if not nexts:
+            self.opening(roles)  # says why
+        certain = _common_prefix(nexts)
+        return certain, certain if ending is None else ending
+
+    def _reply(self, roles: Roles, before: str) -> str:
+        """The generation prompt behind the turns before the last, which is the assistant's."""
+        prompted = self._behind(roles[:-1], prompts=True)
+        plain = self._behind(roles[:-1], prompts=False)
+        if prompted is None:
+            return before
+        if prompted == plain:
+            # The template has no generation prompt. A blank before a content is the model's to write: it is the
+            # beginning of its first word. A header that ends with a line break is not.
+            return before.rstrip(" ")
+        return prompted
+
+    # Renderings.
+
+    def _before_last(self, roles: Roles, followers: Roles) -> tuple[str, tuple[bool, bool]]:
+        """What stands between the last content and the one before it; whether the last is trimmed at either end."""
+        marks = _Marks(len(roles) + len(followers))
+        last = len(roles) - 1
+        rendered = self._render_marked((*roles, *followers), marks, blank_at=last)
+        found = marks.find(rendered)
+        if found.count(last) != 1 or (last and last - 1 not in found):
+            raise _not_in_turns(roles)
+        place = found.index(last)
+        if last and (place == 0 or found[place - 1] != last - 1):
+            # The system's content stands before the newest turn of the user in some templates. It stands before the
+            # first one already, and there it stays.
+            if roles[0] == "system" and last > 1:
+                return self._before_last(roles[1:], followers)
+            raise _not_in_turns(roles)
+        start = marks.end_of(rendered, last - 1) if last else 0
+        stretch = rendered[start : rendered.index(marks.mark(last))]
+        trims = not stretch.endswith(_BLANK), not rendered[marks.end_of(rendered, last) :].startswith(_BLANK)
+        return stretch.removesuffix(_BLANK), trims
+
+    def _behind(self, roles: Roles, *, prompts: bool) -> str | None:
+        """What follows the last content where nothing comes next, with the generation prompt or without it."""
+        marks = _Marks(len(roles))
+        try:
+            rendered = self._render_marked(roles, marks, prompts=prompts)
+        except RequestError:
+            return None
+        if not roles:
+            return rendered
+        last = len(roles) - 1
+        found = marks.find(rendered)
+        return rendered[marks.end_of(rendered, last) :] if found and found[-1] == last else None
+
+    def _render_marked(
+        self, roles: Roles, marks: "_Marks", *, blank_at: int | None = None, prompts: bool = False
+    ) -> str:
+        """The conversation with marks as contents; that at `blank_at` has white space around it."""
+        contents = [marks.mark(i) for i in range(len(roles))]
+        if blank_at is not None:
+            contents[blank_at] = _BLANK + contents[blank_at] + _BLANK
+        refusal: RequestError | None = None
+        for wrap in (_as_text, _as_parts):
+            messages = [{"role": role, "content": wrap(text)} for role, text in zip(roles, contents, strict=True)]
+            try:
+                rendered = self._template.render(messages, add_generation_prompt=prompts)
+            except RequestError as error:
+                refusal = refusal or error
+                continue
+            if not roles or marks.find(rendered):
+                return rendered
+        raise refusal or _not_in_turns(roles)
+
+
+_BLANK = "\t\n\t"  # white space that no template writes itself
+
+
+@final
+class _Marks:
+    """Texts that no template writes and no filter changes, one for each content."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def mark(self, index: int) -> str:
+        """The mark of that content."""
+        return f"\ue000{index}\ue001"
+
+    def find(self, rendered: str) -> list[int]:
+        """Which contents stand in a text, in its order."""
+        return [int(number) for number in re.findall("\ue000([0-9]+)\ue001", rendered)]
+
+    def end_of(self, rendered: str, index: int) -> int:
+        """Where the last copy of a content ends."""
+        return rendered.rindex(self.mark(index)) + len(self.mark(index))
+
+
+def _as_text(content: str) -> Any:
+    return content
+
+
+def _as_parts(content: str) -> Any:
+    """As templates of models that see take it."""
+    return [{"type": "text", "text": content}]
+
+
+def _common_prefix(texts: Sequence[str]) -> str:
+    shortest, *_ = sorted(texts, key=len)
+    length = next((i for i in range(len(shortest)) if len({text[i] for text in texts}) > 1), len(shortest))
+    return shortest[:length]
+
+
+def _checked(roles: Sequence[str]) -> Roles:
+    for role in roles:
+        if role not in _FOLLOWERS:
+            raise RequestError(f"a turn is of {', '.join(_FOLLOWERS)}, but got {role!r}; use one of them", "messages")
+    if len(roles) > MAX_TURNS:
+        message = f"a prompt must have at most {MAX_TURNS} turns, but has {len(roles)}; shorten it"
+        raise RequestError(message, "messages")
+    return tuple(roles)
+
+
+def _not_in_turns(roles: Roles) -> RequestError:
+    return RequestError(
+        "the model's chat template must write the turns of a program one after another, but it does not for "
+        f"{', '.join(roles)}; use other roles, or write the prompt without turns",
+        param="messages",
+    )

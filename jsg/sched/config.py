@@ -1,0 +1,90 @@
+"""What the scheduler is told of the model and the knobs, and the requests that it refuses because of it."""
+
+import dataclasses
+
+import numpy as np
+
+from jsg.errors import RequestError, check_length
+from jsg.sched.buckets import Buckets
+from jsg.sched.holds import MAX_HOLDS
+from jsg.sched.joined import MAX_COPIED_TOKENS
+from jsg.sched.positions import positions_of, spans
+from jsg.sched.table import RequestTable
+from jsg.types import Request
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What the scheduler must know of the model and the knobs. Units are tokens unless said.
+
+    Attributes:
+        has_windows: Some layer sees only so many tokens back.
+    """
+
+    context_length: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    buckets: Buckets
+    max_running: int
+    policy: str = "lpm"
+    seed: int = 0
+    conservativeness: float = 1.0
+    max_prefill_tokens: int = 16_384
+    max_bypass_tokens: int = 16_384
+    max_queued: int = 10_000
+    max_holds: int = MAX_HOLDS
+    has_windows: bool = False
+
+
+def check_request(request: Request, config: SchedulerConfig, table: RequestTable) -> None:
+    """Raises RequestError for a request that can never run."""
+    limit = min(config.context_length, table.num_pages * table.page_size)
+    check_length(len(request.input_ids), request.sampling.max_new_tokens, limit)
+    named_ids = {
+        "input_ids": request.input_ids,
+        "token_ids_logprob": request.token_ids_logprob,
+        "stop_token_ids": request.sampling.stop_token_ids,
+        "logit_bias": [token for token, _ in request.sampling.logit_bias],
+    }
+    for name, ids in named_ids.items():
+        if ids and not 0 <= min(ids) <= max(ids) < config.vocab_size:
+            raise RequestError(
+                f"{name}: token ids must be in [0, {config.vocab_size}), but got {min(ids)} to {max(ids)}", param=name
+            )
+    if not request.joined:
+        return
+    if config.has_windows:
+        raise RequestError(
+            "a joined prompt needs a model whose layers see all tokens, but this one has layers with a sliding window, "
+            "in which branches would push each other out; put the branches one after another as text",
+            param="joined",
+        )
+    num_branches, num_prefix = len(spans(request)), request.joined[0]
+    if num_branches * num_prefix > MAX_COPIED_TOKENS:
+        raise RequestError(
+            "the tokens of a joined prompt's prefix times its branches may be at most "
+            f"{MAX_COPIED_TOKENS}, but this one has {num_prefix} times {num_branches}; use fewer branches or a shorter "
+            "prefix",
+            param="joined",
+        )
+    num_parts, num_copied = table.num_joined_pages(request)
+    num_behind = len(request.input_ids) + request.sampling.max_new_tokens - request.joined[-1]
+    needed = num_parts + num_copied + table.pages_for(num_behind)
+    if needed > table.num_pages:
+        raise RequestError(
+            f"a joined prompt must fit in the {table.num_pages} pages of the KV pool, but with its branches this one "
+            f"needs {needed}; shorten it or lower max_new_tokens",
+            param="joined",
+        )
+
+
+def check_positions(request: Request, context_length: int) -> np.ndarray | None:
+    """See `positions_of`. Raises RequestError where a position is larger than the model has."""
+    positions = positions_of(request, len(request.input_ids) + request.sampling.max_new_tokens)
+    if positions is not None and positions.max() >= context_length:
+        raise RequestError(
+            f"positions must be below {context_length}, but with its jumps this request reaches {positions.max()}; "
+            "make them smaller, or lower max_new_tokens",
+            param="position_jumps",
+        )
+    return positions

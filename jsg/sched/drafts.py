@@ -1,0 +1,48 @@
+"""Tokens that are proposed behind the last ones, in steps that verify several at once."""
+
+from collections.abc import Mapping, Sequence
+
+from jsg.sched.buckets import Buckets
+from jsg.sched.records import BatchEntry, Proposal
+from jsg.sched.table import RequestTable
+
+
+def add_drafts(
+    decoding: Sequence[BatchEntry],
+    proposals: Mapping[str, Proposal],
+    table: RequestTable,
+    buckets: Buckets,
+    most_entries: int,
+    max_rows: int,
+) -> int:
+    """Puts proposed tokens behind the last ones, as far as rows, budget and memory allow; returns how many.
+
+    Args:
+        decoding: Entries that bring one token.
+        proposals: By rid.
+        table: Gives the pages.
+        buckets: The shapes.
+        most_entries: Entries that the step may have in the end.
+        max_rows: Rows of logits that it may have.
+    """
+    by_entry = [(entry, proposals.get(entry.running.request.rid)) for entry in decoding]
+    proposed = [(entry, proposal) for entry, proposal in by_entry if proposal is not None]
+    if len(decoding) < most_entries:  # there may be chunks, and shapes for many tokens have no rows for many drafts
+        max_rows = buckets.max_rows
+    else:
+        wanted = len(decoding) + sum(len(proposal.tokens) for _, proposal in proposed)
+        max_rows = buckets.rows_worth(len(decoding), wanted, max_rows)
+    spare = min(max_rows - most_entries, (buckets.chunk - len(decoding)) // 2)
+    num_drafts = 0
+    for entry, proposal in proposed:
+        running, place = entry.running, entry.place
+        assert entry.output_index == running.num_output, "a token is proposed after one that is not known"
+        count = min(len(proposal.tokens), spare - num_drafts, running.num_to_come, table.room(place))
+        if count <= 0:
+            continue
+        running.tokens[running.num_known : running.num_known + count] = proposal.tokens[:count]
+        table.grow(place, count)
+        entry.num_new, entry.num_drafts, entry.is_forced = 1 + count, count, proposal.is_forced
+        entry.from_device = place.device_has_last = False
+        num_drafts += count
+    return num_drafts

@@ -1,0 +1,36 @@
+"""What a step added to a request, as the record that leaves the engine."""
+
+from jsg.sched.records import RunningRequest
+from jsg.types import ConstraintReport, FinishReason, RequestOutput, TokenLogprob
+
+
+def make_output(
+    running: RunningRequest,
+    token_ids: tuple[int, ...] = (),
+    logprobs: tuple[TokenLogprob, ...] = (),
+    finish: FinishReason | None = None,
+    constraint: ConstraintReport | None = None,
+) -> RequestOutput:
+    """What is new of a request. Prompt logprobs go with its first token, or with its end if it has none."""
+    has_reported, running.has_reported = running.has_reported, True
+    prompt_logprobs = None if has_reported else _complete_prompt_logprobs(running)
+    return RequestOutput(
+        rid=running.request.rid,
+        token_ids=token_ids,
+        finish=finish,
+        prompt_tokens=running.num_prompt,
+        cached_tokens=running.cached_tokens or 0,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        queue_s=running.queue_s,
+        cache_report=None if has_reported else running.cache_report,
+        constraint=constraint,
+    )
+
+
+def _complete_prompt_logprobs(running: RunningRequest) -> tuple[TokenLogprob, ...] | None:
+    """Those that were asked for; None when none were, or the request ends before all are there."""
+    num_wanted = running.num_prompt - running.request.logprob_start_len
+    if running.request.wants_prompt_logprobs and len(running.prompt_logprobs) == num_wanted:
+        return tuple(running.prompt_logprobs)
+    return None

@@ -1,0 +1,272 @@
+"""`/v1/programs`: programs that are sent whole, as graphs, and run here in one round trip."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, final
+
+from fastapi import Request
+from pydantic import Field
+from starlette.responses import Response
+
+from jsg import types
+from jsg.errors import GraphError, JsgError, RequestError, TimeLimitError
+from jsg.lang.choices import check_draw, method_named
+from jsg.lang.executor.posted import ProgramLimits, ProgramRun, arguments_from_json, check_limits, execute
+from jsg.lang.graphs.graph import Choose, Fork, Generate, Graph, Open, describe
+from jsg.lang.graphs.json_form import graph_from_json, sampling_from_dict
+from jsg.lang.ir import SamplingArgs
+from jsg.lang.tokens.session import reports_of, sampling_of
+from jsg.server.caller import ApiCall, CurrentCall
+from jsg.server.front import Front, ReadyFront
+from jsg.server.generation import new_rid
+from jsg.server.http.body import Body
+from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
+from jsg.server.http.failures import MAX_MESSAGE_CHARS, json_response
+from jsg.server.http.json_body import BodyBytes, new_router
+from jsg.server.lang_backend import Budget, FrontBackend, FrontModel
+from jsg.server.native.generate import Salt
+from jsg.server.native.sampling import Object
+from jsg.types import SamplingParams
+
+LIMITS = ProgramLimits()
+BEAT_S = 15.0
+MAX_ANSWER_CHARS = 2**24  # of all texts in an answer; and of all deltas
+
+router = new_router()
+
+
+class ProgramBody(Body):
+    """What `/v1/programs` takes: a compiled program, and its arguments in this run."""
+
+    graph: Object = Field(description="What `to_json()` of a compiled program gives.")
+    arguments: Object | None = Field(
+        None,
+        description='Name → text, number, or a picture or video as `{"image": base64, "media_type": ...}`: all that '
+        "the graph declares.",
+    )
+    sampling_params: Object | None = Field(
+        None, description="What gens are given where they say nothing, under the names of `gen`, such as `max_tokens`."
+    )
+    stream: bool | None = Field(None, description="Answer with events, as the variables grow.")
+    cache_salt: Salt | None = Field(None, description="Only requests of one salt (and one key) share cached prefixes.")
+    extra_key: Salt | None = Field(None, description="Divides the cache as `cache_salt` does.")
+
+
+@router.post("/v1/programs")
+async def programs(
+    body: ProgramBody, body_bytes: BodyBytes, request: Request, call: CurrentCall, front: ReadyFront
+) -> Response:
+    """Runs a compiled program; gives its variables, its text and what it returned.
+
+    What can run at the same time does, and a prefix that several parts share is computed once. What fails is in
+    `errors`, with its node and its line; the other variables are there all the same. As events, `variable` with `delta`
+    or `done` tells of one variable; the last event has the whole answer, as `result`.
+    """
+    program = await front.threads.run(lambda: _Program(body), body_bytes)
+    namespace = call.caller.namespace(body.cache_salt, body.extra_key)
+    if body.stream:
+        return await respond_with_events(request, _events(program, front, call, namespace), beat_s=BEAT_S)
+    return json_response(await until_disconnect(request, _answer(program, front, call, namespace)))
+
+
+@final
+class _Program:
+    """A program that may run."""
+
+    def __init__(self, body: ProgramBody) -> None:
+        """Reads and checks it; takes long where it is large. Raises RequestError, which names the node."""
+        self.graph = graph_from_json(body.graph)
+        self.arguments = arguments_from_json(self.graph, body.arguments or {})
+        self.defaults = sampling_from_dict(body.sampling_params or {})
+        check_limits(self.graph, self.arguments, LIMITS, self.defaults)
+        _check_calls(self.graph, self.defaults)
+
+
+def _check_calls(graph: Graph, defaults: SamplingArgs) -> None:
+    """Raises GraphError for a call of the model whose arguments it would refuse, whatever its prompt."""
+    opened: dict[int, SamplingArgs] = {}  # of each stream
+    for node in graph.nodes():
+        try:
+            match node:
+                case Open():
+                    opened[node.stream] = defaults if node.defaults is None else node.defaults.over(defaults)
+                case Fork(branches=branches):
+                    opened |= dict.fromkeys(branches, opened[node.stream])
+                case Generate(gen=gen):
+                    _check_gen(gen.args.over(opened[node.stream]))
+                case Choose(method=method, temperature=temperature):
+                    method_named(method)
+                    check_draw(method, temperature)
+                case _:
+                    pass
+        except RequestError as error:
+            raise GraphError(f"{describe(node)}: {error}", param="graph") from None
+
+
+def _check_gen(args: SamplingArgs) -> None:
+    """Raises RequestError where a request would be refused for what it samples by or reports."""
+    sampling = dataclasses.replace(SamplingParams.from_dict(sampling_of(args)), n=1)
+    reports = reports_of(args)
+    reports.pop("return_text_in_logprobs", None)
+    if "logprob_start_len" in reports:  # its upper bound is the length of a prompt that is not known yet
+        reports["logprob_start_len"] = min(reports["logprob_start_len"], 1)
+    types.Request(rid="check", input_ids=(0,), sampling=sampling, **reports)
+
+
+@contextlib.asynccontextmanager
+async def _running(
+    program: _Program, front: Front, call: ApiCall, namespace: str, *, is_read: bool
+) -> AsyncIterator[ProgramRun]:
+    """Lets a program in and runs it; the time limit holds for the block. Raises JsgError."""
+    admission = front.generator.admission
+    limit_s = admission.limits.program_s
+    model = FrontModel(front, call, namespace=namespace, budget=Budget(), waits=True, is_read=is_read)
+    with admission.program(call.caller.tenant):
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                execute(
+                    program.graph, FrontBackend(model), program.arguments, defaults=program.defaults, limits=LIMITS
+                ) as run,
+            ):
+                yield run
+        except TimeoutError:
+            raise TimeLimitError(
+                f"a program may take {limit_s:g} s (--program-timeout), but this one took longer; ask for fewer new "
+                "tokens, or run it in parts"
+            ) from None
+        finally:
+            await model.close()
+
+
+async def _answer(program: _Program, front: Front, call: ApiCall, namespace: str) -> dict[str, Any]:
+    async with _running(program, front, call, namespace, is_read=False) as run:
+        return _shown(await run.result())
+
+
+async def _events(program: _Program, front: Front, call: ApiCall, namespace: str) -> AsyncGenerator[Event]:
+    news = _News()
+
+    async def collect() -> None:
+        async with _running(program, front, call, namespace, is_read=True) as run:
+            num_chars = 0
+            async for event in run.events():
+                num_chars += len(event.delta)
+                _check_size(num_chars)
+                news.add(event.name, event.delta, is_done=event.is_done, has_failed=event.has_failed)
+            news.end(_shown(await run.result()))
+
+    collecting = asyncio.create_task(collect())
+    collecting.add_done_callback(lambda _: news.wake())
+    try:
+        while True:
+            await news.come()
+            for event in news.take():
+                yield event
+            if collecting.done():
+                for event in news.take():
+                    yield event
+                await collecting  # raises what went wrong
+                return
+    finally:
+        collecting.cancel()
+        await asyncio.gather(collecting, return_exceptions=True)
+
+
+@final
+class _News:
+    """What a client has not been told yet: of a variable all that is new is one event, however slow the client is."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, list[str]] = {}
+        self._done: set[str] = set()
+        self._failed: set[str] = set()
+        self._result: dict[str, Any] | None = None
+        self._is_some = asyncio.Event()
+
+    def add(self, name: str, delta: str, *, is_done: bool, has_failed: bool = False) -> None:
+        """More of a variable."""
+        if has_failed:
+            self._failed.add(name)
+        self._texts.setdefault(name, []).append(delta)
+        if is_done:
+            self._done.add(name)
+        self._is_some.set()
+
+    def end(self, result: dict[str, Any]) -> None:
+        """The whole answer."""
+        self._result = result
+
+    def wake(self) -> None:
+        """There is something to look at, if only that all is over."""
+        self._is_some.set()
+
+    async def come(self) -> None:
+        """Waits for more."""
+        await self._is_some.wait()
+        self._is_some.clear()
+
+    def take(self) -> list[Event]:
+        """The events so far; they are not given again."""
+        events: list[Event] = []
+        for name, texts in self._texts.items():
+            if text := "".join(texts):
+                events.append({"variable": name, "delta": text})
+            if name in self._done:
+                failed: Event = {"failed": True} if name in self._failed else {}
+                events.append({"variable": name, "done": True} | failed)
+        self._texts = {}
+        if self._result is not None:
+            events.append({"result": self._result})
+            self._result = None
+        return events
+
+
+def _shown(result: dict[str, Any]) -> dict[str, Any]:
+    _check_size(_num_chars(result))
+    errors = [_shown_error(error) for error in result["errors"]]
+    return {"id": f"program-{new_rid()}", "object": "program", **result, "errors": errors}
+
+
+def _shown_error(error: dict[str, Any]) -> dict[str, Any]:
+    """A failure of the program without what only this server's log may tell."""
+    is_known = error["type"] in _error_names(JsgError)
+    return error | {
+        "type": error["type"] if is_known else JsgError.__name__,
+        "message": error["message"][:MAX_MESSAGE_CHARS],
+    }
+
+
+def _error_names(kind: type[JsgError]) -> set[str]:
+    return {kind.__name__}.union(*map(_error_names, kind.__subclasses__()))
+
+
+def _check_size(num_chars: int) -> None:
+    if num_chars > MAX_ANSWER_CHARS:
+        raise RequestError(
+            f"the variables, the text and the return value of a program may have {MAX_ANSWER_CHARS} characters in all, "
+            "but these have more; return less",
+            param="graph",
+        )
+
+
+def _num_chars(value: Any) -> int:
+    """Characters of all texts in a JSON value; what holds them counts as one each."""
+    total = 0
+    waiting = [value]
+    while waiting and total <= MAX_ANSWER_CHARS:
+        item = waiting.pop()
+        match item:
+            case str():
+                total += len(item)
+            case dict():
+                total += sum(map(len, item)) + 1
+                waiting += item.values()
+            case list() | tuple():
+                total += 1
+                waiting += item
+            case _:
+                total += 1
+    return total

@@ -1,0 +1,112 @@
+"""`/select`: how likely each of a few texts comes next, and which of them to go on with."""
+
+import dataclasses
+from typing import Annotated, Any, Literal, get_args
+
+from fastapi import Request
+from pydantic import Field
+from starlette.responses import Response
+
+from jsg.errors import RequestError
+from jsg.lang.choices import METHODS, check_draw, decide, method_named
+from jsg.lang.tokens.model import ScoredChoices
+from jsg.processing.parts import Part, TextPart
+from jsg.server.caller import CurrentCall
+from jsg.server.front import ReadyFront
+from jsg.server.generation import MAX_ANSWERS
+from jsg.server.http.body import Body, Checked, Rid, client_names
+from jsg.server.http.event_stream import until_disconnect
+from jsg.server.http.failures import json_response
+from jsg.server.http.json_body import new_router
+from jsg.server.lang_backend import FrontModel
+from jsg.server.native.generate import Salt
+from jsg.server.native.parts import PromptParts, to_parts
+
+MAX_CHOICES = MAX_ANSWERS // 2  # each may be scored twice
+MAX_TEMPERATURE = 100.0
+
+Method = Literal[
+    "token_trie", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+]
+assert set(get_args(Method)) == set(METHODS)
+
+router = new_router()
+
+
+class SelectBody(Body):
+    """What `/select` takes: a prompt, and the texts that may come next."""
+
+    prompt: str | PromptParts = Field(
+        description="A text, in which special tokens count as such, or parts as in `/generate`."
+    )
+    choices: Annotated[Checked[str], Field(min_length=1, max_length=MAX_CHOICES)] = Field(
+        description="Each is encoded together with the text before it, special tokens in it as plain characters."
+    )
+    method: Method | None = Field(None, description="How to choose; absent is not to choose, only to score.")
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = Field(
+        None, description="0, the default, takes what the method prefers; above it one is drawn by its scores."
+    )
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="Of that draw.")
+    unconditional: bool | None = Field(
+        None, description="Score each choice by itself too; done anyway where the method needs it."
+    )
+    rid: Rid | None = Field(None, description="What the names of its requests begin with.")
+    cache_salt: Salt | None = Field(None, description="Only requests of one salt (and one key) share cached prefixes.")
+    extra_key: Salt | None = Field(None, description="Divides the cache as `cache_salt` does.")
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(None, description="As in `/generate`.")
+
+
+@router.post("/select")
+async def select(body: SelectBody, request: Request, call: CurrentCall, front: ReadyFront) -> Response:
+    """Scores texts that may come next, all at once, and chooses one where a method is named.
+
+    `probabilities` are exact, over the trie of their tokens: they say how likely each is, given that one of them comes.
+    """
+    if body.method is None:
+        for name in ("temperature", "seed"):
+            if getattr(body, name) is not None:
+                raise RequestError(f"{name} needs a method, but there is none; name one, or leave it out", name)
+    else:
+        check_draw(body.method, body.temperature or 0.0)
+    model = FrontModel(
+        front,
+        call,
+        namespace=call.caller.namespace(body.cache_salt, body.extra_key),
+        priority=body.priority or 0,
+        rid=body.rid,
+    )
+    unconditional = bool(body.unconditional) or (
+        body.method is not None and method_named(body.method).needs_unconditional
+    )
+    with client_names({"input_ids": "prompt"}):
+        scored = await until_disconnect(
+            request, model.score(_parts(body), tuple(body.choices), unconditional=unconditional)
+        )
+    return json_response(_shown(scored) | _chosen(body, scored))
+
+
+def _parts(body: SelectBody) -> tuple[Part, ...]:
+    if isinstance(body.prompt, str):
+        return (TextPart(body.prompt, is_markup=True),)
+    return to_parts(body.prompt)
+
+
+def _shown(scored: ScoredChoices) -> dict[str, Any]:
+    return {
+        "part_ids": scored.part_ids,
+        "common_ids": scored.common_ids,
+        "choices": [dataclasses.asdict(choice) for choice in scored.choices],
+        "meta_info": scored.meta,
+    }
+
+
+def _chosen(body: SelectBody, scored: ScoredChoices) -> dict[str, Any]:
+    if body.method is None:
+        return {}
+    selection = decide(body.choices, scored, method=body.method, temperature=body.temperature or 0.0, seed=body.seed)
+    return {
+        "choice": body.choices.index(selection.choice),
+        "text": selection.choice,
+        "probabilities": selection.probabilities,
+        "meta_info": selection.meta,
+    }

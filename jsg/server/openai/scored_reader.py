@@ -1,0 +1,67 @@
+"""Which log-probabilities belong to which part of an answer that may call tools."""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import final
+
+from jsg.processing.answer import Answer, AnswerDelta
+from jsg.processing.detokenizer import IncrementalDetokenizer
+from jsg.processing.tokenizer import Tokenizer
+from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
+from jsg.server.tool_use import AnswerReader
+from jsg.types import TokenLogprob
+
+Part = tuple[ToolDelta, list[TokenLogprob]]
+"""What is found in an answer, and the log-probabilities of its tokens where it is text."""
+
+
+@final
+class ScoredReader:
+    """Reads an answer token by token, so that what belongs to what does not depend on how many came at once.
+
+    The tokens of a text are those that begin in it, and those without text behind it; calls and their marks have no
+    place for log-probabilities in OpenAI's form, and theirs are left out.
+
+    Invariants: `_unread` is what was given and not yet read; `_waiting` has the tokens that may still be of a text, by
+    the character of the answer at which they begin.
+    """
+
+    def __init__(self, answer: Answer, reader: AnswerReader, tokenizer: Tokenizer) -> None:
+        skips_special = answer.request.sampling.skip_special_tokens
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skips_special)
+        self._reader = reader
+        self._unread = ""
+        self._num_read = self._num_made = 0
+        self._ends: deque[int] = deque()  # of the tokens whose text is not yet read
+        self._waiting: deque[tuple[int, TokenLogprob]] = deque()
+        self._is_in_call = False
+
+    def read(self, delta: AnswerDelta) -> Iterator[Part]:
+        """What a delta of the answer adds. Given every delta once and in order."""
+        self._unread += delta.text
+        for token in delta.logprobs:
+            self._waiting.append((self._num_made, token))
+            self._num_made += len(self._detokenizer.push((token.token_id,)))
+            self._ends.append(self._num_made)
+        # Text is held back where it may be cut, so that the end of a token may not be there yet.
+        while self._ends and self._ends[0] <= self._num_read + len(self._unread):
+            yield from self._read_until(self._ends.popleft())
+        if delta.finish is not None:
+            yield from self._read_until(self._num_read + len(self._unread), is_last=True)
+
+    def _read_until(self, end: int, *, is_last: bool = False) -> Iterator[Part]:
+        """Reads up to a character of the answer; with `is_last` the rest."""
+        cut = end - self._num_read
+        text, self._unread = self._unread[:cut], self._unread[cut:]
+        self._num_read = end
+        found = self._reader.read_text(text, is_last=is_last)
+        decided = end - self._reader.held_len
+        tokens: list[TokenLogprob] = []
+        while self._waiting and (is_last or self._waiting[0][0] < decided):
+            tokens.append(self._waiting.popleft()[1])
+        for part in found:
+            self._is_in_call = isinstance(part, CallDelta)
+            yield part, [] if self._is_in_call else tokens
+            tokens = tokens if self._is_in_call else []
+        if is_last and tokens and not self._is_in_call:
+            yield ContentDelta(""), tokens

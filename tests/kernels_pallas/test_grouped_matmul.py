@@ -1,0 +1,90 @@
+"""Rows times the kernels of their groups: tiles, and the Triton kernel in interpret mode against the definition."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.grouped_matmul import tile_of
+
+TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}
+
+
+@functools.cache
+def compiled(implementation: str, result: str):
+    return jax.jit(functools.partial(ops.grouped_matmul, implementation=implementation, result=result))
+
+
+def case(sizes: list[int], depth: int, width: int, dtype: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+    seeds = jax.random.split(jax.random.key(sum(sizes)), 2)
+    rows = jax.random.normal(seeds[0], (sum(sizes), depth)) * depth**-0.5
+    return rows.astype(dtype), jax.random.normal(seeds[1], (len(sizes), depth, width)).astype(dtype), jnp.array(sizes)
+
+
+def definition(rows: jax.Array, kernels: jax.Array, sizes: jax.Array) -> np.ndarray:
+    """Group by group, in float64."""
+    parts = np.split(np.asarray(rows, np.float64), np.cumsum(sizes)[:-1])
+    return np.concatenate([part @ np.asarray(kernel, np.float64) for part, kernel in zip(parts, kernels, strict=True)])
+
+
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any), block_m=st.sampled_from([1, 4, 16]))
+def test_tiles_cover_each_row_once_and_mix_no_groups(sizes: list[int], block_m: int):
+    numbers = jnp.arange(sum(sizes) // block_m + len(sizes))
+    tiles = jax.vmap(lambda tile: tile_of(jnp.array(sizes), tile, block_m))(numbers)
+    seen = [
+        (row, group)
+        for group, start, num_rows in zip(*(np.asarray(each).tolist() for each in tiles), strict=True)
+        for row in range(start, start + num_rows)
+    ]
+    assert seen == list(enumerate(np.repeat(np.arange(len(sizes)), sizes).tolist()))
+    assert max(tiles.num_rows) <= block_m
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
+@pytest.mark.parametrize(
+    ("sizes", "depth", "width"),
+    [
+        ([1], 32, 16),
+        ([5, 0, 2, 17], 96, 80),
+        ([0, 0, 33], 130, 200),
+        ([100, 156, 0, 44], 64, 72),
+    ],
+    ids=str,
+)
+def test_it_is_what_its_definition_says(implementation: str, sizes: list[int], depth: int, width: int, dtype: str):
+    arguments = case(sizes, depth, width, dtype)
+    found = np.asarray(compiled(implementation, "float32")(*arguments))
+    np.testing.assert_allclose(found, definition(*arguments), rtol=0, atol=TOLERANCES[dtype])
+
+
+@settings(max_examples=10)
+@given(sizes=st.lists(st.sampled_from([0, 3, 8, 20]), min_size=3, max_size=3).filter(any))
+def test_any_sizes(sizes: list[int]):
+    arguments = case(sizes, 48, 24, "float32")
+    found = np.asarray(compiled("triton", "float32")(*arguments))
+    np.testing.assert_allclose(found, definition(*arguments), rtol=0, atol=1e-5)
+
+
+def test_a_row_that_is_not_finite_stays_alone():
+    rows, kernels, sizes = case([5, 9], 32, 16, "float32")
+    clean = np.asarray(compiled("triton", "float32")(rows, kernels, sizes))
+    for bad in (jnp.nan, jnp.inf):
+        found = np.asarray(compiled("triton", "float32")(rows.at[3, 4].set(bad), kernels, sizes))
+        assert not np.isfinite(found[3]).any()
+        assert np.array_equal(np.delete(found, 3, 0), np.delete(clean, 3, 0))
+
+
+def test_the_result_has_the_type_that_was_asked_for():
+    assert compiled("triton", "bfloat16")(*case([4], 32, 16, "bfloat16")).dtype == jnp.bfloat16
+
+
+def test_types_that_differ_are_left_to_the_reference():
+    rows, kernels, sizes = case([4], 32, 16, "float32")
+    with pytest.raises(NotImplementedError, match="dtype"):
+        ops.grouped_matmul(rows, kernels.astype("bfloat16"), sizes, result="float32", implementation="triton")

@@ -1,0 +1,164 @@
+"""A token model without an engine: a real tokenizer, and answers that a test writes."""
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any
+
+from jsg.constrained.stop_patterns import stop_patterns
+from jsg.lang.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Text
+from jsg.lang.tokens.model import Outcome, ScoredChoices, TokenCall, TokenDelta
+from jsg.lang.tokens.scoring import ScorePlan
+from jsg.lang.tokens.session import TokenSession
+from jsg.processing.answer import Answer, Prompt
+from jsg.processing.encode_parts import EncodedPrompt, encode_choices, encode_parts, split_answer
+from jsg.processing.parts import Part
+from jsg.processing.tokenizer import Tokenizer
+from jsg.processing.turns import ChatTurns
+from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams, TokenLogprob
+
+NextLogprobs = Callable[[tuple[int, ...]], Sequence[float]]
+"""The log-probability of every token behind some tokens."""
+
+
+def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test on a loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60))
+
+    return run
+
+
+async def said(session: TokenSession, **args: Any) -> str:
+    """What a gen says; its pieces put together."""
+    pieces = [piece async for piece in session.generate(Gen("x", SamplingArgs(**args)))]
+    assert pieces[-1].meta is not None
+    assert all(piece.meta is None for piece in pieces[:-1])
+    return "".join(piece.text for piece in pieces)
+
+
+async def turn(session: TokenSession, role: Any, *contents: str) -> str:
+    text = await session.extend(RoleBegin(role))
+    for content in contents:
+        text += await session.extend(Text(content))
+    return text + await session.extend(RoleEnd(role))
+
+
+class FakeHold:
+    def __init__(self, model: "FakeModel", part_ids: tuple[tuple[int, ...], ...]):
+        self.part_ids = part_ids
+        self._model = model
+        self._is_released = False
+
+    async def cached(self) -> None:
+        self._model.num_waited += 1
+
+    async def release(self) -> None:
+        if not self._is_released:
+            self._is_released = True
+            self._model.num_holds -= 1
+
+
+class FakeModel:
+    """Says what `answers` holds, one after another: token ids, or a text whose tokens go on where the prompt ends.
+
+    Attributes:
+        prompts: Of every call in order, as tokens; `calls` and `holds` the same as they came.
+        hold_gate: A hold waits for it.
+        hold_error: A hold fails with it.
+        num_holds: Holds that are open.
+        num_aborted: Calls that were closed before their end.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        answers: Sequence[str | Sequence[int]] = (),
+        *,
+        template: str | None = None,
+        next_logprobs: NextLogprobs | None = None,
+    ):
+        self.tokenizer = tokenizer
+        self.answers = list(answers)
+        self.prompts: list[EncodedPrompt] = []
+        self.calls: list[TokenCall] = []
+        self.holds: list[tuple[Part, ...]] = []
+        self.hold_gate = asyncio.Event()
+        self.hold_gate.set()
+        self.hold_error: Exception | None = None
+        self.num_holds = 0
+        self.num_aborted = 0
+        self.num_waited = 0
+        self._template = tokenizer.chat_template if template is None else template
+        self._next_logprobs = next_logprobs
+
+    async def turns(self) -> ChatTurns:
+        return ChatTurns(self._template, bos_token=self.tokenizer.bos_token, eos_token=self.tokenizer.eos_token)
+
+    async def generate(self, call: TokenCall) -> AsyncGenerator[TokenDelta]:
+        encoded = encode_parts(self.tokenizer, call.prompt)
+        self.calls.append(call)
+        self.prompts.append(encoded)
+        said = self.answers.pop(0)
+        ids = self.tokenizer.encode(said, add_special_tokens=False, continues=True) if isinstance(said, str) else said
+        sampling = SamplingParams.from_dict(call.sampling)
+        request = Request(rid="a", input_ids=encoded.input_ids or (0,), sampling=sampling)
+        answer = Answer(request, self.tokenizer, patterns=stop_patterns(sampling))
+        try:
+            for index, token in enumerate(ids):
+                is_last = index == len(ids) - 1
+                finish = FinishReason(FinishType.LENGTH) if is_last else None
+                delta = answer.push(RequestOutput(rid="a", token_ids=(token,), finish=finish))
+                yield TokenDelta(delta.text)
+                if delta.finish is not None:
+                    break
+        except GeneratorExit:
+            self.num_aborted += 1
+            raise
+        kept_ids, tail = split_answer(self.tokenizer, answer)
+        meta: dict[str, Any] = answer.result()["meta_info"]
+        yield TokenDelta("", Outcome(part_ids=encoded.part_ids, kept_ids=kept_ids, tail=tail, meta=meta))
+
+    async def score(
+        self, prompt: tuple[Part, ...], choices: Sequence[str], *, unconditional: bool = False
+    ) -> ScoredChoices:
+        encoded = encode_choices(self.tokenizer, prompt, choices)
+        self.prompts.append(encoded.before)
+        plan = ScorePlan(encoded, rid="a", unconditional=unconditional)
+        assert self._next_logprobs is not None
+        return plan.read(
+            [scored_answer(prompt, self.tokenizer, self._next_logprobs) for prompt in plan.prompts], self.tokenizer
+        )
+
+    async def hold(self, prompt: tuple[Part, ...]) -> FakeHold:
+        self.holds.append(prompt)
+        await self.hold_gate.wait()
+        if self.hold_error is not None:
+            raise self.hold_error
+        self.num_holds += 1
+        return FakeHold(self, encode_parts(self.tokenizer, prompt).part_ids)
+
+
+def scored_answer(prompt: Prompt, tokenizer: Tokenizer, next_logprobs: NextLogprobs) -> Answer:
+    """What an engine says of a request that scores its prompt, or what may follow it."""
+    (request,) = prompt.requests(0)
+    ids = request.input_ids
+    answer = Answer(request, tokenizer)
+    start = request.logprob_start_len
+    scored = (
+        ()
+        if start < 0
+        else tuple(TokenLogprob(ids[i], next_logprobs(ids[:i])[ids[i]] if i else None) for i in range(start, len(ids)))
+    )
+    if not request.sampling.max_new_tokens:
+        finish = FinishReason(FinishType.LENGTH)
+        answer.push(RequestOutput(rid="a", finish=finish, prompt_logprobs=scored or None))
+        return answer
+    table = next_logprobs(ids)
+    best = max(range(len(table)), key=table.__getitem__)
+    chosen = tuple((token, table[token]) for token in request.token_ids_logprob)
+    logprob = TokenLogprob(best, table[best], chosen=chosen)
+    answer.push(RequestOutput(rid="a", token_ids=(best,), finish=FinishReason(FinishType.LENGTH), logprobs=(logprob,)))
+    return answer

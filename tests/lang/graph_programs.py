@@ -1,0 +1,292 @@
+"""For tests of graphs: a model that answers by its prompt alone, programs drawn at random, a backend with a cache."""
+
+import asyncio
+import dataclasses
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+import jsg as sgl
+from jsg.lang.backend import Piece, PromptItem, Selection
+from jsg.lang.executor.posted import execute
+from jsg.lang.ir import Gen, Select, Text
+from jsg.lang.streams.loop import shared_loop
+from tests.lang.scripted import ScriptedBackend, written
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
+
+
+def answer(prompt: str, gen: Gen) -> list[str]:
+    """Two pieces that only the prompt decides, whatever runs beside."""
+    digest = hashlib.sha256(f"{prompt}|{gen.args.max_tokens}".encode()).hexdigest()
+    return [f"<{digest[:3]}", f"{digest[3:5]}>"]
+
+
+def backend(**kwargs: Any) -> ScriptedBackend:
+    return ScriptedBackend(answer, lambda prompt, select: select.choices[len(prompt) % len(select.choices)], **kwargs)
+
+
+# Programs: a list of operations, carried out by the same body whether it is interpreted or traced.
+
+_NAMES = st.sampled_from(["a", "b", "c"])
+_TEXTS = st.sampled_from(["one ", "two\n", "{three} ", "%s 4 ", "ünï "])
+
+
+def _ops(depth: int) -> st.SearchStrategy[list[tuple[Any, ...]]]:
+    leaf = st.one_of(
+        st.tuples(st.just("text"), _TEXTS),
+        st.tuples(st.just("argument")),
+        st.tuples(st.just("gen"), _NAMES, st.integers(1, 3)),
+        st.tuples(st.just("read"), _NAMES),
+        st.tuples(st.just("select"), _NAMES),
+        st.tuples(st.just("set"), _NAMES),
+        st.tuples(st.just("text_so_far"), _NAMES),
+        st.tuples(st.just("image")),
+    )
+    if depth == 0:
+        return st.lists(leaf, max_size=3)
+    inner = _ops(depth - 1)
+    node = st.one_of(
+        leaf,
+        st.tuples(st.just("fork"), st.lists(inner, min_size=1, max_size=3)),
+        st.tuples(st.just("concat"), st.lists(inner, min_size=1, max_size=2)),
+        st.tuples(st.just("call"), inner),
+        st.tuples(st.just("cond"), _NAMES, inner, inner),
+        st.tuples(st.just("loop"), _NAMES, inner, st.integers(1, 3)),
+        st.tuples(st.just("scope"), _NAMES, st.lists(leaf, max_size=2)),
+        st.tuples(st.just("turn"), st.sampled_from(["user", "assistant"]), st.lists(leaf, max_size=2)),
+    )
+    return st.lists(node, max_size=4)
+
+
+PLANS = _ops(2)
+
+
+@sgl.function
+def called(s, q, plan):
+    s["a"], s["b"], s["c"] = "D", "E", "F"
+    s += "called: "
+    carry_out(s, q, plan, in_turn=False)
+    return s["a"]
+
+
+@sgl.function
+def planned(s, q, plan):
+    s["a"], s["b"], s["c"] = "A", "B", "C"
+    carry_out(s, q, plan, in_turn=False)
+    return [s["a"], {"b": s["b"]}, s.text()]
+
+
+def carry_out(s, q, plan, *, in_turn):
+    for op, *rest in plan:
+        match op, rest:
+            case "text", [text]:
+                s += text
+            case "argument", []:
+                s += f"[{q}]"
+            case "gen", [name, tokens]:
+                s += "say " + sgl.gen(name, max_tokens=tokens)
+            case "read", [name]:
+                s += f"({s[name]})"
+            case "select", [name]:
+                s += sgl.select(name, ["yes", "no", "perhaps"])
+            case "set", [name]:
+                s[name] = f"{s[name]}!"
+            case "text_so_far", [name]:
+                s[name] = s.text()
+            case "image", []:
+                s += sgl.image(PNG)
+            case "fork", [branches]:
+                forks = s.fork(len(branches))
+                for fork, inner in zip(forks, branches, strict=True):
+                    carry_out(fork, q, inner, in_turn=in_turn)
+                forks.join()
+                for name in "abc":  # a list on one way through a cond and a text on the other could not be read
+                    if isinstance(s[name], list):
+                        s[name] = "+".join(f"{value}" for value in _flat(s[name]))
+            case "concat", [branches]:
+                forks = s.fork(len(branches))
+                for fork, inner in zip(forks, branches, strict=True):
+                    fork += "branch "
+                    carry_out(fork, q, inner, in_turn=True)  # a branch that turned could not be joined
+                forks.join("concate_and_append")
+            case "call", [inner]:
+                s += "from call: "
+                s += called(q, inner).ret_value
+            case "cond", [name, then, otherwise]:
+                condition = sgl.any_of(sgl.contains(s[name], "a"), sgl.equals(s[name], "yes"))
+                sgl.cond(
+                    s,
+                    condition,
+                    lambda s, then=then: carry_out(s, q, then, in_turn=in_turn),
+                    lambda s, otherwise=otherwise: carry_out(s, q, otherwise, in_turn=in_turn),
+                )
+                for variable in "abc":  # in a graph what one side sets counts as set, whichever way it goes
+                    s[variable] = f"{s[variable]}"
+            case "loop", [name, inner, rounds]:
+                s[name] = "0"
+
+                def body(s, name=name, inner=inner):
+                    s[name] = f"{s[name]}1"
+                    carry_out(s, q, inner, in_turn=in_turn)
+                    s[name] = f"{s[name]}2"
+
+                sgl.loop(s, body, until=lambda s, name=name: sgl.contains(s[name], "5"), max_rounds=rounds)
+            case "scope", [name, inner]:
+                with s.var_scope(name):
+                    carry_out(s, q, inner, in_turn=in_turn)
+            case "turn", [role, inner]:
+                if in_turn:
+                    continue
+                with getattr(s, role)():
+                    carry_out(s, q, inner, in_turn=True)
+
+
+def _flat(value):
+    if isinstance(value, list):
+        return [one for item in value for one in _flat(item)] or [""]
+    return ["" if value is None else value]
+
+
+# A backend with a prefix cache, by characters.
+
+
+@dataclasses.dataclass
+class Cost:
+    """What was computed.
+
+    Attributes:
+        computed: Characters of prompts that were not cached when their call began.
+        cached: Those that were.
+        held: Prompts that hints keep, now; the order in which they were hinted and released.
+    """
+
+    computed: int = 0
+    cached: int = 0
+    held: list[str] = dataclasses.field(default_factory=list)
+    log: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+
+
+class CachingBackend:
+    """Answers as `answer` does, a call at a time on request, and counts what its prompts cost.
+
+    A prompt is in the cache when the call that computed it has ended: calls that run side by side share nothing.
+    """
+
+    def __init__(self, gate: asyncio.Event | None = None):
+        self.cost = Cost()
+        self.calls: list[str] = []
+        self.num_running = 0
+        self.max_running = 0
+        self._cache: set[str] = set()
+
+    def open(self, *, num_api_spec_tokens: int | None = None) -> "CachingSession":
+        return CachingSession(self, ())
+
+    async def flush_cache(self) -> bool:
+        return True
+
+    async def server_info(self) -> dict[str, Any]:
+        return {}
+
+    async def close(self) -> None:
+        pass
+
+    async def compute(self, prompt: str) -> None:
+        known = max((_common(prompt, cached) for cached in self._cache), default=0)
+        self.cost.cached += known
+        self.cost.computed += len(prompt) - known
+        self.num_running += 1
+        self.max_running = max(self.max_running, self.num_running)
+        for _ in range(20):  # so long that whatever can run beside it has begun
+            await asyncio.sleep(0)
+        self.num_running -= 1
+        self._cache.add(prompt)
+
+
+class CachingSession:
+    def __init__(self, backend: CachingBackend, items: tuple[PromptItem, ...]):
+        self._backend = backend
+        self._items = items
+        self._start = len(items)
+        self._hints: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(map(written, self._items))
+
+    async def extend(self, item: PromptItem) -> str:
+        self._items += (item,)
+        return written(item)
+
+    async def generate(self, gen: Gen) -> AsyncIterator[Piece]:
+        prompt = self.text
+        self._backend.calls.append(prompt)
+        self._backend.cost.log.append(("call", prompt))
+        await self._backend.compute(prompt)
+        pieces = answer(prompt, gen)
+        self._items += (Text("".join(pieces)),)
+        yield Piece("".join(pieces), {"prompt_tokens": len(prompt), "completion_tokens": 2, "cached_tokens": 0})
+
+    async def select(self, select: Select) -> Selection:
+        raise NotImplementedError
+
+    async def fork(self, size: int, position_ids_offset: Sequence[int] | None = None) -> "list[CachingSession]":
+        return [CachingSession(self._backend, self._items) for _ in range(size)]
+
+    async def join(self, branches: "Sequence[CachingSession]") -> None:
+        for branch in branches:
+            self._items += branch._items[branch._start :]
+
+    async def hint(self) -> None:
+        prompt = self.text
+        self._backend.cost.log.append(("hint", prompt))
+        await self._backend.compute(prompt)
+        self._hints.append(prompt)
+        self._backend.cost.held.append(prompt)
+
+    async def close(self) -> None:
+        self._backend.cost.log.append(("close", self.text))
+        for prompt in self._hints:
+            self._backend.cost.held.remove(prompt)
+            self._backend.cost.log.append(("release", prompt))
+        self._hints = []
+
+
+def _common(a: str, b: str) -> int:
+    size = 0
+    while size < min(len(a), len(b)) and a[size] == b[size]:
+        size += 1
+    return size
+
+
+@sgl.function
+def two_gens(s, x):
+    s += x + sgl.gen("first", max_tokens=4) + " then " + sgl.gen("second", max_tokens=4)
+
+
+@sgl.function
+def branches(s, x):
+    s += x
+    forks = s.fork(3)
+    forks += lambda i: f"{i} " + sgl.gen("part")
+    forks.join()
+    s += ", ".join(f"{part}" for part in s["part"])
+
+
+def run_here(coroutine):
+    return shared_loop().submit(coroutine).result(60)
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0)
+    return True
+
+
+async def post(graph, where, arguments, **options):
+    async with execute(graph, where, arguments, **options) as run:
+        events = [event async for event in run.events()]
+        return events, await run.result()

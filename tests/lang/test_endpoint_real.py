@@ -1,0 +1,301 @@
+"""Programs on a real server over a real socket: what is computed once is computed once, and what ends frees it."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+import jsg as sgl
+from jsg.errors import ContextLengthError, GrammarError, RequestError
+from jsg.lang.http.runtime import Runtime
+from jsg.processing.tokenizer import Tokenizer, load_tokenizer
+from jsg.sources import resolve_model
+
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[Runtime]:
+    with Runtime(max_running_requests=8, max_total_tokens=8192, context_length=1024) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def backend(runtime: Runtime) -> Iterator[Runtime]:
+    """The server with an empty cache."""
+    assert runtime.flush_cache()
+    yield runtime
+    wait_until(lambda: num_of(runtime, "num_holds") == num_of(runtime, "num_running") == 0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(resolve_model("tiny"))
+
+
+def num_of(runtime: Runtime, name: str) -> int:
+    return runtime.get_server_info()["internal_states"][0][name]
+
+
+def wait_until(holds: Callable[[], bool], limit_s: float = 30) -> None:
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def num_tokens(tokenizer: Tokenizer, text: str) -> int:
+    return len(tokenizer.encode(text, add_special_tokens=False))
+
+
+class TestReuse:
+    """F6: every token that exists is found again. Of an answer all tokens but the last have been computed."""
+
+    def test_f6_a_continuation_computes_only_what_is_new(self, backend, tokenizer):
+        @sgl.function
+        def program(s):
+            s += "The quick brown fox"
+            s += " jumps over"
+            for name in ("a", "b", "c"):
+                s += sgl.gen(name, max_tokens=12, **GREEDY)
+                s += " and then what"
+
+        state = program.run(backend=backend)
+        first, second, third = (state.get_meta_info(name) for name in "abc")
+        assert first["cached_tokens"] == 0
+        for before, after in ((first, second), (second, third)):
+            known = before["prompt_tokens"] + before["completion_tokens"]
+            assert after["cached_tokens"] == known - 1
+            assert after["prompt_tokens"] == known + num_tokens(tokenizer, " and then what")
+
+    def test_f6_forks_compute_only_what_is_their_own(self, backend, tokenizer):
+        @sgl.function
+        def program(s):
+            s += "Once upon a time there was" + sgl.gen("start", max_tokens=10, **GREEDY) + ". Now"
+            outer = s.fork(3)
+            for i, branch in enumerate(outer):
+                branch += f" number {i}" + sgl.gen("middle", max_tokens=5, **GREEDY) + ". So"
+                inner = branch.fork(2)
+                inner += [
+                    " one" + sgl.gen("end", max_tokens=3, **GREEDY),
+                    " two" + sgl.gen("end", max_tokens=3, **GREEDY),
+                ]
+                inner.join()
+                metas.append([each.get_meta_info("end") for each in inner])
+            outer.join()
+            branch_metas.extend(branch.get_meta_info("middle") for branch in outer)
+
+        metas, branch_metas = [], []
+        state = program.run(backend=backend)
+        start = state.get_meta_info("start")
+        common = start["prompt_tokens"] + start["completion_tokens"] + num_tokens(tokenizer, ". Now")
+        assert [len(group) for group in state["end"]] == [2, 2, 2]
+        for middle, ends in zip(branch_metas, metas, strict=True):
+            assert middle["prompt_tokens"] == common + num_tokens(tokenizer, " number 0")
+            assert middle["cached_tokens"] >= common
+            inner_common = middle["prompt_tokens"] + middle["completion_tokens"] + num_tokens(tokenizer, ". So")
+            for end, own in zip(ends, (" one", " two"), strict=True):
+                assert end["prompt_tokens"] == inner_common + num_tokens(tokenizer, own)
+                assert end["cached_tokens"] >= inner_common
+
+    def test_f6_turns_compute_only_what_is_new(self, backend):
+        @sgl.function
+        def program(s):
+            for question in ("What is the capital of France?", "What is the capital of Japan?"):
+                s += sgl.user(question) + sgl.assistant(sgl.gen(question, max_tokens=20, temperature=0))
+
+        state = program.run(backend=backend)
+        first, second = (
+            state.get_meta_info(name) for name in ("What is the capital of France?", "What is the capital of Japan?")
+        )
+        assert second["cached_tokens"] == first["prompt_tokens"] + first["completion_tokens"] - 1
+
+    def test_a_prefix_is_held_while_branches_are_open(self, backend):
+        @sgl.function
+        def program(s):
+            s += "A long prefix of a few words that several branches share"
+            branches = s.fork(2)
+            branches += sgl.gen("a", max_tokens=2, **GREEDY)
+            branches[0].sync()
+            held.append(num_of(backend, "num_holds"))
+            branches.join()
+
+        held: list[int] = []
+        program.run(backend=backend).sync()
+        assert held == [1]
+
+    def test_a_choice_is_scored_in_one_call_behind_what_is_cached(self, backend):
+        @sgl.function
+        def program(s):
+            s += sgl.user("What is the capital of France?")
+            s += sgl.assistant("The capital of France is" + sgl.gen("a", max_tokens=3, temperature=0))
+            s += sgl.user("Is it Paris?") + sgl.assistant(sgl.select("b", ["Yes", "No", "Never"]))
+
+        state = program.run(backend=backend)
+        assert state["b"] in ("Yes", "No", "Never")
+        meta = state.get_meta_info("b")
+        assert sum(meta["probabilities"]) == pytest.approx(1)
+        first = state.get_meta_info("a")
+        assert meta["cached_tokens"] >= first["prompt_tokens"] + first["completion_tokens"] - 1
+
+
+class TestTheSameAsOtherwise:
+    def test_a_chat_is_what_the_chat_api_answers(self, backend):
+        question = "What is the capital of Italy?"
+
+        @sgl.function
+        def program(s):
+            s += sgl.system("You are a helpful assistant.")
+            s += sgl.user(question) + sgl.assistant(sgl.gen("a", max_tokens=20, temperature=0))
+
+        state = program.run(backend=backend)
+        messages = [
+            {"role": "system", "content": "You are a helpful assistant."},
+            {"role": "user", "content": question},
+        ]
+        body = {"messages": messages, "max_tokens": 20, "temperature": 0}
+        answer = httpx.post(f"{backend.url}/v1/chat/completions", json=body).json()
+        assert state["a"] == answer["choices"][0]["message"]["content"]
+        assert state.get_meta_info("a")["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+
+    def test_what_is_streamed_is_the_variable(self, backend):
+        @sgl.function
+        def program(s):
+            s += "Once upon a time" + sgl.gen("a", max_tokens=20, **GREEDY)
+
+        state = program.run(backend=backend, stream=True)
+        pieces = list(state.text_iter("a"))
+        assert "".join(pieces) == state["a"] == program.run(backend=backend)["a"]
+        assert len(pieces) > 1
+
+    def test_several_continuations(self, backend):
+        @sgl.function
+        def program(s):
+            s += "Once upon a time" + sgl.gen("a", max_tokens=4, n=3, temperature=1.0, seed=7)
+
+        answers = program.run(backend=backend)["a"]
+        sampling = {"max_new_tokens": 4, "n": 3, "temperature": 1.0, "sampling_seed": 7}
+        assert answers == [answer["text"] for answer in backend.generate("Once upon a time", sampling)]
+
+    def test_a_stop_pattern_ends_an_answer(self, backend):
+        @sgl.function
+        def program(s):
+            s += sgl.user("What is the capital of France?")
+            s += sgl.assistant(sgl.gen("a", max_tokens=20, temperature=0, stop_regex=r"P[a-z]+s"))
+
+        state = program.run(backend=backend)
+        assert state["a"] == "The capital of France is "
+        assert state.get_meta_info("a")["finish_reason"] == {"type": "stop", "matched": "Paris"}
+
+    def test_a_batch(self, backend):
+        @sgl.function
+        def program(s, word):
+            s += f"The word {word}" + sgl.gen("a", max_tokens=2, **GREEDY)
+
+        words = [{"word": f"w{i}"} for i in range(24)]
+        states = program.run_batch(words, backend=backend)
+        assert [state["a"] for state in states] == [program.run(word["word"], backend=backend)["a"] for word in words]
+
+    def test_an_async_program_on_the_callers_loop(self, backend):
+        @sgl.function
+        async def program(s):
+            s += "Once upon a time" + sgl.gen("a", max_tokens=4, **GREEDY)
+            return len(await s.aget("a"))
+
+        async def main():
+            state = await program.arun(backend=backend)
+            return await state.aget("a"), state.ret_value
+
+        text, length = asyncio.run(main())
+        assert length == len(text)
+
+
+class TestSentWhole:
+    def test_a_compiled_program_runs_in_one_round_trip(self, backend):
+        @sgl.function
+        def program(s, country):
+            s += sgl.user(f"What is the capital of {country}?")
+            s += sgl.assistant(sgl.gen("city", max_tokens=20, temperature=0))
+            s += sgl.user("What is 2 + 3?") + sgl.assistant(sgl.gen("sum", max_tokens=20, temperature=0))
+
+        whole = program.compile().run(country="France", backend=backend)
+        first, second = whole.get_meta_info("city"), whole.get_meta_info("sum")
+        assert second["cached_tokens"] == first["prompt_tokens"] + first["completion_tokens"] - 1
+        here = program.run("France", backend=backend)  # not before: the two would compute for each other
+        assert [whole[name] for name in ("city", "sum")] == [here[name] for name in ("city", "sum")]
+        assert whole.text() == here.text()
+
+    def test_a_compiled_program_that_streams(self, backend):
+        @sgl.function
+        def program(s, start):
+            s += start + sgl.gen("a", max_tokens=20, **GREEDY)
+
+        state = program.compile().run(start="Once upon a time", backend=backend, stream=True)
+        assert "".join(state.text_iter("a")) == state["a"] == program.run("Once upon a time", backend=backend)["a"]
+
+    def test_a_program_that_is_refused(self, backend):
+        @sgl.function
+        def program(s, start):
+            s += start + sgl.gen("a", max_tokens=20, temperature=1000.0)
+
+        with pytest.raises(RequestError, match="temperature must be"):
+            program.compile().run(start="a", backend=backend)["a"]
+
+
+class TestEnds:
+    def test_cancelling_a_program_aborts_its_requests(self, backend):
+        @sgl.function
+        def program(s):
+            s += "Once upon a time"
+            branches = s.fork(3)
+            branches += sgl.gen("a", max_tokens=900, **GREEDY)
+            for branch in branches:
+                branch.text()
+
+        state = program.run(backend=backend, stream=True)
+        wait_until(lambda: num_of(backend, "num_running") == 3)
+        state.cancel()
+        wait_until(lambda: num_of(backend, "num_running") == num_of(backend, "num_holds") == 0)
+
+    @pytest.mark.parametrize(
+        ("arguments", "kind", "why"),
+        [
+            ({"temperature": 1000.0}, RequestError, "temperature must be"),
+            ({"max_tokens": 5000}, ContextLengthError, "at most"),
+            ({"regex": "(a"}, GrammarError, "not closed"),
+            ({"stop_regex": ["a*"]}, RequestError, "the stop pattern 'a\\*' is refused"),
+        ],
+    )
+    def test_a_refusal_is_raised_at_the_read_with_the_line(self, backend, arguments, kind, why):
+        @sgl.function
+        def program(s):
+            s += "a" + sgl.gen("a", **arguments)
+
+        state = program.run(backend=backend)
+        with pytest.raises(kind, match=why) as raised:
+            state["a"]
+        assert type(raised.value) is kind
+        assert any("test_endpoint_real.py" in note for note in raised.value.__notes__)
+
+    def test_the_admin_of_a_cache(self, backend):
+        assert sgl.flush_cache(backend) is True
+        assert sgl.get_server_info(backend)["model_path"] == "tiny"
+
+
+def test_live_forks_take_no_thread_each(runtime):
+    @sgl.function
+    def program(s):
+        s += "Some words"
+        branches = s.fork(200)
+        branches += sgl.gen("a", max_tokens=1, **GREEDY)
+        threads.append(threading.active_count())
+        branches.join()
+
+    threads: list[int] = []
+    state = program.run(backend=runtime)
+    assert len(state["a"]) == 200
+    assert len(set(state["a"])) == 1
+    assert threads[0] < 20

@@ -1,0 +1,180 @@
+"""Graphs that a server is sent: what the client makes of its answers."""
+
+import asyncio
+import json
+
+import pytest
+
+import jsg as sgl
+from jsg.errors import AbortedError, BackendError, ConfigError, ProgramError, RequestError
+from jsg.lang.executor.posted import arguments_from_json, execute
+from jsg.lang.graphs.json_form import graph_from_json, sampling_from_dict
+from jsg.lang.graphs.optimise import ALL_ON
+from jsg.lang.streams.loop import shared_loop
+from tests.lang.graph_programs import PNG, answer
+from tests.lang.scripted import Gate, ScriptedBackend
+
+
+class GraphServer(ScriptedBackend):
+    """A backend that takes graphs as `jsg.RuntimeEndpoint` does, by way of JSON; the server is this process."""
+
+    def __init__(self, reply=answer):
+        super().__init__(reply)
+        self.bodies = []
+        self.num_ended = 0
+
+    async def run_graph(self, graph, arguments, *, stream=False, sampling_params=None):
+        self.bodies.append(json.loads(json.dumps([graph, arguments, stream, sampling_params])))
+        graph, arguments, stream, sampling_params = self.bodies[-1]
+        graph = graph_from_json(graph)
+        try:
+            async with execute(
+                graph,
+                self,
+                arguments_from_json(graph, arguments),
+                defaults=sampling_from_dict(sampling_params or {}),
+            ) as run:
+                if stream:
+                    async for event in run.events():
+                        failed = {"failed": True} if event.has_failed else {}
+                        news = {"done": True, **failed} if event.is_done else {"delta": event.delta}
+                        yield {"variable": event.name, **news}
+                yield {"result": json.loads(json.dumps(await run.result()))}
+        finally:
+            self.num_ended += 1
+
+
+@sgl.function
+def called(s, x):
+    s += f"called with {x}: " + sgl.gen("y")
+
+
+@sgl.function
+def program(s, q, photo):
+    with s.user():
+        s += q + sgl.image(photo)
+    with s.assistant():
+        s += sgl.gen("a", max_tokens=5)
+    forks = s.fork(2)
+    forks += lambda i: f"{i}" + sgl.gen("b", n=2)
+    forks.join()
+    return {"state": called(s["a"]), "n": 3}
+
+
+def test_a_graph_that_was_sent_says_what_it_says_here():
+    compiled = program.compile()
+    here = compiled.run("why", PNG, backend=GraphServer(), where="here", temperature=0)
+    server = GraphServer()
+    sent = compiled.run("why", PNG, backend=server, temperature=0)
+    assert server.opened_with == [] or len(server.bodies) == 1
+    assert sent.error() is None
+    assert (sent["a"], sent["b"], sent.text(), sent.messages()) == (here["a"], here["b"], here.text(), here.messages())
+    assert sent.usage() == here.usage()
+    assert sent.get_meta_info("a") == here.get_meta_info("a")
+    assert sent.ret_value["n"] == 3
+    assert sent.ret_value["state"]["text"] == here.ret_value["state"].text()
+    assert sent.ret_value["state"]["variables"] == {"y": here.ret_value["state"]["y"]}
+    assert "".join(sent.text_iter()) == sent.text()
+    assert "".join(sent.text_iter("a")) == sent["a"]
+    assert server.bodies[0][3] == {"temperature": 0}
+    assert compiled.run("why", PNG, backend=GraphServer(), where="here").error() is None
+
+
+def test_variables_come_as_they_grow():
+    gate = Gate()
+
+    async def slow(prompt, gen):
+        if gen.name == "y":
+            await gate.passed()
+        return ["one ", "two"]
+
+    state = program.compile().run("why", PNG, backend=GraphServer(slow), stream=True)
+    assert list(state.text_iter("a")) == ["one ", "two"]
+    gate.open()
+    assert state["a"] == "one two"
+    assert state.get_meta_info("a")["completion_tokens"] == 2
+    assert state["b"] == [["one two", "2one two"]] * 2
+
+
+def test_what_failed_there_is_raised_here_with_its_line():
+    def fail(prompt, gen):
+        if gen.name == "b":
+            raise RequestError("refused")
+        return "fine"
+
+    state = program.compile().run("why", PNG, backend=GraphServer(fail))
+    assert state["a"] == "fine"
+    assert state.error() is None
+    with pytest.raises(RequestError, match="refused") as caught:
+        state["b"]
+    assert any("test_remote_graph.py:" in note for note in caught.value.__notes__)
+
+    def fail_first(prompt, gen):
+        raise RequestError("refused")
+
+    state = program.compile().run("why", PNG, backend=GraphServer(fail_first))
+    for read in (lambda: state["a"], state.text, state.messages):
+        with pytest.raises(RequestError, match="refused"):
+            read()
+    assert state.ret_value == {"state": {"text": None, "variables": {"y": None}}, "n": 3}
+    assert isinstance(state.error(), RequestError)
+
+
+def test_cancelling_closes_the_connection():
+    gate = Gate()
+
+    async def forever(prompt, gen):
+        await gate.passed()
+        return "never"
+
+    server = GraphServer(forever)
+    state = program.compile().run("why", PNG, backend=server)
+    gate.wait_reached()
+    state.cancel()
+    with pytest.raises(AbortedError):
+        state["a"]
+    assert isinstance(state.error(), AbortedError)
+
+    async def until_ended():
+        while not server.num_ended:
+            await asyncio.sleep(0)
+
+    shared_loop().submit(until_ended()).result(30)
+    gate.open()
+
+
+def test_a_server_that_ends_without_a_result_is_an_error():
+    class Silent(GraphServer):
+        async def run_graph(self, graph, arguments, *, stream=False, sampling_params=None):
+            return
+            yield
+
+    state = program.compile().run("why", PNG, backend=Silent())
+    with pytest.raises(BackendError, match="without the program's result"):
+        state["a"]
+
+
+def test_a_refusal_is_raised_at_the_read():
+    class Refusing(GraphServer):
+        async def run_graph(self, graph, arguments, *, stream=False, sampling_params=None):
+            raise RequestError("too many nodes")
+            yield
+
+    state = program.compile().run("why", PNG, backend=Refusing())
+    with pytest.raises(RequestError, match="too many nodes"):
+        state.text()
+
+
+def test_a_batch_is_sent_item_by_item():
+    server = GraphServer()
+    states = program.compile().run_batch([{"q": f"q{i}", "photo": PNG} for i in range(5)], backend=server)
+    assert [state.messages()[0]["content"][0]["text"] for state in states] == [f"q{i}" for i in range(5)]
+    assert len(server.bodies) == 5
+
+
+def test_where_it_runs_is_checked():
+    compiled = program.compile()
+    with pytest.raises(ConfigError, match="ScriptedBackend takes no graphs"):
+        compiled.run("why", PNG, backend=ScriptedBackend(), where="server")
+    with pytest.raises(ProgramError, match="chosen by the server"):
+        compiled.run("why", PNG, backend=GraphServer(), optimisations=ALL_ON)

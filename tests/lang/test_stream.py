@@ -1,0 +1,538 @@
+"""Streams without threads, as a graph executor uses them: everything on the loop that runs."""
+
+import asyncio
+import contextvars
+import threading
+
+import pytest
+
+from jsg.errors import AbortedError, JsgError, ProgramError, UnknownVariableError
+from jsg.lang.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Symbol, Text, VarScopeBegin, VarScopeEnd
+from jsg.lang.streams.loop import running_loop
+from jsg.lang.streams.stream import Stream
+from tests.lang.scripted import Gate, ScriptedBackend
+
+
+def root(backend: ScriptedBackend, defaults: SamplingArgs | None = None) -> Stream:
+    return Stream(running_loop(), lambda: backend.open(), defaults)
+
+
+def test_the_example_of_the_docstring():
+    backend = ScriptedBackend(lambda prompt, gen: ["<", gen.name, ">"])
+
+    async def main():
+        before = threading.active_count()
+        stream = root(backend, SamplingArgs(max_tokens=5))
+        stream.append(Text("Q: ") + Gen("answer"))
+        branches = stream.fork(2)
+        branches[0].append(Gen("a"))
+
+        async def make():
+            return Text(await stream.variable("answer").get()) + Gen("b")
+
+        branches[1].append_later(make, ["b"])
+        assert stream.join(branches) == ["a", "b"]
+        assert [piece async for piece in stream.variable("answer").follow_async()] == ["<", "answer", ">"]
+        assert await stream.variable("b").get() == [None, "<b>"]
+        assert await stream.variable("a").get() == ["<a>", None]
+        assert await stream.read("text").get() == "Q: <answer>"
+        stream.close()
+        await stream.log.get()
+        assert threading.active_count() == before
+        await asyncio.gather(*(branch.log.get() for branch in branches))
+
+    asyncio.run(main())
+    assert backend.prompts() == ["Q: ", "Q: <answer>", "Q: <answer><answer>"] and backend.num_open == 0
+    assert all(call.what.args.max_tokens == 5 for call in backend.calls if call.kind == "generate")
+
+
+def test_what_comes_later_keeps_its_place():
+    gate = Gate()
+
+    async def main():
+        stream = root(ScriptedBackend("A"))
+
+        async def make():
+            await gate.passed()
+            return Text("late") + Gen("x")
+
+        stream.append_later(make, ["x"], ("program.py", 3))
+        stream.append("then" + Gen("y"))
+        gate.open()
+        return await stream.read("text").get()
+
+    assert asyncio.run(main()) == "lateAthenA"
+
+
+@pytest.mark.parametrize(
+    ("expr", "message"),
+    [
+        (Text("x"), "was to set x, but does not"),
+        (Gen("x") + Gen("y"), "sets 'y', which was not announced"),
+        (RoleBegin("user") + Gen("x") + RoleEnd("user"), "cannot open or close a turn"),
+    ],
+)
+def test_what_comes_later_must_keep_its_promise(expr, message):
+    async def main():
+        stream = root(ScriptedBackend())
+
+        async def make():
+            return expr
+
+        stream.append_later(make, ["x"], ("program.py", 3))
+        with pytest.raises(ProgramError, match=message) as caught:
+            await stream.variable("x").get()
+        assert caught.value.__notes__ == ["in the program: program.py:3"]
+        await stream.read("nothing").get()
+
+    with pytest.raises(ProgramError):
+        asyncio.run(main())
+
+
+def test_an_error_of_what_comes_later_ends_the_stream():
+    async def main():
+        stream = root(ScriptedBackend())
+
+        async def make():
+            raise JsgError("no")
+
+        stream.append_later(make, ["x"])
+        stream.append(Gen("y"))
+        for name in "xy":
+            with pytest.raises(JsgError, match="no"):
+                await stream.variable(name).get()
+
+    asyncio.run(main())
+
+
+def test_symbols_belong_to_traces():
+    async def main():
+        stream = root(ScriptedBackend())
+        with pytest.raises(ProgramError, match="'q' is known only to the trace"):
+            stream.append(Symbol("q"))
+        with pytest.raises(UnknownVariableError, match="has set none"):
+            stream.variable("x")
+
+    asyncio.run(main())
+
+
+def test_cancelling_aborts_and_closes():
+    gate = Gate()
+
+    async def answer(prompt, gen):
+        await gate.passed()
+        return "late"
+
+    backend = ScriptedBackend(answer)
+
+    async def main():
+        stream = root(backend)
+        stream.append(Gen("x"))
+        (branch,) = stream.fork()
+        branch.append(Gen("y"))
+        while not backend.calls:
+            await asyncio.sleep(0)
+        stream.cancel()
+        for one, name in ((stream, "x"), (branch, "y")):
+            with pytest.raises(AbortedError):
+                await one.variable(name).get()
+            with pytest.raises(AbortedError):
+                await one.read("text").get()
+        with pytest.raises(AbortedError):
+            stream.append("more")
+
+    asyncio.run(main())
+    assert len(backend.aborted) == 1 and backend.num_open == 0
+
+
+def test_cancelling_before_the_first_step_ends_it():
+    backend = ScriptedBackend()
+
+    async def main():
+        stream = root(backend)
+        stream.append(Gen("x"))
+        await asyncio.sleep(0)
+        assert stream.runner._task is not None and backend.opened_with == []  # it is there, but has not begun
+        stream.runner._cancel(AbortedError("now"))
+        with pytest.raises(AbortedError):
+            await asyncio.wait_for(stream.variable("x").get(), 10)
+
+    asyncio.run(main())
+    assert backend.calls == []
+
+
+def test_a_loop_that_ends_leaves_no_session_open():
+    gate = Gate()
+
+    async def answer(prompt, gen):
+        await gate.passed()
+        return "late"
+
+    backend = ScriptedBackend(answer)
+
+    async def main():
+        stream = root(backend)
+        stream.append(Gen("x"))
+        while not backend.calls:
+            await asyncio.sleep(0)
+        return stream  # asyncio.run cancels its task
+
+    stream = asyncio.run(main())
+    assert isinstance(stream.runner.failure, AbortedError) and backend.num_open == 0
+
+
+def test_a_hint_is_no_more_than_that():
+    hints = []
+
+    class Hinting(ScriptedBackend):
+        def open(self, *, num_api_spec_tokens=None):
+            session = super().open()
+
+            async def hint():
+                hints.append(session.text)
+                raise JsgError("busy")
+
+            session.hint = hint
+            return session
+
+    async def main(backend):
+        stream = root(backend)
+        stream.append("p")
+        stream.hint()
+        stream.append(Gen("x"))
+        return await stream.variable("x").get()
+
+    assert asyncio.run(main(Hinting("A"))) == "A" and hints == ["p"]
+    assert asyncio.run(main(ScriptedBackend("A"))) == "A"  # a session that cannot
+
+
+def test_a_session_that_does_not_close_fails_nothing(caplog):
+    class Stuck(ScriptedBackend):
+        def open(self, *, num_api_spec_tokens=None):
+            session = super().open()
+
+            async def close():
+                raise JsgError("stuck")
+
+            session.close = close
+            return session
+
+    async def main():
+        stream = root(Stuck("A"))
+        stream.append(Gen("x"))
+        stream.close()
+        await stream.log.get()
+        return await stream.variable("x").get()
+
+    assert asyncio.run(main()) == "A"
+    assert "closing the session of a program failed" in caplog.text
+
+
+def test_a_name_can_be_expected_before_it_is_set():
+    async def main():
+        stream = root(ScriptedBackend("A"))
+        early, never = stream.expect("x"), stream.expect("y")
+        stream.append(Gen("x"))
+        assert await (await early.get()).get() == "A"
+        assert await (await stream.expect("x").get()).get() == "A"
+        stream.close()
+        for expected in (never, stream.expect("z")):
+            with pytest.raises(UnknownVariableError, match="ended without"):
+                await expected.get()
+
+    asyncio.run(main())
+
+
+def test_who_follows_the_text_up_to_a_mark_is_told_of_it_though_no_text_comes():
+    gate = Gate()
+
+    async def answer(prompt, gen):
+        await gate.passed()
+        return ""
+
+    backend = ScriptedBackend(answer)
+
+    async def main():
+        stream = root(backend)
+        stream.append("p" + Gen("x"))
+        mark = stream.read("size")
+
+        async def follow():
+            return [piece async for piece in stream.log.follow_async(mark)]
+
+        task = asyncio.create_task(follow())
+        while not backend.calls or not stream.log._on_change:
+            await asyncio.sleep(0)
+        gate.open()
+        return await asyncio.wait_for(task, 10)
+
+    assert asyncio.run(main()) == ["p"]
+
+
+def test_who_waits_on_a_failed_stream_is_told_when_its_session_is_closed():
+    class Slow(ScriptedBackend):
+        def open(self, *, num_api_spec_tokens=None):
+            session = super().open()
+            close = session.close
+
+            async def slow():
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                await close()
+
+            session.close = slow
+            return session
+
+    def fail(prompt, gen):
+        raise JsgError("no")
+
+    backend = Slow(fail)
+
+    async def main():
+        stream = root(backend)
+        stream.append(Gen("x"))
+        with pytest.raises(JsgError, match="no"):
+            await stream.read("nothing").get()
+        assert backend.num_open == 0
+
+    asyncio.run(main())
+
+
+def test_a_session_is_closed_by_a_task_that_is_not_being_cancelled_any_more():
+    gate = Gate()
+    cancelling = []
+
+    class Watching(ScriptedBackend):
+        def open(self, *, num_api_spec_tokens=None):
+            session = super().open()
+
+            async def close():
+                cancelling.append(asyncio.current_task().cancelling())
+
+            session.close = close
+            return session
+
+    async def answer(prompt, gen):
+        await gate.passed()
+        return "late"
+
+    backend = Watching(answer)
+
+    async def main():
+        stream = root(backend)
+        stream.append(Gen("x"))
+        while not backend.calls:
+            await asyncio.sleep(0)
+        stream.cancel()
+        while not cancelling:
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert cancelling == [0]  # what a closing session awaits could take it for a cancellation of its own
+
+
+def test_what_is_pushed_while_a_failed_stream_closes_its_session_is_answered():
+    gate = Gate()
+
+    class Slow(ScriptedBackend):
+        def open(self, *, num_api_spec_tokens=None):
+            session = super().open()
+            close = session.close
+
+            async def slow():
+                await gate.passed()
+                await close()
+
+            session.close = slow
+            return session
+
+    def fail(prompt, gen):
+        raise JsgError("no")
+
+    backend = Slow(fail)
+
+    async def main():
+        stream = root(backend)
+        stream.append(Gen("x"))
+        with pytest.raises(JsgError, match="no"):
+            await stream.variable("x").get()
+        while not gate._num_reached:
+            await asyncio.sleep(0)
+        late = stream.read("nothing")
+        stream.close()
+        for _ in range(3):
+            await asyncio.sleep(0)  # the op comes while the session closes
+        gate.open()
+        with pytest.raises(JsgError, match="no"):
+            await asyncio.wait_for(late.get(), 10)
+        assert not stream.runner._queue
+
+    asyncio.run(main())
+    assert backend.num_open == 0
+
+
+def test_a_fault_of_a_hint_ends_no_stream():
+    class Broken(ScriptedBackend):
+        def open(self, *, num_api_spec_tokens=None):
+            session = super().open()
+
+            async def hint():
+                raise OSError("no route")
+
+            session.hint = hint
+            return session
+
+    async def main():
+        stream = root(Broken("A"))
+        stream.hint()
+        stream.append(Gen("x"))
+        return await stream.variable("x").get()
+
+    assert asyncio.run(main()) == "A"
+
+
+def test_a_stream_runs_outside_of_the_context_of_who_appends():
+    contexts = []
+    asker = contextvars.ContextVar("asker", default="nobody")
+
+    def answer(prompt, gen):
+        contexts.append(asker.get())
+        return "A"
+
+    async def main():
+        asker.set("the loop")
+        stream = root(ScriptedBackend(answer))
+        stream.append(Gen("x"))
+        await stream.variable("x").get()
+
+        def append():
+            asker.set("a thread")
+            stream.append(Gen("y"))
+
+        await asyncio.to_thread(append)
+        await stream.variable("y").get()
+
+    asyncio.run(main())
+    assert contexts == ["nobody"] * 2
+
+
+def test_who_gives_up_expecting_a_name_leaves_nothing():
+    async def main():
+        stream = root(ScriptedBackend("A"))
+        first, second = stream.expect("x"), stream.expect("x")
+        stream.forget(first)
+        stream.append(Gen("x"))
+        assert await (await second.get()).get() == "A" and not first.is_done
+        stream.forget(second)  # that is done: nothing happens
+        assert not stream._expected
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_stream_says_so_at_once():
+    gate = Gate()
+
+    async def answer(prompt, gen):
+        await gate.passed()
+        return "late"
+
+    async def main():
+        stream = root(ScriptedBackend(answer))
+        stream.append(Gen("x"))
+        stream.cancel()  # the runner, on this loop, cannot know yet
+        with pytest.raises(AbortedError):
+            stream.append("more")
+        with pytest.raises(AbortedError):
+            stream.fork()
+        with pytest.raises(AbortedError):
+            await stream.expect("never").get()
+
+    asyncio.run(main())
+
+
+def test_scopes_do_not_count_as_extending_the_prompt():
+    async def main():
+        stream = root(ScriptedBackend())
+        stream.append("p")
+        branches = stream.fork(2)
+        for branch in branches:
+            branch.append("d")
+        stream.append(VarScopeBegin("docs"))
+        stream.join(branches, "concate_and_append")
+        stream.append(VarScopeEnd("docs"))
+        assert await stream.variable("docs").get() == "dd"
+        late = stream.fork(1)
+        stream.append(VarScopeBegin("more") + Text("text"))
+        with pytest.raises(ProgramError, match="extended after the fork"):
+            stream.join(late, "concate_and_append")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("before", "inside"),
+    [
+        (None, RoleBegin("user") + Text("d") + RoleEnd("user")),
+        (None, RoleBegin("user") + Text("d")),
+        ("user", RoleEnd("user")),
+        ("user", RoleEnd("user") + RoleBegin("user")),
+    ],
+)
+def test_branches_that_opened_or_closed_turns_do_not_join_side_by_side(before, inside):
+    backend = ScriptedBackend()
+
+    async def main():
+        stream = root(backend)
+        stream.append("p" if before is None else RoleBegin(before) + "p")
+        branches = stream.fork(2)
+        branches[0].append("d")
+        branches[1].append(inside)
+        with pytest.raises(ProgramError, match="branch 1 opened or closed a turn"):
+            stream.join(branches, "concate_and_append")
+        stream.join(branches)  # nothing of it was done
+        stream.close()
+        await stream.ended.get()
+
+    asyncio.run(main())
+    assert backend.num_open == 0
+
+
+def test_a_branch_that_was_cancelled_does_not_join_though_its_runner_has_not_heard_of_that():
+    event = asyncio.Event()
+    hints = []
+
+    class Hinting(ScriptedBackend):
+        def open(self, *, num_api_spec_tokens=None):
+            session = super().open()
+
+            async def hint():
+                hints.append(session.text)
+                await event.wait()
+
+            session.hint = hint
+            return session
+
+    async def answer(prompt, gen):
+        await event.wait()
+        return "A"
+
+    backend = Hinting(answer)
+
+    async def main():
+        stream = root(backend)
+        stream.append("p")
+        (branch,) = stream.fork()
+        branch.append(Gen("x"))
+        while not backend.prompts():
+            await asyncio.sleep(0)
+        stream.hint()
+        while not hints:
+            await asyncio.sleep(0)
+        event.set()  # both runners are at work, the branch's first, before the loop takes the calls of the cancel
+        branch.cancel()
+        stream.join([branch], "concate_and_append")
+        with pytest.raises(AbortedError, match="was cancelled"):
+            await stream.read("text").get()
+
+    asyncio.run(main())
+    assert "join" not in [call.kind for call in backend.calls] and backend.num_open == 0

@@ -1,0 +1,92 @@
+"""The sparse feed-forward block against a loop over tokens, and what keeps its tokens apart."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jsg.errors import ModelError
+from jsg.kernels_pallas import ops
+from jsg.models.experts import SparseFeedForward
+from tests.golden.variants import VARIANTS
+from tests.models.test_config import read
+
+CONFIG = VARIANTS["mixtral_three_of_five"]
+WIDTH, INNER, EXPERTS, CHOSEN = 64, 96, 5, 3
+
+
+@pytest.fixture
+def block(tmp_path) -> SparseFeedForward:
+    config = read(tmp_path, CONFIG)
+    assert (config.hidden_size, config.intermediate_size) == (WIDTH, INNER)
+    assert (config.num_experts, config.experts_per_token) == (EXPERTS, CHOSEN)
+    block = SparseFeedForward(config, 0, jnp.float32)
+    for index, param in enumerate(jax.tree.leaves(nnx.state(block), is_leaf=lambda leaf: isinstance(leaf, nnx.Param))):
+        param.set_value(jax.random.normal(jax.random.key(index), param.shape) * param.shape[-2] ** -0.5)
+    return block
+
+
+def tokens(count: int) -> np.ndarray:
+    return np.array(jax.random.normal(jax.random.key(99), (count, WIDTH)))
+
+
+def by_hand(block: SparseFeedForward, x: np.ndarray) -> np.ndarray:
+    """One token, one expert after the other, in float64."""
+    kernels = {name: np.asarray(getattr(block, name)[...], np.float64) for name in ("gate", "up", "down")}
+    router = np.asarray(block.router.kernel[...], np.float64)
+    out = np.zeros((len(x), WIDTH))
+    for row, token in zip(out, x.astype(np.float64), strict=True):
+        likely = np.exp(token @ router)
+        chosen = np.argsort(-likely)[:CHOSEN]
+        for expert in chosen:
+            gate, up = token @ kernels["gate"][expert], token @ kernels["up"][expert]
+            made = (gate / (1 + np.exp(-gate)) * up) @ kernels["down"][expert]
+            row += likely[expert] / likely[chosen].sum() * made
+    return out
+
+
+@pytest.mark.parametrize("count", [1, 7, 64])
+def test_it_is_the_weighted_sum_of_the_chosen_experts(block: SparseFeedForward, count: int):
+    x = tokens(count)
+    np.testing.assert_allclose(np.asarray(block(jnp.asarray(x))), by_hand(block, x), rtol=0, atol=2e-5)
+
+
+def test_a_token_is_the_same_to_the_last_bit_wherever_it_stands(block: SparseFeedForward):
+    """Deterministic mode rests on it."""
+    x, run = tokens(64), jax.jit(lambda x: block(x))
+    whole = np.asarray(run(x))
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(64)
+        assert np.array_equal(np.asarray(run(x[order])), whole[order])
+    others = np.asarray(run(np.concatenate([x[:5], 3 * x[5:]])))
+    assert np.array_equal(others[:5], whole[:5])
+
+
+def test_a_token_that_is_not_finite_stays_alone(block: SparseFeedForward):
+    x = tokens(64)
+    clean = np.asarray(block(jnp.asarray(x)))
+    for bad in (np.nan, np.inf):
+        x[3, 5] = bad
+        out = np.asarray(block(jnp.asarray(x)))
+        assert np.isnan(out[3]).any()
+        assert np.array_equal(np.delete(out, 3, 0), np.delete(clean, 3, 0))
+
+
+def test_a_group_may_be_empty():
+    rows, kernels = tokens(6), jax.random.normal(jax.random.key(1), (3, WIDTH, 8))
+    out = ops.grouped_matmul(jnp.asarray(rows), kernels, jnp.array([2, 0, 4]), result=jnp.float32)
+    expected = np.concatenate([rows[:2] @ kernels[0], rows[2:] @ kernels[2]])
+    np.testing.assert_allclose(np.asarray(out), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_local_experts": 0}, r"num_local_experts must be an integer in \[1, "),
+        ({"num_experts_per_tok": 6}, r"num_experts_per_tok must be an integer in \[1, 5\]"),
+    ],
+)
+def test_numbers_of_experts_are_checked(tmp_path, changes: dict, message: str):
+    with pytest.raises(ModelError, match=message):
+        read(tmp_path, CONFIG | changes)

@@ -1,0 +1,478 @@
+"""Joined prompts on the simulated device, which hashes what every token sees and where it stands."""
+
+import dataclasses
+import random
+import tracemalloc
+from typing import Any
+from unittest import mock
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from jsg.config import POLICIES
+from jsg.errors import ContextLengthError, JsgError, QueueFullError, RequestError
+from jsg.sched import config
+from jsg.sched import joined as joined_requests
+from jsg.types import FinishType, Request, SamplingParams
+from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine, TokenModel
+from tests.sched.test_position_jumps import engine_out_of_words
+from tests.sched.test_scheduler import PREFIX, make_engine, make_request, planned
+
+BRANCHES = ((1, 2, 3, 4, 5), (1, 2, 7), (6, 6, 6, 6, 6, 6, 6, 6))
+
+
+def joined(
+    rid: str,
+    prefix: tuple[int, ...] = PREFIX,
+    branches: tuple[tuple[int, ...], ...] = BRANCHES,
+    suffix: tuple[int, ...] = (7, 1),
+    max_new: int = 3,
+    **fields: Any,
+) -> Request:
+    starts, ids = [len(prefix)], prefix
+    for branch in branches:
+        ids += branch
+        starts.append(len(ids))
+    return make_request(rid, ids + suffix, max_new, joined=tuple(starts), **fields)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("chunk", [4, 64])
+@pytest.mark.parametrize("has_cache", [True, False])
+@pytest.mark.parametrize("has_decode", [True, False])
+def test_a_joined_prompt_sees_prefix_and_branches_as_they_are(
+    page_size: int, chunk: int, has_cache: bool, has_decode: bool
+):
+    engine = make_engine(
+        page_size=page_size, chunk=chunk, max_running=4, has_cache=has_cache, has_decode=has_decode, context_length=80
+    )
+    engine.add(joined("whole"))
+    engine.add(make_request("other", (*PREFIX, 1, 2)))
+    engine.add(joined("jumps", position_jumps=((3, 2), (18, 4), (22, 1), (32, 5))))
+    engine.run_until_idle()
+    engine.check_answers()
+
+
+def test_branches_that_are_cached_are_not_computed_again():
+    """Three forks have generated; all that is missing of them is what never ran: the last token of each."""
+    engine = make_engine(num_pages=400, context_length=200)
+    branches = []
+    for number in range(3):
+        engine.add(make_request(f"fork {number}", (*PREFIX, number), max_new=5))
+        engine.run_until_idle()
+        branches.append((number, *engine.answers[f"fork {number}"].tokens))
+    engine.batches.clear()
+    engine.add(joined("whole", branches=tuple(branches)))
+    engine.run_until_idle()
+    totals = engine.scheduler.totals
+    assert (totals.branch_tokens, totals.branch_tokens_computed) == (18, 3)
+    assert engine.answers["whole"].cached_tokens == 16 + 3 * 5
+    assert [planned(batch) for batch in engine.batches[:2]] == [{"whole": 1}, {"whole": 2}]
+    assert len(engine.batches[0].entries) == 3
+    engine.batches.clear()
+    engine.add(joined("again", branches=tuple(branches)))
+    engine.run_until_idle()
+    assert (totals.branch_tokens, totals.branch_tokens_computed) == (36, 3)
+    assert engine.answers["again"].cached_tokens == 16 + 18
+    assert planned(engine.batches[0]) == {"again": 2}, "no step for what is there"
+    engine.check_answers()
+
+
+def test_a_joined_request_with_a_new_shift_and_an_old_one_that_nobody_uses():
+    engine = engine_out_of_words()
+    count = len(PREFIX)
+    engine.add(joined("whole", branches=((1, 2, 3, 4, 5), (1, 2, 7)), position_jumps=((count + 1, 2), (count + 6, 7))))
+    assert set(engine.scheduler.table.words._numbers) == {2, 7}
+    engine.run_until_idle()
+    engine.check_answers()
+
+
+def test_the_suffix_of_a_joined_prompt_is_not_cached():
+    engine = make_engine()
+    engine.add(joined("whole"))
+    engine.run_until_idle()
+    num_cached = len(PREFIX) + 5 + 1 + 8  # the second branch begins as the first
+    assert engine.cache.num_evictable == num_cached
+    engine.check_answers()
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_retracted_joined_request_loses_nothing(page_size: int):
+    """Room for the branches, but not for what both generate."""
+    engine = make_engine(num_pages=64 // page_size, page_size=page_size, conservativeness=0.01, max_running=3)
+    for number in range(2):
+        engine.add(joined(f"whole {number}", (number, *PREFIX[:7]), ((1, 2, 3), (4, 5)), max_new=30))
+    engine.add(make_request("plain", (7, 7), max_new=20))
+    engine.run_until_idle()
+    assert engine.scheduler.totals.num_retracts > 0
+    engine.check_answers()
+
+
+def test_joined_requests_that_block_each_other_give_way():
+    """Each holds a part, and there is no room for the second part of either."""
+    engine = make_engine(num_pages=24, chunk=4, max_running=4, conservativeness=0.01)
+    for number in range(3):
+        engine.add(joined(f"whole {number}", (), ((number,) * 8, (number + 3,) * 8), max_new=4))
+    engine.add(make_request("plain", (7,) * 12, max_new=4))
+    engine.run_until_idle()
+    engine.check_answers()
+
+
+def test_a_request_that_passes_a_joined_one_gets_its_memory():
+    """The first part is held; then a request comes that goes before the second part, and does not fit beside the first.
+
+    It arrived later, so it would be retracted for the room that it lacks itself, again and again.
+    """
+    engine = make_engine(num_pages=24, chunk=16, max_running=1)
+    engine.add(joined("whole", (), ((1,) * 16, (2,) * 4), (7,), max_new=2))
+    engine.step()
+    engine.add(make_request("passes", (3,) * 12, max_new=4, priority=1))
+    engine.run_until_idle()
+    engine.check_answers()
+    assert [batch.entries[0].running.request.rid for batch in engine.batches[:2]] == ["whole", "passes"]
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_step_reads_the_common_prefix_of_joined_requests_once(page_size: int):
+    """The prefix and no more: what follows it in their rows are not the same pages, or not at the same places."""
+    engine = make_engine(
+        num_pages=4000 // page_size, page_size=page_size, max_running=8, context_length=400, shares_prefixes=True
+    )
+    prefix = PREFIX * 17 + (3,)
+    for number in range(5):
+        engine.add(joined(f"whole {number}", prefix, ((5, 5, 5, 5), (number, 6, 6)), (7,), max_new=8))
+    engine.run_until_idle()
+    groups = {(len(group.members), group.num_tokens) for batch in engine.batches for group in batch.groups}
+    assert groups == {(5, 273 if page_size == 1 else 272)}
+    engine.check_answers()
+
+
+def test_copies_to_a_row_that_is_given_back_are_not_made():
+    """Its pages are somebody else's by then."""
+    engine = make_engine(page_size=4)
+    engine.add(joined("whole", branches=((1, 2, 3), (4, 5))))
+    scheduler = engine.scheduler
+    while scheduler.joins.first_ready() is None:
+        engine.step()
+        scheduler.joins.begin_step()
+    (join,) = scheduler.joins
+    scheduler._plan_prefill(0, 0.0)  # as the beginning of a plan
+    assert scheduler._admit(join.whole, 0.0) and scheduler.table.copies
+    scheduler._retract(join.whole)
+    assert not scheduler.table.copies
+    engine.run_until_idle()
+    engine.check_answers()
+
+
+def test_slots_are_not_copied_in_the_step_that_writes_them():
+    """A neighbour computes the branch in this very step, so that its part has nothing left to do."""
+    engine = make_engine(page_size=4)
+    engine.add(make_request("neighbour", (*PREFIX, 1, 2, 3, 4, 5)))
+    engine.add(joined("whole", branches=((1, 2, 3, 4), (1, 2, 3, 4))))
+    engine.run_until_idle()
+    assert engine.scheduler.totals.branch_tokens_computed == 0
+    engine.check_answers()
+
+
+@pytest.mark.parametrize("conservativeness", [0.1, 1.0])
+def test_branches_are_counted_once_however_often_their_parts_begin(conservativeness: float):
+    """What a part had computed before it gave way is no hit when it comes again."""
+    num_again = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        engine = make_engine(num_pages=24, max_running=3, chunk=8, conservativeness=conservativeness)
+        for number in range(5):
+            prefix, *branches = (tuple(rng.choices(range(1, 5), k=count)) for count in (3, 4, 4))
+            engine.add(joined(f"whole {number}", prefix, tuple(branches), (number % 3 + 1,), return_cache_info=True))
+            engine.step()
+        engine.run_until_idle()
+        totals = engine.scheduler.totals
+        assert totals.branch_tokens == 5 * 8 and totals.branch_tokens_computed <= totals.branch_tokens
+        assert totals.cached_tokens == sum(answer.cached_tokens for answer in engine.answers.values())
+        num_again += totals.num_retracts
+        engine.check_answers()
+    assert num_again or conservativeness == 1.0, "nothing was given up"
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_parts_are_made_a_few_at_a_time(policy: str, page_size: int, monkeypatch: pytest.MonkeyPatch):
+    """Many branches behind a long prefix: there is never a copy of the prefix for each of them."""
+    monkeypatch.setattr(joined_requests, "COPIED_AT_ONCE", 0)
+    monkeypatch.setattr(joined_requests, "MIN_AT_ONCE", 3)
+    engine = make_engine(num_pages=600, context_length=400, max_running=2, page_size=page_size, policy=policy)
+    branches = tuple((number % VOCAB, 3, number // VOCAB) for number in range(40))
+    engine.add(joined("whole", branches=branches, position_jumps=((18, 2), (25, 3))))
+    most, num_listed = 0, 0
+    while engine.has_work:
+        engine.step()
+        for join in engine.scheduler.joins:
+            most = max(most, len(join.parts))
+            num_listed = max(num_listed, sum(len(prefix.pages) for prefix in join.held.values()))
+    assert most <= 3 + 2, "those that wait, and those that run"
+    assert num_listed * page_size < 16 + 40 * (3 + 2 * page_size), "the pages of the prefix are listed for each part"
+    assert engine.scheduler.totals.branch_tokens == 120
+    engine.check_answers()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_branches_that_are_cached_end_with_every_policy(policy: str, monkeypatch: pytest.MonkeyPatch):
+    """A part that needs no step ends at once; the next must have its turn before the plan gives up and begins anew."""
+    monkeypatch.setattr(joined_requests, "COPIED_AT_ONCE", 0)
+    monkeypatch.setattr(joined_requests, "MIN_AT_ONCE", 1)
+    engine = make_engine(policy=policy, overlaps=False)
+    engine.add(joined("first"))
+    engine.run_until_idle()
+    engine.batches.clear()
+    engine.add(joined("again"))
+    engine.run_until_idle(10)
+    assert planned(engine.batches[0]) == {"again": 2}
+    engine.check_answers()
+
+
+def test_it_makes_no_difference_when_parts_are_made(monkeypatch: pytest.MonkeyPatch):
+    """Others wait that would pass the joined request; a part that is not made yet must not lose its turn to them."""
+    monkeypatch.setattr(joined_requests, "COPIED_AT_ONCE", 0)
+    schedules = []
+    for at_once in (1, 2, 1000):
+        monkeypatch.setattr(joined_requests, "MIN_AT_ONCE", at_once)
+        engine = make_engine(num_pages=400, context_length=200, max_running=4, chunk=8, max_bypass_tokens=8)
+        engine.add(joined("whole", branches=tuple((number % 6, *PREFIX[:6]) for number in range(12))))
+        for number in range(12):
+            engine.add(make_request(f"passes {number}", (*PREFIX, number % VOCAB, 7, number // VOCAB), priority=1))
+            engine.step()
+        engine.run_until_idle()
+        assert engine.answers["whole"].num_bypassed > 0
+        schedules.append([[(e.running.arrival, e.start, e.num_new) for e in b.entries] for b in engine.batches])
+    assert schedules[0] == schedules[1] == schedules[2]
+
+
+def test_the_parts_of_a_large_joined_request_cost_little():
+    """1024 branches behind 10 000 tokens: 10 million tokens, 40 MB, if each part had a copy."""
+    engine = make_engine(num_pages=40_000, context_length=20_000, max_running=16, chunk=2048)
+    prefix = tuple(np.random.default_rng(0).integers(0, VOCAB, 10_000).tolist())
+    request = joined("whole", prefix, ((1, 2),) * 1024, position_jumps=((500, 3),))
+    tracemalloc.start()
+    engine.scheduler.add(request)
+    engine.scheduler.plan()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * 2**20
+    engine.scheduler.abort("whole")
+    engine.scheduler.check_integrity()
+
+
+def test_prefix_times_branches_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(config, "MAX_COPIED_TOKENS", 48)
+    engine = make_engine()
+    engine.add(joined("most"))
+    with pytest.raises(RequestError, match="may be at most 48, but this one has 16 times 4") as error:
+        engine.add(joined("too many", branches=(*BRANCHES, (1,))))
+    assert error.value.param == "joined"
+    engine.add(joined("empty ones are none", branches=(*BRANCHES, ())))
+    engine.run_until_idle()
+    engine.check_answers()
+
+
+def test_parts_do_not_fill_the_queue():
+    engine = make_engine(max_running=2, num_pages=400, context_length=400, max_queued=3)
+    branches = tuple((number % VOCAB, 3, number // VOCAB) for number in range(40))
+    for number in range(2):
+        engine.add(joined(f"whole {number}", (number, *PREFIX), branches))
+        engine.step()
+    scheduler = engine.scheduler
+    assert len(scheduler.waiting) > 3 and scheduler.num_waiting == 2
+    engine.add(make_request("third"))
+    with pytest.raises(QueueFullError, match="3 requests wait already"):
+        engine.add(make_request("fourth"))
+    engine.run_until_idle()
+    assert scheduler.num_waiting == 0
+    engine.check_answers()
+
+
+@pytest.mark.parametrize("num_steps", range(6))
+def test_a_joined_request_can_be_aborted_at_any_time(num_steps: int):
+    engine = make_engine(chunk=8, max_running=2)
+    engine.add(joined("whole"))
+    engine.add(make_request("other"))
+    for _ in range(num_steps):
+        engine.step()
+    engine.abort("whole")
+    engine.run_until_idle()
+    assert engine.answers["whole"].finish is not None
+    assert engine.answers["whole"].finish.type is FinishType.ABORT
+    engine.check_answers()
+
+
+def test_a_joined_request_may_be_prefill_only_and_have_empty_branches():
+    engine = make_engine()
+    engine.add(joined("nothing", max_new=0))
+    engine.add(joined("empty", branches=((), (1, 2), ())))
+    engine.add(joined("all empty", branches=((), ())))
+    engine.add(joined("no prefix", (), ((1, 2), (), (3,))))
+    engine.run_until_idle()
+    engine.check_answers()
+
+
+def test_more_branches_than_rows():
+    engine = make_engine(max_running=2, num_pages=400, context_length=400)
+    engine.add(joined("whole", branches=tuple((number % VOCAB, 3, number // VOCAB) for number in range(40))))
+    engine.run_until_idle()
+    engine.check_answers()
+
+
+def test_a_cache_report_of_a_joined_prompt_names_the_first_miss():
+    engine = make_engine()
+    engine.add(make_request("first", (*PREFIX, *BRANCHES[0]), max_new=0))
+    engine.add(make_request("second", (*PREFIX, 1, 2, 5), max_new=0))
+    engine.run_until_idle()
+    engine.add(joined("whole", return_cache_info=True))
+    engine.run_until_idle()
+    report = engine.answers["whole"].cache_report
+    assert report is not None
+    assert (report.matched_tokens, report.matchable_tokens) == (16 + 5 + 2, 32)
+    assert report.first_difference == 16 + 5 + 2 and set(report.cached_continuations) == {3, 5}
+    engine.check_answers()
+
+
+def test_a_joined_request_that_waits_too_long_is_taken_out_whole():
+    engine = make_engine(max_running=1)
+    engine.scheduler.add(make_request("runs", max_new=20), 0.0)
+    engine.scheduler.plan(0.0)
+    engine.scheduler.add(joined("waits"), 1.0)
+    engine.scheduler.plan(1.5)
+    assert engine.scheduler.expire(2.0) == ["waits"]
+    assert engine.scheduler.expire(2.0) == [] and not len(engine.scheduler.joins)
+    engine.scheduler.check_integrity()
+
+
+def test_a_joined_request_that_has_begun_does_not_expire():
+    engine = make_engine(max_running=1, chunk=4)
+    engine.scheduler.add(joined("whole"), 0.0)
+    engine.scheduler.plan(0.5)
+    assert engine.scheduler.expire(9.0) == []
+
+
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        ((3,), "1 to 1024 branches"),
+        ((3, 2), "never descending"),
+        ((-1, 2), "branches"),
+        ((2, 8), "put at least one token behind the branches"),
+        ((0, 0), "something must come before"),
+        (tuple(range(1026)), "1 to 1024 branches"),
+    ],
+)
+def test_branches_that_make_no_sense_are_refused(starts: tuple[int, ...], message: str):
+    with pytest.raises(RequestError, match=message) as error:
+        Request(rid="r", input_ids=(1,) * 8, joined=starts)
+    assert error.value.param == "joined"
+
+
+def test_logprobs_of_a_joined_prompt_are_refused():
+    with pytest.raises(RequestError, match="joined prompt"):
+        joined("r", return_logprob=True, logprob_start_len=0)
+    joined("r", return_logprob=True)
+
+
+def test_what_cannot_fit_is_refused():
+    engine = make_engine(context_length=64)
+    with pytest.raises(RequestError, match="positions must be below 64") as error:
+        engine.add(make_request("far", (1, 2, 3), position_jumps=((1, 60),)))
+    assert error.value.param == "position_jumps"
+    with pytest.raises(ContextLengthError):
+        engine.add(joined("long", max_new=64))
+    engine = make_engine(num_pages=12, page_size=4)
+    with pytest.raises(RequestError, match="12 pages"):
+        engine.add(joined("copies", max_new=3))
+    engine.scheduler._config = dataclasses.replace(engine.scheduler._config, has_windows=True)
+    with pytest.raises(RequestError, match="sliding window"):
+        engine.add(joined("windows", max_new=3))
+    assert engine.scheduler.is_idle
+
+
+prompts = st.lists(st.integers(0, 2), min_size=1, max_size=10).map(tuple)
+parts = st.lists(st.integers(0, 2), max_size=5).map(tuple)
+
+
+@st.composite
+def requests(draw: st.DrawFn, rid: str) -> Request:
+    kind = draw(st.sampled_from(["plain", "plain", "jumps", "joined", "joined", "joined", "hold"]))
+    sampling = SamplingParams(max_new_tokens=0 if kind == "hold" else draw(st.integers(0, 10)), ignore_eos=True)
+    ids, starts = draw(prompts), ()
+    if kind == "joined":
+        branches = draw(st.lists(parts, min_size=1, max_size=4))
+        made = joined(rid, draw(parts), tuple(branches), draw(prompts), 0) if any(branches) else None
+        if made is not None:
+            ids, starts = made.input_ids, made.joined
+    jumps = ()
+    if kind in ("jumps", "joined") and draw(st.booleans()):
+        where = draw(st.lists(st.integers(0, len(ids) - 1), max_size=3, unique=True))
+        jumps = tuple((index, draw(st.integers(1, 4))) for index in sorted(where))
+    return Request(
+        rid=rid,
+        input_ids=ids,
+        sampling=sampling,
+        joined=starts,
+        position_jumps=jumps,
+        hold=kind == "hold",
+        return_logprob=kind == "joined",
+        return_cache_info=draw(st.booleans()),
+        priority=draw(st.sampled_from([0, 0, 1])),
+    )
+
+
+@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.given(st.data())
+def test_random_traffic_with_joined_prompts(data: st.DataObject):
+    """Whatever else runs, waits, is held, retracted or aborted: every token sees what it should, where it should."""
+    page_size = data.draw(st.sampled_from([1, 1, 4]))
+    shape = EngineShape(
+        num_pages=data.draw(st.integers(6, 20)) * 4 // page_size,
+        page_size=page_size,
+        max_running=data.draw(st.integers(1, 4)),
+        chunk=data.draw(st.sampled_from([4, 8, 32])),
+        overlaps=data.draw(st.booleans()),
+        has_decode=data.draw(st.booleans()),
+        has_cache=data.draw(st.sampled_from([True, True, True, False])),
+        policy=data.draw(st.sampled_from(["lpm", "dfs-weight", "fcfs"])),
+        conservativeness=data.draw(st.sampled_from([0.01, 1.0])),
+        max_bypass_tokens=data.draw(st.sampled_from([8, 10**6])),
+        draft_len=data.draw(st.sampled_from([0, 0, 3])),
+        shares_prefixes=data.draw(st.booleans()),
+        context_length=96,
+    )
+    at_once = data.draw(st.sampled_from([1, 2, 1000]))
+    with mock.patch.multiple(joined_requests, COPIED_AT_ONCE=0, MIN_AT_ONCE=at_once):
+        play(data, shape)
+
+
+def play(data: st.DataObject, shape: EngineShape) -> None:
+    engine = SimulatedEngine(shape, TokenModel(broken_every=data.draw(st.sampled_from([50, 10**9]))))
+    engine.scheduler.table.words._limit = data.draw(st.sampled_from([8, 1000]))
+    for number in range(data.draw(st.integers(1, 10))):
+        request = data.draw(requests(f"r{number}"))
+        try:
+            engine.add(request)
+        except QueueFullError:
+            assert engine.scheduler.table.words._limit == 8
+        except JsgError:
+            assert len(request.input_ids) + request.sampling.max_new_tokens > shape.num_pages * shape.page_size // 4
+        if engine.answers and data.draw(st.integers(0, 4)) == 0:
+            rid = data.draw(st.sampled_from(sorted(engine.answers)))
+            if engine.answers[rid].finish is None:
+                engine.abort(rid)
+        for _ in range(data.draw(st.integers(0, 3))):
+            if engine.has_work:
+                engine.step()
+    engine.run_until_idle()
+    engine.scheduler.break_holds(len(engine.scheduler.holds))
+    engine.run_until_idle()
+    assert not engine.scheduler.table.words._users
+    totals = engine.scheduler.totals
+    assert totals.branch_tokens_computed <= totals.branch_tokens
+    assert totals.cached_tokens == sum(answer.cached_tokens for answer in engine.answers.values())
+    engine.check_answers()

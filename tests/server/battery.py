@@ -1,0 +1,208 @@
+"""What sends bad input of every kind to a server, and shows that nobody else notices.
+
+While the tests of a file run a stream goes on beside them; at the end it must have every token, in the same processes,
+with memory flat.
+"""
+
+import contextlib
+import dataclasses
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from jsg.config import ServerConfig
+from jsg.server.app import create_app
+from jsg.server.front import FrontDoor
+from tests.server.conftest import RunningServer, ServerMaker, events_of
+
+JSON = {"Content-Type": "application/json"}
+MESSAGES = [{"role": "user", "content": "hi"}]
+RAW = "\0raw"  # stands for text that goes into the body as it is, and not as a JSON string
+
+PROGRAM: dict[str, Any] = {
+    "jsg_graph": 1,
+    "name": "ask",
+    "arguments": [{"name": "q", "kind": "text"}],
+    "nodes": [
+        {"kind": "open", "id": 0, "stream": 0, "line": "ask:1", "program": "ask"},
+        {"kind": "append", "id": 1, "stream": 0, "line": "ask:2", "pieces": [{"argument": "q"}, ": "]},
+        {"kind": "generate", "id": 2, "stream": 0, "line": "ask:3", "name": "a", "args": {"max_tokens": 2}},
+    ],
+    "outputs": {"a": {"text": [{"node": 2, "name": "a"}]}},
+    "returns": {"constant": None},
+}
+"""A program of one gen, as `POST /v1/programs` takes it."""
+
+VALID: dict[str, dict[str, Any]] = {
+    "/abort_request": {"rid": "nobody"},
+    "/detokenize": {"tokens": [1, 2]},
+    "/generate": {"text": "ab"},
+    "/select": {"prompt": "ab", "choices": ["c", "d"]},
+    "/tokenize": {"prompt": "ab"},
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2},
+    "/v1/completions": {"prompt": "ab", "max_tokens": 2},
+    "/v1/detokenize": {"tokens": [1, 2]},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/v1/programs": {"graph": PROGRAM, "arguments": {"q": "ab"}},
+    "/v1/responses": {"input": "ab", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "ab"},
+    "/v1/score": {"query": "ab", "items": ["c"], "label_token_ids": [1]},
+    "/v1/tokenize": {"prompt": "ab"},
+}
+"""A small body for every endpoint that takes one."""
+
+TEXT_FIELD = {
+    "/abort_request": "rid",
+    "/generate": "text",
+    "/select": "prompt",
+    "/tokenize": "prompt",
+    "/v1/completions": "prompt",
+    "/v1/responses": "input",
+    "/v1/responses/input_tokens": "input",
+    "/v1/score": "query",
+    "/v1/tokenize": "prompt",
+}
+"""The field that is a text at the top level."""
+
+GENERATING = ("/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+
+Place = tuple[str | int, ...]
+
+
+def interface() -> dict[str, Any]:
+    return create_app(FrontDoor(), ServerConfig()).openapi()
+
+
+def body_schemas() -> dict[str, dict[str, Any]]:
+    operations = {path: methods.get("post", {}) for path, methods in interface()["paths"].items()}
+    return {
+        path: operation["requestBody"]["content"]["application/json"]["schema"]
+        for path, operation in operations.items()
+        if "requestBody" in operation
+    }
+
+
+def with_value(body: Any, place: Place, value: Any) -> Any:
+    """The body with a value at a place that may not exist yet."""
+    if not place:
+        return value
+    key, *rest = place
+    if isinstance(key, int):
+        inner = body[0] if isinstance(body, list) and body else None
+        return [with_value(inner, tuple(rest), value)]
+    body = body if isinstance(body, dict) else {}
+    return {**body, key: with_value(body.get(key), tuple(rest), value)}
+
+
+def encode(body: Any, raw: str) -> bytes:
+    return json.dumps(body).replace(json.dumps(RAW), raw).encode()
+
+
+@dataclasses.dataclass
+class Battery:
+    """Sends what is wrong and keeps what was answered."""
+
+    server: RunningServer
+    bodies: list[str] = dataclasses.field(default_factory=list)
+
+    def post(self, path: str, content: bytes | dict[str, Any], **headers: str) -> httpx.Response:
+        content = json.dumps(content).encode() if isinstance(content, dict) else content
+        response = self.server.http.post(path, content=content, headers=JSON | headers)
+        assert response.status_code < 500, response.text
+        if response.status_code >= 400:
+            self.bodies.append(response.text)
+        return response
+
+    def refused(
+        self, path: str, content: bytes | dict[str, Any], *said: str, status: int = 400, **headers: str
+    ) -> dict[str, Any]:
+        """The error; it must be in the form of its API, say what was wrong and what to do."""
+        response = self.post(path, content, **headers)
+        assert response.status_code == status, f"{response.status_code} {response.text}"
+        assert response.headers["x-request-id"]
+        error = error_of(path, response)
+        for words in said:
+            assert words in error["message"]
+        assert len(error["message"]) < 1100
+        assert re.search("must|is required|needs|are one|unknown|is not supported|may ", error["message"])
+        assert re.search("[;:,]|must be given|must be below", error["message"]), f"no remedy: {error['message']}"
+        return error
+
+
+def error_of(path: str, response: httpx.Response) -> dict[str, Any]:
+    body = response.json()
+    assert response.headers["content-type"] == "application/json"
+    if path.startswith("/v1/messages"):
+        assert set(body) <= {"type", "error", "request_id"} and body["type"] == "error"
+        assert set(body["error"]) == {"type", "message"}
+    elif path.startswith("/v1/"):
+        assert set(body) == {"error"}
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+    else:
+        assert set(body) == {"error"}
+        assert "message" in body["error"]
+    return body["error"]
+
+
+@contextlib.contextmanager
+def firing(make_server: ServerMaker, tokenizer_dir: Path) -> Iterator[Battery]:
+    """A battery, and at its end the proof that nobody else noticed."""
+    with make_server() as server:
+        made = Battery(server)
+        pid = server.stats()["pid"]
+        for path, body in VALID.items():
+            made.post(path, body)
+        made.post("/generate", encode({"input_ids": RAW}, "[" + "1," * 10**6 + "1]"))
+        before = rss_bytes(server.process.pid)
+        with Stream(server) as stream:
+            yield made
+        assert stream.num_whole > 0
+        assert stream.failures == [], "a stream beside the battery lost something"
+        assert server.process.poll() is None
+        assert server.stats()["pid"] == pid, "the engine process was lost"
+        server.wait_for_stats(num_running=0)
+        assert rss_bytes(server.process.pid) - before < 64 * 2**20
+        secrets = [str(Path(__file__).parents[2]), str(tokenizer_dir), str(Path.home()), str(server.http.base_url)]
+        for said in made.bodies:
+            assert not any(secret in said for secret in secrets if len(secret) > 1)
+            assert not re.search(r"Traceback|\.py\b|site-packages|line \d+|0x[0-9a-f]{6}|/(usr|home|tmp|etc)/", said)
+
+
+class Stream:
+    """Streams of 400 tokens one after the other, each checked to the last token."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._url = server.http.base_url
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.num_whole = 0
+        self.failures: list[str] = []
+
+    def __enter__(self) -> "Stream":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        body = {"input_ids": [97, 98, 99], "stream": True, "sampling_params": {"max_new_tokens": 400}}
+        wanted = ("abc" * 134)[:400]
+        with httpx.Client(base_url=self._url, timeout=60) as client:
+            while not self._ending.is_set() or not self.num_whole:
+                with client.stream("POST", "/generate", json=body) as response:
+                    last = events_of(response)[-1]
+                if last.get("output_ids") != [ord(char) for char in wanted]:
+                    self.failures.append(str(last)[:200])
+                self.num_whole += 1
+
+
+def rss_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

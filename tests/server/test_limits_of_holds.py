@@ -1,0 +1,137 @@
+"""What a program and a hold may cost, and how a hold's timer ends."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jsg.errors import RequestError
+from jsg.processing.answer import Prompt
+from jsg.processing.parts import TextPart, TokenPart
+from jsg.server.caller import ApiCall, Caller
+from jsg.server.generation import MAX_PROMPT_TOKENS, MAX_SCORES, Generator
+from jsg.server.lang_backend import Budget, FrontModel
+from jsg.server.limits import Admission, Limits
+from jsg.types import SamplingParams
+from tests.server.scripted import ScriptedServer
+
+CALL = ApiCall(caller=Caller(), route="/generate", request_id="x")
+
+
+@pytest.fixture
+def server(tokenizer_dir: Path) -> ScriptedServer:
+    return ScriptedServer(tokenizer_dir)
+
+
+class TestTimers:
+    def test_a_hold_whose_time_is_over_does_not_keep_the_server_from_ending(self, server: ScriptedServer):
+        asyncio.run(self.unread(server))
+
+    async def unread(self, server: ScriptedServer) -> None:
+        """Its client does not read on, so it has not left when the server ends."""
+        client = server.engine
+        generator = Generator(client, server.tokenizer, random_seed=0, limits=Limits(hold_s=0.01))  # pyright: ignore[reportArgumentType]
+        held = Prompt(rid="r", input_ids=(1, 2), sampling=SamplingParams(max_new_tokens=0), hold=True)
+        deltas = generator.begin(CALL, [held]).hold()
+        await anext(deltas)
+        while client.held:
+            await asyncio.sleep(0.005)
+        generator.admission.close()
+        generator.admission.end()
+        await deltas.aclose()
+
+    def test_the_end_may_come_while_one_is_ending(self):
+        asyncio.run(self.ending())
+
+    async def ending(self) -> None:
+        admission = Admission(Limits(hold_s=0))
+        is_ending = asyncio.Event()
+        may_end = asyncio.Event()
+
+        async def hold() -> None:
+            with admission.hold("") as watch:
+                async with asyncio.timeout_at(None) as timer:
+                    watch(timer)
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        is_ending.set()
+                        await may_end.wait()
+
+        task = asyncio.create_task(hold())
+        await is_ending.wait()
+        admission.close()
+        may_end.set()
+        with pytest.raises(TimeoutError):
+            await task
+
+    def test_a_timer_that_has_ended_is_forgotten(self):
+        asyncio.run(self.ended())
+
+    async def ended(self) -> None:
+        admission = Admission(Limits())
+        with admission.hold("") as watch:
+            async with asyncio.timeout_at(None) as timer:
+                watch(timer)()
+            admission.close()
+
+
+class TestBudget:
+    def test_what_is_refused_costs_nothing(self):
+        budget = Budget()
+        most = Prompt(rid="r", input_ids=(1,), sampling=SamplingParams(max_new_tokens=MAX_PROMPT_TOKENS - 1))
+        more = Prompt(rid="r", input_ids=(1,), sampling=SamplingParams(max_new_tokens=MAX_PROMPT_TOKENS))
+        for _ in range(2):
+            with pytest.raises(RequestError, match="tokens"):
+                budget.spend([more])
+        budget.spend([most])
+
+    def test_holds_are_counted_apart(self):
+        budget = Budget()
+        sampling = SamplingParams(max_new_tokens=0)
+        ids = (1,) * (MAX_PROMPT_TOKENS // 2)
+        held = Prompt(rid="r", input_ids=ids, sampling=sampling, hold=True)
+        budget.spend([held, held])
+        with pytest.raises(RequestError, match="held"):
+            budget.spend([held])
+        budget.spend([Prompt(rid="r", input_ids=ids, sampling=sampling)] * 2)
+
+    def test_a_hint_that_is_refused_takes_nothing_from_the_calls(self, server: ScriptedServer):
+        asyncio.run(self.refused(server))
+
+    async def refused(self, server: ScriptedServer) -> None:
+        app: Any = server.http.app
+        front = app.state.door.front
+        budget = Budget()
+        model = FrontModel(front, CALL, namespace="", budget=budget)
+        with pytest.raises(RequestError):
+            await model.hold((TokenPart((1,) * 9000),))  # longer than the context
+        budget.spend([Prompt(rid="r", input_ids=(), sampling=SamplingParams(max_new_tokens=0), hold=True)])
+        ids = (1,) * (MAX_PROMPT_TOKENS // 2)
+        full = Prompt(rid="r", input_ids=ids, sampling=SamplingParams(max_new_tokens=0), hold=True)
+        budget.spend([full, full])
+
+
+class TestScores:
+    async def score(self, server: ScriptedServer, prompt: str, choices: list[str]) -> None:
+        app: Any = server.http.app
+        front = app.state.door.front
+        await FrontModel(front, CALL, namespace="").score((TextPart(prompt),), choices)
+
+    def test_sizes_are_checked_before_anything_is_multiplied(
+        self, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    ):
+        """The prompts of choices repeat what stands before them: none is made where they are too large together."""
+        monkeypatch.setattr("jsg.lang.tokens.scoring.ScorePlan._prompt", None)
+        monkeypatch.setattr("jsg.server.lang_backend.MAX_PROMPT_TOKENS", 10_000)
+        choices = [f"{number} {number}" for number in range(100)]
+        with pytest.raises(RequestError, match="at most 10000 tokens"):
+            asyncio.run(self.score(server, "a" * 300, choices))
+
+    def test_choices_with_too_many_tokens(self, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("jsg.lang.tokens.scoring.TokenTrie", None)
+        monkeypatch.setattr("jsg.server.lang_backend.MAX_SCORES", 1000)
+        with pytest.raises(RequestError, match="at most 1000 tokens"):
+            asyncio.run(self.score(server, "So? ", [str(number) * 300 for number in range(9)]))
+        assert MAX_SCORES > 1000

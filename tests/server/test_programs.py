@@ -1,0 +1,411 @@
+"""`/v1/programs`: what runs, what is told, what is refused, what ends a program."""
+
+import asyncio
+import contextlib
+import copy
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jsg as sgl
+from jsg.errors import ContextLengthError, RequestError
+from jsg.processing.parts import TextPart
+from jsg.server.caller import ApiCall, Caller
+from jsg.server.http.event_stream import COMMENT
+from jsg.server.lang_backend import FrontModel
+from jsg.server.native import programs
+from tests.server.battery import PROGRAM
+from tests.server.conftest import RunningServer, ServerMaker, check_discreet, data_of, events_of
+from tests.server.scrape import scrape_until
+from tests.server.scripted import ScriptedServer
+
+
+@pytest.fixture
+def server(tokenizer_dir: Path) -> ScriptedServer:
+    return ScriptedServer(tokenizer_dir)
+
+
+@sgl.function
+def judge(s, topic):
+    s += "Of " + topic + ": "
+    s += sgl.gen("essay", max_tokens=8, temperature=0)
+    branches = s.fork(3)
+    for number, branch in enumerate(branches):
+        branch += f" ({number}) "
+        branch += sgl.gen("mark", max_tokens=3)
+    branches.join()
+    s += " so " + sgl.select("verdict", ["good", "bad"])
+    return s["verdict"]
+
+
+def graph_of(program: Any, **constants: object) -> dict[str, Any]:
+    return json.loads(program.compile(**constants).to_json())
+
+
+def gen_program(count: int = 1, **args: object) -> dict[str, Any]:
+    """Gens `a0`, `a1`, ... one behind the other, each with these arguments."""
+    graph = copy.deepcopy(PROGRAM)
+    graph["nodes"] = graph["nodes"][:2]
+    for number in range(count):
+        graph["nodes"].append(
+            {"kind": "generate", "id": 2 + number, "stream": 0, "line": f"ask:{3 + number}", "name": f"a{number}",
+             "args": {"max_tokens": 2} | args}
+        )  # fmt: skip
+    graph["outputs"] = {f"a{n}": {"text": [{"node": 2 + n, "name": f"a{n}"}]} for n in range(count)}
+    return graph
+
+
+def run(server: ScriptedServer, graph: dict, **body) -> dict:
+    response = server.http.post("/v1/programs", json={"graph": graph, "arguments": {"q": "hi"}} | body)
+    assert response.status_code == 200, response.text
+    check_discreet(response.text)
+    return response.json()
+
+
+class TestRuns:
+    def test_a_whole_program(self, server: ScriptedServer):
+        answer = run(server, graph_of(judge), arguments={"topic": "art"})
+        assert answer["object"] == "program"
+        assert answer["id"].startswith("program-")
+        assert answer["variables"] == {"essay": "hello", "mark": ["hel"] * 3, "verdict": answer["return_value"]}
+        assert answer["return_value"] in ("good", "bad")
+        assert answer["text"] == f"Of art: hello so {answer['return_value']}"
+        assert answer["errors"] == []
+        assert answer["usage"]["calls"] == 5
+        assert answer["meta_info"]["essay"]["completion_tokens"] == 6
+        assert sum(answer["meta_info"]["verdict"]["probabilities"]) == pytest.approx(1)
+
+    def test_what_is_common_is_sent_as_the_tokens_it_was_and_held(self, server: ScriptedServer):
+        run(server, graph_of(judge), arguments={"topic": "art"})
+        first, *rest = server.engine.requests
+        answer = server.tokenizer.encode("hello", add_special_tokens=False)
+        common = (*first.input_ids, *answer)
+        holds = [request for request in rest if request.hold]
+        branches = [request for request in rest if not request.hold and request.sampling.max_new_tokens == 3]
+        assert holds[0].input_ids == common
+        assert len(branches) == 3
+        assert all(branch.input_ids[: len(common)] == common for branch in branches)
+        assert server.engine.held == []
+
+    def test_defaults_of_the_run(self, server: ScriptedServer):
+        graph = gen_program()
+        del graph["nodes"][2]["args"]
+        answer = run(server, graph, sampling_params={"max_tokens": 4, "temperature": 0.25})
+        assert answer["variables"] == {"a0": "hell"}
+        assert server.sampling.temperature == 0.25
+
+    def test_one_of_what_the_key_may_see(self, server: ScriptedServer):
+        run(server, gen_program())
+        run(server, gen_program(), cache_salt="other")
+        first, second = server.engine.requests
+        assert first.namespace != second.namespace
+
+    def test_events(self, server: ScriptedServer):
+        body = {"graph": graph_of(judge), "arguments": {"topic": "art"}, "stream": True}
+        with server.http.stream("POST", "/v1/programs", json=body) as response:
+            *news, last = events_of(response)
+        result = last["result"]
+        for name in ("essay", "verdict"):
+            own = [event for event in news if event["variable"] == name]
+            assert "".join(event.get("delta", "") for event in own) == result["variables"][name]
+            assert [event.get("done") for event in own] == [None] * (len(own) - 1) + [True]
+        assert [event for event in news if event["variable"] == "mark"] == [{"variable": "mark", "done": True}]
+        assert len([event for event in news if event["variable"] == "essay"]) > 2  # it came as it grew
+        assert result["text"] == f"Of art: hello so {result['return_value']}"
+
+    def test_n7_a_stream_on_which_nothing_happens_says_that_it_lives(
+        self, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(programs, "BEAT_S", 0.001)
+        server.engine.answer = "a" * 90
+        body = {"graph": gen_program(max_tokens=90), "arguments": {"q": "hi"}, "stream": True}
+        assert COMMENT.decode() in server.http.post("/v1/programs", json=body).text
+
+
+class TestFails:
+    def test_a_failed_branch_is_told_with_its_node_and_the_others_are_there(self, server: ScriptedServer):
+        @sgl.function
+        def two(s):
+            s += "a"
+            left, right = s.fork(2)
+            left += "b" * 9000 + sgl.gen("x", max_tokens=2)
+            right += sgl.gen("y", max_tokens=2)
+            s["left"], s["right"] = left["x"], right["y"]
+
+        answer = run(server, graph_of(two), arguments={})
+        assert answer["variables"]["right"] == "he"
+        assert answer["variables"]["left"] is None
+        (error,) = answer["errors"]
+        assert error["file"] == "test_programs.py"
+        assert error["line"] == two.func.__code__.co_firstlineno + 4
+        assert error["type"] == ContextLengthError.__name__
+        assert isinstance(error["node"], int)
+
+    def test_a_failure_of_the_engine(self, server: ScriptedServer):
+        server.engine.failure = RequestError("this is refused; leave it out")
+        answer = run(server, gen_program(2))
+        assert answer["variables"] == {"a0": None, "a1": None}
+        assert {error["message"] for error in answer["errors"]} == {"this is refused; leave it out"}
+        assert answer["text"] is None
+
+    def test_nobody_is_told_of_a_bug(self, server: ScriptedServer, caplog: pytest.LogCaptureFixture):
+        server.engine.failure = KeyError("a secret")  # pyright: ignore[reportAttributeAccessIssue]
+        answer = run(server, gen_program())
+        assert "secret" not in json.dumps(answer)
+        assert answer["errors"][0]["type"] == "JsgError"
+        assert "internal error" in answer["errors"][0]["message"]
+        assert "secret" in caplog.text
+
+
+def node(graph: dict, **changes: object) -> dict:
+    """The graph with another last node."""
+    graph = copy.deepcopy(graph)
+    graph["nodes"][-1] |= changes
+    return graph
+
+
+def choose(**fields: object) -> dict:
+    """A `choose` in place of the gen, with these fields."""
+    first = {"kind": "choose", "id": 2, "stream": 0, "line": "ask:3", "name": "a", "choices": [["x"], ["y"]]}
+    return PROGRAM | {"nodes": [*PROGRAM["nodes"][:2], first | fields], "outputs": {}}
+
+
+def loops(depth: int, rounds: int) -> dict:
+    """Loops in loops, the innermost of which does nothing."""
+    inner: list[dict] = []
+    for number in reversed(range(depth)):
+        body = {"nodes": inner, "outputs": {}}
+        inner = [{"kind": "loop", "id": 2 + number, "stream": 0, "line": "ask:3", "max_rounds": rounds, "body": body}]
+    return PROGRAM | {"nodes": PROGRAM["nodes"][:2] + inner, "outputs": {}}
+
+
+MANY = [{"kind": "append", "id": 1 + i, "stream": 0, "line": "ask:2", "pieces": ["a"]} for i in range(4200)]
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("graph", "said"),
+        [
+            ({}, "jsg_graph"),
+            (PROGRAM | {"jsg_graph": 2}, "jsg_graph"),
+            (PROGRAM | {"more": 1}, "more"),
+            (node(PROGRAM, kind="exec"), "node 2"),
+            (node(PROGRAM, stream=7), "node 2"),
+            (node(PROGRAM, id=1), "node 1"),
+            (node(PROGRAM, args={"max_tokens": "x"}), "node 2"),
+            (node(PROGRAM, args={"wish": 1}), "node 2"),
+            (node(PROGRAM, args={"max_tokens": 2_000_000}), "node 2"),
+            (node(PROGRAM, args={"n": 5000}), "node 2"),
+            (node(PROGRAM, args={"temperature": -1.0}), "node 2"),
+            (node(PROGRAM, args={"max_tokens": -1}), "node 2"),
+            (node(PROGRAM, args={"top_p": 7.0}), "node 2"),
+            (node(PROGRAM, args={"dtype": "int", "regex": "a"}), "node 2"),
+            (node(PROGRAM, args={"top_logprobs_num": 3}), "node 2"),
+            (node(PROGRAM, args={"top_logprobs_num": 999, "return_logprob": True}), "node 2"),
+            (node(PROGRAM, args={"logprob_start_len": 7}), "node 2"),
+            (choose(method="greedy_token_selection", temperature=0.5), "node 2"),
+            (choose(method="token_trie", temperature=-1.0), "node 2"),
+            (choose(method="coin"), "node 2"),
+            (PROGRAM | {"outputs": {"a": {"text": [{"node": 9, "name": "a"}]}}}, "node 9"),
+            (PROGRAM | {"nodes": PROGRAM["nodes"] * 2}, "node 0"),
+            (PROGRAM | {"nodes": []}, "open"),
+            (PROGRAM | {"nodes": [PROGRAM["nodes"][0], *MANY], "outputs": {}}, "nodes up to"),
+            (loops(3, 256), "up to"),
+            (loops(20, 256), "up to"),
+            (loops(1, 1000), "rounds up to"),
+            (PROGRAM | {"outputs": {f"a{i}": {"text": ["x"]} for i in range(3000)}}, "outputs up to"),
+        ],
+    )
+    def test_a_bad_graph_is_refused_before_anything_runs(self, server: ScriptedServer, graph: dict, said: str):
+        response = server.http.post("/v1/programs", json={"graph": graph, "arguments": {"q": "hi"}})
+        assert response.status_code == 400, response.text[:500]
+        assert said in response.json()["error"]["message"]
+        assert server.engine.requests == []
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ({}, "'q'"),
+            (None, "'q'"),
+            ({"q": "a", "r": "b"}, "'r'"),
+            ({"q": ["a"]}, "'q'"),
+            ({"q": {"image": "aGk=", "media_type": "image/png"}}, "'q'"),
+        ],
+    )
+    def test_arguments(self, server: ScriptedServer, arguments: dict | None, said: str):
+        response = server.http.post("/v1/programs", json={"graph": PROGRAM, "arguments": arguments})
+        assert response.status_code == 400, response.text
+        assert said in response.json()["error"]["message"]
+
+    def test_n3_reports_that_are_asked_for_as_they_should(self, server: ScriptedServer):
+        graph = node(PROGRAM, args={"max_tokens": 2, "return_logprob": True, "logprob_start_len": 1})
+        answer = run(server, graph, arguments={"q": "hi"})
+        assert answer["errors"] == []
+
+    def test_a_fork_that_is_too_wide(self, server: ScriptedServer):
+        graph = copy.deepcopy(PROGRAM)
+        graph["nodes"] += [
+            {"kind": "fork", "id": 3, "stream": 0, "line": "ask:4", "branches": list(range(1, 300))},
+        ]
+        response = server.http.post("/v1/programs", json={"graph": graph, "arguments": {"q": "hi"}})
+        assert response.status_code == 400
+        assert "fan_out" in response.json()["error"]["message"]
+        assert "node 3" in response.json()["error"]["message"]
+
+    def test_an_answer_that_would_be_too_large(self, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch):
+        """A few kilobytes may name the same text very often."""
+        monkeypatch.setattr(programs, "MAX_ANSWER_CHARS", 50_000)
+        server.engine.answer = "a" * 7000
+        server.engine.step_len = 1000
+        graph = node(PROGRAM, args={"max_tokens": 8000})
+        graph["outputs"] = {f"a{i}": {"text": [{"node": 2, "name": "a"}]} for i in range(10)}
+        body = {"graph": graph, "arguments": {"q": "hi"}}
+        for is_stream in (False, True):
+            response = server.http.post("/v1/programs", json=body | {"stream": is_stream})
+            assert "50000 characters in all" in response.text
+            assert len(response.content) < 60_000
+
+    def test_an_argument_that_is_repeated_too_often(self, server: ScriptedServer):
+        graph = PROGRAM | {"returns": {"list": [{"text": [{"argument": "q"}, "!"]}] * 1000}}
+        answer = run(server, graph, arguments={"q": "a" * 100_000})
+        assert answer["return_value"] is None
+        assert any("more text" in error["message"] for error in answer["errors"])
+
+    def test_patterns_that_read_too_much(self, server: ScriptedServer):
+        """Reading is charged by what it costs: a second for a pattern and these characters."""
+        graph = loops(1, 250)
+        graph["nodes"][-1]["until"] = {"matches": [[{"argument": "q"}], "(a|aa)*b"]}
+        answer = run(server, graph, arguments={"q": "a" * 2000})
+        assert any("more text" in error["message"] for error in answer["errors"])
+        assert run(server, graph, arguments={"q": "aab"})["errors"] == []
+
+    def test_pictures_cannot_be_seen_yet(self, server: ScriptedServer):
+        graph = PROGRAM | {"arguments": [{"name": "q", "kind": "image"}]}
+        graph["nodes"] = [
+            PROGRAM["nodes"][0],
+            {"kind": "media", "id": 1, "stream": 0, "line": "ask:2", "source": {"argument": "q"}},
+            PROGRAM["nodes"][2],
+        ]
+        answer = run(server, graph, arguments={"q": {"image": "aGk=", "media_type": "image/png"}})
+        assert "cannot see" in answer["errors"][0]["message"]
+
+
+class TestLimits:
+    def test_programs_wait_for_room_of_their_key(self, make_server: ServerMaker):
+        """Two of six branches each where three answers may be under way."""
+
+        @sgl.function
+        def wide(s):
+            s += "abc"
+            branches = s.fork(6)
+            for branch in branches:
+                branch += sgl.gen("x", max_tokens=5)
+            branches.join()
+
+        with make_server(server={"max_requests_per_key": 3}) as server:
+            body = {"graph": graph_of(wide)}
+            with ThreadPoolExecutor(2) as threads:
+                sent = [threads.submit(server.http.post, "/v1/programs", json=body) for _ in range(2)]
+            for answer in (future.result().json() for future in sent):
+                assert answer["variables"] == {"x": ["abcab"] * 6}, answer["errors"]
+
+    def test_programs_of_a_key_are_bounded(self, make_server: ServerMaker):
+        long = {"graph": gen_program(max_tokens=900), "arguments": {"q": "ab"}, "stream": True}
+        with make_server(server={"max_requests_per_key": 1}) as server:
+            connection = server.send("/v1/programs", long)
+            server.wait_for_stats(num_running=1)
+            response = server.http.post("/v1/programs", json=long)
+            assert response.status_code == 429
+            assert "programs" in response.json()["error"]["message"]
+            connection.close()
+            server.wait_for_stats(num_running=0)
+
+    @pytest.mark.parametrize("is_stream", [False, True])
+    def test_a_program_takes_no_longer_than_it_may(self, make_server: ServerMaker, is_stream: bool):
+        body = {"graph": gen_program(max_tokens=900), "arguments": {"q": "ab"}, "stream": is_stream}
+        with make_server(server={"program_timeout": 0.3}) as server:
+            response = server.http.post("/v1/programs", json=body)
+            assert "--program-timeout" in response.text
+            if not is_stream:
+                assert response.status_code == 504
+            server.wait_for_stats(num_running=0, num_waiting=0)
+
+    @pytest.mark.parametrize("is_stream", [False, True])
+    def test_who_leaves_ends_all_of_it(self, server_of_fakes: RunningServer, is_stream: bool):
+        @sgl.function
+        def wide(s, q):
+            s += q
+            branches = s.fork(4)
+            for branch in branches:
+                branch += sgl.gen("x", max_tokens=900) + sgl.gen("y", max_tokens=900)
+            branches.join()
+
+        body = {"graph": graph_of(wide), "arguments": {"q": "ab"}, "stream": is_stream}
+        connection = server_of_fakes.send("/v1/programs", body)
+        server_of_fakes.wait_for_stats(num_running=4, num_holds=1)
+        added = server_of_fakes.stats()["num_added"]
+        connection.close()
+        server_of_fakes.wait_for_stats(num_running=0, num_holds=0, num_waiting=0, num_added=added)
+
+    def test_its_calls_are_counted_like_other_requests(self, make_server: ServerMaker):
+        with make_server() as server:
+            server.http.post(
+                "/v1/programs", json={"graph": gen_program(3), "arguments": {"q": "ab"}}
+            ).raise_for_status()
+            seen = scrape_until(server.http, lambda s: "/v1/programs" in s.by("jsg:http_requests_total", "route"))
+            assert seen.get("jsg:requests_finished_total", route="/v1/programs", reason="length") == 3
+            assert seen.get("jsg:generation_tokens_total") == 6
+            assert seen.get("jsg:answers_open") == 0
+
+    def test_a_program_under_way_goes_on_while_the_server_ends(self, make_server: ServerMaker):
+        body = {"graph": gen_program(3, max_tokens=100), "arguments": {"q": "ab"}, "stream": True}
+        with make_server(server={"shutdown_timeout": 15}) as server:
+            with contextlib.closing(server.send("/v1/programs", body)) as connection:
+                response = connection.getresponse()
+                response.readline()
+                server.process.terminate()
+                events = data_of(response.read().decode().splitlines())
+            (result,) = [event for event in events if "result" in event]
+            assert result["result"]["errors"] == []
+            assert [len(text) for text in result["result"]["variables"].values()] == [100] * 3
+            assert server.process.wait(10) == 0
+
+
+def test_what_a_program_left_held_ends_with_it(server: ScriptedServer):
+    asyncio.run(_hold_and_close(server))
+
+
+async def _hold_and_close(server: ScriptedServer) -> None:
+    app: Any = server.http.app
+    model = FrontModel(app.state.door.front, ApiCall(caller=Caller(), route="/", request_id="r"), namespace="")
+    holds = [await model.hold((TextPart(text),)) for text in ("a", "b")]
+    for hold in holds:
+        await hold.cached()
+    assert len(server.engine.held) == 2
+    await holds[0].release()
+    await holds[0].release()
+    assert len(server.engine.held) == 1
+    await model.close()
+    assert server.engine.held == []
+
+
+@pytest.fixture(scope="module")
+def server_of_fakes(make_server: ServerMaker):
+    with make_server() as made:
+        yield made
+
+
+def test_news_of_a_slow_reader_are_put_together():
+    news = programs._News()
+    for char in "abc":
+        news.add("x", char, is_done=False)
+        news.add("y", char, is_done=char == "c")
+    assert news.take() == [
+        {"variable": "x", "delta": "abc"},
+        {"variable": "y", "delta": "abc"},
+        {"variable": "y", "done": True},
+    ]
+    assert news.take() == []

@@ -1,0 +1,57 @@
+"""Stop patterns in every API that takes them."""
+
+import json
+
+import pytest
+
+from tests.server.scripted import ScriptedServer
+
+TEXT = "one 22 three"
+
+
+@pytest.fixture
+def server(tokenizer_dir) -> ScriptedServer:
+    server = ScriptedServer(tokenizer_dir)
+    server.engine.answer = TEXT
+    return server
+
+
+def events(response) -> list:
+    data = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line) for line in data]
+
+
+def test_generate_ends_before_the_first_match(server):
+    sampling = {"stop_regex": [r"\d+", "never"], "max_new_tokens": 20}
+    answer = server.http.post("/generate", json={"text": "a", "sampling_params": sampling}).json()
+    assert answer["text"] == "one "
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "2"}
+
+
+def test_a_stream_holds_back_what_may_begin_a_match(server):
+    server.engine.step_len = 1
+    body = {"text": "a", "stream": True, "sampling_params": {"stop_regex": r"e \d\d t", "max_new_tokens": 20}}
+    texts = [event["text"] for event in events(server.http.post("/generate", json=body))]
+    assert texts[-1] == "on"
+    assert all("on".startswith(text) for text in texts)
+
+
+def test_completions_and_chat_take_it_as_an_extension(server):
+    body = {"prompt": "a", "max_tokens": 20, "stop_regex": r"\d+"}
+    choice = server.http.post("/v1/completions", json=body).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("one ", "stop")
+    messages = [{"role": "user", "content": "a"}]
+    body = {"messages": messages, "max_tokens": 20, "stop_regex": [r"\d+"], "no_stop_trim": True}
+    choice = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("one 2", "stop")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_pattern_that_is_refused_is_named(server, path):
+    prompt = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    response = server.http.post(path, json=prompt | {"stop_regex": ["fine", "(a"]})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "stop_regex"
+    assert "the stop pattern '(a' is refused" in error["message"]
+    assert server.engine.requests == []
