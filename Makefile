@@ -9,7 +9,7 @@ HELD := jax==0.11.2 jaxlib==0.11.2 huggingface_hub==1.33.0
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 WORKERS ?= 2
-# The order is tests/conftest.py's: what takes half an hour begins first.
+# The order is tests/conftest.py's: what takes ten minutes begins first.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 # XLA's CUDA plugin lies outside the environment, because where it is installed JAX starts differently.
 H200 := .venv/h200
@@ -50,7 +50,8 @@ test-all: lint $(DSPY_INSTALLED) ## lint and every test that needs no GPU; what 
 test-h200: $(H200_INSTALLED) ## compile every program of a step for an H200, which needs no GPU, and look at the result
 	PYTHONPATH=$(H200) $(PYTEST) --dist worksteal tests/h200 --h200 $(PYTEST_ARGS)
 
-docs: $(INSTALLED) ## these pages and the API as a web site in .cache/docs
+docs: $(INSTALLED) ## their tables made new, then these pages and the API as a web site in .cache/docs
+	for script in docs/*.py; do $(BIN)/python $$script || exit; done
 	$(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove .venv and every cache inside this folder

@@ -46,6 +46,53 @@ LLAMA_SMALL: dict[str, Any] = LLAMA_100M | {
 }
 """Runs anywhere in a moment."""
 
+CLIP_B: dict[str, Any] = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 16,
+}
+"""The tower of CLIP ViT-B/16: 196 patches of a tile."""
+
+CLIP_SMALL: dict[str, Any] = CLIP_B | {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 64,
+}
+"""16 patches of a tile, in a moment."""
+
+
+def llava(text: dict[str, Any], tower: dict[str, Any]) -> dict[str, Any]:
+    """LLaVA-1.5 of these halves: an image is one tile, each of whose patches is a token."""
+    return {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "text_config": text,
+        "vision_config": tower,
+        "image_token_index": text["vocab_size"] - 1,
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+        "tie_word_embeddings": text["tie_word_embeddings"],
+    }
+
+
+def llava_next_video(text: dict[str, Any], tower: dict[str, Any]) -> dict[str, Any]:
+    """LLaVA-NeXT-Video of these halves: two by two patches of a frame are a token."""
+    side = tower["image_size"]
+    return llava(text, tower) | {
+        "architectures": ["LlavaNextVideoForConditionalGeneration"],
+        "model_type": "llava_next_video",
+        "video_token_index": text["vocab_size"] - 2,
+        "image_grid_pinpoints": [[side, 2 * side], [2 * side, side], [2 * side, 2 * side]],
+        "spatial_pool_mode": "average",
+        "spatial_pool_stride": 2,
+    }
+
 
 def write_model(directory: Path, shape: dict[str, Any]) -> Path:
     """Makes `directory` a model directory that `--load-format dummy` can load; returns it."""

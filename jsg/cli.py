@@ -173,7 +173,7 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
 
     from jsg.server.run import serve
 
-    asyncio.run(serve(engine, server, child, tokenizer_dir=tokenizer_dir, started_at=started_at))
+    asyncio.run(serve(engine, server, child, tokenizer_dir=tokenizer_dir, started_at=started_at, model_dir=model_dir))
     return 0
 
 

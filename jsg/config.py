@@ -12,6 +12,7 @@ from jsg.errors import ConfigError
 
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "int8", "fp8")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "fp8_e5m2")
 JUMP_FORWARD = ("draft", "retokenize", "off")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -27,10 +28,16 @@ def _knob(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
 class EngineConfig:
     """Knobs of the engine."""
 
-    model_path: str = _knob("tiny", "model directory or hub name; 'tiny' is the model inside the package")
+    model_path: str = _knob("tiny", "model directory or hub name; 'tiny' and 'tiny-vision' are inside the package")
     tokenizer_path: str | None = _knob(None, "tokenizer directory or hub name; default: the model's")
     load_format: str = _knob("auto", "'dummy' makes seeded random weights of the model's shape", LOAD_FORMATS)
     dtype: str = _knob("auto", "compute and weight type; auto is float32 on CPU, bfloat16 elsewhere", DTYPES)
+    quantization: str = _knob(
+        "none",
+        "round the kernels of projections to 8 bits (fp8 is e4m3) when they are loaded; one scale for each output "
+        "channel. Slow on a CPU, which converts them at every step",
+        QUANTIZATIONS,
+    )
     kv_cache_dtype: str = _knob(
         "auto",
         "type of cached keys and values; auto is that of --dtype. 8 bits are slow on a CPU, which converts the pool",
@@ -40,6 +47,9 @@ class EngineConfig:
     mem_fraction_static: float = _knob(0.85, "fraction of the device's whole memory that the engine may use")
     max_running_requests: int | None = _knob(None, "requests in one batch at most; default 32 on CPU, 256 elsewhere")
     max_total_tokens: int | None = _knob(None, "KV pool size in tokens; default: what the memory fraction leaves")
+    vision_cache_size: int | None = _knob(
+        None, "MiB of the device for encoded images; default: eight of the largest, and at least 1024 unless on CPU"
+    )
     max_queued_requests: int = _knob(10_000, "requests that may wait; more are refused")
     queue_timeout: float | None = _knob(None, "seconds a request may wait for its first step; default: no limit")
     watchdog_timeout: float = _knob(300.0, "seconds without a turn of the step loop after which the engine is ended")
@@ -74,6 +84,7 @@ class EngineConfig:
         _check_types(self)
         _one_of("schedule_policy", self.schedule_policy, POLICIES)
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("jump_forward", self.jump_forward, JUMP_FORWARD)
@@ -90,6 +101,8 @@ class EngineConfig:
         for name in ("context_length", "max_running_requests", "max_total_tokens", "chunked_prefill_size"):
             if getattr(self, name) is not None:
                 _between(name, getattr(self, name), 1, 2**31 - 1)
+        if self.vision_cache_size is not None:
+            _between("vision_cache_size", self.vision_cache_size, 1, 2**20)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +123,18 @@ class ServerConfig:
     tool_call_parser: str = _knob(
         "auto", "the form in which the model calls tools; auto sees it in the chat template", TOOL_CALL_PARSERS
     )
-    max_request_bytes: int = _knob(4 * 2**20, "largest request body")
+    max_request_bytes: int = _knob(4 * 2**20, "largest request body, pictures and videos in it not counted")
+    max_images_per_request: int = _knob(64, "pictures that one request may bring, for a model that sees")
+    max_videos_per_request: int = _knob(4, "videos that one request may bring")
+    max_frames_per_request: int = _knob(128, "frames of all its videos together that the model is shown")
+    max_media_bytes: int = _knob(24 * 2**20, "bytes of the files of its pictures and videos, all together")
+    max_image_pixels: int = _knob(2**25, "pixels of one picture or frame; all of a request may have four times that")
+    allowed_media_host: tuple[str, ...] = _knob(
+        (),
+        "host from which http URLs of pictures and videos are fetched, as host or host:port; .host for all names below "
+        "it; repeat it for several; default: none is fetched",
+    )
+    media_fetch_timeout: float = _knob(20.0, "seconds that fetching those of one request may take")
     max_requests_per_key: int | None = _knob(
         None, "answers that one key, or all clients where there are no keys, may have under way; default: no limit"
     )
@@ -125,18 +149,22 @@ class ServerConfig:
     otlp_traces_endpoint: str | None = _knob(None, "URL that OpenTelemetry spans are sent to (needs the extra 'otel')")
 
     def __post_init__(self) -> None:
-        for name in ("api_key", "cors_allow_origin"):
+        for name in ("api_key", "cors_allow_origin", "allowed_media_host"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         _check_types(self)
         _between("port", self.port, 0, 65535)
         _between("max_request_bytes", self.max_request_bytes, 1024, 2**31)
+        _between("max_media_bytes", self.max_media_bytes, 1024, 2**30)
+        for name in ("max_images_per_request", "max_videos_per_request", "max_frames_per_request"):
+            _between(name, getattr(self, name), 1, 4096)
+        _between("max_image_pixels", self.max_image_pixels, 1, 2**26)  # above it Pillow itself suspects a bomb
         if self.metrics_alias is not None:
             _one_of("metrics_alias", self.metrics_alias, METRICS_ALIASES)
         _one_of("tool_call_parser", self.tool_call_parser, TOOL_CALL_PARSERS)
         for name in (
             *("first_token_timeout", "request_timeout", "hold_timeout", "program_timeout"),
-            *("health_timeout", "shutdown_timeout"),
+            *("health_timeout", "shutdown_timeout", "media_fetch_timeout"),
         ):
             if getattr(self, name) is not None:
                 _between(name, getattr(self, name), 0.001, 1e6)

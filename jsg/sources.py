@@ -9,22 +9,24 @@ from jsg.errors import ModelError
 _WANTED_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt"]
 # Second copies of the weights in other layouts, which some repositories carry beside the ones we read.
 _UNWANTED_FILES = ["consolidated*", "original/*", "onnx/*", "*.bin", "*.pt", "*.pth"]
-_TINY = Path(__file__).parent / "assets" / "tiny"
+_ASSETS = Path(__file__).parent / "assets"
+EMBEDDED = {name: _ASSETS / name for name in ("tiny", "tiny-vision")}
+"""The models inside the package, by name; the second takes pictures."""
 
 
 def resolve_model(name: str, *, revision: str | None = None) -> Path:
     """The local directory of a model; downloads it when it is a hub name that is not in the hub's cache yet.
 
     Args:
-        name: "tiny" (the model inside the package), a directory, or a hub name such as "owner/model".
+        name: "tiny" or "tiny-vision" (the models inside the package), a directory, or a hub name such as "owner/model".
         revision: A branch, tag or commit of the hub repository; None is its default branch. What the cache holds
             of a branch is used as it is: name a commit to be sure of a version.
 
     Raises:
         ModelError: Nothing of that name is here and the hub cannot give it.
     """
-    if name == "tiny":
-        return _TINY
+    if name in EMBEDDED:
+        return EMBEDDED[name]
     if name and Path(name).is_dir():
         return Path(name)
     try:
@@ -56,8 +58,9 @@ def _snapshot(name: str, revision: str | None, *, from_cache: bool) -> Path:
     except (OSError, httpx.HTTPError, ValueError, RuntimeError) as error:
         kind = type(error).__name__
     at_revision = f" at revision {revision!r}" if revision else ""
+    embedded = ", ".join(map(repr, EMBEDDED))
     raise ModelError(
-        f"the model {name!r}{at_revision} must be 'tiny', an existing directory or a hub name, but it is not a "
+        f"the model {name!r}{at_revision} must be {embedded}, an existing directory or a hub name, but it is not a "
         f"directory, the hub cache does not have all of it, and the hub did not give it ({kind}); check the spelling, "
         "the network (and that offline mode is off), the space on disk, and for gated models that you are logged in"
     )

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from jsg.checks import are_token_ids, is_int, is_number, quote, require, token_id
 from jsg.errors import GrammarError, RequestError
+from jsg.media import MediaInput
 
 MAX_STOP_STRINGS = 32
 MAX_STOP_CHARS = 1024
@@ -333,6 +334,7 @@ class Request:
             its positions go on from the largest of a branch. Empty for a plain prompt.
         is_streamed: Outputs come as they are made. Else nobody reads the answer as it grows, and several may come as
             one: the first one at once, those behind it ten times a second or less often.
+        media: Images and videos, in the order of their tokens, which they stand for.
     """
 
     rid: str
@@ -349,6 +351,7 @@ class Request:
     position_jumps: tuple[tuple[int, int], ...] = ()
     joined: tuple[int, ...] = ()
     is_streamed: bool = True
+    media: tuple[MediaInput, ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.input_ids) > 0, "input_ids", "at least one token", self.input_ids, "send a prompt")
@@ -385,6 +388,8 @@ class Request:
             for name, default in (("logprob_start_len", -1), ("top_logprobs_num", 0), ("token_ids_logprob", ())):
                 require(getattr(self, name) == default, name, "left out without return_logprob", getattr(self, name))
         self._check_program_fields()
+        if self.media:
+            self._check_media()
 
     def _check_program_fields(self) -> None:
         """Holds, position jumps and joined prompts."""
@@ -430,6 +435,21 @@ class Request:
                 self.logprob_start_len,
                 "leave it out",
             )
+
+    def _check_media(self) -> None:
+        ends = [0, *(item.end for item in self.media)]
+        starts = [*(item.start for item in self.media), len(self.input_ids)]
+        is_ordered = all(end <= start for end, start in zip(ends, starts, strict=True))
+        require(is_ordered, "media", "in the order of their tokens, inside the prompt", starts[:-1], "correct them")
+        for name in ("position_jumps", "joined"):
+            value = getattr(self, name)
+            require(not value, name, "left out of a prompt with images or videos", value, "leave it out")
+        require(
+            not self.wants_prompt_logprobs or self.logprob_start_len >= ends[-1],
+            "logprob_start_len",
+            f"at least {ends[-1]}, behind the images and videos, whose tokens are placeholders that nothing predicts",
+            self.logprob_start_len,
+        )
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -1,14 +1,16 @@
-"""What every test shares: a CPU, no network, one compile cache, hypothesis without chance, and `--shared-data`.
+"""What every test shares: a CPU, no network, one compile cache, hypothesis without chance, `--shared-data`, figures.
 
 The environment is set before anything imports JAX, so that this process and its children agree.
 """
 
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
+
+from tests.parity import RECORDS, Parity, read, write
 
 ROOT = pathlib.Path(__file__).parent.parent
 COMPILE_CACHE = ROOT / ".cache" / "jax"
@@ -34,6 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=pathlib.Path,
         help="folder of the data sets that are too large for the repository; with it, missing data fails a test",
     )
+    parser.addoption(
+        "--record-parity", action="store_true", help="write the figures of the tests that ran to tests/parity.json"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the soak first: it mostly waits, and beside it another worker runs everything else."""
-    items.sort(key=lambda item: item.name != "test_half_an_hour")
+    items.sort(key=lambda item: item.name != "test_ten_minutes")
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +66,15 @@ def shared_data(request: pytest.FixtureRequest) -> Callable[[str], pathlib.Path]
         return path
 
     return find
+
+
+@pytest.fixture
+def parity(request: pytest.FixtureRequest) -> Iterator[Parity]:
+    """Takes the figure of a comparison with another implementation; see `parity.py`."""
+    measured = Parity(request.node.nodeid, [])
+    yield measured
+    if request.config.getoption("--record-parity"):
+        write(measured.found, instead_of=read() if RECORDS.exists() else [])
 
 
 @pytest.fixture(scope="session")

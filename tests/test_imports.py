@@ -18,6 +18,7 @@ HOST_MODULES = (
     "jsg.errors",
     "jsg.types",
     "jsg.checks",
+    "jsg.fields",
     "jsg.config",
     "jsg.sources",
     "jsg.cli",
@@ -34,6 +35,7 @@ HOST_MODULES = (
     "jsg.engine.protocol",
     "jsg.engine.streams",
     "jsg.models.config",
+    "jsg.models.image_layout",
 )
 DEVICE_FILES = ("cache/pool.py",)  # in a host package, but on the device side
 DEVICE_LIBRARIES = ("jax", "jaxlib", "flax", "orbax")

@@ -37,6 +37,8 @@ FLAT_RECORDS = {
     "SamplingArgs": "one field per argument of gen",
     "RunArgs": "one field per argument of gen that a run may give for all",
     "ModelConfig": "one field per property of a checkpoint's config.json",
+    "VisionConfig": "the same, of the vision half",
+    "Prompt": "one field per field of Request that a client sets",
 }
 
 UNPINNED_EXTRAS = ("cuda", "tpu", "bench-constrained", "dspy")

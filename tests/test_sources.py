@@ -49,8 +49,9 @@ def _snapshot(directory: Path, shards: int, missing: int = 0) -> Path:
     return directory
 
 
-def test_tiny_is_in_the_package() -> None:
-    assert (resolve_model("tiny") / "config.json").is_file()
+@pytest.mark.parametrize("name", ["tiny", "tiny-vision"])
+def test_embedded_models_are_in_the_package(name: str) -> None:
+    assert (resolve_model(name) / "config.json").is_file()
 
 
 def test_a_directory_is_itself(tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def _attention(params: Params, prefix: str, config: TinyConfig, x: jax.Array, cos: jax.Array, sin: jax.Array):
-    """Causal grouped-query attention; also returns the rotated keys and values [B, T, K, H]."""
+def _attention(params: Params, prefix: str, config: TinyConfig, x: jax.Array, cos, sin, visible: jax.Array):
+    """Grouped-query attention to what is visible; also returns the rotated keys and values [B, T, K, H]."""
     rows, length, _ = x.shape
     heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
     q = (x @ params[prefix + "q_proj.weight"].T).reshape(rows, length, heads, head_dim)
@@ -112,23 +112,27 @@ def _attention(params: Params, prefix: str, config: TinyConfig, x: jax.Array, co
     q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
     grouped = q.reshape(rows, length, kv_heads, heads // kv_heads, head_dim)
     scores = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k) * head_dim**-0.5
-    positions = jnp.arange(length)
-    scores = jnp.where(positions[None, :] <= positions[:, None], scores, -1e30)
+    scores = jnp.where(visible[:, None, None], scores, -1e30)
     out = jnp.einsum("BKGTS,BSKH->BTKGH", jax.nn.softmax(scores, axis=-1), v)
     return out.reshape(rows, length, heads * head_dim) @ params[prefix + "o_proj.weight"].T, (k, v)
 
 
-def forward(params: Params, config: TinyConfig, tokens: jax.Array) -> jax.Array:
-    """Return the hidden states [B, T, D] after the final norm for token ids [B, T]."""
-    length = tokens.shape[1]
+def forward(params: Params, config: TinyConfig, tokens: jax.Array, visible: jax.Array | None = None) -> jax.Array:
+    """Return the hidden states [B, T, D] after the final norm for token ids [B, T].
+
+    `visible` [B, T, T] says which tokens each one sees, itself included, where that is not all up to it; how many it
+    sees is its position.
+    """
+    if visible is None:
+        visible = jnp.tril(jnp.ones((1, tokens.shape[1], tokens.shape[1]), bool))
     inverse = config.rope_theta ** (-jnp.arange(0, config.head_dim, 2) / config.head_dim)
-    angles = (jnp.arange(length)[:, None] * inverse)[:, None, :]
+    angles = ((visible.sum(-1) - 1)[..., None] * inverse)[:, :, None, :]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     x = params["model.embed_tokens.weight"][tokens]
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         normed = _rms_norm(x, params[prefix + "input_layernorm.weight"], config.norm_eps)
-        attended, _ = _attention(params, prefix + "self_attn.", config, normed, cos, sin)
+        attended, _ = _attention(params, prefix + "self_attn.", config, normed, cos, sin, visible)
         x = x + attended
         normed = _rms_norm(x, params[prefix + "post_attention_layernorm.weight"], config.norm_eps)
         gate = jax.nn.silu(normed @ params[prefix + "mlp.gate_proj.weight"].T)

@@ -22,6 +22,7 @@ import zmq
 import zmq.asyncio
 
 from jsg.config import EngineConfig
+from jsg.engine import wire
 from jsg.engine.child import EngineChild
 from jsg.engine.grammar_ledger import GrammarLedger
 from jsg.engine.grammars import GrammarCompiler
@@ -309,7 +310,7 @@ class EngineClient:
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, None
         if outbox is not None and not self._socket.closed:
-            self._socket.send(msgspec.msgpack.encode(outbox.message()))
+            self._socket.send_multipart(wire.encode(outbox.message()), copy=False)
 
     async def _run(self) -> None:
         """Reads until the child ends, then its last words, then tells everybody who waits."""

@@ -153,10 +153,15 @@ class EngineCore:
                 return self._cache.dump(call.max_depth, call.max_nodes)
 
     def flush_cache(self) -> bool:
-        """Forgets every cached prefix, held ones too; False, and no change, while requests run or wait."""
+        """Forgets every cached prefix, held ones too, and encoded images.
+
+        Returns:
+            False, and nothing is changed, while requests run or wait.
+        """
         if not self._end_stale_step():
             return False
         self.scheduler.break_holds(len(self.scheduler.holds))
+        self.scheduler.table.vision.reset()
         return self._cache.reset()
 
     def _end_stale_step(self) -> bool:
@@ -195,6 +200,7 @@ class EngineCore:
             "num_evicted_tokens": cache.evicted_tokens,
             **self._pool_stats(),
             **self.grammars.stats(self._runner.masks),
+            **self._vision_stats(),
             "num_lowered": self._executables.num_lowered,
             "num_compiled": self._executables.num_compiled,
             "num_programs_pending": self._executables.num_pending,
@@ -210,6 +216,16 @@ class EngineCore:
             "num_protected_tokens": self._cache.num_protected * size,
             "num_uncached_tokens": table.num_uncached_pages * size,
             "kv_usage": held / (held + table.num_available_pages),
+        }
+
+    def _vision_stats(self) -> dict[str, int]:
+        vision = self.scheduler.table.vision
+        return {
+            "num_encoder_calls": self._runner.num_encoder_calls,
+            "num_encoded_tiles": vision.num_encoded,
+            "num_found_images": vision.num_found,
+            "num_evicted_images": vision.num_evicted,
+            "vision_bytes": vision.num_used_rows * self._runner.vision_row_bytes,
         }
 
     def check_integrity(self) -> None:

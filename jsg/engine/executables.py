@@ -29,6 +29,9 @@ COMPILER_OPTIONS: Mapping[str, Mapping[str, bool]] = {"gpu": {"xla_gpu_enable_tr
 """XLA's options for every program, by platform. With matmuls left to cuBLASLt a dense layer is 9 launches, because the
 residual stream is added inside them; XLA's own Triton matmuls split their sums and leave 10 to 12 (counted in the step
 compiled for an H200; which is faster was not measured on a device)."""
+QUANTISED_OPTIONS: Mapping[str, Mapping[str, bool]] = {"gpu": {"xla_gpu_enable_triton_gemm": True}}
+"""What takes their place where kernels are in 8 bits. cuBLASLt multiplies none with longer rows, so XLA would write
+each kernel anew in bfloat16 at every step; its own matmuls convert the block that they have just read."""
 
 
 class Executables:

@@ -10,7 +10,8 @@ from jsg.lang.tokens.model import Outcome, ScoredChoices, TokenCall, TokenDelta
 from jsg.lang.tokens.scoring import ScorePlan
 from jsg.lang.tokens.session import TokenSession
 from jsg.processing.answer import Answer, Prompt
-from jsg.processing.encode_parts import EncodedPrompt, encode_choices, encode_parts, split_answer
+from jsg.processing.encode_parts import EncodedPrompt, encode_choices, encode_parts, media_parts, split_answer
+from jsg.processing.media_prompt import MediaReader
 from jsg.processing.parts import Part, TextPart
 from jsg.processing.tokenizer import Tokenizer
 from jsg.processing.turns import ChatTurns
@@ -27,6 +28,11 @@ class EngineCalls(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
+        ...
+
+    @property
+    def media(self) -> MediaReader | None:
+        """Reads pictures and videos; None for a model that sees nothing."""
         ...
 
     def answer_async(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[list[Answer], int]]:
@@ -88,7 +94,8 @@ class EngineModel:
     async def turns(self) -> ChatTurns:
         """The model's chat template. Raises RequestError where it has none."""
         if self._turns is None:
-            self._turns = ChatTurns.of_tokenizer(self._engine.tokenizer)
+            media = self._engine.media
+            self._turns = ChatTurns.of_tokenizer(self._engine.tokenizer, {} if media is None else media.placeholders)
         return self._turns
 
     async def generate(self, call: TokenCall) -> AsyncGenerator[TokenDelta]:
@@ -125,9 +132,9 @@ class EngineModel:
         self, prompt: tuple[Part, ...], choices: Sequence[str], *, unconditional: bool = False
     ) -> ScoredChoices:
         """How likely each choice comes next, in one engine call. Raises JsgError."""
-        tokenizer = self._engine.tokenizer
-        num_chars = (1 + len(choices)) * _num_chars(prompt) + sum(map(len, choices))
-        encoded = await _aside(num_chars, lambda: encode_choices(tokenizer, prompt, choices))
+        tokenizer, media = self._engine.tokenizer, self._engine.media
+        size = (1 + len(choices)) * _size(prompt) + sum(map(len, choices))
+        encoded = await _aside(size, lambda: encode_choices(tokenizer, prompt, choices, media=media))
         plan = ScorePlan(encoded, rid=self._name("select"), unconditional=unconditional)
         answers: list[Answer] = []
         if plan.prompts:
@@ -149,15 +156,13 @@ class EngineModel:
         return EngineHold(encoded.part_ids, end, is_cached)
 
     async def _encode(self, parts: tuple[Part, ...]) -> EncodedPrompt:
-        tokenizer = self._engine.tokenizer
-        return await _aside(_num_chars(parts), lambda: encode_parts(tokenizer, parts))
+        tokenizer, media = self._engine.tokenizer, self._engine.media
+        return await _aside(_size(parts), lambda: encode_parts(tokenizer, parts, media=media))
 
     def _prompt(self, encoded: EncodedPrompt, sampling: SamplingParams, **fields: Any) -> Prompt:
         return Prompt(
             rid=self._name("program"),
-            input_ids=encoded.input_ids,
-            position_jumps=encoded.position_jumps,
-            joined=encoded.joined,
+            **encoded.fields,
             sampling=sampling,
             **fields,
         )
@@ -200,10 +205,13 @@ class EngineBackend:
         """Does nothing: the engine is closed by who made it."""
 
 
-def _num_chars(parts: Sequence[Part]) -> int:
+def _size(parts: Sequence[Part]) -> int:
+    """Characters to encode; a file takes as long as the longest of texts."""
+    if media_parts(parts):
+        return _LONG_TEXT + 1
     return sum(len(part.text) for part in parts if isinstance(part, TextPart))
 
 
-async def _aside[T](num_chars: int, encode: Callable[[], T]) -> T:
+async def _aside[T](size: int, encode: Callable[[], T]) -> T:
     """Encodes; in a thread where that takes long."""
-    return await asyncio.to_thread(encode) if num_chars > _LONG_TEXT else encode()
+    return await asyncio.to_thread(encode) if size > _LONG_TEXT else encode()

@@ -8,12 +8,17 @@ import jax
 from jsg.config import EngineConfig
 from jsg.engine.device import Device
 from jsg.engine.mask_pool import NUM_MASKS, num_words
-from jsg.errors import MemoryPlanError
+from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
 from jsg.models.config import ModelConfig
+from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape
 
 CPU_POOL_BYTES = 2**30
 """KV pool on CPU unless asked otherwise: host memory has other users."""
+IMAGES_KEPT = 8
+"""Encoded images of the largest size that the vision pool holds at least, unless asked otherwise."""
+DEVICE_VISION_BYTES = 2**30
+"""Vision pool on other devices at least, unless asked otherwise: about 200 images of one tile for a model 4096 wide."""
 PENALTY_BYTES = 4 + 1 + 4
 """Per request row and vocabulary entry: count, presence, bias."""
 RESERVE_FRACTION = 0.02
@@ -30,6 +35,7 @@ class MemoryPlan:
         weights_bytes: Parameters.
         temporary_bytes: Intermediate results and outputs of the largest step.
         table_bytes: Page table, penalty tables and token masks.
+        vision_bytes: Encoded images.
         reserve_bytes: Left for what cannot be planned.
         pool_tokens: KV slots, the dump page not counted.
         bytes_per_token: Keys and values of one token in all layers.
@@ -42,12 +48,14 @@ class MemoryPlan:
     reserve_bytes: int
     pool_tokens: int
     bytes_per_token: int
+    vision_bytes: int = 0
 
     def __str__(self) -> str:
         parts = {
             "weights": self.weights_bytes,
             "largest step": self.temporary_bytes,
             "tables": self.table_bytes,
+            **({"encoded images": self.vision_bytes} if self.vision_bytes else {}),
             "reserve": self.reserve_bytes,
             "KV pool": self.pool_tokens * self.bytes_per_token,
         }
@@ -90,6 +98,7 @@ def plan_memory(
     temporary_bytes: int,
     max_running: int,
     context_length: int,
+    vision_bytes: int = 0,
 ) -> MemoryPlan:
     """Sizes the KV pool: `--max-total-tokens`, or all that is left up to what every running request could use.
 
@@ -101,7 +110,7 @@ def plan_memory(
     tables += NUM_MASKS * 4 * num_words(model.vocab_size)
     per_token = model.kv_bytes_per_token(kv_itemsize)
     reserve = 0 if platform == "cpu" else int(limit_bytes * RESERVE_FRACTION)
-    left = limit_bytes - weights_bytes - temporary_bytes - tables - reserve
+    left = limit_bytes - weights_bytes - temporary_bytes - tables - vision_bytes - reserve
     fits = max(left, 0) // per_token // page_size * page_size - page_size
     if platform == "gpu" and kv_itemsize == 1:
         fits = min(fits, MAX_POOL_ELEMENTS // (model.num_kv_heads * model.head_dim * page_size) * page_size - page_size)
@@ -118,6 +127,7 @@ def plan_memory(
         reserve_bytes=reserve,
         pool_tokens=pool_tokens,
         bytes_per_token=per_token,
+        vision_bytes=vision_bytes,
     )
     if pool_tokens > fits:
         raise MemoryPlanError(
@@ -126,6 +136,37 @@ def plan_memory(
             f"({plan})"
         )
     return plan
+
+
+def vision_shape(config: EngineConfig, model: ModelConfig, *, platform: str, row_bytes: int) -> VisionShape | None:
+    """Sizes the vision pool, whose rows have so many bytes; None where the model takes text only.
+
+    Raises:
+        ConfigError: `--vision-cache-size` is too small for a tile, or the model takes text only.
+    """
+    vision, asked = model.vision, config.vision_cache_size
+    if vision is None:
+        if asked is not None:
+            raise ConfigError(
+                "--vision-cache-size needs a model that takes images, but this one does not; leave it out"
+            )
+        return None
+    side = vision.image_size
+    most_tiles = 1 + max(((height // side) * (width // side) for height, width in vision.grid_pinpoints), default=0)
+    if asked is None:
+        least = 0 if platform == "cpu" else DEVICE_VISION_BYTES // row_bytes
+        num_rows = max(IMAGES_KEPT * most_tiles * vision.patches_per_tile, least) + NUM_FIXED_ROWS
+    else:
+        num_rows = asked * 2**20 // row_bytes
+    if num_rows < vision.patches_per_tile + NUM_FIXED_ROWS:
+        raise ConfigError(f"--vision-cache-size must hold a tile, {vision.patches_per_tile} rows, but holds {num_rows}")
+    return VisionShape(
+        num_rows=num_rows,
+        tile_rows=vision.patches_per_tile,
+        frame_rows=vision.patches_per_frame,
+        image_size=side,
+        has_newline=vision.has_newline,
+    )
 
 
 def _available_host_bytes() -> int:

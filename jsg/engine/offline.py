@@ -15,11 +15,14 @@ from jsg.constrained.stop_patterns import stop_patterns
 from jsg.engine.core import EngineCore
 from jsg.engine.driver import Driver
 from jsg.engine.lang_backend import EngineBackend
+from jsg.engine.media_reader import ModelMediaReader
 from jsg.engine.offline_grammars import OfflineGrammars, Tables
+from jsg.engine.offline_media import Media, with_media
 from jsg.engine.protocol import ModelInfo, Progress
 from jsg.engine.selfcheck import SelfCheck
 from jsg.errors import ConfigError, JsgError, RequestError
 from jsg.processing.answer import Answer, Prompt
+from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.processing.tool_calls import nameable_tokens
 from jsg.sources import resolve_model
@@ -50,7 +53,7 @@ class Engine:
         """Loads the model and compiles its programs.
 
         Args:
-            model_path: Directory, hub name, or "tiny", the model inside the package.
+            model_path: Directory, hub name, or a model inside the package: "tiny", or "tiny-vision", which sees.
             report: Told of the progress.
             **knobs: Fields of `jsg.config.EngineConfig`.
 
@@ -59,6 +62,7 @@ class Engine:
         """
         config = _make_config(model_path, knobs)
         self.tokenizer: Tokenizer = load_tokenizer(resolve_model(config.tokenizer_path or config.model_path))
+        self.media: MediaReader | None = ModelMediaReader.of_model(resolve_model(config.model_path), self.tokenizer)
         core = EngineCore(config, report=report)
         self.info: ModelInfo = core.info
         nameable = nameable_tokens(self.tokenizer, core.info.vocab_size, core.info.eos_token_ids)
@@ -77,6 +81,8 @@ class Engine:
         sampling_params: SamplingFields | Sequence[SamplingFields] = None,
         *,
         input_ids: TokenIds = None,
+        image_data: Media = None,
+        video_data: Media = None,
         stream: bool = False,
         return_logprob: bool = False,
         logprob_start_len: int = -1,
@@ -93,6 +99,10 @@ class Engine:
             sampling_params: `SamplingParams` or what its `from_dict` takes, grammars too; a list has one for each
                 prompt.
             input_ids: Token ids in place of texts: a list, or a list of lists.
+            image_data: Pictures of one prompt, for a model that sees: a path, bytes, a `data:` URL or a picture of PIL,
+                or a list of those; for a list of prompts a list with such a list, a picture or None for each. They
+                stand where the prompt has the model's placeholder, or at its front where it has none.
+            video_data: Videos, the same way, without PIL; of each as many frames as is usual are shown.
             stream: Return an iterator over the results so far instead.
             return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
                 return_cache_info: As in `types.Request`.
@@ -106,7 +116,8 @@ class Engine:
             JsgError: The engine failed.
         """
         answers, is_list = self._answers(
-            prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
+            prompt, sampling_params, input_ids, image_data, video_data,
+            return_logprob=return_logprob, logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob, namespace=namespace,
             priority=priority, return_cache_info=return_cache_info,
         )  # fmt: skip
@@ -124,6 +135,8 @@ class Engine:
         sampling_params: SamplingFields | Sequence[SamplingFields] = None,
         *,
         input_ids: TokenIds = None,
+        image_data: Media = None,
+        video_data: Media = None,
         stream: bool = False,
         **fields: Any,
     ) -> Any:
@@ -133,7 +146,12 @@ class Engine:
         """
         if unknown := sorted(set(fields) - set(REPORT_FIELDS)):
             raise TypeError(f"async_generate() got an unexpected keyword argument {unknown[0]!r}")
-        answers, is_list = self._answers(prompt, sampling_params, input_ids, **fields)
+        given = (prompt, sampling_params, input_ids, image_data, video_data)
+        # Decoding pictures takes long, and the loop has other things to do.
+        is_long = image_data is not None or video_data is not None
+        answers, is_list = (
+            await asyncio.to_thread(self._answers, *given, **fields) if is_long else self._answers(*given, **fields)
+        )
         tables = await self._tables_of(answers)
         if stream:
             return self._stream_async(answers, tables, is_list)
@@ -203,17 +221,28 @@ class Engine:
         prompt: Texts,
         sampling_params: SamplingFields | Sequence[SamplingFields],
         input_ids: TokenIds,
+        image_data: Media = None,
+        video_data: Media = None,
         *,
         token_ids_logprob: Sequence[int] = (),
         **fields: Any,
     ) -> tuple[list[Answer], bool]:
         id_lists, is_list = self._token_lists(prompt, input_ids)
         samplings = _one_each(sampling_params, len(id_lists))
+        prompts = with_media(
+            id_lists,
+            image_data,
+            video_data,
+            is_list=is_list,
+            reader=self.media,
+            max_tokens=self.info.max_request_tokens,
+            bos_ids=self.tokenizer.bos_ids,
+        )
         answers = []
-        for ids, sampling in zip(id_lists, samplings, strict=True):
+        for encoded, sampling in zip(prompts, samplings, strict=True):
             made = Prompt(
                 rid=f"offline-{next(self._numbers)}",
-                input_ids=ids,
+                **encoded.fields,
                 sampling=sampling,
                 token_ids_logprob=tuple(token_ids_logprob),
                 **fields,

@@ -5,13 +5,15 @@ the call has returned.
 """
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from jsg.engine.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE, SHORT_TILE
 from jsg.sched.buckets import BucketKey
-from jsg.sched.records import Batch, BatchEntry, RunningRequest
+from jsg.sched.records import Batch, BatchEntry, Encoding, RunningRequest
+from jsg.sched.vision_store import DUMP_ROW
 from jsg.types import SamplingParams
 
 FROM_DEVICE = -1
@@ -53,6 +55,16 @@ def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int
     return packed
 
 
+def pack_encodings(encodings: Sequence[Encoding], num_tiles: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels [num_tiles, 3, S, S] of tiles, or of frames, and the rows [num_tiles, M] of the vision pool for them."""
+    first = encodings[0]
+    pixels = np.zeros((num_tiles, *first.pixels.shape), np.float32)
+    rows = np.full((num_tiles, len(first.rows)), DUMP_ROW, np.int32)
+    for index, encoding in enumerate(encodings):
+        pixels[index], rows[index] = encoding.pixels, encoding.rows
+    return pixels, rows
+
+
 def pack_padding(key: BucketKey) -> np.ndarray:
     """A step of this shape in which there is nothing: every token is padding, every group has no members."""
     sizes = packed_sizes(key)
@@ -80,6 +92,8 @@ def _fill_token_ids(token_ids: np.ndarray, batch: Batch, ends: np.ndarray) -> No
     for entry, end in zip(batch.entries, ends.tolist(), strict=True):
         if entry.from_device:
             token_ids[end - 1] = FROM_DEVICE
+        elif entry.vision_ids is not None:
+            token_ids[end - entry.num_new : end] = entry.vision_ids
         else:
             token_ids[end - entry.num_new : end] = entry.running.tokens[entry.start : entry.start + entry.num_new]
 

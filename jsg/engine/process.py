@@ -33,6 +33,7 @@ from jsg.engine.protocol import (
     Reply,
     ToEngine,
 )
+from jsg.engine.wire import MessageDecoder
 from jsg.errors import JsgError
 from jsg.types import Request, RequestOutput
 
@@ -108,7 +109,7 @@ class FrontLink:
         self._socket.set_hwm(0)  # the front bounds what it sends, and a step must never wait for the front
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._decoder = MessageDecoder()
 
     def send(self, message: FromEngine) -> None:
         """Queues a message; never blocks."""
@@ -119,7 +120,8 @@ class FrontLink:
         messages: list[ToEngine] = []
         timeout_ms = IDLE_POLL_MS if wait else 0
         while self._socket.poll(timeout_ms):
-            messages.append(self._decoder.decode(self._socket.recv()))
+            frames = self._socket.recv_multipart(copy=False)
+            messages.append(self._decoder.decode([frame.buffer for frame in frames]))
             timeout_ms = 0
         return messages
 

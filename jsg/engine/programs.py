@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Hashable
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,16 @@ from jsg.engine.mask_pool import NUM_MASKS, UPLOAD_SIZES, num_words
 from jsg.engine.sampling import PenaltyTables, TokenMasks
 from jsg.models.model import Model
 from jsg.sched.buckets import BucketKey, Buckets, Phase
+from jsg.sched.vision_store import VisionShape
 from jsg.types import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS
 
 COUNT_CHUNK = 1024
 BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 2048  # the last for the model's own EOS tokens: at most that many
 ROWS_AT_A_TIME = (1, 8)
 COPY_CHUNK = 256
+
+EncodeName = tuple[Literal["encode"], int, bool]
+"""Of a program that encodes so many tiles of images, or frames of videos."""
 
 
 class Variant(NamedTuple):
@@ -53,7 +57,8 @@ VARIANTS = PLAIN_VARIANTS + MASKED_VARIANTS
 class DeviceState(NamedTuple):
     """Everything on the device that one step hands to the next.
 
-    Donated, except `last_token` to the forward pass and `masks` to the sampling.
+    Donated, except `last_token` and `vision` to the forward pass and `masks` to the sampling. `vision` is the vision
+    pool, [rows, D]; None where the model takes text only.
     """
 
     pool: KVPool
@@ -61,17 +66,22 @@ class DeviceState(NamedTuple):
     last_token: jax.Array
     penalties: PenaltyTables
     masks: jax.Array
+    vision: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunnerConfig:
-    """Shapes, and the tokens that end an answer. `num_rows` includes the dump row, `columns` are pages of one row."""
+    """Shapes, and the tokens that end an answer.
+
+    `num_rows` includes the dump row, `columns` are pages of one row, `vision` is None where the model takes text only.
+    """
 
     vocab_size: int
     num_rows: int
     columns: int
     page_size: int
     eos_token_ids: frozenset[int]
+    vision: VisionShape | None = None
 
     @property
     def num_top(self) -> int:
@@ -79,8 +89,8 @@ class RunnerConfig:
         return min(MAX_TOP_LOGPROBS, self.vocab_size)
 
 
-def make_state(config: RunnerConfig, pool: KVPool) -> DeviceState:
-    """The state before the first step."""
+def make_state(config: RunnerConfig, pool: KVPool, vision: jax.Array | None = None) -> DeviceState:
+    """The state before the first step, around an empty KV pool and a vision pool."""
     shape = (config.num_rows, config.vocab_size)
     masks = jnp.zeros((NUM_MASKS, num_words(config.vocab_size)), jnp.uint32)
     return DeviceState(
@@ -91,7 +101,13 @@ def make_state(config: RunnerConfig, pool: KVPool) -> DeviceState:
             output_counts=jnp.zeros(shape, jnp.int32), in_prompt=jnp.zeros(shape, bool), bias=jnp.zeros(shape)
         ),
         masks=masks.at[0].set(jnp.uint32(0xFFFFFFFF)),
+        vision=vision,
     )
+
+
+def seen(state: DeviceState, key: BucketKey) -> tuple[Any, ...]:
+    """What a forward pass of this shape takes besides: the vision pool, where a step may have tokens of images."""
+    return () if state.vision is None or key.phase is Phase.DECODE else (state.vision,)
 
 
 class Programs:
@@ -124,13 +140,26 @@ class Programs:
             for variant in VARIANTS if num_rows in other_rows else MASKED_VARIANTS:
                 self._lower_sample(num_rows, variant)
         self._lower_tables()
+        for name in self.encoders:
+            self._lower_encode(name)
+
+    @property
+    def encoders(self) -> list[EncodeName]:
+        """Names of the programs that encode images, and of those for videos, the largest first; none for text."""
+        vision = self._config.vision
+        kinds = [] if vision is None else [False, True] if vision.frame_rows else [False]
+        return [("encode", size, is_video) for is_video in kinds for size in reversed(self._buckets.encode)]
 
     def lower_largest(self) -> list[Hashable]:
         """Lowers the largest program of each kind only, for their memory analyses; returns their names."""
         key, most_rows = self._buckets.extend[-1], max(key.num_rows for key in self._buckets.all)
         self._lower_forward(key)
         self._lower_sample(most_rows, MASKED_EVERYTHING)
-        return [("forward", key), ("sample", most_rows, MASKED_EVERYTHING), ("prompt_logprobs", key.num_tokens)]
+        encoders = [name for name in self.encoders if name[1] == self._buckets.encode[-1]]
+        for name in encoders:
+            self._lower_encode(name)
+        names = [("forward", key), ("sample", most_rows, MASKED_EVERYTHING), ("prompt_logprobs", key.num_tokens)]
+        return [*names, *encoders]
 
     def all_names(self) -> list[Hashable]:
         """Every program, once lowered."""
@@ -150,6 +179,7 @@ class Programs:
         names += [("sample", buckets.max_rows, MASKED_EVERYTHING), ("prompt_logprobs", buckets.max_tokens)]
         names += [("write_rows", k) for k in ROWS_AT_A_TIME] + [("write_counts",), ("write_bias",)]
         names += [("copy_slots",)] if self._config.page_size > 1 else []
+        names += [name for name in self.encoders if name[1] in (buckets.encode[0], buckets.encode[-1])]
         return names + [("write_masks", k) for k in UPLOAD_SIZES]
 
     def are_ready(self, key: BucketKey) -> bool:
@@ -160,8 +190,8 @@ class Programs:
     def _lower_forward(self, key: BucketKey) -> None:
         packed = jax.ShapeDtypeStruct((sum(step.packed_sizes(key)),), jnp.int32)
 
-        def forward(leaves, pool, page_table, last_token, packed):  # noqa: ANN001, ANN202
-            return step.forward(self._merge, key, leaves, pool, page_table, last_token, packed)
+        def forward(leaves, pool, page_table, last_token, packed, vision=None):  # noqa: ANN001, ANN202
+            return step.forward(self._merge, key, leaves, pool, page_table, last_token, packed, vision)
 
         state = self._shapes
         self._executables.lower(
@@ -172,10 +202,24 @@ class Programs:
             state.page_table,
             state.last_token,
             packed,
+            *seen(state, key),
             donate=(1, 2),
         )
         if key.phase is Phase.EXTEND:
             self._lower_prompt_logprobs(key)
+
+    def _lower_encode(self, name: EncodeName) -> None:
+        _, num_tiles, is_video = name
+        shape = self._config.vision
+        assert shape is not None, "a text model encodes nothing"
+
+        def encode(leaves, vision, pixels, rows):  # noqa: ANN001, ANN202
+            return step.encode(self._merge, leaves, vision, pixels, rows, is_video=is_video)
+
+        size = shape.image_size
+        pixels = jax.ShapeDtypeStruct((num_tiles, 3, size, size), jnp.float32)
+        rows = jax.ShapeDtypeStruct((num_tiles, shape.rows_of(is_video=is_video)), jnp.int32)
+        self._executables.lower(name, encode, self.leaves, self._shapes.vision, pixels, rows, donate=(1,))
 
     def _lower_prompt_logprobs(self, key: BucketKey) -> None:
         def prompt_logprobs(leaves, hidden, targets, chosen):  # noqa: ANN001, ANN202

@@ -47,6 +47,11 @@ CORE_STATS = {
     "num_drafts": "tokens that a grammar forced and jump-forward proposed",
     "num_drafts_taken": "those of them that became output",
     "num_grammar_failures": "requests that failed because of their grammar",
+    "num_encoder_calls": "times that the vision encoder ran, for several tiles at a time",
+    "num_encoded_tiles": "tiles of images and frames of videos that it encoded",
+    "num_found_images": "times that a prompt came to an image or a video that was encoded before, for another",
+    "num_evicted_images": "images and videos whose encoded tiles were dropped for others",
+    "vision_bytes": "memory of the device that encoded images have",
     "num_lowered": "programs traced",
     "num_compiled": "programs compiled",
     "num_programs_pending": "programs that the background thread has still to compile",
@@ -70,7 +75,7 @@ class ModelInfo:
         context_length: Tokens of prompt and output together, at most.
         vocab_size: Token ids are below it.
         eos_token_ids: Tokens that end an answer.
-        dtype: Compute and weight type.
+        dtype: Compute type, and that of weights that `--quantization` does not store in 8 bits.
         kv_dtype: Type of cached keys and values.
         device: Platform and kind of the devices, for people.
         max_running_requests: Requests in one batch, at most.

@@ -26,12 +26,14 @@ from jsg.engine.programs import (
     Programs,
     RunnerConfig,
     Variant,
+    seen,
 )
 from jsg.engine.results import InFlight
 from jsg.engine.sampling import Logprobs, TokenMasks
 from jsg.sched.buckets import BucketKey, Buckets, Phase
-from jsg.sched.records import Batch, RunningRequest
+from jsg.sched.records import Batch, Encoding, RunningRequest
 from jsg.sched.table import RequestTable
+from jsg.sched.vision_store import DUMP_ROW
 from jsg.types import MAX_TOP_LOGPROBS
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ class ModelRunner:
     Attributes:
         programs: Everything that it can run.
         masks: What the device's pool of token masks holds; what is put there is sent with the next step that has masks.
+        num_encoder_calls: Times that the vision encoder ran for requests.
 
     Invariant: `_state` holds the result of the last dispatch; every array that was donated to it is gone.
     """
@@ -73,6 +76,7 @@ class ModelRunner:
     ):
         self.programs = Programs(model, config, state, buckets, executables)
         self.masks = MaskPool(num_words(config.vocab_size))
+        self.num_encoder_calls = 0
         self._leaves = self.programs.leaves
         self._config = config
         self._state = state
@@ -99,6 +103,7 @@ class ModelRunner:
         self._write_rows(batch.dirty_rows, table.pages)
         for source, target in batch.copies:
             self._copy_slots(source, target)
+        self._encode(batch.encodings)
         scores_prompt = any(entry.scores_prompt for entry in batch.entries)
         needed = Variant(*np.any(self._needs[rows], axis=0).tolist())
         key, variant = self._ready(batch, needed, scores_prompt)
@@ -122,6 +127,12 @@ class ModelRunner:
         for array in jax.tree.leaves(output):
             array.copy_to_host_async()
         return InFlight(batch, output, started.prompt_scores, tuple(started.failed))
+
+    @property
+    def vision_row_bytes(self) -> int:
+        """Bytes of one row of the vision pool; 0 where the model takes text only."""
+        vision = self._state.vision
+        return 0 if vision is None else vision.shape[1] * vision.dtype.itemsize
 
     @property
     def max_draft_rows(self) -> int:
@@ -169,10 +180,26 @@ class ModelRunner:
         """Logits and hidden states of a packed step; its keys and values are in the pool."""
         state = self._state
         logits, hidden, pool, page_table = self._executables(
-            ("forward", key), self._leaves, state.pool, state.page_table, state.last_token, packed
+            ("forward", key), self._leaves, state.pool, state.page_table, state.last_token, packed, *seen(state, key)
         )
         self._state = state._replace(pool=pool, page_table=page_table)
         return logits, hidden
+
+    def _encode(self, encodings: Sequence[Encoding]) -> None:
+        """Encodes tiles, then frames, whosever they are: as many at a time as the largest program takes."""
+        for is_video in (False, True):
+            left = [encoding for encoding in encodings if encoding.is_video == is_video]
+            while left:
+                largest = self._buckets.encode[-1]
+                part, left = left[:largest], left[largest:]
+                names = [("encode", size, is_video) for size in self._buckets.encode if size >= len(part)]
+                name = next(name for name in names if self._executables.is_ready(name))
+                self._run_encode(name, *packing.pack_encodings(part, name[1]))
+                self.num_encoder_calls += 1
+
+    def _run_encode(self, name: Hashable, pixels: np.ndarray, rows: np.ndarray) -> None:
+        vision = self._executables(name, self._leaves, self._state.vision, pixels, rows)
+        self._state = self._state._replace(vision=vision)
 
     def _run_sample(
         self,
@@ -260,6 +287,12 @@ class ModelRunner:
         match name:
             case ("forward", BucketKey() as key):
                 self._run_forward(key, packing.pack_padding(key))
+            case ("encode", int(num_tiles), bool(is_video)):
+                shape = self._config.vision
+                assert shape is not None, "a text model encodes nothing"
+                pixels = np.zeros((num_tiles, 3, shape.image_size, shape.image_size), np.float32)
+                rows = np.full((num_tiles, shape.rows_of(is_video=is_video)), DUMP_ROW, np.int32)
+                self._run_encode(name, pixels, rows)
             case ("sample", int(num_rows), Variant() as variant):
                 chosen = np.zeros((num_rows, MAX_TOP_LOGPROBS), np.int32) if variant.has_logprobs else None
                 logits = np.zeros((num_rows, vocab_size), np.float32)

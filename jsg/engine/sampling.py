@@ -110,7 +110,7 @@ def choose_tokens(
         noise = gumbel(inputs.seeds, inputs.output_index, logits.shape[1])
         drawn = jnp.where(is_kept, adjusted / temperature[:, None] + noise, -jnp.inf)
         adjusted = jnp.where(is_greedy[:, None], adjusted, drawn)
-    is_bad = jnp.isnan(jnp.max(logits, axis=-1))
+    is_bad = jnp.isnan(logits).any(axis=-1)  # asked of all: on a CPU the maximum of a long row passes over NaN
     return jnp.where(is_bad, -1, jnp.argmax(adjusted, axis=-1)).astype(jnp.int32)
 
 

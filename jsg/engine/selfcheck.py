@@ -51,7 +51,7 @@ class Cost:
     """What a step must move and compute, whatever the implementation.
 
     Attributes:
-        weight_bytes: Every weight but the embedding table, once.
+        weight_bytes: Every weight but the embedding table, once; of several experts only those that run.
         kv_bytes: Keys and values of every row's context, once.
         matmul_flops: Of the products with weights.
         attention_flops: Of queries with keys, and of what follows with values.
@@ -133,6 +133,7 @@ class DecodeSteps:
         buckets: Their shapes.
         model: The shape of the model.
         itemsize: Bytes of one weight.
+        kernel_itemsize: Bytes of one weight of a layer's matmuls, which `--quantization` stores in one byte.
         bytes_per_token: Keys and values of one token in all layers.
         pool_tokens: Size of the KV pool.
         context_length: Tokens of one request at most.
@@ -143,6 +144,7 @@ class DecodeSteps:
     buckets: Buckets
     model: ModelConfig
     itemsize: int
+    kernel_itemsize: int
     bytes_per_token: int
     pool_tokens: int
     context_length: int
@@ -168,7 +170,7 @@ class DecodeSteps:
             return None
         self.runner.prepare_idle_steps(key)
         self.runner.write_pages(self._pages(key.num_rows, context + 1))
-        ms = _step_ms(lambda: self.runner.run_idle_step(key, _pack(key, context)), deadline)
+        ms = _step_ms(lambda: self.runner.run_idle_step(key, _pack(key, context, self.model.vocab_size)), deadline)
         cost = step_cost(
             self.model,
             self.itemsize,
@@ -176,6 +178,7 @@ class DecodeSteps:
             cached=context,
             new=1,
             kv_bytes_per_token=self.bytes_per_token,
+            kernel_itemsize=self.kernel_itemsize,
         )
         return StepTime(num_rows=key.num_rows, context=context, ms=ms, floor_ms=cost.floor_ms(rates))
 
@@ -241,11 +244,19 @@ def matmul_rates(size: int, dtype: jax.typing.DTypeLike, deadline: float | None 
 
 
 def step_cost(
-    config: ModelConfig, itemsize: int, *, rows: int, cached: int, new: int, kv_bytes_per_token: int | None = None
+    config: ModelConfig,
+    itemsize: int,
+    *,
+    rows: int,
+    cached: int,
+    new: int,
+    kv_bytes_per_token: int | None = None,
+    kernel_itemsize: int | None = None,
 ) -> Cost:
     """A step of `rows` requests with `new` tokens each over `cached` others, one row of logits for each.
 
-    Activations, which can stay on the chip, are not counted.
+    Activations, which can stay on the chip, are not counted, nor are the scales of kernels in 8 bits. Of several
+    experts those count that the tokens choose, on average where every choice is as likely as any other.
 
     Args:
         config: The shape of the model.
@@ -254,19 +265,30 @@ def step_cost(
         cached: Tokens of each that are in the pool.
         new: New tokens of each.
         kv_bytes_per_token: Where keys and values are stored in another type than weights.
+        kernel_itemsize: Bytes of one weight of the layers, where that is not `itemsize`.
     """
     width, heads_dim = config.hidden_size, config.num_heads * config.head_dim
     kv_dim = config.num_kv_heads * config.head_dim
-    per_layer = width * (heads_dim + 2 * kv_dim) + heads_dim * width + 3 * width * config.intermediate_size
-    layers, head = config.num_layers * per_layer, width * config.vocab_size
+    projections, block = width * (heads_dim + 2 * kv_dim) + heads_dim * width, 3 * width * config.intermediate_size
+    num_blocks = config.experts_per_token if config.num_experts else 1
+    used = config.num_layers * (projections + num_blocks * block)  # by each token
+    read = used + config.num_layers * (_experts_read(config, rows * new) - num_blocks) * block
+    head, routers = width * config.vocab_size, config.num_layers * width * config.num_experts
     keys, pairs = zip(*(_keys_and_pairs(cached, new, window) for window in config.layer_windows), strict=True)
     per_token = config.kv_bytes_per_token(itemsize) if kv_bytes_per_token is None else kv_bytes_per_token
     return Cost(
-        weight_bytes=itemsize * (layers + head),
+        weight_bytes=round((kernel_itemsize or itemsize) * read) + itemsize * (head + routers),
         kv_bytes=per_token * rows * sum(keys) // config.num_layers,
-        matmul_flops=2 * layers * rows * new + 2 * head * rows,
+        matmul_flops=2 * (used + routers) * rows * new + 2 * head * rows,
         attention_flops=4 * heads_dim * rows * sum(pairs),
     )
+
+
+def _experts_read(config: ModelConfig, num_tokens: int) -> float:
+    """Feed-forward blocks of a layer that at least one token goes through, on average."""
+    if not config.num_experts:
+        return 1.0
+    return config.num_experts * (1 - (1 - config.experts_per_token / config.num_experts) ** num_tokens)
 
 
 def _keys_and_pairs(cached: int, new: int, window: int | None) -> tuple[int, int]:
@@ -278,12 +300,16 @@ def _keys_and_pairs(cached: int, new: int, window: int | None) -> tuple[int, int
     return min(total, window + new - 1), pairs
 
 
-def _pack(key: BucketKey, context: int) -> np.ndarray:
-    """A decode step of rows 1, 2, … with `context` cached tokens each; its tokens are written to the dump slot."""
+def _pack(key: BucketKey, context: int, vocab_size: int) -> np.ndarray:
+    """A decode step of rows 1, 2, … with `context` cached tokens each; its tokens are written to the dump slot.
+
+    The tokens differ, as those of requests do: equal ones would choose the same experts.
+    """
     sizes = packed_sizes(key)
     packed = np.zeros(sum(sizes), np.int32)
     parts = dict(zip(PackedInputs._fields, np.split(packed, np.cumsum(sizes)[:-1]), strict=True))
     parts["counts"][2] = key.num_rows
+    parts["token_ids"][:] = np.random.default_rng(0).integers(vocab_size, size=key.num_tokens)
     parts["positions"][:] = parts["model_positions"][:] = context
     parts["rows"][:] = np.arange(1, key.num_rows + 1)
     parts["logit_index"][:] = np.arange(key.num_rows)

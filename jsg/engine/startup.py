@@ -15,9 +15,15 @@ from jsg.cache.radix import RadixCache
 from jsg.config import EngineConfig
 from jsg.engine.constraints import Constraints
 from jsg.engine.device import Device, open_device
-from jsg.engine.executables import COMPILER_OPTIONS, Executables, compilation_cache_path, use_compilation_cache
+from jsg.engine.executables import (
+    COMPILER_OPTIONS,
+    QUANTISED_OPTIONS,
+    Executables,
+    compilation_cache_path,
+    use_compilation_cache,
+)
 from jsg.engine.lexicon import LexiconLoader
-from jsg.engine.memory import MemoryPlan, plan_memory, usable_bytes
+from jsg.engine.memory import MemoryPlan, plan_memory, usable_bytes, vision_shape
 from jsg.engine.profile import profiled_compiler_options
 from jsg.engine.programs import DeviceState, RunnerConfig, make_state
 from jsg.engine.protocol import ModelInfo, Progress
@@ -26,10 +32,12 @@ from jsg.engine.selfcheck import DecodeSteps
 from jsg.errors import ConfigError
 from jsg.kernels_pallas import ops
 from jsg.models.config import ModelConfig
+from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype
 from jsg.sched.buckets import Buckets, make_buckets, make_deterministic_buckets
 from jsg.sched.config import SchedulerConfig
 from jsg.sched.scheduler import Scheduler
+from jsg.sched.vision_store import NEWLINE_ROW, VisionShape
 from jsg.sources import resolve_model
 from jsg.types import JumpForward
 
@@ -43,6 +51,10 @@ ROW_MULTIPLE = {"gpu": 8}
 """What every number of rows is a multiple of, by platform. cuBLASLt pads operands to it, in launches of its own, and of
 a single row XLA makes a product of vectors for which it converts every weight to float32 (seen in programs compiled for
 an H200). Weights are read once whatever the number of rows, so the padding is nearly free."""
+
+ENCODE_SIZES = {"cpu": (1, 4)}
+OTHER_ENCODE_SIZES = (1, 2, 4, 8)
+"""Tiles that the vision encoder takes at once, by platform. Few on a CPU: each number is a program to compile."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,6 +85,7 @@ class _Settings:
     max_running: int
     buckets: Buckets
     device: Device
+    vision: VisionShape | None
 
     @property
     def platform(self) -> str:
@@ -81,12 +94,13 @@ class _Settings:
 
     def __str__(self) -> str:
         """What was chosen and why, for people; the memory plan comes after it."""
-        implementation, shapes = ops.best_implementation(), self.buckets
+        implementation, shapes, quantization = ops.best_implementation(), self.buckets, self.config.quantization
+        kernels = "" if quantization == "none" else f", kernels in {quantization}"
         return (
             f"device: {self.device}\n"
-            f"programs: {self.dtype.name}, attention by {implementation!r}, KV pool in {self.kv_dtype.name}, page size "
-            f"{self.page_size}; steps of up to {shapes.max_rows} requests and {shapes.max_tokens} new tokens in "
-            f"{len(shapes.all)} shapes"
+            f"programs: {self.dtype.name}{kernels}, attention by {implementation!r}, KV pool in {self.kv_dtype.name}, "
+            f"page size {self.page_size}; steps of up to {shapes.max_rows} requests and {shapes.max_tokens} new tokens "
+            f"in {len(shapes.all)} shapes"
         )
 
     def runner_config(self) -> RunnerConfig:
@@ -96,7 +110,12 @@ class _Settings:
             columns=-(-self.context_length // self.page_size),
             page_size=self.page_size,
             eos_token_ids=frozenset(self.model.eos_token_ids),
+            vision=self.vision,
         )
+
+    @property
+    def vision_row_bytes(self) -> int:
+        return self.model.hidden_size * self.dtype.itemsize
 
     def make_state(self, num_pages: int) -> DeviceState:
         model = self.model
@@ -109,7 +128,8 @@ class _Settings:
             self.kv_dtype,
             is_interleaved=ops.is_pool_interleaved(self.platform),
         )
-        return make_state(self.runner_config(), pool)
+        rows = None if self.vision is None else jnp.zeros((self.vision.num_rows, model.hidden_size), self.dtype)
+        return make_state(self.runner_config(), pool, rows)
 
 
 def start(config: EngineConfig, report: Report) -> Parts:
@@ -134,11 +154,12 @@ def start(config: EngineConfig, report: Report) -> Parts:
         settings.model,
         load_format=config.load_format,
         dtype=settings.dtype,
+        quantization=config.quantization,
         seed=config.random_seed,
         progress=lambda done, total: report(Progress("load", done, total)),
     )
     allocator = PageAllocator(plan.pool_tokens // settings.page_size + 1)
-    state = settings.make_state(allocator.num_total + 1)
+    state = _with_newline(settings.make_state(allocator.num_total + 1), model)
     runner = ModelRunner(model, settings.runner_config(), state, settings.buckets, executables)
     _warm_up(runner, executables, config, report)
     lexicon.wait()
@@ -147,6 +168,14 @@ def start(config: EngineConfig, report: Report) -> Parts:
     steps = _decode_steps(settings, plan, runner)
     constraints = _constraints(settings, lexicon)
     return Parts(_info(settings, plan), steps, scheduler, cache, allocator, runner, executables, constraints)
+
+
+def _with_newline(state: DeviceState, model: nnx.Module) -> DeviceState:
+    """The state with what a vision model puts behind each row of patches, if it does."""
+    newline = model.vision.newline if isinstance(model, Llava) else None
+    if state.vision is None or newline is None:
+        return state
+    return state._replace(vision=state.vision.at[NEWLINE_ROW].set(newline[...]))
 
 
 def _load_lexicon(settings: _Settings) -> LexiconLoader:
@@ -164,7 +193,8 @@ def _constraints(settings: _Settings, lexicon: LexiconLoader) -> Constraints:
 
 def _compiler_options(config: EngineConfig, platform: str) -> dict[str, str | bool]:
     profiled = profiled_compiler_options(platform) if config.profile_dir else {}
-    return {**COMPILER_OPTIONS.get(platform, {}), **profiled}
+    options = COMPILER_OPTIONS if config.quantization == "none" else QUANTISED_OPTIONS
+    return {**options.get(platform, {}), **profiled}
 
 
 def _settle(config: EngineConfig, device: Device) -> _Settings:
@@ -178,6 +208,7 @@ def _settle(config: EngineConfig, device: Device) -> _Settings:
         )
     max_running = config.max_running_requests or (32 if on_cpu else 256)
     dtype = resolve_dtype(config.dtype, device.platform)
+    row_bytes = model.hidden_size * dtype.itemsize
     return _Settings(
         config=config,
         directory=directory,
@@ -189,21 +220,25 @@ def _settle(config: EngineConfig, device: Device) -> _Settings:
         max_running=max_running,
         buckets=_buckets(config, model, max_running, device.platform),
         device=device,
+        vision=vision_shape(config, model, platform=device.platform, row_bytes=row_bytes),
     )
 
 
 def _buckets(config: EngineConfig, model: ModelConfig, max_running: int, platform: str) -> Buckets:
     """The shapes of the engine. A layer with a sliding window reads little of a prefix, and nothing for several."""
     on_cpu = platform == "cpu"
+    sizes = () if model.vision is None else ENCODE_SIZES.get(platform, OTHER_ENCODE_SIZES)
     if config.deterministic:
         num_tokens = 64 if on_cpu else 512
-        return make_deterministic_buckets(max_running, config.chunked_prefill_size or num_tokens, num_tokens)
-    return make_buckets(
+        buckets = make_deterministic_buckets(max_running, config.chunked_prefill_size or num_tokens, num_tokens)
+        return dataclasses.replace(buckets, encode=sizes[-1:])
+    buckets = make_buckets(
         max_running,
         config.chunked_prefill_size or max(512 if on_cpu else 8192, max_running),
         row_multiple=ROW_MULTIPLE.get(platform, 1),
         shares_prefixes=ops.best_implementation() == "triton" and None in model.layer_windows,
     )
+    return dataclasses.replace(buckets, encode=sizes)
 
 
 def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
@@ -213,7 +248,7 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
     has to shrink for them, they are compiled anew, for the smaller pool. What cannot fit even without temporaries is
     refused before anything is compiled.
     """
-    model = abstract_model(settings.model, settings.dtype)
+    model = abstract_model(settings.model, settings.dtype, settings.config.quantization)
     limit_bytes = usable_bytes(settings.config.mem_fraction_static, settings.device)
 
     def plan(temporary_bytes: int) -> MemoryPlan:
@@ -228,6 +263,7 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
             temporary_bytes=temporary_bytes,
             max_running=settings.max_running,
             context_length=settings.context_length,
+            vision_bytes=settings.vision.num_rows * settings.vision_row_bytes if settings.vision else 0,
         )
 
     first = plan(0)
@@ -290,6 +326,7 @@ def _scheduler_config(settings: _Settings) -> SchedulerConfig:
         max_bypass_tokens=config.max_bypass_tokens,
         max_queued=config.max_queued_requests,
         has_windows=settings.model.sliding_window is not None,
+        vision=settings.vision,
     )
 
 
@@ -299,6 +336,7 @@ def _decode_steps(settings: _Settings, plan: MemoryPlan, runner: ModelRunner) ->
         buckets=settings.buckets,
         model=settings.model,
         itemsize=settings.dtype.itemsize,
+        kernel_itemsize=settings.dtype.itemsize if settings.config.quantization == "none" else 1,
         bytes_per_token=plan.bytes_per_token,
         pool_tokens=plan.pool_tokens,
         context_length=settings.context_length,

@@ -4,7 +4,7 @@ Pure functions of arrays; `executables.py` compiles them, `runner.py` calls them
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax.numpy as jnp
 from jax import lax
@@ -25,6 +25,7 @@ from jsg.engine.sampling import (
 from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
 from jsg.kernels_pallas.tile import GROUP_TILE
 from jsg.models.inputs import ForwardInputs
+from jsg.models.llava import Llava
 from jsg.models.model import Model
 from jsg.sched.buckets import BucketKey
 
@@ -50,7 +51,8 @@ class PackedInputs(NamedTuple):
     Attributes:
         counts: Real query tiles, how many of them are short ones, which come first, and how many leading tokens are
             alone in their row.
-        token_ids: New tokens; -1 stands for the row's last sampled token.
+        token_ids: New tokens; -1 stands for the row's last sampled token, ids from the vocabulary's size on for rows of
+            the vision pool.
         positions: Of the new tokens in their rows.
         model_positions: What the model is told: the same, but for rows with position jumps or branches.
         slots: KV slot of each; 0 for those that must not be written.
@@ -92,17 +94,20 @@ def forward(
     page_table: Int[Array, "R C"],
     last_token: Int[Array, " R"],
     packed: Int[Array, " n"],
+    vision: Float[Array, "I D"] | None = None,
 ) -> tuple[Float[Array, "B V"], Float[Array, "T D"], KVPool, Int[Array, "R C"]]:
     """Logits of each request's last new token, all hidden states, and pool and page table after the step.
 
-    The table is told of the new tokens' pages here, so a decode step needs no other transfer.
+    The table is told of the new tokens' pages here, so a decode step needs no other transfer. The vision pool is only
+    needed where there may be tokens of images.
     """
     model = merge(leaves)
     sizes = packed_sizes(key)
     parts = PackedInputs(*jnp.split(packed, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]))
     written = jnp.where(parts.slots > 0, parts.rows, 0)
     page_table = page_table.at[written, parts.positions // pool.page_size].set(parts.slots // pool.page_size)
-    hidden, pool = model(_forward_inputs(key, parts, page_table, last_token), pool)
+    inputs = _forward_inputs(key, parts, page_table, last_token)._replace(vision=vision)
+    hidden, pool = model(inputs, pool)
     return model.logits(hidden[parts.logit_index]), hidden, pool, page_table
 
 
@@ -126,6 +131,21 @@ def _forward_inputs(
     )
     token_ids = jnp.where(parts.token_ids < 0, last_token[parts.rows], parts.token_ids)
     return ForwardInputs(token_ids, parts.model_positions, parts.slots, attention)
+
+
+def encode(
+    merge: Merge,
+    leaves: Sequence[Array],
+    vision: Float[Array, "I D"],
+    pixels: Float[Array, "N 3 S S"],
+    rows: Int[Array, "N M"],
+    *,
+    is_video: bool,
+) -> Float[Array, "I D"]:
+    """The vision pool with the features of some tiles, or frames, written to their rows; row 0 is the dump."""
+    tower = cast(Llava, merge(leaves)).vision
+    features = tower.encode_frames(pixels) if is_video else tower.encode(pixels)
+    return vision.at[rows].set(features.astype(vision.dtype))
 
 
 def unpack_sampling(packed: Int[Array, "R columns"]) -> SamplingInputs:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from jsg.kernels_pallas.tuning import sizes_for
 
@@ -70,23 +70,24 @@ def tile_of(sizes: Int[Array, " e"], tile: Int[Array, ""], block_m: int) -> Tile
 
 def grouped_matmul(
     rows: Float[Array, "R D"],
-    kernels: Float[Array, "E D F"],
+    kernels: Num[Array, "E D F"],
     sizes: Int[Array, " E"],
     *,
+    scale: Float[Array, "E 1 F"] | None = None,
     result: jax.typing.DTypeLike,
     interpret: bool = False,
 ) -> Float[Array, "R F"]:
     """See `ops.grouped_matmul`.
 
     Raises:
-        NotImplementedError: Rows and kernels have different types.
+        NotImplementedError: Rows and kernels have different types, without a scale.
     """
-    if rows.dtype != kernels.dtype:
+    if rows.dtype != kernels.dtype and scale is None:
         raise NotImplementedError(f"the Triton kernel wants rows of the kernels' dtype, {kernels.dtype}")
     (num_rows, depth), width = rows.shape, kernels.shape[2]
     name = "grouped_matmul_float32" if rows.dtype == jnp.float32 else "grouped_matmul"
     cut = Sizes(**sizes_for(name, rows=num_rows))
-    read = (sizes, rows, kernels)
+    read = (sizes, rows, kernels) if scale is None else (sizes, rows, kernels, scale)
     return pl.pallas_call(
         functools.partial(grouped_matmul_kernel, cut, depth, width),
         grid=(num_rows // cut.block_m + len(sizes), pl.cdiv(width, cut.block_n)),
@@ -105,9 +106,9 @@ def grouped_matmul_kernel(
     sizes: jax.Ref,
     rows: jax.Ref,
     kernels: jax.Ref,
-    out: jax.Ref,
+    *scale_and_out: jax.Ref,
 ) -> None:
-    """One program: a tile of rows and `block_n` columns of the result.
+    """One program: a tile of rows and `block_n` columns of the result, which is the last argument, behind a scale.
 
     Grid: (tiles, column blocks); tiles of one group, which read the same part of its kernel, follow one another.
     Blocks: every array stays in device memory. Owns: its rows and columns of the result.
@@ -115,6 +116,7 @@ def grouped_matmul_kernel(
     Masked: groups past E, rows past the tile's, columns past F, and the sum past D. A row that is not finite stays
     alone: no product adds up over rows.
     """
+    *scales, out = scale_and_out
     groups = jnp.arange(pl.next_power_of_2(len(sizes)))
     padded = plgpu.load(sizes.at[groups], mask=groups < len(sizes), other=0)
     tile = tile_of(padded, pl.program_id(0), cut.block_m)
@@ -130,14 +132,25 @@ def grouped_matmul_kernel(
             k = index * cut.block_k + jnp.arange(cut.block_k)
             is_k = k < depth
             left = plgpu.load(rows.at[where, k[None, :]], mask=is_row & is_k[None, :], other=0)
-            right = plgpu.load(
-                kernels.at[tile.group, k[:, None], column[None, :]], mask=is_k[:, None] & is_column, other=0
-            )
+            at = tile.group, k[:, None], column[None, :]
+            right = _load(kernels, at, is_k[:, None] & is_column, left.dtype)
             return total + plgpu.dot(left, right, allow_tf32=False)
 
         zeros = jnp.zeros((cut.block_m, cut.block_n), jnp.float32)
         total = lax.fori_loop(0, pl.cdiv(depth, cut.block_k), add, zeros)
+        for scale in scales:
+            total *= plgpu.load(scale.at[tile.group, 0, column], mask=column < width, other=0)[None, :]
         plgpu.store(out.at[where, column[None, :]], total.astype(out.dtype), mask=is_row & is_column)
+
+
+def _load(
+    kernels: jax.Ref, at: tuple[Array, Array, Array], mask: Bool[Array, "k n"], dtype: jnp.dtype
+) -> Float[Array, "k n"]:
+    """A block of a kernel in `dtype`, zero where masked."""
+    if kernels.dtype == dtype:
+        return plgpu.load(kernels.at[at], mask=mask, other=0)
+    block = plgpu.load(kernels.at[at], mask=mask)  # no `other`: 8-bit floats cannot be lowered with one
+    return jnp.where(mask, block.astype(dtype), 0)
 
 
 def _whole(x: Array) -> pl.BlockSpec:

@@ -9,10 +9,11 @@ import contextlib
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Float, Int, Num, UInt
 
-from jsg.kernels_pallas import reference, reference_threshold, reference_write
+from jsg.kernels_pallas import reference, reference_routes, reference_threshold, reference_write
 from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, LayerCache
+from jsg.kernels_pallas.reference_routes import Routes
 
 BEST = {"gpu": "triton", "cuda": "triton", "tpu": "tpu"}
 
@@ -128,11 +129,27 @@ def paged_attention(
     return jnp.asarray(out, queries.dtype)
 
 
+def expert_routes(logits: Float[Array, "T E"], experts_per_token: int, *, implementation: str | None = None) -> Routes:
+    """The `experts_per_token` most likely experts of each token, and its copies sorted by expert.
+
+    Args:
+        logits: Of the router. A token with NaN has some experts or other, and NaN for weights.
+        experts_per_token: At most E.
+        implementation: "triton", "reference", or None for the best that works here.
+    """
+    if (implementation or best_implementation()) == "triton":
+        from jsg.kernels_pallas import expert_routes as kernel
+
+        return kernel.expert_routes(logits, experts_per_token, interpret=_interprets())
+    return reference_routes.expert_routes(logits, experts_per_token)
+
+
 def grouped_matmul(
     rows: Float[Array, "R D"],
-    kernels: Float[Array, "E D F"],
+    kernels: Num[Array, "E D F"],
     sizes: Int[Array, " E"],
     *,
+    scale: Float[Array, "E 1 F"] | None = None,
     result: jax.typing.DTypeLike,
     implementation: str | None = None,
 ) -> Float[Array, "R F"]:
@@ -140,8 +157,9 @@ def grouped_matmul(
 
     Args:
         rows: Those of group 0 first, then those of group 1, and so on.
-        kernels: One for each group.
+        kernels: One for each group; with `scale` of any type whose numbers are exact in that of the rows.
         sizes: Rows of each group; they add up to R.
+        scale: What the sums of each column are multiplied by, in float32.
         result: Type of the result.
         implementation: "triton", "reference", or None for the best that works here. The reference is XLA's own, which
             on a TPU is a kernel, and elsewhere computes every row with every kernel.
@@ -153,9 +171,15 @@ def grouped_matmul(
         from jsg.kernels_pallas import grouped_matmul as kernel
 
         with _falling_back(implementation):
-            return kernel.grouped_matmul(rows, kernels, sizes, result=result, interpret=_interprets())
+            return kernel.grouped_matmul(rows, kernels, sizes, scale=scale, result=result, interpret=_interprets())
     precision = lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None  # as `models.layers.project`
-    return lax.ragged_dot(rows, kernels, sizes, precision=precision, preferred_element_type=result)
+    if scale is None:
+        return lax.ragged_dot(rows, kernels, sizes, precision=precision, preferred_element_type=result)
+    sums = lax.ragged_dot(
+        rows, kernels.astype(rows.dtype), sizes, precision=precision, preferred_element_type=jnp.float32
+    )
+    group = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
+    return (sums * scale[group, 0]).astype(result)
 
 
 def kept_threshold(

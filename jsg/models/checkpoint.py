@@ -5,7 +5,7 @@ that the data fills the file), and `require` that names, shapes and types are th
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import ml_dtypes  # noqa: F401 # teaches numpy bfloat16, which safetensors asks 
 import numpy as np
 
 from jsg.errors import ModelError
-from jsg.models.fields import read_json
+from jsg.fields import read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -26,9 +26,11 @@ IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 class Checkpoint:
     """Tensors by name, read one at a time from memory-mapped files. Made by `open_checkpoint`."""
 
-    def __init__(self, files: Mapping[str, Any]):
-        """Takes the open safetensors file of each tensor name."""
-        self._files = files
+    def __init__(self, files: Mapping[str, Any], rename: Callable[[str], str] = str):
+        """Takes the open safetensors file of each tensor name, and what each is called from here on."""
+        self._stored = {rename(name): (file, name) for name, file in files.items()}
+        if len(self._stored) != len(files):
+            raise ModelError("the checkpoint names a tensor twice, in the old way and in the new one; save it again")
 
     def require(self, shapes: Mapping[str, tuple[int, ...]], ignored: frozenset[str] = frozenset()) -> None:
         """Checks that the checkpoint holds exactly these tensors.
@@ -41,16 +43,17 @@ class Checkpoint:
             ModelError: A tensor is missing, superfluous, of another shape, or of a type that is not supported.
         """
         for name in shapes:
-            if name not in self._files:
+            if name not in self._stored:
                 raise ModelError(f"the checkpoint must hold {name}, but does not; is it the one of this config.json?")
-        for name in self._files:
+        for name in self._stored:
             if name not in shapes and name not in ignored and not name.endswith(IGNORED_SUFFIXES):
                 raise ModelError(
                     f"the checkpoint holds {name!r}, which this architecture does not have; "
                     "is it the one of this config.json?"
                 )
         for name, shape in shapes.items():
-            header = self._files[name].get_slice(name)
+            file, stored = self._stored[name]
+            header = file.get_slice(stored)
             if tuple(header.get_shape()) != shape:
                 raise ModelError(
                     f"{name} must have the shape {list(shape)} by config.json, but has {header.get_shape()}"
@@ -63,22 +66,27 @@ class Checkpoint:
 
     def read(self, name: str) -> np.ndarray:
         """A copy of one tensor, in the type the file has."""
-        return self._files[name].get_tensor(name)
+        file, stored = self._stored[name]
+        return file.get_tensor(stored)
 
 
 @contextlib.contextmanager
-def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
+def open_checkpoint(directory: Path, rename: Callable[[str], str] = str) -> Iterator[Checkpoint]:
     """The checkpoint of a model directory, in one file or in shards; its files stay open inside the `with`.
+
+    Args:
+        directory: The model directory.
+        rename: The name in the files → the name that `Checkpoint` knows the tensor by; as it is by default.
 
     Raises:
         ModelError: There is no safetensors checkpoint, a shard is missing or damaged, or shards and index disagree.
     """
     with contextlib.ExitStack() as stack:
         if (directory / INDEX_FILE).is_file():
-            yield Checkpoint(_open_shards(directory, stack))
+            yield Checkpoint(_open_shards(directory, stack), rename)
         elif (directory / SINGLE_FILE).is_file():
             file = _open_file(directory / SINGLE_FILE, stack)
-            yield Checkpoint(dict.fromkeys(file.keys(), file))
+            yield Checkpoint(dict.fromkeys(file.keys(), file), rename)
         else:
             raise ModelError(
                 f"a model directory must have {SINGLE_FILE} or {INDEX_FILE}, but this one has neither; "

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from jsg.errors import ModelError
-from jsg.models.fields import Fields, read_json
+from jsg.fields import Fields, read_json
+from jsg.models.vision_config import VISION_KINDS, VisionConfig, read_vision
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 
@@ -23,6 +24,26 @@ ROPE_FIELDS = frozenset(
     "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings "
     "beta_fast beta_slow attention_factor partial_rotary_factor".split()
 )
+
+_LLAMA_1 = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MISTRAL = {
+    **_LLAMA_1,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+_TEXT_HALVES = {"llama": ("LlamaForCausalLM", _LLAMA_1), "mistral": ("MistralForCausalLM", _MISTRAL)}
+"""`model_type` of a vision model's `text_config` → its architecture, and what it means where it is silent: Hugging Face
+writes only what differs from the family's defaults."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +75,11 @@ class RopeConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape of a decoder-only transformer.
+    """The shape of a decoder-only transformer, and of the vision tower before it, if there is one.
 
     Attributes:
-        architecture: Name of the family as `config.json` gives it; a key of `jsg/models/registry.py`.
+        architecture: Name of the family as `config.json` gives it, or of the text half of a vision model; a key of
+            `jsg/models/registry.py`.
         vocab_size: Rows of the embedding.
         hidden_size: Width of the residual stream.
         intermediate_size: Width inside the feed-forward block.
@@ -76,6 +98,7 @@ class ModelConfig:
         experts_per_token: So many of them a token uses.
         eos_token_ids: Tokens that end an answer.
         bos_token_id: Token that starts a text, if there is one.
+        vision: The vision half; None for a text model.
     """
 
     architecture: str
@@ -97,6 +120,7 @@ class ModelConfig:
     experts_per_token: int = 0
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    vision: VisionConfig | None = None
 
     @property
     def sliding_window(self) -> int | None:
@@ -114,16 +138,16 @@ class ModelConfig:
         Raises:
             ModelError: A file or a field is missing, damaged, out of bounds or not supported; the message names it.
         """
-        config = Fields("config.json", read_json(path / "config.json"))
-        eos_token_ids = config.token_ids("eos_token_id")
-        if (path / "generation_config.json").is_file():
-            generation = Fields("generation_config.json", read_json(path / "generation_config.json"))
-            eos_token_ids += generation.token_ids("eos_token_id")
-        return cls._from_fields(config, tuple(dict.fromkeys(eos_token_ids)))
+        whole = Fields("config.json", read_json(path / "config.json"))
+        architecture = _architecture(whole)
+        if architecture not in VISION_KINDS:
+            return cls._from_fields(whole, architecture, _eos_token_ids(path, whole))
+        text_architecture, text = _text_half(whole)
+        config = cls._from_fields(text, text_architecture, _eos_token_ids(path, text))
+        return dataclasses.replace(config, vision=read_vision(whole, architecture, config.vocab_size))
 
     @classmethod
-    def _from_fields(cls, config: Fields, eos_token_ids: tuple[int, ...]) -> "ModelConfig":
-        architecture = _architecture(config)
+    def _from_fields(cls, config: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> "ModelConfig":
         _refuse_unsupported(config, architecture)
         num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
         hidden_size = config.integer("hidden_size")
@@ -165,6 +189,28 @@ def _architecture(config: Fields) -> str:
     return names[0]
 
 
+def _text_half(config: Fields) -> tuple[str, Fields]:
+    """Architecture and fields of the text model inside a vision model."""
+    _refuse_quantised(config)
+    text = config.section("text_config") or Fields("config.json: text_config", {})
+    model_type = text.text("model_type", default="llama")
+    text.require(model_type in _TEXT_HALVES, "model_type", f"be one of {', '.join(_TEXT_HALVES)}", model_type)
+    architecture, defaults = _TEXT_HALVES[model_type]
+    is_tied = config.flag("tie_word_embeddings", default=False)
+    # Hugging Face's order: what the whole says of these tokens, then what the text half says, then the family.
+    names = ("bos_token_id", "eos_token_id")
+    tokens = {name: list(config.token_ids(name)) for name in names if config.get(name) is not None}
+    return architecture, text.over({**defaults, "tie_word_embeddings": is_tied}).under(tokens)
+
+
+def _eos_token_ids(path: Path, config: Fields) -> tuple[int, ...]:
+    """Those of config.json and of generation_config.json, each once."""
+    ids = config.token_ids("eos_token_id")
+    if (path / "generation_config.json").is_file():
+        ids += Fields("generation_config.json", read_json(path / "generation_config.json")).token_ids("eos_token_id")
+    return tuple(dict.fromkeys(ids))
+
+
 def _refuse_unsupported(config: Fields, architecture: str) -> None:
     """Stops at fields that change what the model computes in a way this package does not implement."""
     if config.get("hidden_size") is None:
@@ -174,6 +220,10 @@ def _refuse_unsupported(config: Fields, architecture: str) -> None:
         )
     activation = config.text("hidden_act", "silu")
     config.require(activation in ("silu", "swish"), "hidden_act", "be silu, the only supported activation", activation)
+    _refuse_quantised(config)
+
+
+def _refuse_quantised(config: Fields) -> None:
     if config.get("quantization_config") is not None:
         raise ModelError("config.json: quantization_config is not supported; use the unquantised checkpoint")
 

@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -180,7 +181,7 @@ class Decoder(nnx.Module):
 
     def __call__(self, inputs: ForwardInputs, pool: KVPool) -> tuple[Float[Array, "T D"], KVPool]:
         """See `Model`."""
-        x = self.embedding(inputs.token_ids)
+        x, inputs = self._embed(inputs)
         turn = rotation(inputs.positions, self.config.rope, self.config.head_dim)
         layers, kinds = list(pool.layers), {}
         for i, layer in enumerate(self.layers):
@@ -191,6 +192,15 @@ class Decoder(nnx.Module):
             alike = jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(nnx.state(layer)))
             x, layers[i] = _run_layer(graph, alike, x, inputs, turn, layers[i])
         return self.final_norm(x), KVPool(tuple(layers))
+
+    def _embed(self, inputs: ForwardInputs) -> tuple[Float[Array, "T D"], ForwardInputs]:
+        """The residual stream before the first layer, and what the layers still need of the inputs."""
+        x = self.embedding(inputs.token_ids)
+        if inputs.vision is None:
+            return x, inputs
+        row = inputs.token_ids - self.config.vocab_size
+        seen = inputs.vision.at[row].get(mode="clip").astype(x.dtype)
+        return jnp.where(row[:, None] >= 0, seen, x), inputs._replace(vision=None)
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """See `Model`."""

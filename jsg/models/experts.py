@@ -7,12 +7,12 @@ which the `experts_per_token` largest count, made to sum to one.
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
 from jsg.models.config import ModelConfig
-from jsg.models.layers import Linear, Origin, Source, activation_result, parameter, project
+from jsg.models.layers import Origin, Source, activation_result, parameter, project
+from jsg.models.quantise import Quantised
 
 
 class SparseFeedForward(nnx.Module):
@@ -20,8 +20,9 @@ class SparseFeedForward(nnx.Module):
 
     def __init__(self, config: ModelConfig, layer: int, dtype: jax.typing.DTypeLike):
         prefix, width, inner = f"model.layers.{layer}.block_sparse_moe", config.hidden_size, config.intermediate_size
-        self.num_experts, self.experts_per_token = config.num_experts, config.experts_per_token
-        self.router = Linear((f"{prefix}.gate",), width, (config.num_experts,), dtype)
+        self.experts_per_token = config.experts_per_token
+        router = Origin((Source(f"{prefix}.gate.weight", (config.num_experts, width)),), transposed=True)
+        self.router = parameter((width, config.num_experts), dtype, router)
         names = [f"{prefix}.experts.{expert}" for expert in range(config.num_experts)]
         self.gate = _stacked([f"{name}.w1" for name in names], width, inner, dtype)
         self.up = _stacked([f"{name}.w3" for name in names], width, inner, dtype)
@@ -29,30 +30,22 @@ class SparseFeedForward(nnx.Module):
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """Each token on its own. Its copies, one for each of its experts, are sorted by expert, and back."""
-        weights, experts = self._route(x)
-        order = jnp.argsort(experts.reshape(-1), stable=True)
-        sizes = jnp.bincount(experts.reshape(-1), length=self.num_experts).astype(jnp.int32)
-        copies = x[order // self.experts_per_token]
-        gated = jax.nn.silu(_grouped(copies, self.gate, sizes)) * _grouped(copies, self.up, sizes)
-        made = _grouped(gated, self.down, sizes)[jnp.argsort(order)]
-        weighted = weights[..., None].astype(jnp.float32) * made.reshape(
-            *weights.shape, -1
-        )  # no matmul, which may round
-        return weighted.sum(1).astype(x.dtype)
-
-    def _route(self, x: Float[Array, "T D"]) -> tuple[Float[Array, "T k"], Int[Array, "T k"]]:
-        """The weights and the indices of each token's experts."""
-        logits = project(x, self.router.kernel[...])
-        likely, experts = lax.top_k(jax.nn.softmax(logits), self.experts_per_token)
-        return (likely / likely.sum(-1, keepdims=True)).astype(x.dtype), experts
+        routes = ops.expert_routes(project(x, self.router[...]), self.experts_per_token)
+        copies = x[routes.tokens]
+        gated = jax.nn.silu(_grouped(copies, self.gate, routes.sizes)) * _grouped(copies, self.up, routes.sizes)
+        made = _grouped(gated, self.down, routes.sizes)[routes.places]
+        weights = routes.weights.astype(x.dtype).astype(jnp.float32)  # rounded as the published model rounds them
+        return (weights[..., None] * made).sum(1).astype(x.dtype)  # no matmul, which may round
 
 
 def _stacked(names: list[str], in_dim: int, out_dim: int, dtype: jax.typing.DTypeLike) -> nnx.Param:
     """One kernel [in_dim, out_dim] for each expert."""
     sources = tuple(Source(f"{name}.weight", (out_dim, in_dim)) for name in names)
-    return parameter((len(names), in_dim, out_dim), dtype, Origin(sources, join_axis=0, transposed=True))
+    origin = Origin(sources, join_axis=0, transposed=True)
+    return parameter((len(names), in_dim, out_dim), dtype, origin, summed_axis=1)
 
 
 def _grouped(rows: Float[Array, "R D"], kernels: nnx.Param, sizes: Int[Array, " E"]) -> Float[Array, "R F"]:
-    result = activation_result(rows.dtype)
-    return ops.grouped_matmul(rows, kernels[...], sizes, result=result).astype(rows.dtype)
+    stored, result = kernels.get_value(), activation_result(rows.dtype)
+    values, scale = stored if isinstance(stored, Quantised) else (stored, None)
+    return ops.grouped_matmul(rows, values, sizes, scale=scale, result=result).astype(rows.dtype)

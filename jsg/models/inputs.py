@@ -5,13 +5,14 @@
     D  model width                       H  head dimension       C  pages in one row of the page table
     F  feed-forward width                L  layers               R  rows of the page table, or rows that need logits
     V  vocabulary                        E  experts              Q  query tiles
+    I  rows of encoded images            M  patches of a tile
 
 New tokens are packed: a decode step has one per request, an extend step the concatenation of its requests' chunks.
 """
 
 from typing import NamedTuple
 
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas.inputs import AttentionInputs
 
@@ -20,13 +21,15 @@ class ForwardInputs(NamedTuple):
     """One step of the model.
 
     Attributes:
-        token_ids: The new tokens, packed; 0 for padding.
+        token_ids: The new tokens, packed; 0 for padding. From the vocabulary's size on they are rows of `vision`.
         positions: Position of each in its sequence; 0 for padding.
         slots: KV slot (page * page_size + offset) each is written to; 0, the dump, for padding.
         attention: Who sees what.
+        vision: What image tokens are embedded as; None in a step that has none.
     """
 
     token_ids: Int[Array, " T"]
     positions: Int[Array, " T"]
     slots: Int[Array, " T"]
     attention: AttentionInputs
+    vision: Float[Array, "I D"] | None = None

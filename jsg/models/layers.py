@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.reference_norm import rms_norm
+from jsg.models.quantise import Quantised
 
 
 class Source(NamedTuple):
@@ -37,20 +38,36 @@ class Origin(NamedTuple):
     transposed: bool = False
 
 
-def parameter(shape: tuple[int, ...], dtype: jax.typing.DTypeLike, origin: Origin) -> nnx.Param:
-    """A parameter of zeros that knows where its values come from."""
-    return nnx.Param(jnp.zeros(shape, dtype), origin=origin)
+def parameter(
+    shape: tuple[int, ...], dtype: jax.typing.DTypeLike, origin: Origin, *, summed_axis: int | None = None
+) -> nnx.Param:
+    """A parameter of zeros that knows where its values come from.
+
+    Args:
+        shape: Of the values.
+        dtype: Of the values.
+        origin: Where they come from.
+        summed_axis: For a kernel that may be kept in 8 bits, the axis that products sum over: its value is then an
+            array or, with `--quantization`, a `Quantised`.
+    """
+    return nnx.Param(jnp.zeros(shape, dtype), origin=origin, summed_axis=summed_axis)
 
 
 def project(
-    x: Float[Array, "T D"], kernel: Float[Array, "D *out"], result: jax.typing.DTypeLike = jnp.float32
+    x: Float[Array, "T D"], kernel: Float[Array, "D *out"] | Quantised, result: jax.typing.DTypeLike = jnp.float32
 ) -> Float[Array, "T *out"]:
-    """x · kernel, summed in float32 whatever the type of the result."""
-    dimensions, precision = (((1,), (0,)), ((), ())), _precision(x.dtype)
+    """x · kernel, summed in float32 whatever the type of the result.
+
+    Of a kernel in 8 bits the numbers are exact in the type of `x`, and its scales, which whole columns share, multiply
+    the sums.
+    """
+    if isinstance(kernel, Quantised):
+        return (project(x, kernel.values.astype(x.dtype)) * kernel.scale).astype(result)
+    dimensions, precision = (((1,), (0,)), ((), ())), exact_precision(x.dtype)
     return lax.dot_general(x, kernel, dimensions, precision=precision, preferred_element_type=result)
 
 
-def _precision(dtype: jax.typing.DTypeLike) -> lax.Precision | None:
+def exact_precision(dtype: jax.typing.DTypeLike) -> lax.Precision | None:
     """Float32 means float32: left to itself, a GPU multiplies it in a shorter type (TF32)."""
     return lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
@@ -93,13 +110,14 @@ class Linear(nnx.Module):
         if out_dims is None:
             out_dims = (math.prod(out_shape) // len(names),) * len(names)
         weights = tuple(Source(f"{name}.weight", (width, in_dim)) for name, width in zip(names, out_dims, strict=True))
-        self.kernel = parameter((in_dim, *out_shape), dtype, Origin(weights, join_axis + 1, transposed=True))
+        origin = Origin(weights, join_axis + 1, transposed=True)
+        self.kernel = parameter((in_dim, *out_shape), dtype, origin, summed_axis=0)
         biases = tuple(Source(f"{name}.bias", (width,)) for name, width in zip(names, out_dims, strict=True))
         self.bias = parameter(out_shape, dtype, Origin(biases, join_axis)) if bias else None
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T *out"]:
         """The projections of every token, in the dtype of `x`."""
-        out = project(x, self.kernel[...], activation_result(x.dtype))
+        out = project(x, self.kernel.get_value(), activation_result(x.dtype))
         return (out if self.bias is None else out + self.bias[...].astype(out.dtype)).astype(x.dtype)
 
 
@@ -115,7 +133,7 @@ class Embedding(nnx.Module):
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """How well each row of the table matches, in float32."""
-        dimensions, precision = (((1,), (1,)), ((), ())), _precision(hidden.dtype)
+        dimensions, precision = (((1,), (1,)), ((), ())), exact_precision(hidden.dtype)
         return lax.dot_general(
             hidden, self.table[...], dimensions, precision=precision, preferred_element_type=jnp.float32
         )

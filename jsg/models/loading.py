@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,11 @@ from jaxtyping import Array
 
 from jsg.errors import ModelError
 from jsg.models.checkpoint import open_checkpoint
+from jsg.models.clip import unread_tensors
 from jsg.models.config import ModelConfig
 from jsg.models.layers import Origin, Source
+from jsg.models.llava import Llava, module_name
+from jsg.models.quantise import STORED, Quantised, declare, quantise
 from jsg.models.registry import build_model
 
 Progress = Callable[[int, int], None]
@@ -28,6 +32,7 @@ def load_model(
     *,
     load_format: str = "auto",
     dtype: jax.typing.DTypeLike = jnp.float32,
+    quantization: str = "none",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> nnx.Module:
@@ -37,29 +42,38 @@ def load_model(
         directory: The model directory; not looked at for `dummy`.
         config: Its `ModelConfig`.
         load_format: `auto` and `safetensors` read the checkpoint; `dummy` draws seeded random parameters.
-        dtype: Of every parameter.
+        dtype: Of every parameter but kernels in 8 bits.
+        quantization: `int8` and `fp8` round kernels to 8 bits as they are read, one tensor at a time.
         seed: Of dummy parameters.
         progress: Told after each parameter.
 
     Raises:
         ModelError: The architecture is unknown, or the checkpoint is not exactly what it needs; the message names the
-            tensor.
+            tensor; so where a number that is to be quantised is not finite.
     """
-    model = abstract_model(config, dtype)
+    model = abstract_model(config, dtype, quantization)
     if load_format == "dummy":
-        _fill(model, dtype, lambda source: _dummy_tensor(source, seed), progress)
+        _fill(model, lambda source: _dummy_tensor(source, seed), progress)
         return model
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
-    with open_checkpoint(directory) as checkpoint:
-        checkpoint.require(_checkpoint_shapes(model), TIED_HEAD if config.tie_word_embeddings else frozenset())
-        _fill(model, dtype, lambda source: jnp.asarray(checkpoint.read(source.name)), progress)
+    with open_checkpoint(directory, str if config.vision is None else module_name) as checkpoint:
+        checkpoint.require(_checkpoint_shapes(model), _unread(config))
+        _fill(model, lambda source: jnp.asarray(checkpoint.read(source.name)), progress)
     return model
 
 
-def abstract_model(config: ModelConfig, dtype: jax.typing.DTypeLike) -> nnx.Module:
+def abstract_model(config: ModelConfig, dtype: jax.typing.DTypeLike, quantization: str = "none") -> nnx.Module:
     """The model with shapes in place of arrays: nothing is allocated."""
-    return nnx.eval_shape(lambda: build_model(config, dtype))
+
+    def build() -> nnx.Module:
+        model = build_model(config, dtype)
+        if quantization != "none":  # an image goes through the tower once, so that has little to gain
+            text = cast(nnx.Module, model.text) if isinstance(model, Llava) else model
+            declare(text, STORED[quantization])
+        return model
+
+    return nnx.eval_shape(build)
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -80,32 +94,39 @@ def resolve_kv_dtype(name: str, dtype: jnp.dtype) -> jnp.dtype:
     return jnp.dtype(eight_bits.get(name, dtype))
 
 
-def _fill(
-    model: nnx.Module, dtype: jax.typing.DTypeLike, read: Callable[[Source], Array], progress: Progress | None
-) -> None:
+def _fill(model: nnx.Module, read: Callable[[Source], Array], progress: Progress | None) -> None:
     """Gives every parameter its values, one after another: the host holds one tensor at a time."""
     params = list(_parameters(model))
     for done, param in enumerate(params, start=1):
-        param.set_value(_assemble(param.shape, dtype, param.get_metadata("origin"), read))
+        param.set_value(_value(param.get_value(), param.get_metadata("origin"), read))
         if progress is not None:
             progress(done, len(params))
 
 
-def _assemble(
-    shape: tuple[int, ...], dtype: jax.typing.DTypeLike, origin: Origin, read: Callable[[Source], Array]
-) -> Array:
-    """One parameter from its sources; see `Origin`. Transposing once here saves it at every step."""
+def _value(
+    declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, read: Callable[[Source], Array]
+) -> Array | Quantised:
+    """The value of a parameter. Each tensor is rounded before the next is read."""
+    if not isinstance(declared, Quantised):
+        return _assemble(declared.shape, origin, (read(source).astype(declared.dtype) for source in origin.sources))
+    parts = [quantise(read(source), source.name, declared.values.dtype) for source in origin.sources]
+    return Quantised(
+        _assemble(declared.values.shape, origin, (part.values for part in parts)),
+        _assemble(declared.scale.shape, origin, (part.scale for part in parts)),
+    )
+
+
+def _assemble(shape: tuple[int, ...], origin: Origin, tensors: Iterator[Array]) -> Array:
+    """One array from its tensors; see `Origin`. Transposing once here saves it at every step."""
     axis = origin.join_axis
-    parts = []
-    for source in origin.sources:
-        tensor = read(source).astype(dtype)
-        parts.append((tensor.T if origin.transposed else tensor).reshape(*shape[:axis], -1, *shape[axis + 1 :]))
+    turned = (tensor.T if origin.transposed else tensor for tensor in tensors)
+    parts = [tensor.reshape(*shape[:axis], -1, *shape[axis + 1 :]) for tensor in turned]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
 
 
 def _dummy_tensor(source: Source, seed: int) -> Array:
     """Random values that depend on the seed and the tensor's name only, scaled so that logits have a std of about 1."""
-    if source.name.endswith("norm.weight"):
+    if source.name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):  # CLIP numbers its norms
         return jnp.ones(source.shape)
     digest = hashlib.sha256(f"{seed} {source.name}".encode()).digest()
     key = jax.random.key(int.from_bytes(digest[:4], "little"))
@@ -115,6 +136,12 @@ def _dummy_tensor(source: Source, seed: int) -> Array:
 
 def _parameters(model: nnx.Module) -> Iterator[nnx.Param]:
     return (node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param))
+
+
+def _unread(config: ModelConfig) -> frozenset[str]:
+    """Tensors that a checkpoint may hold beside those of the model."""
+    head = TIED_HEAD if config.tie_word_embeddings else frozenset[str]()
+    return head if config.vision is None else head | unread_tensors(config.vision)
 
 
 def _checkpoint_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:

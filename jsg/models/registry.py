@@ -6,12 +6,15 @@ import jax
 from flax import nnx
 
 from jsg.errors import ModelError
+from jsg.models.clip import VisionTower
 from jsg.models.config import ModelConfig
 from jsg.models.llama import build_llama
+from jsg.models.llava import Llava
 from jsg.models.mistral import build_mistral
 from jsg.models.mixtral import build_mixtral
 from jsg.models.qwen2 import build_qwen2
 from jsg.models.qwen3 import build_qwen3
+from jsg.models.vision_config import VISION_KINDS
 
 BUILDERS: dict[str, Callable[[ModelConfig, jax.typing.DTypeLike], nnx.Module]] = {
     "LlamaForCausalLM": build_llama,
@@ -24,7 +27,7 @@ BUILDERS: dict[str, Callable[[ModelConfig, jax.typing.DTypeLike], nnx.Module]] =
 
 
 def build_model(config: ModelConfig, dtype: jax.typing.DTypeLike) -> nnx.Module:
-    """The model with all parameters zero; under `nnx.eval_shape`, their shapes only.
+    """The model, its vision tower included, with all parameters zero; under `nnx.eval_shape`, their shapes only.
 
     Raises:
         ModelError: The architecture is not in `BUILDERS`.
@@ -32,7 +35,8 @@ def build_model(config: ModelConfig, dtype: jax.typing.DTypeLike) -> nnx.Module:
     builder = BUILDERS.get(config.architecture)
     if builder is None:
         raise ModelError(
-            f"the architecture must be one of {', '.join(BUILDERS)}, but config.json names "
+            f"the architecture must be one of {', '.join((*BUILDERS, *VISION_KINDS))}, but config.json names "
             f"{config.architecture!r}; choose another model"
         )
-    return builder(config, dtype)
+    text = builder(config, dtype)
+    return text if config.vision is None else Llava(text, VisionTower(config.vision, config.hidden_size, dtype))

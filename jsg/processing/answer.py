@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
+from jsg.media import MediaInput
 from jsg.processing.call_stops import CallForm, CallStops
 from jsg.processing.output import OutputStream
 from jsg.processing.stop_strings import MakeFinder, find_stops
@@ -39,7 +40,7 @@ class Prompt:
             template, where the answer is a text of its own.
         calls: How calls of tools stand in the answer, where it may have some: stop strings do not end it in one.
         return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
-            return_cache_info, hold, position_jumps, joined: As in `Request`.
+            return_cache_info, hold, position_jumps, joined, media: As in `Request`.
     """
 
     rid: str
@@ -57,6 +58,7 @@ class Prompt:
     hold: bool = False
     position_jumps: tuple[tuple[int, int], ...] = ()
     joined: tuple[int, ...] = ()
+    media: tuple[MediaInput, ...] = ()
 
     @property
     def num_scores(self) -> int:
@@ -92,6 +94,7 @@ class Prompt:
                 hold=self.hold,
                 position_jumps=self.position_jumps,
                 joined=self.joined,
+                media=self.media,
             )
             for index, sampling in enumerate(samplings)
         ]

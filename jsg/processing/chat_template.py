@@ -1,5 +1,6 @@
 """Messages → the prompt text that a model was trained on."""
 
+import functools
 from typing import Any, final
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
@@ -8,6 +9,7 @@ from jsg.errors import ModelError, RequestError
 from jsg.processing.template_sandbox import TemplateSandbox
 
 _MAX_ERROR_CHARS = 300
+_PROBE = "\ue000content\ue001"  # a content that no template writes by itself
 
 
 @final
@@ -59,7 +61,7 @@ class ChatTemplate:
         if self._template is None:
             raise RequestError(
                 "a chat needs a model with a chat template, but this one has none; send the whole prompt as text to "
-                "the completions endpoint, or serve a model whose tokenizer has a chat_template",
+                "the completions endpoint, or put the model's chat_template.jinja into its directory",
                 param="messages",
             )
         given = {"tools": None, "documents": None, **extra, "messages": messages}
@@ -81,6 +83,40 @@ class ChatTemplate:
             param="messages",
         )
 
+    @functools.cached_property
+    def takes_text(self) -> bool:
+        """Whether it writes a content that is a string. One that goes over parts writes nothing of it, silently."""
+        return self._before_probe(_PROBE) is not None or not self.takes_parts
+
+    @functools.cached_property
+    def takes_parts(self) -> bool:
+        """Whether it writes the texts of a content that is a list of parts."""
+        return self._before_probe([_text_part(_PROBE)]) is not None
+
+    def around_media(self, kind: str, placeholder: str) -> tuple[str, str] | None:
+        """What it writes before and behind the placeholder of a picture or video; None where it has no place for one.
+
+        Args:
+            kind: The `type` of its part.
+            placeholder: How the token is written that stands for it.
+        """
+        before = self._before_probe([_text_part(_PROBE)])
+        written = self._before_probe([{"type": kind}, _text_part(_PROBE)])
+        if before is None or written is None or written.count(placeholder) != 1:
+            return None
+        front, behind = written.split(placeholder)
+        return (front[len(before) :], behind) if front.startswith(before) else ("", "")
+
+    def _before_probe(self, content: Any) -> str | None:
+        """What it writes in front of the probe in a user's content; None where it does not write it as it is."""
+        try:
+            rendered = self.render([{"role": "user", "content": content}])
+        except RequestError:
+            return None
+        front, found, _ = rendered.partition(_PROBE)
+        is_python = not isinstance(content, str) and "'type'" in rendered  # the list itself, as Jinja shows one
+        return front if found and not is_python else None
+
     def _compile(self, source: str) -> Template:
         try:
             return self._sandbox.compile_metered(source)
@@ -89,6 +125,10 @@ class ChatTemplate:
         except (TemplateError, RecursionError) as error:
             reason = str(error)
         raise ModelError(f"the chat template must be a Jinja template, but {reason}; correct the model's chat_template")
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _words(tree: nodes.Template) -> frozenset[str]:

@@ -1,17 +1,20 @@
 """Prompts in parts → the tokens of an engine request, and an answer → the tokens of it that a prompt may keep.
 
 Text parts one behind another are one text: a token may reach over their boundary, as it does when a chat template's
-result is encoded whole. Plain stretches of it never give special tokens.
+result is encoded whole. Plain stretches of it never give special tokens, and no text of a part gives the placeholder
+of a picture: pictures are parts of their own.
 """
 
 import bisect
 import dataclasses
-from collections.abc import Sequence
-from typing import assert_never, final
+from collections.abc import Iterator, Sequence
+from typing import Any, assert_never, final
 
 from jsg.errors import ContextLengthError, RequestError
+from jsg.media import MediaInput
 from jsg.processing.answer import PROMPT_TAIL_LEN, Answer
 from jsg.processing.detokenizer import IncrementalDetokenizer
+from jsg.processing.media_prompt import MediaReader, PromptMedia, sees_no
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
 from jsg.processing.tokenizer import Tokenizer
 from jsg.types import FinishType
@@ -22,7 +25,7 @@ class EncodedPrompt:
     """A prompt as an engine takes it.
 
     Attributes:
-        input_ids, position_jumps, joined: As in `types.Request`.
+        input_ids, position_jumps, joined, media: As in `types.Request`.
         part_ids: The tokens of each `TextPart`, in order, those in branches included. A run of text parts is one text:
             all its tokens stand with the first of them, and the others have none.
     """
@@ -30,7 +33,13 @@ class EncodedPrompt:
     input_ids: tuple[int, ...]
     position_jumps: tuple[tuple[int, int], ...] = ()
     joined: tuple[int, ...] = ()
+    media: tuple[MediaInput, ...] = ()
     part_ids: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What an `answer.Prompt` takes of it."""
+        return {name: getattr(self, name) for name in ("input_ids", "position_jumps", "joined", "media")}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,26 +62,38 @@ class EncodedChoices:
         return self.before.input_ids + self.common_ids
 
 
-def encode_parts(tokenizer: Tokenizer, parts: Sequence[Part], *, max_tokens: int | None = None) -> EncodedPrompt:
+def encode_parts(
+    tokenizer: Tokenizer,
+    parts: Sequence[Part],
+    *,
+    max_tokens: int | None = None,
+    media: MediaReader | None = None,
+) -> EncodedPrompt:
     """The tokens of a prompt.
 
-    The first text gets what the checkpoint puts before a text, unless it has that already or a template wrote it. What
-    follows tokens goes on where they end.
+    The first text gets what the checkpoint puts before a text, unless it has that already or a template wrote it; a
+    picture in front of all text gets it too. What follows tokens goes on where they end.
 
     Args:
         max_tokens: As in `Tokenizer.encode`.
+        media: Reads pictures and videos; None for a model that sees nothing.
 
     Raises:
-        RequestError: A part is wrong where it stands, or has a text that is no Unicode.
+        RequestError: A part is wrong where it stands, or has a text that is no Unicode; or as `MediaReader.read`.
         ContextLengthError: The prompt has more than twice `max_tokens`.
     """
-    prompt = _GrowingPrompt(tokenizer, max_tokens)
+    prompt = _GrowingPrompt(tokenizer, max_tokens, media, parts)
     prompt.add(parts)
     return prompt.encoded()
 
 
 def encode_choices(
-    tokenizer: Tokenizer, parts: Sequence[Part], choices: Sequence[str], *, max_tokens: int | None = None
+    tokenizer: Tokenizer,
+    parts: Sequence[Part],
+    choices: Sequence[str],
+    *,
+    max_tokens: int | None = None,
+    media: MediaReader | None = None,
 ) -> EncodedChoices:
     """The tokens of a prompt and of the choices that may follow it; special tokens in a choice are plain characters.
 
@@ -85,7 +106,7 @@ def encode_choices(
     end = len(parts)
     while end and isinstance(parts[end - 1], TextPart):
         end -= 1
-    prompt = _GrowingPrompt(tokenizer, max_tokens)
+    prompt = _GrowingPrompt(tokenizer, max_tokens, media, parts)
     prompt.add(parts[:end])
     text = [part for part in parts[end:] if isinstance(part, TextPart)]
     alone = prompt.encode_run(text)
@@ -160,9 +181,16 @@ class _GrowingPrompt:
     Invariant: `_run` holds the text parts at the end, which are not encoded yet; everything before is in `_ids`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, max_tokens: int | None, reader: MediaReader | None, parts: Sequence[Part]
+    ) -> None:
+        """An empty prompt that will have the pictures of these parts, which are read now."""
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
+        self._plain = frozenset(() if reader is None else reader.placeholders.values())
+        self._unplaced = _read_media(reader, parts, max_tokens)
+        self._media: list[MediaInput] = []
+        self._is_template = False
         self._ids: list[int] = []
         self._run: list[TextPart] = []
         self._part_ids: list[tuple[int, ...]] = []
@@ -186,12 +214,9 @@ class _GrowingPrompt:
                     if offset < 0:
                         raise RequestError(f"an offset of positions must be at least 0, but got {offset}", "prompt")
                     self._extra += offset
-                case MediaPart(kind):
-                    raise RequestError(
-                        f"a prompt with media needs a model that sees, but this one reads text only and got {kind}; "
-                        "leave it out or use another model",
-                        param="prompt",
-                    )
+                case MediaPart():
+                    self._end_run()
+                    self._add_media(next(self._unplaced))
                 case JoinedPart(branches):
                     self._end_run()
                     self._join(branches)
@@ -206,8 +231,18 @@ class _GrowingPrompt:
         jumps = tuple(self._jumps)
         if self._extra:
             jumps += ((len(self._ids), self._extra),)
+        if self._media and (jumps or self._joined):
+            what = "branches side by side" if self._joined else "offsets of positions"
+            raise RequestError(
+                f"a prompt with pictures or videos must not have {what}, but this one has; take either out",
+                param="prompt",
+            )
         return EncodedPrompt(
-            input_ids=tuple(self._ids), position_jumps=jumps, joined=self._joined, part_ids=tuple(self._part_ids)
+            input_ids=tuple(self._ids),
+            position_jumps=jumps,
+            joined=self._joined,
+            media=tuple(self._media),
+            part_ids=tuple(self._part_ids),
         )
 
     def check_end(self, num_behind: int = 0) -> None:
@@ -222,7 +257,7 @@ class _GrowingPrompt:
     def encode_run(self, run: Sequence[TextPart]) -> list[int]:
         """The tokens of texts one behind another at the end of the prompt, which stays as it is."""
         ids: list[int] = []
-        for text, parse_special in _cut_at_plain_specials(self._tokenizer, run):
+        for text, parse_special in _cut_at_plain_specials(self._tokenizer, run, self._plain):
             before = ids[-1] if ids else self._last
             ids += self._tokenizer.encode(
                 text,
@@ -233,7 +268,7 @@ class _GrowingPrompt:
             )
             self._check_len(len(ids))
         bos_ids = self._tokenizer.bos_ids
-        is_template = bool(run) and run[0].is_template
+        is_template = self._is_template or (bool(run) and run[0].is_template)
         needs_bos = self._last is None and not is_template and tuple(ids[: len(bos_ids)]) != bos_ids
         return [*bos_ids, *ids] if needs_bos else ids
 
@@ -241,9 +276,17 @@ class _GrowingPrompt:
         if not self._run:
             return
         ids = self.encode_run(self._run)
+        self._is_template = self._is_template or self._run[0].is_template
         self._part_ids += [tuple(ids), *[()] * (len(self._run) - 1)]
         self._run = []
         self._append(ids)
+
+    def _add_media(self, item: PromptMedia) -> None:
+        if self._last is None and not self._is_template:
+            self._append(self._tokenizer.bos_ids)
+        self._check_len(item.num_tokens)
+        self._media.append(item.at(len(self._ids)))
+        self._append((item.placeholder_id,) * item.num_tokens)
 
     def _append(self, ids: Sequence[int]) -> None:
         if not ids:
@@ -284,13 +327,39 @@ class _GrowingPrompt:
             )
 
 
-def _cut_at_plain_specials(tokenizer: Tokenizer, run: Sequence[TextPart]) -> list[tuple[str, bool]]:
+def _read_media(reader: MediaReader | None, parts: Sequence[Part], max_tokens: int | None) -> Iterator[PromptMedia]:
+    """The pictures and videos of these parts, in order. Raises RequestError."""
+    found = media_parts(parts)
+    if not found:
+        return iter(())
+    if reader is None:
+        raise sees_no(found[0].kind, "prompt")
+    return iter(reader.read(found, max_tokens))
+
+
+def media_parts(parts: Sequence[Part]) -> list[MediaPart]:
+    """The pictures and videos of a prompt in order, those in branches included."""
+    found: list[MediaPart] = []
+    for part in parts:
+        match part:
+            case MediaPart():
+                found.append(part)
+            case JoinedPart(branches):
+                found += [each for branch in branches for each in media_parts(branch)]
+            case _:
+                pass
+    return found
+
+
+def _cut_at_plain_specials(
+    tokenizer: Tokenizer, run: Sequence[TextPart], always_plain: frozenset[str]
+) -> list[tuple[str, bool]]:
     """The text of a run in pieces, each with whether special tokens written in it are such."""
     text = "".join(part.text for part in run)
     if not text:
         return []
     pattern = tokenizer.special_pattern
-    if pattern is None or all(part.is_markup for part in run):
+    if pattern is None or (all(part.is_markup for part in run) and not any(word in text for word in always_plain)):
         return [(text, True)]
     starts: list[int] = []  # of the parts, and what they are
     position = 0
@@ -301,7 +370,8 @@ def _cut_at_plain_specials(tokenizer: Tokenizer, run: Sequence[TextPart]) -> lis
     done = 0
     for found in pattern.finditer(text):
         first, last = (bisect.bisect_right(starts, place) - 1 for place in (found.start(), found.end() - 1))
-        if all(part.is_markup or not part.text for part in run[first : last + 1]):
+        is_markup = all(part.is_markup or not part.text for part in run[first : last + 1])
+        if is_markup and found[0] not in always_plain:
             continue
         pieces += [(text[done : found.start()], True), (found[0], False)]
         done = found.end()

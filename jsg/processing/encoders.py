@@ -132,8 +132,9 @@ class JsonEncoder:
 class SentencePieceEncoder:
     """A `tokenizer.model`, through sentencepiece.
 
-    Special tokens written in a text cut it into segments, and each segment is encoded by itself, so the space that
-    sentencepiece puts before a text comes again after a special token. The models published this way were trained so.
+    Special and added tokens written in a text cut it into segments, and each segment is encoded by itself. So the
+    space that sentencepiece puts before a text comes again behind such a token, unless the configuration says
+    `legacy: false`.
     """
 
     def __init__(self, model: bytes, config: TokenizerConfig):
@@ -149,31 +150,38 @@ class SentencePieceEncoder:
                 "tokenizer.model must be a sentencepiece model, but it cannot be read as one; fetch the model again"
             ) from None
         trained = {i: processor.id_to_piece(i) for i in range(processor.get_piece_size())}
-        added = {i: token for i, token in config.added_tokens.items() if i not in trained}
-        self._processor = processor
         self._model = model
-        self._tokens = trained | added
+        self._trained = processor
+        self._processor = self._spaceless_processor if config.add_prefix_space is False else processor
+        self._behind_special = self._spaceless_processor if config.legacy is False else self._processor
+        self._tokens = trained | dict(config.added_tokens)
         self._ids = {token: i for i, token in self._tokens.items()}
         self._special_ids = frozenset(
             i
             for i, token in self._tokens.items()
             if token in config.special_tokens or (i in trained and (processor.is_control(i) or processor.is_unknown(i)))
         )
+        self._verbatim_ids = self._special_ids | config.added_tokens.keys()
         # The longest first, so that no token hides another that it begins.
-        verbatim = sorted((self._tokens[i] for i in self._special_ids | added.keys()), key=len, reverse=True)
+        verbatim = sorted((self._tokens[i] for i in self._verbatim_ids), key=len, reverse=True)
         self._verbatim_pattern = re.compile(f"({'|'.join(map(re.escape, verbatim))})")
+        # Sentencepiece reads its user-defined symbols in any text. A special one is cut behind its first character.
+        always_read = [token for token in verbatim if not self._special_ids.isdisjoint(processor.encode(token))]
+        cuts = "|".join(f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})" for token in always_read)
+        self._hidden_pattern = re.compile(cuts) if cuts else None
 
     def encode(self, text: str, *, parse_special: bool, continues: bool = False) -> list[int]:
         """The tokens of a text."""
         first = self._spaceless_processor if continues else self._processor
         if not parse_special:
-            return first.encode(text)
+            head, *rest = self._hidden_pattern.split(text) if self._hidden_pattern else [text]
+            return [*first.encode(head), *(i for part in rest for i in self._spaceless_processor.encode(part))]
         ids: list[int] = []
         for index, segment in enumerate(self._verbatim_pattern.split(text)):
             if index % 2:  # `split` by a pattern with one group puts the separators at the odd places
                 ids.append(self._ids[segment])
             else:
-                ids += (self._processor if index else first).encode(segment)
+                ids += (self._behind_special if index else first).encode(segment)
         return ids
 
     def token_id(self, token: str) -> int | None:
@@ -206,7 +214,7 @@ class SentencePieceEncoder:
         return sentencepiece.SentencePieceProcessor(model_proto=self._model + off)
 
     def _spell(self, token: str, token_id: int) -> bytes:
-        if token_id in self._special_ids or token_id >= self._processor.get_piece_size():
+        if token_id in self._verbatim_ids:
             return token.encode()
         if self._processor.is_byte(token_id):
             return byte_of_token(token) or b""

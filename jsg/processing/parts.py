@@ -7,6 +7,8 @@ them; what a user wrote must not open a turn; what a chat template wrote must.
 import dataclasses
 from typing import Literal
 
+MediaKind = Literal["image", "video"]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TextPart:
@@ -40,9 +42,15 @@ class OffsetPart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MediaPart:
-    """A picture or a video, as the bytes of its file."""
+    """A picture or a video.
 
-    kind: Literal["image", "video"]
+    Attributes:
+        data: Its file.
+        media_type: What its sender says of it; the bytes decide.
+        num_frames: Of a video: how many of its frames are shown; None for the usual number.
+    """
+
+    kind: MediaKind
     data: bytes = dataclasses.field(repr=False)
     media_type: str
     num_frames: int | None = None

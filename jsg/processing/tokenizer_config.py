@@ -18,7 +18,10 @@ class TokenizerConfig:
         eos_token: Written form of the token that ends a text.
         add_bos_token: Whether encoding puts `bos_token` in front.
         add_eos_token: Whether encoding puts `eos_token` at the end.
-        special_tokens: Written forms of every token that a field ending in `_token` names or that is marked special.
+        add_prefix_space: Whether a space is put before a text, where `tokenizer.model` does that.
+        legacy: Whether that space comes again behind a special token. It did for Llama 1; later ones say false.
+        special_tokens: Written forms of every token that a field ending in `_token` names, that stands in a list of
+            special tokens, or that is marked special.
         added_tokens: Id → written form of the tokens listed as added after training.
         chat_template: Jinja source.
     """
@@ -27,6 +30,8 @@ class TokenizerConfig:
     eos_token: str | None = None
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
+    add_prefix_space: bool | None = None
+    legacy: bool | None = None
     special_tokens: frozenset[str] = frozenset()
     added_tokens: Mapping[int, str] = dataclasses.field(default_factory=dict)
     chat_template: str | None = None
@@ -46,7 +51,9 @@ def read_tokenizer_config(directory: Path) -> TokenizerConfig:
         eos_token=named.get("eos_token"),
         add_bos_token=_bool_or_none(fields.get("add_bos_token")),
         add_eos_token=_bool_or_none(fields.get("add_eos_token")),
-        special_tokens=frozenset(token for token in named.values() if token) | added_special,
+        add_prefix_space=_bool_or_none(fields.get("add_prefix_space")),
+        legacy=_bool_or_none(fields.get("legacy")),
+        special_tokens=frozenset(token for token in named.values() if token) | added_special | _listed(fields),
         added_tokens=added,
         chat_template=_chat_template(directory, fields.get("chat_template")),
     )
@@ -69,6 +76,15 @@ def _written_form(value: object) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
+
+
+def _listed(fields: Mapping[str, Any]) -> frozenset[str]:
+    """Special tokens without a use of their own, under the name of transformers 4 or that of 5."""
+    tokens: list[object] = []
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        listed = fields.get(name)
+        tokens += listed.values() if isinstance(listed, dict) else listed if isinstance(listed, list) else ()
+    return frozenset(token for value in tokens if (token := _written_form(value)))
 
 
 def _added_tokens(directory: Path, field: object) -> tuple[dict[int, str], frozenset[str]]:

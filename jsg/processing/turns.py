@@ -9,7 +9,7 @@ templates, and what a template refuses is refused.
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from jsg.errors import RequestError
@@ -60,8 +60,15 @@ class ChatTurns:
         bos_token: What `bos_token` stands for in it, or None.
     """
 
-    def __init__(self, source: str | None, *, bos_token: str | None, eos_token: str | None):
-        """Compiles a template; `source` and tokens as `ChatTemplate` takes them.
+    def __init__(
+        self,
+        source: str | None,
+        *,
+        bos_token: str | None,
+        eos_token: str | None,
+        placeholders: Mapping[str, str] | None = None,
+    ):
+        """Compiles a template; `source` and tokens as `ChatTemplate` takes them, `placeholders` as `MediaReader` does.
 
         Raises:
             RequestError: There is no template.
@@ -74,14 +81,16 @@ class ChatTurns:
                 param="messages",
             )
         self.bos_token = bos_token
+        self._placeholders = placeholders or {}
         self._template = ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)
         self._opening = functools.lru_cache(_CACHED_SHAPES)(self._find_opening)
         self._closing = functools.lru_cache(_CACHED_SHAPES)(self._find_closing)
 
     @classmethod
-    def of_tokenizer(cls, tokenizer: Tokenizer) -> "ChatTurns":
+    def of_tokenizer(cls, tokenizer: Tokenizer, placeholders: Mapping[str, str] | None = None) -> "ChatTurns":
         """The template of a tokenizer. Raises as `ChatTurns` does."""
-        return cls(tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+        source, bos_token, eos_token = tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token
+        return cls(source, bos_token=bos_token, eos_token=eos_token, placeholders=placeholders)
 
     def opening(self, roles: Sequence[str]) -> Opening:
         """What opens the last of these turns, from the content of the one before on.
@@ -105,6 +114,16 @@ class ChatTurns:
         Where the template cannot end there it is what is certain.
         """
         return self._closing(_checked(roles))[1]
+
+    def around_media(self, kind: str) -> tuple[str, str]:
+        """What stands before and behind a picture or video in a turn: what the template writes there.
+
+        Where it has no place for one, that is a line break behind it, as in the models that began with it
+        (LLaVA, arXiv:2304.08485).
+        """
+        placeholder = self._placeholders.get(kind)
+        found = None if placeholder is None else self._template.around_media(kind, placeholder)
+        return ("", "\n") if found is None else found
 
     # What is remembered.
 

@@ -60,6 +60,7 @@ class Buckets:
         chunk: New tokens in one step at most.
         drafts: Keys of extend steps with logits for every token, smallest first; empty in deterministic mode, where the
             one shape has them anyway.
+        encode: Tiles that the vision encoder takes at once, smallest first; empty where the model has none.
         grouped: Keys of decode steps that read shared prefixes once, smallest first; empty where nothing can. Each has
             room for the groups of any batch of its size.
     """
@@ -69,6 +70,7 @@ class Buckets:
     chunk: int
     grouped: tuple[BucketKey, ...] = ()
     drafts: tuple[BucketKey, ...] = ()
+    encode: tuple[int, ...] = ()
 
     @property
     def all(self) -> tuple[BucketKey, ...]:

@@ -10,6 +10,7 @@ from jsg.sched.holds import MAX_HOLDS
 from jsg.sched.joined import MAX_COPIED_TOKENS
 from jsg.sched.positions import positions_of, spans
 from jsg.sched.table import RequestTable
+from jsg.sched.vision_store import VisionShape
 from jsg.types import Request
 
 
@@ -19,6 +20,7 @@ class SchedulerConfig:
 
     Attributes:
         has_windows: Some layer sees only so many tokens back.
+        vision: The vision pool; None where the model takes text only.
     """
 
     context_length: int
@@ -34,6 +36,7 @@ class SchedulerConfig:
     max_queued: int = 10_000
     max_holds: int = MAX_HOLDS
     has_windows: bool = False
+    vision: VisionShape | None = None
 
 
 def check_request(request: Request, config: SchedulerConfig, table: RequestTable) -> None:

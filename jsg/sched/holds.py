@@ -4,6 +4,7 @@ A hold has no row and costs no step; it only keeps pages from being evicted. So 
 request that computes something wants the pages, holds end, the oldest first, before any request is retracted.
 """
 
+import dataclasses
 from collections import Counter
 
 from jsg.cache.node import Node
@@ -38,7 +39,10 @@ class Holds:
             raise QueueFullError(f"at most {self._limit} prompts may be held, and so many are; end some of them")
 
     def keep(self, running: RunningRequest, prefix: HeldPrefix) -> None:
-        """Takes over a prefix, to be held for a request until `end`."""
+        """Takes over a prefix, to be held for a request until `end`. Nothing reads its pixels any more: they go."""
+        if running.request.media:
+            self._table.vision.release(running.request.rid)
+            running.request = dataclasses.replace(running.request, media=())
         self._held[running.request.rid] = running, prefix
 
     def end(self, rid: str) -> RunningRequest:

@@ -1,7 +1,9 @@
-"""What a step added to a request, as the record that leaves the engine."""
+"""What a step added to a request, as the record that leaves the engine, and whether that ends it."""
+
+from collections.abc import Set
 
 from jsg.sched.records import RunningRequest
-from jsg.types import ConstraintReport, FinishReason, RequestOutput, TokenLogprob
+from jsg.types import ConstraintReport, FinishReason, FinishType, RequestOutput, TokenLogprob
 
 
 def make_output(
@@ -26,6 +28,18 @@ def make_output(
         cache_report=None if has_reported else running.cache_report,
         constraint=constraint,
     )
+
+
+def stop_reason(running: RunningRequest, token: int, eos_token_ids: Set[int]) -> FinishReason | None:
+    """Why a request ends with an output token that was just added to it; None where it goes on."""
+    sampling = running.request.sampling
+    if running.num_output >= sampling.min_new_tokens:
+        is_eos = token in eos_token_ids and not sampling.ignore_eos
+        if is_eos or token in sampling.stop_token_ids:
+            return FinishReason(FinishType.STOP, matched=token)
+    if running.num_output >= sampling.max_new_tokens:
+        return FinishReason(FinishType.LENGTH)
+    return None
 
 
 def _complete_prompt_logprobs(running: RunningRequest) -> tuple[TokenLogprob, ...] | None:

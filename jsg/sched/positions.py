@@ -2,7 +2,8 @@
 
 A token's index is its place in the row of pages; its position is what its keys were rotated by. They differ behind a
 position jump and behind branches. Keys and values hold for one position only, so what is cached is found by tokens and
-positions together: a token whose position is not its index has a word of its own in the tree.
+positions together: a token whose position is not its index has a word of its own in the tree. So has a token of an
+image, which is the same placeholder whatever the image shows.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ import numpy as np
 
 from jsg.cache.radix import RadixCache
 from jsg.errors import QueueFullError
+from jsg.media import MediaInput
 from jsg.types import CacheReport, Request
 
 WORDS = 2**31
@@ -22,7 +24,7 @@ WORDS = 2**31
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Of a request whose positions are not all equal to their indices.
+    """Of a request whose positions are not all equal to their indices, or that has tokens of images.
 
     Attributes:
         positions: int32, of every token that it has or will have.
@@ -140,9 +142,18 @@ class PositionWords:
         return np.where(numbers > 0, ~(tokens + numbers * self._vocab_size), tokens).astype(np.int32)
 
     def readable(self, report: CacheReport) -> CacheReport:
-        """A report in which words are the tokens that they stand for."""
-        tokens = [~word % self._vocab_size if word < 0 else word for word in report.cached_continuations]
+        """A report in which words are the tokens that they stand for; those of images stand for none."""
+        words = [word for word in report.cached_continuations if word < self._vocab_size]
+        tokens = [~word % self._vocab_size if word < 0 else word for word in words]
         return dataclasses.replace(report, cached_continuations=tuple(dict.fromkeys(tokens)))
+
+
+def media_layout(tokens: np.ndarray, media: Sequence[MediaInput]) -> Layout:
+    """How a request with images is cached: under their words, at positions that are indices."""
+    key = tokens.copy()
+    for item in media:
+        key[item.start : item.end] = item.words
+    return Layout(np.arange(len(tokens), dtype=np.int32), key)
 
 
 def shifts_of(positions: np.ndarray) -> list[int]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jsg.cache.radix import PrefixLock
 from jsg.cache.watch import Watch
+from jsg.media import MIN_TOKENS
 from jsg.sched.buckets import BucketKey
 from jsg.sched.positions import Layout, cached_shifts
 from jsg.types import CacheReport, ConstraintReport, Request, TokenLogprob
@@ -121,6 +122,18 @@ class RunningRequest:
         """int32: what `tokens` are found by in the radix tree."""
         return self.tokens if self.layout is None else self.layout.key
 
+    def trusted(self, num_tokens: int, page_size: int) -> int:
+        """Of its first tokens that the radix tree has too, whole pages, those that it may share with others.
+
+        Where they end inside of an image behind fewer than `MIN_TOKENS` of its words, these do not say that it is the
+        same image: none of it is shared.
+        """
+        for item in reversed(self.request.media):
+            num_tokens -= num_tokens % page_size
+            if item.start < num_tokens < item.start + MIN_TOKENS:
+                num_tokens = item.start
+        return num_tokens - num_tokens % page_size
+
     @property
     def shifts(self) -> list[int]:
         """By how much the positions of what is cached of it exceed indices; the parts' are their whole's."""
@@ -195,6 +208,8 @@ class BatchEntry:
         num_drafts: New tokens at its end that are not committed but proposed. Each, and the token before them, has a
             row of logits and samples its next token.
         is_forced: The drafts are taken whatever is sampled in their places.
+        vision_ids: int32, what the model is given in place of the new tokens where some of them are of an image: ids
+            from the vocabulary's size on are rows of the vision pool. None where there are tokens only.
     """
 
     running: RunningRequest
@@ -208,6 +223,7 @@ class BatchEntry:
     ends_prefill: bool = False
     num_drafts: int = 0
     is_forced: bool = False
+    vision_ids: np.ndarray | None = None
 
     @property
     def num_rows(self) -> int:
@@ -240,6 +256,21 @@ class BatchEntry:
         return self.running.place is not self.place
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
+    """A tile of an image or a frame of a video that a step needs and the vision pool lacks.
+
+    Attributes:
+        pixels: float32 [3, S, S].
+        rows: int32, of the vision pool: where its features are to be written.
+        is_video: It is a frame.
+    """
+
+    pixels: np.ndarray
+    rows: np.ndarray
+    is_video: bool
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrefixGroup:
     """Requests of a decode step whose first tokens are in the very same pages.
@@ -268,6 +299,7 @@ class Batch:
         copies: KV slots to be copied before the step, from and to: the branches of joined requests, where pages have
             several tokens.
         is_deterministic: Every token must be computed by the same loops, whatever it comes with.
+        encodings: What is to be encoded before the step.
     """
 
     key: BucketKey
@@ -279,6 +311,7 @@ class Batch:
     has_drafts: bool = False
     is_deterministic: bool = False
     copies: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    encodings: tuple[Encoding, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -23,9 +23,9 @@ from jsg.sched.drafts import add_drafts
 from jsg.sched.groups import PrefixGrouping
 from jsg.sched.holds import Holds
 from jsg.sched.joined import Join, Joins
-from jsg.sched.outputs import make_output
+from jsg.sched.outputs import make_output, stop_reason
 from jsg.sched.policy import make_policy
-from jsg.sched.positions import cached_shifts
+from jsg.sched.positions import cached_shifts, media_layout
 from jsg.sched.records import (
     Batch,
     BatchEntry,
@@ -53,7 +53,8 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: RadixCache):
-        self.table = RequestTable(config.max_running, config.context_length, config.vocab_size, allocator, cache)
+        sizes = (config.max_running, config.context_length, config.vocab_size)
+        self.table = RequestTable(*sizes, allocator, cache, config.vision)
         self.waiting = WaitingQueue(policy := make_policy(config.policy, config.seed), cache)
         self.running: list[RunningRequest] = []
         self.holds = Holds(self.table, config.max_holds)
@@ -89,16 +90,19 @@ class Scheduler:
         shifts = cached_shifts(request, positions)
         self.table.words.acquire(shifts)
         try:
+            request = self.table.vision.hold(request)
             running = new_running_request(request, self._num_arrived + len(request.joined), now_s)
             if positions is not None:
                 num_keyed = request.joined[0] if request.joined else running.num_prompt
                 running.layout = self.table.words.layout(running.tokens, positions, num_keyed)
+            elif request.media:
+                running.layout = media_layout(running.tokens, request.media)
             if request.joined:
                 self.joins.add(running)
             else:
                 self.waiting.add(running)
         except BaseException:  # nothing is kept of a request that could not be added
-            self.table.words.release(shifts)
+            self.table.forget(request, shifts)
             raise
         self._num_arrived = running.arrival + 1
         self._live[request.rid] = running
@@ -237,6 +241,7 @@ class Scheduler:
         arrived after it gets a chunk: memory is left for it.
         """
         self._estimate.promised_pages = None
+        self.table.vision.begin_round()
         chunks: list[BatchEntry] = []
         begun = [r for r in self.running if r.place and r.place.is_prefilling]
         begun.sort(key=lambda r: r.arrival)
@@ -283,7 +288,8 @@ class Scheduler:
                 running.cache_report = join.cache_report() if running.request.return_cache_info else None
         else:
             place = self.table.admit(running)
-            if not self._have_room(self._expected_pages(running, place.num_dispatched)):
+            must_wait = self.table.vision.must_wait(running.request, place.num_dispatched)
+            if must_wait or not self._have_room(self._expected_pages(running, place.num_dispatched)):
                 self.table.release(place)
                 return False
             self.waiting.remove(running)
@@ -336,7 +342,7 @@ class Scheduler:
         return self.table.pages_for(remaining + int(running.num_to_come * self._estimate.fraction))
 
     def _plan_chunk(self, running: RunningRequest, budget: int, chunks: list[BatchEntry]) -> int:
-        """Appends the next chunk of a prompt, as long as budget and memory allow; returns its tokens."""
+        """Appends the next chunk of a prompt, as far as budget and memory allow; returns its tokens."""
         place = running.place
         if place is None:
             return 0
@@ -344,7 +350,7 @@ class Scheduler:
         wanted = min(running.num_known - start, budget)
         if (lacking := wanted - self.table.room(place)) > 0:
             self.break_holds(self.holds.num_to_end(self.table.pages_for(lacking)))
-        num_new = min(wanted, self.table.room(place))
+        num_new = self.table.vision.reserve(running, place, start, min(wanted, self.table.room(place)))
         if num_new <= 0:
             return 0
         if self._estimate.promised_pages is not None:
@@ -365,6 +371,7 @@ class Scheduler:
                 output_index=running.num_output,
                 samples=samples,
                 ends_prefill=not place.is_prefilling,
+                vision_ids=self.table.vision.ids(running, start, num_new),
             )
         )
         return num_new
@@ -378,7 +385,7 @@ class Scheduler:
             long = [entry for entry in decoding if entry.num_drafts] + long
             decoding = [entry for entry in decoding if not entry.num_drafts]
         num_singles = len(decoding) + len(short)
-        is_decode = not long and not any(chunk.scores_prompt for chunk in short)
+        is_decode = not long and not any(chunk.scores_prompt or chunk.vision_ids is not None for chunk in short)
         num_tokens = num_singles + sum(chunk.num_new for chunk in long)
         if num_drafts:
             num_rows = num_singles + len(long) + num_drafts
@@ -404,6 +411,7 @@ class Scheduler:
             num_drafts > 0,
             is_deterministic,
             self.table.take_copies(),
+            self.table.vision.take_encodings(),
         )
 
     def _retract(self, victim: RunningRequest) -> None:
@@ -489,7 +497,7 @@ class Scheduler:
         for token in tokens:
             running.append(token)
             count += 1
-            reason = self._stop_reason(running, token)
+            reason = stop_reason(running, token, self._config.eos_token_ids)
             if reason is None and result.ended.get(index) == count:
                 reason = FinishReason(FinishType.STOP)
             if reason is not None:
@@ -498,16 +506,6 @@ class Scheduler:
         reports = result.constraints.get(index)
         constraint = reports[count - 1] if reports else None
         return make_output(running, tuple(tokens[:count]), logprobs, reason, constraint)
-
-    def _stop_reason(self, running: RunningRequest, token: int) -> FinishReason | None:
-        sampling = running.request.sampling
-        if running.num_output >= sampling.min_new_tokens:
-            is_eos = token in self._config.eos_token_ids and not sampling.ignore_eos
-            if is_eos or token in sampling.stop_token_ids:
-                return FinishReason(FinishType.STOP, matched=token)
-        if running.num_output >= sampling.max_new_tokens:
-            return FinishReason(FinishType.LENGTH)
-        return None
 
     def _end_prompt(self, running: RunningRequest) -> None:
         """The prompt of a request that generates nothing is cached: it ends, or is held."""
@@ -531,7 +529,7 @@ class Scheduler:
 
     def _end_hold(self, rid: str, reason: FinishReason) -> None:
         running = self.holds.end(rid)
-        self.table.words.release(running.shifts)
+        self.table.forget(running.request, running.shifts)
         self._finished.append(make_output(running, finish=reason))
 
     def _end_parts(self, join: Join) -> None:
@@ -560,7 +558,7 @@ class Scheduler:
         if running.place is not None:
             self._release(running, forgets=forgets)
         self._take_out(running)
-        self.table.words.release(running.shifts)
+        self.table.forget(running.request, running.shifts, distrusts=forgets)
 
     def _take_out(self, running: RunningRequest) -> None:
         """Forgets a request, whose place is somebody else's now."""
@@ -581,6 +579,7 @@ class Scheduler:
         self.table.check_integrity()
         self.waiting.check_integrity()
         self.joins.check_integrity()
+        self.table.vision.check_integrity(_place(running) for running in self.running)
         parts = [part for join in self.joins for part in join.parts.values()]
         assert len(self._live) + len(parts) == len(self.running) + len(self.waiting) + len(self.joins)
         assert self.holds.num_to_come == sum(r.request.hold for r in self._live.values())

@@ -8,6 +8,7 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.sched.positions import PositionWords, spans
 from jsg.sched.records import HeldPrefix, Placement, RunningRequest
+from jsg.sched.vision_store import VisionShape, VisionStore
 from jsg.types import CacheReport, Request
 
 
@@ -17,15 +18,22 @@ class RequestTable:
     A row's leading `num_tree_pages` belong to the tree and are locked; the rest, up to the last dispatched position,
     are its own. The device holds a copy; `dirty_rows` are those whose copy there is behind in something that the
     forward pass does not write itself. `copies` has, by row, KV slots to copy there before the row is read: from, to.
-    `words` are what the tree finds tokens by whose positions are not their indices.
+    `words` are what the tree finds tokens by whose positions are not their indices. `vision` has the rows of images.
 
     Invariant: free + evictable + protected + uncached == total, in pages.
     """
 
     def __init__(
-        self, max_running: int, max_context: int, vocab_size: int, allocator: PageAllocator, cache: RadixCache
+        self,
+        max_running: int,
+        max_context: int,
+        vocab_size: int,
+        allocator: PageAllocator,
+        cache: RadixCache,
+        vision: VisionShape | None = None,
     ):
         self.words = PositionWords(vocab_size, cache)
+        self.vision = VisionStore(vision, vocab_size)
         self.page_size = cache.page_size
         self.pages = np.zeros((max_running + 1, -(-max_context // self.page_size)), np.int32)
         self.dirty_rows: set[int] = set()
@@ -63,6 +71,8 @@ class RequestTable:
         """Gives a request a row and locks its longest cached prefix. There must be a free row."""
         tokens = running.key[: running.match_limit]
         match = self._cache.match(tokens, running.request.namespace)
+        if (num_trusted := running.trusted(match.num_tokens, self.page_size)) < match.num_tokens:
+            match = self._cache.match(tokens[:num_trusted], running.request.namespace)
         row = self._free_rows.pop()
         self.pages[row, : len(match.pages)] = match.pages
         if len(match.pages):
@@ -122,6 +132,14 @@ class RequestTable:
         tokens = running.key[: running.match_limit]
         return self.words.readable(self._cache.explain(place.lock.node, tokens, running.request.namespace))
 
+    def forget(self, request: Request, shifts: Sequence[int], *, distrusts: bool = False) -> None:
+        """A request that was to be added, or was, is gone; `shifts` had been acquired for it.
+
+        With `distrusts` the features of its images are not to be trusted either.
+        """
+        self.words.release(shifts)
+        self.vision.release(request.rid, distrusts=distrusts)
+
     def keep(self, place: Placement, *, keeps_own: bool = False, first_page: int = 0) -> HeldPrefix:
         """Takes a request's row back, but keeps its cached prefix until `drop`.
 
@@ -163,6 +181,7 @@ class RequestTable:
         if forgets:
             for lock in (*(part.lock for part in place.parts), place.lock):
                 self._cache.forget(lock)
+        self.vision.unpin(place)
         self._free_rows.append(place.row)
         self.dirty_rows.discard(place.row)
         self.copies.pop(place.row, None)
@@ -209,7 +228,7 @@ class RequestTable:
         Returns:
             Tokens that were in the tree before: the row must not write them.
         """
-        count = num_tokens // self.page_size
+        count = self._num_shared(running, num_tokens) // self.page_size
         if not self._cache.enabled or place.parts or count <= place.num_tree_pages:
             return place.num_tree_pages * self.page_size
         own = self.pages[place.row, :count].copy()
@@ -224,6 +243,19 @@ class RequestTable:
         self.num_uncached_pages -= count - place.num_tree_pages
         place.lock, place.num_tree_pages = lock, count
         return result.num_existing * self.page_size
+
+    def _num_shared(self, running: RunningRequest, num_tokens: int) -> int:
+        """Of the first tokens of a row those that go into the tree; for text all.
+
+        An image that begins as another one in the tree stays out: below its own words would be the other's keys and
+        values. The tree may have got that one since this request was admitted, so it is looked up anew.
+        """
+        if not running.request.media:
+            return num_tokens
+        count = running.trusted(num_tokens, self.page_size)
+        existing = self._cache.matched_len(running.key[:count], running.request.namespace)
+        num_trusted = running.trusted(existing, self.page_size)
+        return count if num_trusted == existing else num_trusted
 
     def check_integrity(self) -> None:
         """Asserts the slot equation, and that nothing is locked when nothing runs. Costs less than a microsecond."""

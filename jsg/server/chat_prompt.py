@@ -8,8 +8,14 @@ template. A content without such text has no marks, so its conversation is encod
 Marks do two more things. One behind the last content says where a prompt that continues it ends. And an answer that
 this server gave may be put back as the very tokens that the model chose: its text could be encoded in several ways,
 and only the model's own is in the prefix cache.
+
+A picture in a content is a part that the template writes as the model's placeholder. Only what the template writes is
+one; the same characters in a client's text are characters.
 """
 
+import bisect
+import functools
+import itertools
 import math
 import re
 import secrets
@@ -18,6 +24,8 @@ from typing import Any, final
 
 from jsg.errors import ContextLengthError, RequestError
 from jsg.processing.chat_template import ChatTemplate
+from jsg.processing.encode_parts import EncodedPrompt
+from jsg.processing.media_prompt import MediaReader, PromptMedia, fill_placeholders
 from jsg.processing.tokenizer import Tokenizer
 
 MAX_TEMPLATE_KWARGS = 32
@@ -36,12 +44,14 @@ Message = Mapping[str, Any]
 class ChatPrompt:
     """A model's template and tokenizer together. Immutable: any number of threads may encode at a time."""
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int | None = None, media: MediaReader | None = None) -> None:
         """Compiles the tokenizer's chat template. Conversations far over `max_tokens` are refused early.
 
-        Raises ModelError when it is no template.
+        `media` reads pictures and videos, for a model that sees. Raises ModelError when it is no template.
         """
         self._tokenizer = tokenizer
+        self._placeholders = {} if media is None else dict(media.placeholders)
+        self._placeholder_ids = frozenset(() if media is None else media.placeholder_ids.values())
         self._max_tokens = max_tokens
         self._template = ChatTemplate(
             tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
@@ -51,25 +61,37 @@ class ChatPrompt:
         self._special = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     @property
+    def max_tokens(self) -> int | None:
+        """Of a conversation and its answer."""
+        return self._max_tokens
+
+    @property
     def template(self) -> ChatTemplate:
         """The model's template."""
         return self._template
 
-    def encode(
+    def encode(self, messages: Sequence[Message], **options: Any) -> tuple[int, ...]:
+        """The prompt tokens of a conversation without pictures; takes and raises what `prompt` does."""
+        return self.prompt(messages, **options).input_ids
+
+    def prompt(
         self,
         messages: Sequence[Message],
         *,
+        media: Sequence[PromptMedia] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         answers: Mapping[int, Sequence[int]] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> tuple[int, ...]:
-        """The prompt tokens of a conversation.
+    ) -> EncodedPrompt:
+        """The prompt of a conversation.
 
         Args:
             messages: Role and content, and whatever else the template reads. Every text in them is the client's; they
-                are never changed.
+                are never changed. A content with pictures is a list of parts, each a text or only its type, `image` or
+                `video`. Where the template has no place for those, the placeholder and a line break stand in the text.
+            media: Those pictures and videos, in order.
             add_generation_prompt: End with the beginning of the assistant's turn.
             continue_final_message: End with the last content instead, which must be the assistant's, so that the
                 answer goes on in it.
@@ -79,23 +101,72 @@ class ChatPrompt:
             tools: What the model may call, for the template; the texts in them are the client's too.
 
         Raises:
-            RequestError: The template does not take the messages, or a variable of the template breaks a rule.
-            ContextLengthError: The conversation has more than twice the most tokens.
+            RequestError: The template does not take the messages, leaves out or repeats a picture; or a variable of the
+                template breaks a rule.
+            ContextLengthError: The conversation has more than twice the most tokens, or with pictures more than that.
         """
         marks = _Marks()
-        marked = [self._mark_specials(dict(message), marks) for message in messages]
+        marked = [self._mark_message(message, marks) for message in messages]
         exact = self._mark_answers(marked, messages, answers or {}, marks)
         if continue_final_message:
             _mark_end(marked, marks)
         rendered = self._template.render(
-            marked,
+            [self._as_template_takes_it(message) for message in marked],
             add_generation_prompt=add_generation_prompt and not continue_final_message,
             tools=None if tools is None else self._mark_specials(list(tools), marks),
             **self._mark_specials(_checked_kwargs(template_kwargs or {}, self._template.variables), marks),
         )
         if continue_final_message:
             rendered = _until_end(rendered, marks)
-        return self._encode_pieces(rendered, exact, marks)
+        ids, places = self._encode_pieces(rendered, exact, marks)
+        input_ids, inputs = fill_placeholders(ids, places, media, "messages", self._max_tokens)
+        return EncodedPrompt(input_ids=input_ids, media=inputs)
+
+    def _as_template_takes_it(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message whose content is a text, or a list of parts, as its template writes it whole."""
+        content = message.get("content")
+        if isinstance(content, list) and not self._has_place_for({part["type"] for part in content}):
+            content = "".join(
+                part["text"] if part["type"] == "text" else f"{self._placeholders[part['type']]}\n" for part in content
+            )
+        if isinstance(content, str) and not self._template.takes_text:
+            content = [{"type": "text", "text": content}]
+        return message if content is None else {**message, "content": content}
+
+    def _has_place_for(self, kinds: set[str]) -> bool:
+        return kinds <= self._kinds_with_place | {"text"}
+
+    @functools.cached_property
+    def _kinds_with_place(self) -> set[str]:
+        written = self._placeholders.items()
+        return {kind for kind, placeholder in written if self._template.around_media(kind, placeholder) is not None}
+
+    def _mark_message(self, message: Message, marks: "_Marks") -> dict[str, Any]:
+        """A copy with the text of special tokens between marks.
+
+        A template may write the texts of a content one behind another, however far apart they stood. Where they would
+        make a special token together, each of them is between marks as a whole.
+        """
+        marked: dict[str, Any] = self._mark_specials(dict(message), marks)
+        content = message.get("content")
+        if isinstance(content, list) and self._makes_special([p["text"] for p in content if p.get("type") == "text"]):
+            marked["content"] = [
+                {**part, "text": marks.around(marks.PLAIN, part["text"])} if part.get("type") == "text" else part
+                for part in content
+            ]
+        return marked
+
+    def _makes_special(self, texts: Sequence[str]) -> bool:
+        """Whether a special token lies across the end of one of these texts, as they are or trimmed."""
+        if self._special is None or len(texts) < 2:
+            return False
+        for pieces in (texts, [text.strip() for text in texts]):
+            ends = list(itertools.accumulate(map(len, pieces)))
+            for found in self._special.finditer("".join(pieces)):
+                next_end = bisect.bisect_right(ends, found.start())
+                if ends[next_end] < found.end():
+                    return True
+        return False
 
     def _mark_specials(self, value: Any, marks: "_Marks") -> Any:
         """A copy of a JSON value with the text of special tokens between marks, however deep it is, keys included."""
@@ -134,7 +205,8 @@ class ChatPrompt:
 
     def _encode_pieces(
         self, rendered: str, exact: Mapping[int, tuple[str, Sequence[int]]], marks: "_Marks"
-    ) -> tuple[int, ...]:
+    ) -> tuple[list[int], list[int]]:
+        """The tokens, and the indices of those placeholders that the template wrote."""
         for number, (content, _) in exact.items():
             if rendered.count(marks.mark(number)) != 2 or marks.around(number, content) not in rendered:
                 rendered = rendered.replace(marks.mark(number), "")  # the template cuts or repeats it: encode its text
@@ -146,21 +218,25 @@ class ChatPrompt:
                 param="messages",
             )
         ids: list[int] = []
+        places: list[int] = []
         for index, piece in enumerate(pieces):
             is_template = index % 2 == 0
             if not is_template and numbers[index] in exact:
                 ids += exact[numbers[index]][1]
             else:
+                start = len(ids)
                 ids += self._tokenizer.encode(
                     piece, add_special_tokens=False, parse_special=is_template, max_tokens=self._max_tokens
                 )
+                if is_template and self._placeholder_ids:
+                    places += [i for i in range(start, len(ids)) if ids[i] in self._placeholder_ids]
             if self._max_tokens is not None and len(ids) > 2 * self._max_tokens:  # there may be a million short pieces
                 raise ContextLengthError(
                     f"prompt and new tokens together must be at most {self._max_tokens}, but the prompt alone has more "
                     f"than {2 * self._max_tokens}; shorten the prompt",
                     param="messages",
                 )
-        return tuple(ids)
+        return ids, places
 
 
 @final

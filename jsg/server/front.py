@@ -14,6 +14,7 @@ from jsg.errors import ModelNotFoundError
 from jsg.processing.turns import ChatTurns
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.generation import Generator
+from jsg.server.media_sources import MediaSources
 from jsg.server.text_threads import TextThreads
 from jsg.server.tool_use import Speech, dialect_of
 
@@ -26,6 +27,7 @@ class Front:
         model_name: The one model that is served here, as clients call it.
         created: When it was ready, in seconds since the epoch.
         speech: How the model reads of tools and calls them.
+        media: Reads pictures and videos, or says that the model cannot see.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Front:
         threads: TextThreads,
         engine: EngineConfig,
         server: ServerConfig,
+        media: MediaSources | None = None,
     ) -> None:
         self.client = client
         self.generator = generator
@@ -43,6 +46,7 @@ class Front:
         self.threads = threads
         self.engine_config = engine
         self.server_config = server
+        self.media = media or MediaSources(None, threads)
         self.created = int(time.time())
         self.speech = Speech(
             template=chat.template,
@@ -54,7 +58,7 @@ class Front:
     @functools.cached_property
     def turns(self) -> ChatTurns:
         """The model's chat template, turn by turn. Raises RequestError where it has none."""
-        return ChatTurns.of_tokenizer(self.generator.tokenizer)
+        return ChatTurns.of_tokenizer(self.generator.tokenizer, self.media.placeholders)
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFoundError when a client asks for another model."""
@@ -80,6 +84,11 @@ class FrontDoor:
         if self.front.client.is_stalled:
             return "stalled"
         return "shutting down" if self.front.generator.admission.is_closed else "ok"
+
+    @property
+    def media_body_bytes(self) -> int:
+        """What a body may have beside `--max-request-bytes`, for the pictures in it."""
+        return 0 if self.front is None else self.front.media.max_body_bytes
 
     @property
     def is_healthy(self) -> bool:

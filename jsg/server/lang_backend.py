@@ -149,12 +149,10 @@ class FrontModel:
         tokenizer = self._front.generator.tokenizer
         reports = dict(call.reports)
         texts = tokenizer if reports.pop("return_text_in_logprobs", False) else None
-        encoded = await encode_prompt(self._front.generator, call.prompt)
+        encoded = await encode_prompt(self._front, call.prompt, namespace=self._namespace)
         prompt = Prompt(
             **self._common(),
-            input_ids=encoded.input_ids,
-            position_jumps=encoded.position_jumps,
-            joined=encoded.joined,
+            **encoded.fields,
             sampling=SamplingParams.from_dict(call.sampling),
             **reports,
         )
@@ -181,7 +179,7 @@ class FrontModel:
     ) -> ScoredChoices:
         """How likely each choice comes next, in one engine call. Raises JsgError."""
         generator = self._front.generator
-        encoded = await encode_choices_of(generator, prompt, choices)
+        encoded = await encode_choices_of(self._front, prompt, choices, namespace=self._namespace)
         common = self._common()
         limits = ScoreLimits(prompts=MAX_ANSWERS, tokens=MAX_PROMPT_TOKENS, scores=MAX_SCORES)
         size = sum(map(len, encoded.choice_ids)) + len(encoded.prefix_ids) * len(choices)
@@ -206,12 +204,10 @@ class FrontModel:
         Raises:
             JsgError: The prompt is wrong, or the budget is spent.
         """
-        encoded = await encode_prompt(self._front.generator, prompt)
+        encoded = await encode_prompt(self._front, prompt, namespace=self._namespace)
         held = Prompt(
             **self._common(),
-            input_ids=encoded.input_ids,
-            position_jumps=encoded.position_jumps,
-            joined=encoded.joined,
+            **encoded.fields,
             sampling=SamplingParams(max_new_tokens=0),
             hold=True,
         )

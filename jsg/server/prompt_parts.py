@@ -1,41 +1,44 @@
 """Prompts in parts → tokens, within bounds and beside the event loop."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from jsg.errors import RequestError
-from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt, encode_choices, encode_parts
+from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt, encode_choices, encode_parts, media_parts
+from jsg.processing.media_prompt import sees_no
 from jsg.processing.parts import JoinedPart, MediaPart, Part, TextPart, TokenPart
-from jsg.server.generation import MAX_PROMPT_TOKENS, Generator
+from jsg.server.front import Front
+from jsg.server.generation import MAX_PROMPT_TOKENS
 
 MAX_JOINED = 2**23  # characters, those of a text that stands before many others counted for each of them
 
-Ids = tuple[int, ...]
 
-
-async def encode_prompt(generator: Generator, parts: Sequence[Part], field: str = "prompt") -> EncodedPrompt:
-    """The tokens of a prompt.
+async def encode_prompt(front: Front, parts: Sequence[Part], field: str = "prompt", *, namespace: str) -> EncodedPrompt:
+    """The tokens of a prompt; its pictures are read as `MediaReader.within` has it.
 
     Raises:
-        RequestError: It has pictures, which this model cannot see, or no token.
+        RequestError: It has pictures and this model cannot see, it has no token, or as `encode_parts`.
     """
-    check_parts(parts, field)
+    generator, reader = front.generator, front.media.reader_within(namespace)
+    check_parts(front, parts, field)
     limit = generator.info.max_request_tokens
-    encoded = await generator.beside(
-        lambda: encode_parts(generator.tokenizer, parts, max_tokens=limit), num_chars(parts)
+    encoded = await _beside(
+        front, parts, lambda: encode_parts(generator.tokenizer, parts, max_tokens=limit, media=reader), num_chars(parts)
     )
     if not encoded.input_ids:
         raise RequestError(f"{field} must have at least one token, but has none; send some text", field)
     return encoded
 
 
-async def encode_choices_of(generator: Generator, parts: Sequence[Part], choices: Sequence[str]) -> EncodedChoices:
+async def encode_choices_of(
+    front: Front, parts: Sequence[Part], choices: Sequence[str], *, namespace: str
+) -> EncodedChoices:
     """The tokens of choices behind a prompt, each encoded together with the text before it.
 
     Raises:
         RequestError: As `encode_prompt`; or so much text is too much.
     """
-    check_parts(parts, "prompt")
+    generator, reader = front.generator, front.media.reader_within(namespace)
+    check_parts(front, parts, "prompt")
     last = parts[-1] if parts else None
     num_last = len(last.text) if isinstance(last, TextPart) else 0
     size = num_chars(parts) + num_last * len(choices) + sum(map(len, choices))
@@ -46,19 +49,20 @@ async def encode_choices_of(generator: Generator, parts: Sequence[Part], choices
             param="choices",
         )
     limit = generator.info.max_request_tokens
-    return await generator.beside(lambda: encode_choices(generator.tokenizer, parts, choices, max_tokens=limit), size)
+    return await _beside(
+        front,
+        parts,
+        lambda: encode_choices(generator.tokenizer, parts, choices, max_tokens=limit, media=reader),
+        size,
+    )
 
 
-def check_parts(parts: Sequence[Part], field: str) -> None:
-    """Raises RequestError for pictures, and for more tokens than a request may have."""
+def check_parts(front: Front, parts: Sequence[Part], field: str) -> None:
+    """Raises RequestError for pictures that the model cannot see, and for more tokens than a request may have."""
     num_tokens = 0
     for part in _flat(parts):
-        if isinstance(part, MediaPart):
-            raise RequestError(
-                f"{field} has a part of kind {part.kind}, which the model that is served here cannot see; describe it "
-                "in words, or serve a model that sees",
-                field,
-            )
+        if isinstance(part, MediaPart) and front.media.reader is None:
+            raise sees_no(part.kind, field)
         num_tokens += len(part.ids) if isinstance(part, TokenPart) else 0
     if num_tokens > MAX_PROMPT_TOKENS:
         raise RequestError(f"{field} must have at most {MAX_PROMPT_TOKENS} tokens, but has {num_tokens}", field)
@@ -69,13 +73,11 @@ def num_chars(parts: Sequence[Part]) -> int:
     return sum(len(part.text) for part in _flat(parts) if isinstance(part, TextPart))
 
 
-def request_fields(encoded: EncodedPrompt) -> dict[str, Any]:
-    """What `Prompt` takes of it."""
-    return {
-        "input_ids": encoded.input_ids,
-        "position_jumps": encoded.position_jumps,
-        "joined": encoded.joined,
-    }
+async def _beside[T](front: Front, parts: Sequence[Part], work: Callable[[], T], size: int) -> T:
+    """What work on these parts gives, which have texts of about this size."""
+    if media_parts(parts):
+        return await front.threads.decode(work)
+    return await front.generator.beside(work, size)
 
 
 def _flat(parts: Sequence[Part]) -> list[Part]:

@@ -9,6 +9,7 @@ exit.
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
 import ipaddress
 import json
 import logging
@@ -28,14 +29,17 @@ from jsg.config import EngineConfig, ServerConfig
 from jsg.constrained.stop_patterns import warm_patterns
 from jsg.engine.child import EngineChild
 from jsg.engine.client import EngineClient
+from jsg.engine.media_reader import ModelMediaReader
 from jsg.errors import ConfigError
-from jsg.processing.tokenizer import load_tokenizer
+from jsg.processing.media_prompt import MediaReader
+from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.app import create_app
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.front import Front, FrontDoor, public_name
 from jsg.server.generation import Generator
 from jsg.server.http.http_protocol import http_protocol
 from jsg.server.limits import Limits
+from jsg.server.media_sources import MediaSources, media_limits
 from jsg.server.progress import StartDisplay
 from jsg.server.telemetry.telemetry import Telemetry
 from jsg.server.text_threads import TextThreads
@@ -51,7 +55,13 @@ SIGNALLED = 128  # exit status after a second signal, with its number added
 
 
 async def serve(
-    engine: EngineConfig, server: ServerConfig, child: EngineChild, *, tokenizer_dir: Path, started_at: float
+    engine: EngineConfig,
+    server: ServerConfig,
+    child: EngineChild,
+    *,
+    tokenizer_dir: Path,
+    started_at: float,
+    model_dir: Path | None = None,
 ) -> None:
     """Serves until a signal comes.
 
@@ -61,6 +71,7 @@ async def serve(
         child: The engine process, which may still be loading.
         tokenizer_dir: Where the tokenizer is.
         started_at: `time.monotonic()` at the start of the program, for the message that it is ready.
+        model_dir: Where the model is, which says how it wants pictures; None for one that sees nothing.
 
     Raises:
         ConfigError: The address is not free, or a key, an origin or what watches the server cannot work.
@@ -68,14 +79,30 @@ async def serve(
         JsgError: What the engine's start raised.
     """
     _give_back_buffers()
+    directories = _Directories(tokenizer_dir, model_dir)
     with StartDisplay() as display:
         client = EngineClient(child, engine, display.show)
         try:
             telemetry = Telemetry(server, server.served_model_name or public_name(engine.model_path))
             async with telemetry.running():
-                await _serve(client, child, engine, server, telemetry, tokenizer_dir, started_at)
+                await _serve(client, child, engine, server, telemetry, directories, started_at)
         finally:
             await client.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Directories:
+    """Where the files are that the front reads."""
+
+    tokenizer: Path
+    model: Path | None
+
+    def load(self, server: ServerConfig) -> tuple[Tokenizer, MediaReader | None]:
+        """The tokenizer, and what reads pictures for a model that sees."""
+        tokenizer = load_tokenizer(self.tokenizer)
+        if self.model is None:
+            return tokenizer, None
+        return tokenizer, ModelMediaReader.of_model(self.model, tokenizer, media_limits(server))
 
 
 async def _serve(
@@ -84,7 +111,7 @@ async def _serve(
     engine: EngineConfig,
     server: ServerConfig,
     telemetry: Telemetry,
-    tokenizer_dir: Path,
+    directories: "_Directories",
     started_at: float,
 ) -> None:
     door = FrontDoor()
@@ -93,7 +120,7 @@ async def _serve(
     listener = _listen(server)
     _warn_if_open_to_all(listener, server)
     serving = asyncio.create_task(http.serve([listener]))
-    opening = asyncio.create_task(_open(client, engine, server, telemetry, tokenizer_dir, door.threads))
+    opening = asyncio.create_task(_open(client, engine, server, telemetry, directories, door.threads))
     dying = asyncio.create_task(client.death())
     ending = asyncio.create_task(told_to_end.wait())
     try:
@@ -138,12 +165,12 @@ async def _open(
     engine: EngineConfig,
     server: ServerConfig,
     telemetry: Telemetry,
-    tokenizer_dir: Path,
+    directories: "_Directories",
     threads: TextThreads,
 ) -> Front:
     """Loads what the front needs while the engine loads what it needs."""
-    tokenizer, *_ = await asyncio.gather(
-        asyncio.to_thread(load_tokenizer, tokenizer_dir),
+    (tokenizer, reader), *_ = await asyncio.gather(
+        asyncio.to_thread(directories.load, server),
         client.ready(),
         client.grammars.warm(),
         asyncio.to_thread(warm_patterns),
@@ -156,7 +183,8 @@ async def _open(
         limits=Limits.of(server),
         observers=telemetry.observers,
     )
-    return Front(client, generator, ChatPrompt(tokenizer, client.info.max_request_tokens), threads, engine, server)
+    chat = ChatPrompt(tokenizer, client.info.max_request_tokens, reader)
+    return Front(client, generator, chat, threads, engine, server, MediaSources(reader, threads, server))
 
 
 @final

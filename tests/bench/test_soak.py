@@ -275,10 +275,7 @@ def test_one_minute(tmp_path):
 
 
 @pytest.mark.slow
-def test_half_an_hour(tmp_path):
+def test_ten_minutes(tmp_path):
     faulthandler.cancel_dump_traceback_later()  # it takes longer than pytest waits before it shows what hangs
-    result = run(Soak(minutes=30.0, pause_s=1.5), tmp_path / "log")  # so that other tests have a core meanwhile
-    missed = [problem for problem in result.problems if problem.startswith("engine: anonymous memory grows")]
-    assert [problem for problem in result.problems if problem not in missed] == []
-    if missed:
-        pytest.xfail(f"{missed[0]} (a target that docs/performance.md calls missed)")
+    result = run(Soak(minutes=10.0, pause_s=1.5), tmp_path / "log")  # so that other tests have a core meanwhile
+    assert result.problems == []

@@ -33,3 +33,11 @@ def test_it_shows_what_there_is(server_fields):
     ):
         assert part in made
     assert "Checked" not in made, "the name of an alias of ours is no kind of value"
+
+
+def test_what_is_said_of_pictures_is_shown(server_fields):
+    rows = [line for line in server_fields.tables().splitlines() if line.startswith("| `image_data`")]
+    assert len(rows) == 2
+    for name in ("image_data", "video_data", "num_frames"):
+        for row in server_fields.tables().splitlines():
+            assert not (row.startswith(f"| `{name}` |") and row.endswith("|  |")), row

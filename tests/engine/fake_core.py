@@ -340,6 +340,8 @@ class FakeCore:
             "grammar_bytes": sum(map(len, self.grammars.tables.values())),
             **dict.fromkeys(("num_masks", "num_masks_made", "num_masks_found", "num_grammar_failures"), 0),
             **dict.fromkeys(("num_drafts", "num_drafts_taken"), 0),
+            **dict.fromkeys(("num_encoder_calls", "num_encoded_tiles", "num_found_images", "num_evicted_images"), 0),
+            "vision_bytes": 0,
             "has_jax": int("jax" in sys.modules),
             "num_running": len(self._running),
             "num_waiting": len(self._waiting),

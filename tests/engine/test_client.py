@@ -459,8 +459,10 @@ def test_requests_of_one_moment_travel_in_one_message(monkeypatch):
     async def main():
         async with fake_engine() as client:
             sent: list[int] = []
-            send = client._socket.send
-            monkeypatch.setattr(client._socket, "send", lambda data: (sent.append(len(data)), send(data))[1])
+            send = client._socket.send_multipart
+            monkeypatch.setattr(
+                client._socket, "send_multipart", lambda data, **how: (sent.append(len(data)), send(data, **how))[1]
+            )
             await asyncio.gather(*(collect(client, request(f"r{i}")) for i in range(20)))
             assert len(sent) == 1
 

@@ -35,13 +35,13 @@ def run(use: Callable[[EngineClient], Awaitable[None]]) -> None:
 def sizes_of_messages(client: EngineClient) -> list[int]:
     """Grows with each message to the engine by its bytes."""
     sizes: list[int] = []
-    send = client._socket.send
+    send = client._socket.send_multipart
 
-    def counted(payload: bytes, *args, **options):
-        sizes.append(len(payload))
-        return send(payload, *args, **options)
+    def counted(frames: list[bytes], *args, **options):
+        sizes.append(sum(map(len, frames)))
+        return send(frames, *args, **options)
 
-    client._socket.send = counted  # pyright: ignore[reportAttributeAccessIssue]
+    client._socket.send_multipart = counted  # pyright: ignore[reportAttributeAccessIssue]
     return sizes
 
 

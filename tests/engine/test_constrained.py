@@ -141,7 +141,7 @@ def test_drafts_change_nothing_with_pages_of_8(core_of, seed: int):
 @pytest.mark.slow
 @pytest.mark.parametrize("knobs", [{}, {"page_size": 8}, {"disable_overlap_schedule": True}], ids=str)
 @given(seed=st.integers(0, 2**20))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_drafts_change_nothing_in_much_traffic(core_of, seed: int, knobs: dict):
     check_bitwise(core_of, seed, **knobs)
 

@@ -214,7 +214,7 @@ def test_a_broken_invariant_ends_the_engine(small_model, compile_cache_dir: str,
     def broken(*arguments: object) -> None:
         raise AssertionError("two requests share a page")
 
-    monkeypatch.setattr(core.scheduler, "_stop_reason", broken)
+    monkeypatch.setattr(scheduler_module, "stop_reason", broken)
     with pytest.raises(AssertionError, match="share a page"):
         core.step()
     core.close()

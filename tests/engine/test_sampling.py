@@ -119,6 +119,14 @@ def test_logits_that_are_not_finite_give_minus_one_and_leave_other_rows_alone():
     assert choose(logits, inputs).tolist() == [-1, 5]
 
 
+@pytest.mark.parametrize("num_bad", [1, 1408])
+def test_a_long_row_that_is_not_finite_gives_minus_one(num_bad: int):
+    logits = np.zeros((2, 1408), np.float32)
+    logits[0, 7 : 7 + num_bad], logits[1, 5] = np.nan, 9
+    inputs = inputs_of(SamplingParams(temperature=0), SamplingParams(temperature=0))
+    assert choose(logits, inputs).tolist() == [-1, 5]
+
+
 @pytest.mark.parametrize(
     ("counter", "key", "expected"),
     [  # the vectors that the authors publish with Random123 for threefry2x32 with 13 rounds

@@ -1,6 +1,8 @@
 """The check of a step against the device: what a step must cost, what is timed, and that nothing is harmed by it."""
 
 import dataclasses
+import itertools
+import statistics
 import time
 
 import jax
@@ -11,8 +13,11 @@ from jsg.engine import selfcheck
 from jsg.engine.core import EngineCore
 from jsg.engine.selfcheck import Cost, DecodeSteps, Rates, SelfCheck, StepTime
 from jsg.errors import JsgError
+from jsg.models.loading import num_parameters
 from jsg.types import Request, SamplingParams
 from tests.engine import small
+from tests.golden.variants import VARIANTS
+from tests.models.test_config import read
 
 REQUEST = Request(rid="r", input_ids=(2, 3, 4, 5), sampling=SamplingParams(max_new_tokens=8, temperature=0))
 
@@ -40,6 +45,28 @@ def test_tokens_outside_the_window_cost_nothing(cached: int, new: int, window: i
     seen = [range(max(0, last + 1 - (window or 99)), last + 1) for last in range(cached, cached + new)]
     expected = (len({key for keys in seen for key in keys}), sum(map(len, seen)))
     assert selfcheck._keys_and_pairs(cached, new, window) == expected
+
+
+def test_of_several_experts_those_count_that_tokens_choose(tmp_path):
+    config = read(tmp_path, VARIANTS["mixtral_three_of_five"])
+    num_experts, chosen, layers = config.num_experts, config.experts_per_token, config.num_layers
+    block = 3 * config.hidden_size * config.intermediate_size
+    outside = config.vocab_size * config.hidden_size + (2 * layers + 1) * config.hidden_size  # the embedding, norms
+    all_weights = num_parameters(config) - outside
+
+    def weights(rows: int) -> float:
+        return selfcheck.step_cost(config, 1, rows=rows, cached=0, new=1).weight_bytes
+
+    assert weights(1) == all_weights - layers * (num_experts - chosen) * block
+    assert weights(10_000) == all_weights
+    sets = [set(each) for each in itertools.combinations(range(num_experts), chosen)]
+    touched = statistics.mean(len(one | other) for one in sets for other in sets)
+    assert weights(2) == pytest.approx(all_weights - layers * (num_experts - touched) * block, abs=1)
+    in_8_bits = selfcheck.step_cost(config, 4, rows=1, cached=0, new=1, kernel_itemsize=1)
+    head_and_routers = config.hidden_size * (config.vocab_size + layers * num_experts)
+    assert in_8_bits.weight_bytes == weights(1) + 3 * head_and_routers
+    flops = selfcheck.step_cost(config, 1, rows=7, cached=0, new=1).matmul_flops
+    assert flops == 7 * 2 * weights(1), "whatever runs beside it, a token runs its own experts"
 
 
 def test_the_engines_own_programs_are_timed(core: EngineCore):

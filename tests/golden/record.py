@@ -1,10 +1,11 @@
-"""Records what the Hugging Face implementation computes for the checkpoints of `variants.py`.
+"""Records what the Hugging Face implementation computes for the checkpoints of `variants.py` and `vision_variants.py`.
 
     python -m tests.golden.record --torch-python PY [VARIANT ...]
 
 PY is a Python 3.11 environment with torch==2.13.0 (CPU), transformers, numpy and safetensors. One file per variant, in
 `data/`, at most 200 KB: token ids, logits (of all positions at some columns, of some positions whole), the greedy
-continuation, and a JSON note with config, seed, versions and the weights' sha256. `torch_side.py` is what PY runs.
+continuation, and a JSON note with config, seed, versions and the weights' sha256; of a vision model also what its image
+tokens are embedded as. `torch_side.py` and `vision_torch_side.py` are what PY runs.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 from tests.golden.variants import VARIANTS
+from tests.golden.vision_variants import VISION_VARIANTS
 
 DATA = Path(__file__).parent / "data"
 MAX_FILE_BYTES = 200_000
@@ -21,11 +23,13 @@ MAX_FILE_BYTES = 200_000
 def main() -> None:
     parser = argparse.ArgumentParser(description="Record logits of the Hugging Face implementation.")
     parser.add_argument("--torch-python", required=True, help="interpreter of the environment that has torch")
-    parser.add_argument("variants", nargs="*", default=sorted(VARIANTS), help="default: all")
+    parser.add_argument("variants", nargs="*", default=sorted({*VARIANTS, *VISION_VARIANTS}), help="default: all")
     args = parser.parse_args()
     DATA.mkdir(exist_ok=True)
-    command = [args.torch_python, "-m", "tests.golden.torch_side", str(DATA), *args.variants]
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+    for module, known in (("torch_side", VARIANTS), ("vision_torch_side", VISION_VARIANTS)):
+        if chosen := [variant for variant in args.variants if variant in known]:
+            command = [args.torch_python, "-m", f"tests.golden.{module}", str(DATA), *chosen]
+            subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
     for variant in args.variants:
         num_bytes = (DATA / f"{variant}.npz").stat().st_size
         if num_bytes > MAX_FILE_BYTES:

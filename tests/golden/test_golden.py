@@ -4,44 +4,35 @@
 """
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from jsg.models.config import RopeConfig
 from jsg.models.loading import load_model
+from tests.golden.compare import MAX_DIFFERENCE, Recorded
 from tests.golden.record import DATA, MAX_FILE_BYTES
 from tests.golden.variants import VARIANTS, random_tensors, random_tokens, weights_sha256, write_checkpoint
+from tests.golden.vision_variants import VISION_VARIANTS
 from tests.models.paged import PagedModel, load_directory
+from tests.parity import Parity
 
-MAX_DIFFERENCE = 5e-5
 CHUNK_LEN = 77  # the first of two uneven chunks
 
 
-class Golden:
+class Golden(Recorded):
     """One recorded variant, its checkpoint and the model that was loaded from it."""
 
     def __init__(self, variant: str, directory: Path):
-        with np.load(DATA / f"{variant}.npz", allow_pickle=False) as file:
-            self.arrays = dict(file)
-        self.note: dict[str, Any] = json.loads(str(self.arrays["note"]))
+        super().__init__(variant)
         self.variant = variant
         self.directory = directory
-        self.tokens = self.arrays["tokens"].tolist()
         self.tensors = random_tensors(variant, self.note["seed"])
         write_checkpoint(directory, variant, self.tensors)
         self.config, model = load_directory(directory)
         self.paged = PagedModel(self.config, model, page_size=4 if variant.startswith("qwen") else 1)
-
-    def difference(self, logits: np.ndarray) -> float:
-        """Largest absolute difference from the recorded logits of the whole prompt."""
-        columns = np.abs(logits[:, self.arrays["columns"]] - self.arrays["column_logits"]).max()
-        whole = np.abs(logits[self.arrays["whole_positions"]] - self.arrays["whole_logits"]).max()
-        return float(max(columns, whole))
 
 
 @pytest.fixture(scope="module", params=sorted(VARIANTS))
@@ -56,11 +47,12 @@ def test_the_checkpoint_is_the_recorded_one(golden: Golden) -> None:
     assert 0.8 < golden.note["logits_std"] < 1.3
 
 
-def test_logits_of_two_uneven_chunks_beside_another_row(golden: Golden) -> None:
+def test_logits_of_two_uneven_chunks_beside_another_row(golden: Golden, parity: Parity) -> None:
     golden.paged.reset()
     first = golden.paged.extend({2: golden.tokens[:CHUNK_LEN], 0: golden.tokens[5:30]})[2]
     second = golden.paged.extend({0: golden.tokens[30:40], 2: golden.tokens[CHUNK_LEN:]})[2]
-    assert golden.difference(np.concatenate([first, second])) <= MAX_DIFFERENCE
+    difference = golden.difference(np.concatenate([first, second]))
+    parity("text", golden.note["config"], "logits", difference, MAX_DIFFERENCE)
 
 
 def test_greedy_decoding_gives_the_same_60_tokens(golden: Golden) -> None:
@@ -70,10 +62,10 @@ def test_greedy_decoding_gives_the_same_60_tokens(golden: Golden) -> None:
     golden.paged.extend({1: prompt[:13], 0: golden.tokens[:50]})
     token = int(golden.paged.extend({1: prompt[13:]})[1][-1].argmax())
     made = [token]
-    while len(made) < len(golden.arrays["greedy"]):
+    while len(made) < len(golden.greedy):
         token = int(golden.paged.decode({0: 7, 1: token})[1].argmax())
         made.append(token)
-    assert made == golden.arrays["greedy"].tolist()
+    assert made == golden.greedy
 
 
 @pytest.mark.parametrize("golden", ["llama3_rope_v4", "llama_yarn_rope", "mistral_window"], indirect=True)
@@ -111,5 +103,5 @@ def _difference_when_perturbed(golden: Golden, name: str) -> float:
 
 
 def test_every_variant_is_recorded_in_a_small_file():
-    assert {path.stem for path in DATA.glob("*.npz")} == {*VARIANTS, "ropes"}
+    assert {path.stem for path in DATA.glob("*.npz")} == {*VARIANTS, *VISION_VARIANTS, "ropes", "image_layouts"}
     assert all(path.stat().st_size <= MAX_FILE_BYTES for path in DATA.glob("*.npz"))

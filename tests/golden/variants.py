@@ -6,6 +6,7 @@ Philox bits scaled by exact arithmetic, so they do not depend on the numpy versi
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 VOCAB = 512
+NORMS = ("norm.weight", "layer_norm1.weight", "layer_norm2.weight")
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -158,18 +160,24 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 def random_tensors(variant: str, seed: int) -> dict[str, np.ndarray]:
     """Weights scaled so that logits have a standard deviation of about 1."""
     return {
-        name: _random_tensor(f"{seed} {variant} {name}", name, shape)
+        name: random_tensor(f"{seed} {variant} {name}", name, shape)
         for name, shape in tensor_shapes(VARIANTS[variant]).items()
     }
 
 
-def _random_tensor(key: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def random_numbers(key: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Uniform float64 numbers with a mean of 0 and a standard deviation of 1."""
     bits = np.random.Philox(key=int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little"))
     uniform = (bits.random_raw(int(np.prod(shape))) >> np.uint64(40)).astype(np.float64) / 2**23 - 1.0  # in [-1, 1)
-    uniform = uniform.reshape(shape) * 3**0.5  # standard deviation 1
-    if len(shape) == 2:
-        values = uniform * shape[1] ** -0.5
-    elif name.endswith("norm.weight"):
+    return uniform.reshape(shape) * 3**0.5
+
+
+def random_tensor(key: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A projection keeps the size of what it is given; norms scale by about 1; biases are small."""
+    uniform = random_numbers(key, shape)
+    if len(shape) > 1:
+        values = uniform * math.prod(shape[1:]) ** -0.5
+    elif name.endswith(NORMS):
         values = 1.0 + 0.2 * uniform
     else:
         values = 0.2 * uniform

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jsg.cache.pool import make_pool
-from jsg.engine.executables import COMPILER_OPTIONS, Executables
+from jsg.engine.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables
 from jsg.engine.programs import RunnerConfig, make_state
 from jsg.engine.runner import ModelRunner
 from jsg.engine.startup import ROW_MULTIPLE
@@ -40,8 +40,9 @@ class Declared:
 class H200Executables(Executables):
     """Keeps what a `ModelRunner` declares, and compiles for an H200 what a test asks for."""
 
-    def __init__(self, hidden_size: int):
-        super().__init__(forbid_compile=False)
+    def __init__(self, hidden_size: int, quantization: str):
+        options = COMPILER_OPTIONS if quantization == "none" else QUANTISED_OPTIONS
+        super().__init__(forbid_compile=False, compiler_options=options["gpu"])
         self._hidden_size = hidden_size
         self._declared: dict[Hashable, Declared] = {}
 
@@ -56,7 +57,7 @@ class H200Executables(Executables):
     def program(self, name: Hashable) -> Program:
         declared = self._declared[name]
         return compile_for_h200(
-            declared.fn, *placed(declared.args), donate=declared.donate, options=COMPILER_OPTIONS["gpu"]
+            declared.fn, *placed(declared.args), donate=declared.donate, options=self._compiler_options
         )
 
 
@@ -81,6 +82,7 @@ def make_model(
     buckets: Buckets = BUCKETS,
     page_size: int = 1,
     kv_dtype: jax.typing.DTypeLike = jnp.bfloat16,
+    quantization: str = "none",
     **changes: Any,
 ) -> Model:
     """The programs of a model given by its `config.json`, with `changes` to that."""
@@ -95,8 +97,8 @@ def make_model(
     num_pages = POOL_TOKENS // page_size + 1
     shapes = (config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim)
     state = jax.eval_shape(lambda: make_state(settings, make_pool(*shapes, kv_dtype)))
-    programs = H200Executables(config.hidden_size)
-    runner = ModelRunner(abstract_model(config, jnp.bfloat16), settings, state, buckets, programs)
+    programs = H200Executables(config.hidden_size, quantization)
+    runner = ModelRunner(abstract_model(config, jnp.bfloat16, quantization), settings, state, buckets, programs)
     runner.programs.lower()
     donated = jax.tree.leaves((state.pool, state.page_table))
     return Model(

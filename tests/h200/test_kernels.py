@@ -13,6 +13,7 @@ import pytest
 
 from bench.attention_cases import MODELS
 from jsg.kernels_pallas.cascade import cascade
+from jsg.kernels_pallas.expert_routes import expert_routes
 from jsg.kernels_pallas.grouped_matmul import grouped_matmul
 from jsg.kernels_pallas.inputs import AttentionInputs, HeadNorms, PrefixGroups
 from jsg.kernels_pallas.paged_decode import paged_decode
@@ -240,3 +241,30 @@ def test_a_grouped_matmul_is_one_launch_that_spills_nothing(side: str, num_rows:
     assert copies and all(copy.endswith(".128") for copy in copies), "rows and kernels come in 16-byte copies"
     if dtype == "bfloat16":
         assert having(counts, "HMMA|HGMMA"), "tensor cores multiply"
+
+
+@pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn"])
+def test_experts_in_8_bits_are_converted_in_the_launch_that_reads_them(stored: str, nvdisasm):
+    experts, depth, width = MIXTRAL["up"]
+    program = compile_for_h200(
+        lambda rows, kernels, sizes, scale: grouped_matmul(rows, kernels, sizes, scale=scale, result="bfloat16"),
+        array(512, depth),
+        array(experts, depth, width, dtype=stored),
+        array(experts, dtype="int32"),
+        array(experts, 1, width, dtype="float32"),
+    )
+    (launch,) = program.launches
+    assert program.temporary_bytes == 0
+    counts = program.instructions(launch.name, nvdisasm)
+    assert having(counts, "LDL|STL") == set(), "registers spill"
+    assert all(copy.endswith(".128") for copy in having(counts, "LDGSTS")) and having(counts, "HMMA|HGMMA")
+
+
+@pytest.mark.parametrize("num_tokens", [256, 8192])
+def test_experts_are_chosen_in_one_launch_that_spills_nothing(num_tokens: int, nvdisasm):
+    """XLA's own are sorts and scatters, some ten launches."""
+    choose = functools.partial(expert_routes, experts_per_token=2)
+    program = compile_for_h200(choose, array(num_tokens, 8, dtype="float32"))
+    (launch,) = program.launches
+    assert program.temporary_bytes == 0
+    assert having(program.instructions(launch.name, nvdisasm), "LDL|STL") == set(), "registers spill"

@@ -98,13 +98,31 @@ MISTRAL_7B = LLAMA_8B | {
     "vocab_size": 32_000,
     "sliding_window": 4096,
 }
+MIXTRAL_8X7B = MISTRAL_7B | {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "sliding_window": None,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
 FAMILIES = {
     "page-size-16": (LLAMA_8B, {"page_size": 16}),
     "fp8-pool": (LLAMA_8B, {"kv_dtype": jnp.float8_e4m3fn}),
     "head-norms": (QWEN3_4B, {}),
     "biases": (QWEN2_7B, {}),
     "window": (MISTRAL_7B, {}),
+    "experts": (MIXTRAL_8X7B, {}),
 }
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+def test_kernels_in_8_bits_are_never_written_in_bfloat16(quantization: str):
+    of = model.make_model(LLAMA_8B, quantization=quantization, num_hidden_layers=2)
+    program = of.programs.program(("forward", BucketKey(Phase.DECODE, 256, 256)))
+    check_forward(program, of)
+    smallest = LLAMA_8B["hidden_size"] ** 2 * jnp.bfloat16.dtype.itemsize
+    assert program.temporary_bytes < smallest
+    assert [launch.name for launch in program.launches if "Cublas" in launch.name] == []
 
 
 @functools.cache
@@ -124,6 +142,29 @@ def test_decode_of_other_models(name: str, num_tokens: int):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_extend_of_other_models(name: str):
     check_forward(family(name).programs.program(("forward", BucketKey(Phase.EXTEND, 512, 256))), family(name))
+
+
+MAX_LAUNCHES_WITH_EXPERTS = MAX_LAUNCHES + 5
+"""Of a layer with experts. In place of gate and up, silu, and down: the router, the routes, the copies, three grouped
+matmuls, silu, and the weighted sum."""
+
+
+@pytest.mark.parametrize(
+    "key",
+    [BucketKey(Phase.DECODE, 64, 64), BucketKey(Phase.EXTEND, model.CHUNK, 256)],
+    ids=lambda key: f"{key.phase}-{key.num_tokens}",
+)
+def test_tokens_run_the_experts_that_they_chose(key: BucketKey):
+    """Nothing is computed for each token and each expert, and choosing costs a launch or two."""
+    of = family("experts")
+    program = of.programs.program(("forward", key))
+    check_forward(program, of)
+    inner = MIXTRAL_8X7B["intermediate_size"]
+    assert program.makers_of(key.num_tokens * MIXTRAL_8X7B["num_local_experts"] * inner) <= IN_PLACE
+    copies = key.num_tokens * MIXTRAL_8X7B["num_experts_per_tok"]
+    assert program.temporary_bytes <= copies * 3 * inner * jnp.bfloat16.dtype.itemsize + WORKSPACE_BYTES
+    shallow = model.make_model(MIXTRAL_8X7B, num_hidden_layers=1).programs.program(("forward", key))
+    assert len(program.launches) - len(shallow.launches) <= MAX_LAUNCHES_WITH_EXPERTS
 
 
 def test_branches_of_joined_prompts_are_copied_in_place():

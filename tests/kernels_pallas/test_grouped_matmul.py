@@ -63,6 +63,17 @@ def test_it_is_what_its_definition_says(implementation: str, sizes: list[int], d
     np.testing.assert_allclose(found, definition(*arguments), rtol=0, atol=TOLERANCES[dtype])
 
 
+@pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
+def test_kernels_in_8_bits_have_a_scale_for_each_column(implementation: str, stored: str):
+    rows, kernels, sizes = case([5, 0, 2, 17], 96, 80, "bfloat16")
+    kernels = (30 * kernels).astype(stored)
+    scale = jax.random.uniform(jax.random.key(1), (len(sizes), 1, 80), minval=0.01, maxval=0.1)
+    found = np.asarray(compiled(implementation, "float32")(rows, kernels, sizes, scale=scale))
+    expected = definition(rows, np.asarray(kernels, np.float64) * np.asarray(scale, np.float64), sizes)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+
+
 @settings(max_examples=10)
 @given(sizes=st.lists(st.sampled_from([0, 3, 8, 20]), min_size=3, max_size=3).filter(any))
 def test_any_sizes(sizes: list[int]):

@@ -10,8 +10,11 @@ import pytest
 
 from bench import attention_check
 from bench.attention_cases import Case
+from jsg.engine.executables import QUANTISED_OPTIONS
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.reference_threshold import sortable
+from jsg.models.layers import project
+from jsg.models.quantise import STORED, Quantised, quantise
 from jsg.types import Request, SamplingParams
 from tests.engine import small
 
@@ -58,6 +61,30 @@ def test_top_k_is_exact_and_top_p_nearly():
         fields = (logits, largest, ones, jnp.full(32, 50, jnp.int32), top_p * ones)
         kept = [sortable(logits) >= find(*fields, implementation=name)[:, None] for name in (None, "reference")]
         assert int(jnp.sum(kept[0] != kept[1], axis=-1).max()) <= most
+
+
+@pytest.mark.parametrize("num_tokens", [1, 300, 5000])
+def test_routes_equal_plain_jnp(num_tokens: int):
+    logits = jax.random.normal(jax.random.key(0), (num_tokens, 8))
+    choose = jax.jit(ops.expert_routes, static_argnums=1, static_argnames="implementation")
+    found, expected = (choose(logits, 2, implementation=name) for name in (None, "reference"))
+    np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-5)
+    assert [np.array_equal(*pair) for pair in zip(found[1:], expected[1:], strict=True)] == [True] * 3
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_products_with_kernels_in_8_bits(stored: str):
+    """XLA's matmul with its options for them, then ours for experts, against float64."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    x = jax.random.normal(keys[0], (32, 512)).astype("bfloat16")
+    values, scale = quantise(jax.random.normal(keys[1], (256, 512)), "w", STORED[stored])
+    kernel = Quantised(values.T, scale.T)
+    exact = np.asarray(x, np.float64) @ (np.asarray(kernel.values, np.float64) * np.asarray(kernel.scale, np.float64))
+    run = jax.jit(project).lower(x, kernel).compile(compiler_options=dict(QUANTISED_OPTIONS["gpu"]))
+    np.testing.assert_allclose(run(x, kernel), exact, rtol=0, atol=2e-4)
+    sizes = jnp.array([32], jnp.int32)
+    grouped = ops.grouped_matmul(x, kernel.values[None], sizes, scale=kernel.scale[None], result="float32")
+    np.testing.assert_allclose(grouped, exact, rtol=0, atol=2e-4)
 
 
 def test_deterministic_answers_are_the_same_alone_and_together(tmp_path: pathlib.Path, compile_cache_dir: str):

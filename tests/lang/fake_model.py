@@ -12,6 +12,7 @@ from jsg.lang.tokens.scoring import ScorePlan
 from jsg.lang.tokens.session import TokenSession
 from jsg.processing.answer import Answer, Prompt
 from jsg.processing.encode_parts import EncodedPrompt, encode_choices, encode_parts, split_answer
+from jsg.processing.media_prompt import MediaReader
 from jsg.processing.parts import Part
 from jsg.processing.tokenizer import Tokenizer
 from jsg.processing.turns import ChatTurns
@@ -79,6 +80,7 @@ class FakeModel:
         *,
         template: str | None = None,
         next_logprobs: NextLogprobs | None = None,
+        media: MediaReader | None = None,
     ):
         self.tokenizer = tokenizer
         self.answers = list(answers)
@@ -93,12 +95,15 @@ class FakeModel:
         self.num_waited = 0
         self._template = tokenizer.chat_template if template is None else template
         self._next_logprobs = next_logprobs
+        self._media = media
 
     async def turns(self) -> ChatTurns:
-        return ChatTurns(self._template, bos_token=self.tokenizer.bos_token, eos_token=self.tokenizer.eos_token)
+        bos_token, eos_token = self.tokenizer.bos_token, self.tokenizer.eos_token
+        placeholders = None if self._media is None else self._media.placeholders
+        return ChatTurns(self._template, bos_token=bos_token, eos_token=eos_token, placeholders=placeholders)
 
     async def generate(self, call: TokenCall) -> AsyncGenerator[TokenDelta]:
-        encoded = encode_parts(self.tokenizer, call.prompt)
+        encoded = encode_parts(self.tokenizer, call.prompt, media=self._media)
         self.calls.append(call)
         self.prompts.append(encoded)
         said = self.answers.pop(0)
@@ -124,7 +129,7 @@ class FakeModel:
     async def score(
         self, prompt: tuple[Part, ...], choices: Sequence[str], *, unconditional: bool = False
     ) -> ScoredChoices:
-        encoded = encode_choices(self.tokenizer, prompt, choices)
+        encoded = encode_choices(self.tokenizer, prompt, choices, media=self._media)
         self.prompts.append(encoded.before)
         plan = ScorePlan(encoded, rid="a", unconditional=unconditional)
         assert self._next_logprobs is not None
@@ -138,7 +143,7 @@ class FakeModel:
         if self.hold_error is not None:
             raise self.hold_error
         self.num_holds += 1
-        return FakeHold(self, encode_parts(self.tokenizer, prompt).part_ids)
+        return FakeHold(self, encode_parts(self.tokenizer, prompt, media=self._media).part_ids)
 
 
 def scored_answer(prompt: Prompt, tokenizer: Tokenizer, next_logprobs: NextLogprobs) -> Answer:

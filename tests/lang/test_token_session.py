@@ -77,14 +77,18 @@ class TestPrompt:
         await session.extend(RoleBegin(USER))
         for item in (Text("a"), Image(b"1", "image/png"), Text("b"), Video(b"2", 8), Image(b"3", "image/jpeg")):
             await session.extend(item)
-        with pytest.raises(RequestError, match="reads text only and got image"):
+        with pytest.raises(RequestError, match="kind image, which the model that is served here cannot see"):
             await said(session)
-        # The fake refuses what the engine refuses; the parts are there, in order.
+        # The fake refuses what the engine refuses; the parts are there, in order. Its template knows no pictures.
+        behind = TextPart("\n", is_markup=True, is_template=True)
         assert session._parts[2:] == [
             MediaPart("image", b"1", "image/png"),
+            behind,
             TextPart("b"),
             MediaPart("video", b"2", "video/mp4", 8),
+            behind,
             MediaPart("image", b"3", "image/jpeg"),
+            behind,
         ]
 
 

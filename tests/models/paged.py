@@ -48,6 +48,7 @@ class PagedModel:
             return model.logits(hidden), pool
 
         self._forward = jax.jit(forward, donate_argnums=2)
+        self.vision = None  # rows [I, D] that tokens from the vocabulary's size on are embedded as
         self.reset()
 
     def reset(self, model: nnx.Module | None = None) -> None:
@@ -94,7 +95,7 @@ class PagedModel:
 
     def _run(self, tokens, positions, slots, attention: AttentionInputs) -> np.ndarray:
         packed = [_padded(column, MAX_TOKENS) for column in (tokens, positions, slots)]
-        logits, self.pool = self._forward(self._state, ForwardInputs(*packed, attention), self.pool)
+        logits, self.pool = self._forward(self._state, ForwardInputs(*packed, attention, self.vision), self.pool)
         return np.asarray(logits)
 
 

@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 
 from jsg.errors import ModelError
+from jsg.fields import MAX_JSON_BYTES
 from jsg.models.config import ModelConfig, RopeConfig
-from jsg.models.fields import MAX_JSON_BYTES
 from tests.golden.variants import LLAMA, VARIANTS
 
 

@@ -34,7 +34,7 @@ def tokens(count: int) -> np.ndarray:
 def by_hand(block: SparseFeedForward, x: np.ndarray) -> np.ndarray:
     """One token, one expert after the other, in float64."""
     kernels = {name: np.asarray(getattr(block, name)[...], np.float64) for name in ("gate", "up", "down")}
-    router = np.asarray(block.router.kernel[...], np.float64)
+    router = np.asarray(block.router[...], np.float64)
     out = np.zeros((len(x), WIDTH))
     for row, token in zip(out, x.astype(np.float64), strict=True):
         likely = np.exp(token @ router)

@@ -110,7 +110,7 @@ class TestTexts:
                 encode_parts(tokenizer, parts, max_tokens=10)
 
     def test_media_needs_a_model_that_sees(self, tokenizer: Tokenizer):
-        with pytest.raises(RequestError, match="reads text only and got image"):
+        with pytest.raises(RequestError, match="kind image, which the model that is served here cannot see"):
             encode_parts(tokenizer, [TextPart("a"), MediaPart("image", b"x", "image/png")])
 
 

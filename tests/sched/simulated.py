@@ -22,10 +22,14 @@ from jsg.sched.config import SchedulerConfig
 from jsg.sched.records import Batch, BatchEntry, Placement, Proposal, RunningRequest, StepResult
 from jsg.sched.scheduler import Scheduler
 from jsg.sched.table import RequestTable
+from jsg.sched.vision_store import DUMP_ROW, NEWLINE_ROW, VisionShape
 from jsg.types import CacheReport, FinishReason, FinishType, Request, RequestOutput, TokenLogprob
 
 VOCAB = 8
 EOS = frozenset({VOCAB - 1})
+TILE_ROWS, FRAME_ROWS = 4, 2
+NEWLINE = 9
+"""What the newline looks like to the model. What the encoder makes of pixels is larger, what tokens are is smaller."""
 
 
 def make_test_buckets(
@@ -71,6 +75,21 @@ def positions(request: Request, size: int) -> list[int]:
     return found
 
 
+def features(tile: np.ndarray, *, is_video: bool) -> np.ndarray:
+    """int64: what the encoder makes of one tile or frame: for each row the first pixel, and which row it is."""
+    return 10 + 100 * int(tile[0, 0, 0]) + 50 * is_video + np.arange(FRAME_ROWS if is_video else TILE_ROWS)
+
+
+def looks(tokens: np.ndarray, request: Request) -> np.ndarray:
+    """int64: what the model sees of each of the first tokens of a request."""
+    seen = tokens.astype(np.int64)
+    for item in request.media:
+        rows = np.concatenate([features(tile, is_video=item.is_video) for tile in item.pixels])
+        shown = np.where(item.rows < 0, NEWLINE, rows[item.rows])
+        seen[item.start : item.end] = shown[: max(len(seen) - item.start, 0)]
+    return seen
+
+
 def prefix_hashes(tokens: np.ndarray, request: Request) -> list[int]:
     """The hash of each prefix. No two namespaces share any, so a page that crossed between them would be noticed.
 
@@ -78,7 +97,7 @@ def prefix_hashes(tokens: np.ndarray, request: Request) -> list[int]:
     """
     state = mix(12345, int.from_bytes(request.namespace.encode()))
     starts, hashes, ends, behind_prefix = request.joined, [], [], state
-    spelled = zip(tokens.tolist(), positions(request, len(tokens)), strict=True)
+    spelled = zip(looks(tokens, request).tolist(), positions(request, len(tokens)), strict=True)
     for index, (token, position) in enumerate(spelled):
         if starts and index == starts[0]:
             behind_prefix = state
@@ -176,6 +195,8 @@ class SimulatedDevice:
         self._kv = np.zeros(num_pages * page_size, np.int64)
         self._page_table = np.zeros((rows, columns), np.int32)
         self._last_token = np.zeros(rows, np.int32)
+        self._vision = np.zeros(1000, np.int64)
+        self._vision[NEWLINE_ROW] = NEWLINE
         self._hashes: list[list[int]] = [[] for _ in range(rows)]
         self._owners: list[Placement | None] = [None] * rows
         self._num_steps = 0
@@ -191,11 +212,16 @@ class SimulatedDevice:
         for source, target in batch.copies:
             assert self._page_size > 1, "slots are copied that could be shared"
             self._kv[target] = self._kv[source]
+        written = [row for encoding in batch.encodings for row in encoding.rows.tolist()]
+        assert len(written) == len(set(written)) and not {DUMP_ROW, NEWLINE_ROW} & set(written)
+        for encoding in batch.encodings:
+            self._vision[encoding.rows] = features(encoding.pixels, is_video=encoding.is_video)
         key = self._program(batch)
         packed = packing.pack_forward(batch, key, table.pages, self._page_size)
         assert packed.dtype == np.int32 and len(packed) == sum(packed_sizes(key))
         parts = PackedInputs(*np.split(packed, np.cumsum(packed_sizes(key))[:-1]))  # pyright: ignore[reportArgumentType]
         check_packing(batch, key, parts)
+        assert key.phase is Phase.EXTEND or (np.asarray(parts.token_ids) < VOCAB).all(), "a decode step has an image"
         self._write(batch, parts)
         for entry in batch.entries:
             self._check_row(entry)
@@ -239,8 +265,10 @@ class SimulatedDevice:
                 hashes.append(advance(hashes[-1], int(self._last_token[row]), entry.start, told[0]))
             else:
                 assert not entry.num_drafts or entry.start == entry.running.num_known - 1, "drafts of what is not known"
-                expected = entry.running.tokens[entry.start : end]
-                assert (parts.token_ids[offset : offset + entry.num_new] == expected).all()
+                ids = np.asarray(parts.token_ids[offset : offset + entry.num_new])
+                shown = np.where(ids < VOCAB, ids, self._vision[np.maximum(ids - VOCAB, 0)])
+                expected = looks(entry.running.tokens[:end], request)[entry.start :]
+                assert (shown == expected).all(), "the model is shown another token, or another image"
                 hashes = prefix_hashes(entry.running.tokens[:end], request)
                 self._hashes[row] = hashes
             for index, slot in enumerate(slots[offset : offset + entry.num_new].tolist()):
@@ -356,7 +384,8 @@ class Answer:
 class EngineShape:
     """The knobs of a simulated engine. Units are tokens, of the pool pages.
 
-    With `draft_len` so many tokens at most are proposed for every request, and of them that part is right.
+    With `draft_len` so many tokens at most are proposed for every request, and of them that part is right. There may be
+    images where there are `vision_rows`.
     """
 
     num_pages: int = 32
@@ -376,6 +405,17 @@ class EngineShape:
     conservativeness: float = 1.0
     draft_len: int = 0
     right_drafts: float = 0.8
+    vision_rows: int = 0
+
+    @property
+    def vision(self) -> VisionShape | None:
+        return (
+            VisionShape(
+                num_rows=self.vision_rows, tile_rows=TILE_ROWS, frame_rows=FRAME_ROWS, image_size=1, has_newline=True
+            )
+            if self.vision_rows
+            else None
+        )
 
 
 class SimulatedEngine:
@@ -401,6 +441,7 @@ class SimulatedEngine:
             max_bypass_tokens=shape.max_bypass_tokens,
             max_queued=shape.max_queued,
             max_holds=shape.max_holds,
+            vision=shape.vision,
         )
         self.scheduler = Scheduler(config, self.allocator, self.cache)
         rows, columns = self.scheduler.table.pages.shape

@@ -11,6 +11,7 @@ import openai
 from starlette.testclient import TestClient
 
 from jsg.config import EngineConfig, ServerConfig
+from jsg.engine.media_reader import ModelMediaReader
 from jsg.engine.protocol import ModelInfo
 from jsg.errors import JsgError
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
@@ -18,6 +19,7 @@ from jsg.server.app import create_app
 from jsg.server.chat_prompt import ChatPrompt
 from jsg.server.front import Front, FrontDoor
 from jsg.server.generation import Generator
+from jsg.server.media_sources import MediaSources, media_limits
 from jsg.types import (
     ConstraintReport,
     FinishReason,
@@ -148,15 +150,20 @@ class ScriptedServer:
         http: Talks to the application.
     """
 
-    def __init__(self, tokenizer_dir: Path, **knobs: Any) -> None:
+    def __init__(self, tokenizer_dir: Path, *, model_dir: Path | None = None, **knobs: Any) -> None:
+        """With the pictures that the model in `model_dir` takes, if there is one."""
         self.tokenizer = load_tokenizer(tokenizer_dir)
         self.engine = ScriptedClient(self.tokenizer)
         client: Any = self.engine
         config = ServerConfig(**knobs)
         door = FrontDoor()
         generator = Generator(client, self.tokenizer, random_seed=0, threads=door.threads)
-        chat = ChatPrompt(self.tokenizer, INFO.max_request_tokens)
-        door.front = Front(client, generator, chat, door.threads, EngineConfig(model_path="fake"), config)
+        reader = None
+        if model_dir is not None:
+            reader = ModelMediaReader.of_model(model_dir, self.tokenizer, media_limits(config))
+        media = MediaSources(reader, door.threads, config)
+        chat = ChatPrompt(self.tokenizer, INFO.max_request_tokens, reader)
+        door.front = Front(client, generator, chat, door.threads, EngineConfig(model_path="fake"), config, media)
         self.http = TestClient(create_app(door, config), raise_server_exceptions=False)
 
     @property

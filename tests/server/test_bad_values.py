@@ -14,6 +14,7 @@ from jsg.types import SamplingParams
 from tests.server.battery import MESSAGES, RAW, VALID, Battery, Place, body_schemas, encode, interface, with_value
 
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SHOWING = {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "data:,"}}]}]}
 CALLING = {"messages": [{"role": "assistant", "content": "x", "tool_calls": [CALL]}]}
 
 ANY_INTEGER = {"seed", "sampling_seed", "index"}  # no number of 63 bits is wrong
@@ -72,7 +73,8 @@ class TestNumbers:
         name = ".".join(part for part in place if isinstance(part, str))
         leaf = str(next(part for part in reversed(place) if isinstance(part, str) and part != "5"))
         for bad, raw in BAD_NUMBERS.items():
-            body = encode(with_value(VALID[path] | (CALLING if "tool_calls" in place else {}), place, RAW), raw)
+            base = CALLING if "tool_calls" in place else SHOWING if "video_url" in place else {}
+            body = encode(with_value(VALID[path] | base, place, RAW), raw)
             if is_legal(bad, name, leaf, kind, place):
                 continue
             error = battery.refused(path, body)

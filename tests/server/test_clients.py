@@ -206,9 +206,9 @@ def test_it_is_answered(http: httpx.Client, shape: Shape):
         ("vLLM 0.10", {"guided_regex": "a+", "guided_decoding_backend": "xgrammar"}, "guided_decoding_backend"),
         ("two forms at once", {"regex": "a+", "response_format": {"type": "json_object"}}, "regex"),
         (
-            "an image",
+            "an image, and a model that cannot see",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "image_url",
+            "messages",
         ),
     ],
 )

@@ -178,7 +178,7 @@ def longest_hold(raw: bytes, adapter: TypeAdapter[Any]) -> float:
     signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
     try:
         with contextlib.suppress(RequestError):
-            _validate(raw, adapter)
+            _validate(raw, adapter, len(raw))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         turns.append(time.thread_time())

@@ -135,7 +135,7 @@ class TestChat:
             ({"messages": "hi"}, "messages", "not valid"),
             ({"messages": [{"role": "wizard", "content": "a"}]}, "messages", "not valid"),
             ({"messages": [{"role": "user"}]}, "messages", "required"),
-            ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "not valid"),
+            ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "must have the field"),
             ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "template does not show them"),
             ({"tool_choice": "required"}, "tool_choice", "needs tools"),
             ({"functions": [{"name": "f"}]}, "functions", "template does not show them"),

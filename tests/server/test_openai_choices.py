@@ -16,6 +16,7 @@ from jsg.processing.answer import Answer
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.chat_prompt import ChatPrompt
+from jsg.server.media_sources import MediaSources
 from jsg.server.openai.chat import ChatBody, ChatChoice, _prompt
 from jsg.server.openai.common import Choice, TokenNames
 from jsg.server.openai.completions import TextChoice
@@ -153,15 +154,16 @@ class TestMessages:
 
 @pytest.mark.parametrize("continues", [True, False])
 def test_only_a_continued_message_keeps_its_leading_space(tokenizer, continues):
+    threads = TextThreads()
     front: Any = SimpleNamespace(
         chat=ChatPrompt(tokenizer),
         generator=SimpleNamespace(info=SimpleNamespace(max_request_tokens=1000)),
-        threads=TextThreads(),
+        media=MediaSources(None, threads),
     )
     messages = [{"role": "assistant", "content": "a"}]
     body = ChatBody.model_validate({"messages": messages, "continue_final_message": continues})
     call = ApiCall(caller=Caller(), route="/v1/chat/completions", request_id="a")
-    with contextlib.closing(front.threads):
+    with contextlib.closing(threads):
         assert asyncio.run(_prompt(body, 0, call, front, None)).is_continued is continues
 
 

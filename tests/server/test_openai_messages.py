@@ -51,10 +51,10 @@ class TestContents:
         assert to_template(role="user", content=[part])["content"] == "a"
 
     @pytest.mark.parametrize("name", sorted(ContentPart.REFUSED))
-    def test_what_is_no_text_is_refused_by_name(self, name):
+    def test_what_no_model_reads_is_refused_by_name(self, name):
         error = refusal(role="user", content=[{"type": "text", "text": "a"}, {"type": name, name: {"url": "x"}}])
         assert error.param == name
-        assert "text only" in str(error)
+        assert "not supported" in str(error)
 
     @pytest.mark.parametrize(
         "part", [{"type": "text"}, {"type": "text", "refusal": "a"}, {"type": "text", "text": "a", "refusal": "b"}]

@@ -267,7 +267,7 @@ class TestModels:
     def test_list_and_retrieve(self, client):
         (listed,) = client.models.list().data
         assert client.models.retrieve("fake") == listed
-        assert extras(listed) == {"root", "parent", "max_model_len"}
+        assert extras(listed) == {"root", "parent", "max_model_len", "modalities"}
 
     def test_a_name_with_a_slash(self, make_server):
         with make_server(server={"served_model_name": "organisation/model"}) as server, client_of(server) as client:

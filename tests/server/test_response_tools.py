@@ -327,7 +327,7 @@ class TestAnthropic:
             ({"tools": CLAUDE_TOOLS[:1] * 129}, "at most 128"),
             ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
             ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "id": "b"}]}]}, "not have id"),
-            ({"messages": [{"role": "user", "content": [TOOL_USE]}]}, "role user must not have a tool_use"),
+            ({"messages": [{"role": "user", "content": [TOOL_USE]}]}, "must not have a block of type tool_use"),
             ({"messages": [{"role": "assistant", "content": [TOOL_USE]}]}, "must end with a text"),
         ],
     )

@@ -463,8 +463,8 @@ class TestRefusals:
             ({"input": [{"type": "item_reference", "id": "a", "content": "x"}]}, "input", "must not have content"),
             (
                 {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-                "image_url",
-                "text",
+                "input",
+                "cannot see",
             ),
             ({"input": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, "input", "input_text"),
             ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input", "no place"),

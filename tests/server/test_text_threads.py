@@ -18,7 +18,8 @@ DEADLINE_S = 20
 MANY = 100  # more than there are threads
 
 
-def test_short_work_does_not_wait_for_long_work():
+@pytest.mark.parametrize("is_media", [False, True], ids=["texts", "pictures"])
+def test_short_work_does_not_wait_for_long_work(is_media):
     may_end = threading.Event()
     threads = TextThreads()
 
@@ -27,7 +28,8 @@ def test_short_work_does_not_wait_for_long_work():
         return "long"
 
     async def main() -> None:
-        long_ones = [asyncio.create_task(threads.run(long, LONG_BYTES + 1)) for _ in range(MANY)]
+        begun = [threads.decode(long) if is_media else threads.run(long, LONG_BYTES + 1) for _ in range(MANY)]
+        long_ones = [asyncio.create_task(each) for each in begun]
         await asyncio.sleep(0)
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -61,9 +63,13 @@ def test_what_is_not_wanted_any_more_is_not_begun():
     assert sorted(begun) == list(range(MANY - 1))
 
 
-@pytest.mark.parametrize("num_bytes", [10, LONG_BYTES])
-def test_a_long_body_is_not_worked_on_for_a_client_that_has_left(num_bytes):
-    """A short one is: its work is done before anybody could have left."""
+@pytest.mark.parametrize(
+    ("num_bytes", "sees"),
+    [(10, False), (10, True), (LONG_BYTES, False)],
+    ids=["short", "short to one that sees", "long"],
+)
+def test_a_long_body_is_not_worked_on_for_a_client_that_has_left(num_bytes, sees, monkeypatch):
+    """A short one is: its work is done before anybody could have left. But it may name a picture that takes long."""
 
     class Text(BaseModel):
         text: str
@@ -74,7 +80,7 @@ def test_a_long_body_is_not_worked_on_for_a_client_that_has_left(num_bytes):
     @router.post("/wait")
     async def wait(body: Text) -> str:
         try:
-            await asyncio.sleep(0.1 if num_bytes == 10 else DEADLINE_S)
+            await asyncio.sleep(DEADLINE_S if sees or num_bytes == LONG_BYTES else 0.1)
         except asyncio.CancelledError:
             is_cancelled.append(True)
             raise
@@ -84,6 +90,7 @@ def test_a_long_body_is_not_worked_on_for_a_client_that_has_left(num_bytes):
     app = FastAPI()
     app.state.max_request_bytes = 2**20
     app.state.door = FrontDoor()
+    monkeypatch.setattr(FrontDoor, "media_body_bytes", 2**20 if sees else 0)
     app.include_router(router)
     messages: list[dict[str, Any]] = [
         {"type": "http.request", "body": b'{"text": "' + b"a" * num_bytes + b'"}', "more_body": False},
@@ -103,4 +110,4 @@ def test_a_long_body_is_not_worked_on_for_a_client_that_has_left(num_bytes):
 
     asyncio.run(main())
     app.state.door.threads.close()
-    assert is_cancelled == [num_bytes == LONG_BYTES]
+    assert is_cancelled == [sees or num_bytes == LONG_BYTES]

@@ -70,7 +70,8 @@ class HttpModel:
             template = await self._handshake()
             with self._understood(TEMPLATE_PATH):
                 text, bos_token, eos_token = (template[name] for name in ("chat_template", "bos_token", "eos_token"))
-            self._turns = ChatTurns(text, bos_token=bos_token, eos_token=eos_token)
+                placeholders = dict(template.get("placeholders", {}))  # an older server has none
+            self._turns = ChatTurns(text, bos_token=bos_token, eos_token=eos_token, placeholders=placeholders)
         return self._turns
 
     async def generate(self, call: TokenCall) -> AsyncGenerator[TokenDelta]:

@@ -57,7 +57,7 @@ class Runtime:
         """Starts the server and waits until it takes requests.
 
         Args:
-            model_path: Directory, hub name, or "tiny", the model inside the package.
+            model_path: Directory, hub name, or a model inside the package: "tiny", or "tiny-vision", which sees.
             port: Where to listen; None takes a free one.
             start_timeout_s: Seconds until it must be ready.
             **flags: Options of `jsg serve`, named as fields of `jsg.config.EngineConfig` and `ServerConfig`. Keys are

@@ -169,6 +169,7 @@ class ScorePlan:
             input_ids=self._encoded.prefix_ids + tuple(map(self._trie.token, nodes)),
             position_jumps=before.position_jumps,
             joined=before.joined,
+            media=before.media,
             sampling=sampling,
             return_logprob=True,
             **reports,

@@ -215,9 +215,12 @@ class TokenSession:
         return added + text
 
     async def _extend_media(self, media: MediaPart) -> str:
+        """In a turn the template's own text goes around it, as around a picture of a chat."""
         added = await self._begin_content(is_reply=False)
+        before, behind = (await self._model.turns()).around_media(media.kind) if self._turn.is_open else ("", "")
+        added += self._add_markup(before)
         self._add(media)
-        return added
+        return added + self._add_markup(behind)
 
     async def _begin_content(self, *, is_reply: bool) -> str:
         """Writes what the template still has to write before a content, or before a text outside of turns."""

@@ -1,6 +1,5 @@
 """What clients send to Anthropic's `/v1/messages`."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -9,6 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 from jsg.errors import RequestError
 from jsg.server.constraint import Constraint, grammar_fields, only_one
 from jsg.server.http.body import GRAMMAR, Body, Checked
+from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.openai.body import MAX_NAME_CHARS, Only
 from jsg.server.openai.response_format import JumpForwardOption, PropertyOrderOption, Schema, WhitespaceOption
 from jsg.server.openai.tools import STRICT, ToolName
@@ -24,7 +24,7 @@ CLIENT_NAMES: Mapping[str, str] = {
 """Our name of a field → what clients call it here."""
 
 _NO_SERVER_TOOLS = "the server runs no tools of its own; leave it out"
-_TEXT_ONLY = "models read text only in this version; describe it in words"
+_NO_FILES = "models read text and pictures; write what is in it into a text"
 _NO_THOUGHTS = "thoughts are not told apart from the answer in this version; leave it out"
 _CACHED_ANYWAY = "every prefix is cached up to its last token for as long as there is room, so a mark changes nothing"
 
@@ -42,7 +42,8 @@ class TextBlock(Body):
     """A block of a content."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("source", "title", "context", "file_id"), _TEXT_ONLY),
+        "source": "here is text only; send the picture in a message of the user",
+        **dict.fromkeys(("title", "context", "file_id"), _NO_FILES),
         "citations": "answers cite nothing in this version; leave it out",
         **dict.fromkeys(("thinking", "signature", "data"), _NO_THOUGHTS),
     }
@@ -53,18 +54,49 @@ class TextBlock(Body):
     cache_control: CacheControl | None = None
 
 
-class MessageBlock(Body):
-    """A block of a turn: words, a call of a tool, or what came of a call."""
+class ImageSource(Body):
+    """Where a picture is."""
 
-    REFUSED: ClassVar[Mapping[str, str]] = {**TextBlock.REFUSED, "toolset_name": _NO_SERVER_TOOLS}
+    REFUSED: ClassVar[Mapping[str, str]] = {"file_id": "no files are stored here; send the picture itself in base64"}
+
+    type: Literal["base64", "url"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] | None = Field(
+        None, description="With base64; the bytes decide."
+    )
+    data: str | None = Field(None, description="With base64: the file.")
+    url: str | None = Field(None, description="With url: a `data:` URL, or http of a host that the server allows.")
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        needed = {"base64": {"media_type", "data"}, "url": {"url"}}[self.type]
+        given = {name for name in ("media_type", "data", "url") if getattr(self, name) is not None}
+        if given != needed:
+            rule = f"a source of type {self.type} must have {' and '.join(sorted(needed))} and nothing else"
+            raise RequestError(f"{rule}, but has {' and '.join(sorted(given)) or 'neither'}; correct it", "messages")
+        return self
+
+    @property
+    def media(self) -> MediaSource:
+        """The same for every API."""
+        return MediaSource("image", self.data or self.url or "")
+
+
+class MessageBlock(Body):
+    """A block of a turn: words, a picture, a call of a tool, or what came of a call."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        **{name: why for name, why in TextBlock.REFUSED.items() if name != "source"},
+        "toolset_name": _NO_SERVER_TOOLS,
+    }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "cache_control": _CACHED_ANYWAY,
         "caller": '`{"type": "direct"}` only: who else could it be',
         "is_error": "a chat template has no place for it; the content says what went wrong",
     }
 
-    type: Literal["text", "tool_use", "tool_result"]
+    type: Literal["text", "image", "tool_use", "tool_result"]
     text: str | None = Field(None, description="Of words.")
+    source: ImageSource | None = Field(None, description="Of a picture.")
     id: str | None = Field(None, max_length=MAX_NAME_CHARS, description="Of a call.")
     name: str | None = Field(None, max_length=MAX_NAME_CHARS, description="Of the tool that was called.")
     input: dict[str, Any] | None = Field(None, description="Of a call: the arguments.")
@@ -78,6 +110,7 @@ class MessageBlock(Body):
     def _check_type(self) -> Self:
         needed, taken = {
             "text": ({"text"}, {"text"}),
+            "image": ({"source"}, {"source"}),
             "tool_use": ({"id", "name", "input"}, {"id", "name", "input", "caller"}),
             "tool_result": ({"tool_use_id"}, {"tool_use_id", "content", "is_error"}),
         }[self.type]
@@ -97,10 +130,12 @@ class AnthropicMessage(Body):
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
-        theirs = {"tool_use": "assistant", "tool_result": "user"}
+        theirs = {"tool_use": "assistant", "tool_result": "user", "image": "user"}
         for block in self.blocks:
             if theirs.get(block.type, self.role) != self.role:
-                raise RequestError(f"a message of role {self.role} must not have a {block.type} block", "messages")
+                hint = "send the picture in a message of the user" if block.type == "image" else "correct its role"
+                rule = f"a message of role {self.role} must not have a block of type {block.type}"
+                raise RequestError(f"{rule}; {hint}", "messages")
         return self
 
     @property
@@ -108,23 +143,24 @@ class AnthropicMessage(Body):
         """The content, where it is made of blocks."""
         return [] if isinstance(self.content, str) else self.content
 
-    def turns(self) -> Iterator[dict[str, Any]]:
-        """The message as chat templates know it; results of tools are messages of their own."""
-        words, calls = self.content if isinstance(self.content, str) else "", []
+    def turns(self) -> Iterator[tuple[dict[str, Any], list[str | MediaSource]]]:
+        """The message as chat templates know it, and what its content is made of; each result of a tool is its own."""
+        pieces: list[str | MediaSource] = [self.content] if isinstance(self.content, str) else []
+        calls: list[dict[str, Any]] = []
         for block in self.blocks:
             if block.type == "tool_result":
-                if words:
-                    yield {"role": self.role, "content": words}
-                    words = ""
-                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": joined(block.content or "")}
+                if any(pieces):
+                    yield {"role": self.role}, pieces
+                    pieces = []
+                yield {"role": "tool", "tool_call_id": block.tool_use_id}, [joined(block.content or "")]
             elif block.type == "tool_use":
                 function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})
             else:
-                words += block.text or ""
+                pieces.append(block.source.media if block.source is not None else block.text or "")
         has_results = any(block.type == "tool_result" for block in self.blocks)
-        if words or not has_results:
-            yield {"role": self.role, "content": words} | ({"tool_calls": calls} if calls else {})
+        if any(pieces) or not has_results:
+            yield {"role": self.role} | ({"tool_calls": calls} if calls else {}), pieces
 
 
 class AnthropicTool(Body):
@@ -238,16 +274,20 @@ class CountTokensBody(Body):
         line. After a call of a tool a turn is over.
         """
         turns: list[dict[str, Any]] = []
+        pieces: list[list[str | MediaSource]] = []  # of each turn, which are joined once
         if self.system is not None:
-            turns.append({"role": "system", "content": joined(self.system)})
-        for turn in itertools.chain.from_iterable(message.turns() for message in self.messages):
-            role = turn["role"]
-            if turns and role != "tool" and turns[-1]["role"] == role and "tool_calls" not in turns[-1]:
-                between = "" if role == "assistant" else "\n\n"
-                turns[-1] |= turn | {"content": turns[-1]["content"] + between + turn["content"]}
-            else:
-                turns.append(turn)
-        return turns
+            turns.append({"role": "system"})
+            pieces.append([joined(self.system)])
+        for message in self.messages:
+            for turn, own in message.turns():
+                role = turn["role"]
+                if turns and role != "tool" and turns[-1]["role"] == role and "tool_calls" not in turns[-1]:
+                    turns[-1] |= turn
+                    pieces[-1] += ["" if role == "assistant" else "\n\n", *own]
+                else:
+                    turns.append(turn)
+                    pieces.append(own)
+        return [turn | {"content": joined_content(own)} for turn, own in zip(turns, pieces, strict=True)]
 
     def constraint(self) -> Constraint | None:
         """The grammar that the answer must match. Raises RequestError where two are given."""

@@ -1,7 +1,6 @@
 """Anthropic's `/v1/messages`."""
 
 import dataclasses
-import functools
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any, final
@@ -11,9 +10,10 @@ from fastapi import Request
 from starlette.responses import Response
 
 from jsg.processing.answer import Answer, Prompt
+from jsg.processing.encode_parts import EncodedPrompt
 from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.anthropic.body import CountTokensBody, MessagesBody
-from jsg.server.caller import CurrentCall
+from jsg.server.caller import CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import Generation, new_rid
 from jsg.server.http.body import client_names
@@ -38,13 +38,14 @@ async def create_message(
     with client_names(body.client_names()):
         tools = body.tool_use(front.speech)
         with naming(tools):
+            namespace = call.caller.namespace(body.cache_salt, body.extra_key)
             prompt = Prompt(
                 rid=f"msg_{new_rid()}",
-                input_ids=await _encode(body, num_bytes, front, tools),
+                **(await _encode(body, num_bytes, front, tools, namespace)).fields,
                 sampling=body.to_sampling(tools),
                 is_continued=body.is_continued,
                 calls=None if tools is None else tools.call_form,
-                namespace=call.caller.namespace(body.cache_salt, body.extra_key),
+                namespace=namespace,
                 priority=body.priority or 0,
             )
             generation = front.generator.begin(call, [prompt])
@@ -62,25 +63,33 @@ async def create_message(
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(body: CountTokensBody, num_bytes: BodyBytes, front: ReadyFront) -> Response:
+async def count_tokens(
+    body: CountTokensBody, num_bytes: BodyBytes, caller: CurrentCaller, front: ReadyFront
+) -> Response:
     """How many tokens the prompt would have."""
     front.check_model(body.model)
     with client_names(body.client_names()):
-        input_ids = await _encode(body, num_bytes, front, body.tool_use(front.speech))
-        return json_response({"input_tokens": len(input_ids)})
+        encoded = await _encode(body, num_bytes, front, body.tool_use(front.speech), caller.namespace())
+        return json_response({"input_tokens": len(encoded.input_ids)})
 
 
-async def _encode(body: CountTokensBody, num_bytes: int, front: Front, tools: ToolUse | None) -> tuple[int, ...]:
-    turns = body.turns()
-    for turn in turns:
-        check_fits(turn, front.chat.template)
-    encode = functools.partial(
-        front.chat.encode,
+async def _encode(
+    body: CountTokensBody, num_bytes: int, front: Front, tools: ToolUse | None, namespace: str
+) -> EncodedPrompt:
+    def turns() -> list[dict[str, Any]]:
+        found = body.turns()
+        for turn in found:
+            check_fits(turn, front.chat.template)
+        return found
+
+    return await front.media.chat(
+        front.chat,
         turns,
+        num_bytes,
+        namespace=namespace,
         continue_final_message=body.is_continued,
         tools=None if tools is None else tools.shown,
     )
-    return await front.threads.run(encode, num_bytes)
 
 
 async def _events(generation: Generation, reader: AnswerReader, model_name: str) -> AsyncGenerator[Event]:

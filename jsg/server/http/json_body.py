@@ -86,21 +86,26 @@ class JsonRoute(APIRoute):
         content_type, is_required = TypeAdapter[Any](field.annotation), field.is_required()
 
         async def read_and_answer(request: Request) -> Response:
-            raw = await _read(request, request.app.state.max_request_bytes)
+            state = request.app.state
+            num_media_bytes = state.door.media_body_bytes
+            raw = await _read(request, state.max_request_bytes + num_media_bytes)
             if not raw and not is_required:
                 return await answer(request)
             _check_headers(request)
             if not raw:
                 raise RequestError("the body must be a JSON object, but it is empty; send {...}")
+            validate = functools.partial(_validate, raw, content_type, state.max_request_bytes)
             if len(raw) <= MAX_INLINE_BYTES:
-                content = _validate(raw, content_type)
+                content = validate()
             else:
                 threads: TextThreads = request.app.state.door.threads
-                content = await threads.run(functools.partial(_validate, raw, content_type), len(raw))
+                content = await threads.run(validate, len(raw))
             request.scope.setdefault("state", {})["body_bytes"] = len(raw)
             answering = answer(_ReadRequest(request, content))
-            # Long texts wait for each other, but not for one whose client has left.
-            return await (answering if len(raw) <= LONG_BYTES else until_disconnect(request, answering))
+            # Long texts and pictures wait for each other, but not for one whose client has left. A short body may name
+            # a picture that takes long.
+            is_short = len(raw) <= LONG_BYTES and not num_media_bytes
+            return await (answering if is_short else until_disconnect(request, answering))
 
         return read_and_answer
 
@@ -122,8 +127,14 @@ class _ReadRequest(Request):
         return self._content
 
 
-def _validate(raw: bytes, content_type: TypeAdapter[Any]) -> object:
+def _validate(raw: bytes, content_type: TypeAdapter[Any], limit: int) -> object:
     value = parse_json(raw)
+    if len(raw) > limit and len(raw) - _num_media_chars(value) > limit:
+        raise HTTPException(
+            413,
+            f"the body must be at most {limit} bytes beside the pictures and videos in it; send less text, or raise "
+            "--max-request-bytes",
+        )
     try:
         return content_type.validate_python(value)
     except ValidationError as error:
@@ -199,6 +210,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_constant, object_pairs_hook=_object)
+_MEDIA_NAMES = frozenset(("url", "image_url", "video_url", "image_data", "video_data"))
+_TYPED_MEDIA_NAMES = frozenset(("data", "image", "video"))  # where `media_type` stands beside them
 _PART_SIGNS = (b"[", b"{", b":")
 _PLAIN = frozenset({int, float, bool, type(None)})
 
@@ -210,6 +223,30 @@ def _num_parts(raw: bytes) -> int:
         return at_most
     outside = b"".join(raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     return sum(map(outside.count, _PART_SIGNS))
+
+
+def _num_media_chars(root: dict[str, Any]) -> int:
+    """Characters of the files in a body, by the names that they go by in one API or another."""
+    waiting: list[Any] = [root]
+    count = 0
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += (item for item in value if isinstance(item, dict | list))
+        for name, item in value.items() if isinstance(value, dict) else ():
+            is_media = name in _MEDIA_NAMES or (name in _TYPED_MEDIA_NAMES and "media_type" in value)
+            if is_media and isinstance(item, str | list):
+                count += _num_chars(item)
+            elif isinstance(item, dict | list):
+                waiting.append(item)
+    return count
+
+
+def _num_chars(value: Any) -> int:
+    """Of a text, and of all texts in lists."""
+    if isinstance(value, list):
+        return sum(map(_num_chars, value))
+    return len(value) if isinstance(value, str) else 0
 
 
 def _inspect(root: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """`/generate`: SGLang's own interface."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, ClassVar
 
@@ -21,6 +21,7 @@ from jsg.server.http.body import Body, Checked, Rid, TokenIds, client_names, is_
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
+from jsg.server.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
 from jsg.server.native.parts import PromptParts, to_parts
 from jsg.server.native.sampling import Object, one_each, to_samplings
 from jsg.server.openai.body import MAX_NAME_CHARS, Only
@@ -35,7 +36,7 @@ type StartLen = Annotated[int, Field(ge=-1, lt=2**31)]
 type TopCount = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 type Salt = Annotated[str, StringConstraints(max_length=MAX_NAME_CHARS)]
 
-TEXT_ONLY = "this version takes text only; leave it out"
+NO_SOUND = "models of this version hear nothing; leave it out"
 NO_ADAPTERS = "adapters are not served; serve a model that has them merged"
 NO_SESSIONS = "send the whole prompt: the prefix cache keeps what it shares with earlier ones"
 ONE_ENGINE = "one engine does all the work here, so there is nothing to route; leave it out"
@@ -49,8 +50,10 @@ class GenerateBody(Body):
 
     REFUSED: ClassVar[Mapping[str, str]] = {
         "input_embeds": "prompts are text or input_ids",
-        **dict.fromkeys(("image_data", "video_data", "audio_data", "modalities", "video_config"), TEXT_ONLY),
-        **dict.fromkeys(("mm_hashes", "mm_content_hashes", "max_dynamic_patch", "use_audio_in_video"), TEXT_ONLY),
+        **dict.fromkeys(("audio_data", "use_audio_in_video"), NO_SOUND),
+        **dict.fromkeys(("modalities", "video_config"), "what the prompt and image_data and video_data have says it"),
+        **dict.fromkeys(("mm_hashes", "mm_content_hashes"), "the server hashes pictures itself; leave it out"),
+        "max_dynamic_patch": "a picture is cut into tiles as the model's config says; leave it out",
         **dict.fromkeys(("lora_path", "lora_id"), NO_ADAPTERS),
         **dict.fromkeys(("session_id", "session_params", "conversation_id"), NO_SESSIONS),
         "custom_logit_processor": "code of clients is never run; logit_bias in sampling_params shifts single tokens",
@@ -85,6 +88,9 @@ class GenerateBody(Body):
         "characters, a list holds token ids as they are, other parts are objects. What its texts became is in "
         "`meta_info.part_ids`, and `kept_ids` and `tail` go on in the answer without encoding it again.",
     )
+    image_data: MediaData = Field(None, description=IMAGE_DATA)
+    video_data: MediaData = Field(None, description=VIDEO_DATA)
+    num_frames: NumFrames = Field(None, description=NUM_FRAMES)
     hold: bool | None = Field(
         None,
         description="Generate nothing, but keep the prompt in the cache as long as this stream is open: with `stream`, "
@@ -212,17 +218,22 @@ async def _prompts(
     given = [name for name in ("text", "input_ids", "prompt") if getattr(body, name) is not None]
     if len(given) != 1:
         raise RequestError("exactly one of text and input_ids must be given, or prompt", param="text")
-    encoded = None
+    in_parts = None
     is_list = False
+    # All are read together; what their salts are together divides what is kept of their pictures.
+    namespace = call.caller.namespace(_joined(body.cache_salt), _joined(body.extra_key))
     if body.prompt is not None:
-        encoded = await encode_prompt(front.generator, to_parts(body.prompt))
-        id_lists = [encoded.input_ids]
+        for name in ("image_data", "video_data", "num_frames"):
+            if getattr(body, name) is not None:
+                raise RequestError(f"a prompt in parts has pictures as parts of its own, and no {name}", name)
+        in_parts = await encode_prompt(front, to_parts(body.prompt), namespace=namespace)
+        all_encoded = [in_parts]
     else:
-        id_lists, is_list = await _encoded(given[0], getattr(body, given[0]), front)
-    count = len(id_lists)
+        all_encoded, is_list = await _encoded(given[0], body, front, namespace)
+    count = len(all_encoded)
     samplings = to_samplings(
         _params_of_hold(body, is_list=is_list) if body.hold else body.sampling_params,
-        [len(ids) for ids in id_lists],
+        [len(encoded.input_ids) for encoded in all_encoded],
         front.generator.info.max_request_tokens,
     )
     rids = one_each("rid", body.rid, count, None)
@@ -233,29 +244,33 @@ async def _prompts(
     prompts = [
         Prompt(
             rid=rids[index] or new_rid(),
-            input_ids=input_ids,
+            **encoded.fields,
             sampling=samplings[index],
             namespace=call.caller.namespace(salts[index], extra_keys[index]),
             priority=body.priority or 0,
             return_cache_info=bool(body.return_cache_info),
             hold=bool(body.hold),
-            position_jumps=() if encoded is None else encoded.position_jumps,
-            joined=() if encoded is None else encoded.joined,
             **reports,
         )
-        for index, (input_ids, reports) in enumerate(zip(id_lists, _logprob_fields(body, count), strict=True))
+        for index, (encoded, reports) in enumerate(zip(all_encoded, _logprob_fields(body, count), strict=True))
     ]
-    return prompts, is_list, encoded
+    return prompts, is_list, in_parts
 
 
-async def _encoded(name: str, given: Any, front: Front) -> tuple[list[tuple[int, ...]], bool]:
-    """The tokens of each prompt in a field, and whether that holds a list of them."""
+async def _encoded(name: str, body: GenerateBody, front: Front, namespace: str) -> tuple[list[EncodedPrompt], bool]:
+    """Each prompt in a field, and whether that holds a list of them."""
+    given = getattr(body, name)
     is_list = is_prompt_list(given)
     each: Any = given if is_list else [given]
     if not 1 <= len(each) <= MAX_ANSWERS:
         rule = f"{name} must have at least one prompt and at most {MAX_ANSWERS}"
         raise RequestError(f"{rule}, but has {len(each) or 'none'}; send some, or several requests", name)
-    return await front.generator.encode(each), is_list
+    return await encode_with_media(front, each, body, is_list=is_list, field=name, namespace=namespace), is_list
+
+
+def _joined(given: Sequence[str | None] | str | None) -> str | None:
+    """One text for the salts of several prompts, other than for any others."""
+    return given if given is None or isinstance(given, str) else repr(given)
 
 
 def _params_of_hold(body: GenerateBody, *, is_list: bool) -> Object:

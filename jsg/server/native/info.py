@@ -14,7 +14,7 @@ from jsg.server.native.engine_call import answer_in_time
 HIDDEN_KNOBS = frozenset(
     {
         *("api_key", "api_key_file", "admin_api_key"),
-        *("host", "port", "cors_allow_origin", "otlp_traces_endpoint"),
+        *("host", "port", "cors_allow_origin", "allowed_media_host", "otlp_traces_endpoint"),
         *("compilation_cache_dir", "profile_dir"),
     }
 )  # secrets, addresses, and paths of this machine
@@ -32,13 +32,17 @@ async def model_info(front: ReadyFront) -> Response:
 
 @router.get("/get_chat_template")
 async def chat_template(front: ReadyFront) -> Response:
-    """The model's chat template and the tokens it may name, for clients that write turns one by one; null for none."""
+    """The model's chat template and the tokens it may name, for clients that write turns one by one; null for none.
+
+    `placeholders` has the tokens that stand for a picture and a video, where the model sees.
+    """
     tokenizer = front.generator.tokenizer
     return json_response(
         {
             "chat_template": tokenizer.chat_template,
             "bos_token": tokenizer.bos_token,
             "eos_token": tokenizer.eos_token,
+            "placeholders": front.media.placeholders,
         }
     )
 
@@ -84,7 +88,9 @@ async def version() -> Response:
 
 
 def _model_info(front: Front) -> dict[str, Any]:
-    return dataclasses.asdict(front.generator.info) | _names(front)
+    modalities = ["text", *front.media.placeholders]
+    shown = {"is_multimodal": len(modalities) > 1, "modalities": modalities}
+    return dataclasses.asdict(front.generator.info) | shown | _names(front)
 
 
 def _names(front: Front) -> dict[str, str]:

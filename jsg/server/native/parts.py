@@ -10,9 +10,8 @@ from pydantic import Field
 from jsg.errors import RequestError
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
 from jsg.server.http.body import Body, Checked, TokenIds
+from jsg.server.media_sources import MAX_FRAMES
 from jsg.types import MAX_BRANCHES
-
-MAX_FRAMES = 4096
 
 type Offset = Annotated[int, Field(ge=0, lt=2**31)]
 

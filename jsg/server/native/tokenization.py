@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from jsg.errors import RequestError
 from jsg.processing.tokenizer import Tokenizer
+from jsg.server.caller import Caller, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.http.body import Body, Checked, TokenIds
 from jsg.server.http.failures import json_response
@@ -78,10 +79,13 @@ class DetokenizeBody(Body):
 
 @router.post("/tokenize")
 @router.post("/v1/tokenize")
-async def tokenize(body: TokenizeBody, num_bytes: BodyBytes, front: ReadyFront) -> Response:
+async def tokenize(body: TokenizeBody, num_bytes: BodyBytes, caller: CurrentCaller, front: ReadyFront) -> Response:
     """The tokens of a text, and how many; of a list of texts a list of them; of a conversation those of its prompt."""
     front.check_model(body.model)
-    id_lists = await front.threads.run(lambda: _encode(body, front), num_bytes)
+    if body.messages is not None:
+        id_lists = [await _encode_messages(body, body.messages, num_bytes, caller, front)]
+    else:
+        id_lists = await front.threads.run(lambda: _encode(body, front), num_bytes)
     strs: list[list[str]] | None = None
     if body.return_token_strs:
         strs = await front.threads.run(lambda: _token_strs(id_lists, front.generator.tokenizer), num_bytes)
@@ -119,22 +123,26 @@ async def detokenize(body: DetokenizeBody, num_bytes: BodyBytes, front: ReadyFro
 
 def _encode(body: TokenizeBody, front: Front) -> list[list[int]]:
     tokenizer = front.generator.tokenizer
-    if body.messages is not None:
-        return [list(_encode_messages(body, body.messages, front))]
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
     return [tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False) for text in texts]
 
 
-def _encode_messages(body: TokenizeBody, messages: list[Message], front: Front) -> tuple[int, ...]:
+async def _encode_messages(
+    body: TokenizeBody, messages: list[Message], num_bytes: int, caller: Caller, front: Front
+) -> list[int]:
     given = [tool.function.tool(f"tools[{i}].function") for i, tool in enumerate(body.tools or ())]
     tools = ToolUse.of(given, Choice(), front.speech)
-    return front.chat.encode(
-        [message.to_template(front.chat.template) for message in messages],
+    encoded = await front.media.chat(
+        front.chat,
+        lambda: [message.to_template(front.chat.template) for message in messages],
+        num_bytes,
+        namespace=caller.namespace(),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         template_kwargs=body.chat_template_kwargs,
         tools=None if tools is None else tools.shown,
     )
+    return list(encoded.input_ids)
 
 
 def _token_strs(id_lists: list[list[int]], tokenizer: Tokenizer) -> list[list[str]]:

@@ -288,17 +288,17 @@ async def chat_completions(
 
 async def _prompt(body: ChatBody, num_bytes: int, call: ApiCall, front: Front, tools: ToolUse | None) -> Prompt:
     template = front.chat.template
-
-    def encode() -> tuple[int, ...]:
-        return front.chat.encode(
-            [message.to_template(template) for message in body.messages],
-            add_generation_prompt=body.add_generation_prompt is not False,
-            continue_final_message=bool(body.continue_final_message),
-            template_kwargs=body.template_kwargs(template),
-            tools=None if tools is None else tools.shown,
-        )
-
-    input_ids = await front.threads.run(encode, num_bytes)
+    encoded = await front.media.chat(
+        front.chat,
+        lambda: [message.to_template(template) for message in body.messages],
+        num_bytes,
+        namespace=call.caller.namespace(body.cache_salt, body.extra_key),
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        template_kwargs=body.template_kwargs(template),
+        tools=None if tools is None else tools.shown,
+    )
+    input_ids = encoded.input_ids
     limit = body.max_new_tokens
     if limit is None:
         limit = default_limit(body, front.generator.info.max_request_tokens - len(input_ids))
@@ -306,6 +306,7 @@ async def _prompt(body: ChatBody, num_bytes: int, call: ApiCall, front: Front, t
         call,
         body.response_id("chatcmpl"),
         input_ids,
+        media=encoded.media,
         max_new_tokens=limit,
         tools=tools,
         is_continued=bool(body.continue_final_message),

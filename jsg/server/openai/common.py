@@ -182,6 +182,6 @@ def now() -> int:
 def _system_fingerprint(front: Front) -> str:
     """Changes with whatever may change an answer to the same seed."""
     info, config = front.generator.info, front.engine_config
-    types = (info.dtype, info.kv_dtype, config.load_format)
+    types = (info.dtype, config.quantization, info.kv_dtype, config.load_format)
     parts = (jsg.__version__, front.model_name, *types, info.device, config.deterministic)
     return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]

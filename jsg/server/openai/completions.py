@@ -17,6 +17,7 @@ from jsg.server.caller import ApiCall, CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.http.body import Prompts, is_prompt_list
 from jsg.server.http.json_body import new_router
+from jsg.server.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
 from jsg.server.openai.body import Only, OpenAIBody
 from jsg.server.openai.common import TokenNames, constraint_of, finish_of, head_of, respond, shown_logprob
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
@@ -41,6 +42,9 @@ class CompletionBody(OpenAIBody):
     }
 
     prompt: Prompts
+    image_data: MediaData = Field(None, description=IMAGE_DATA)
+    video_data: MediaData = Field(None, description=VIDEO_DATA)
+    num_frames: NumFrames = Field(None, description=NUM_FRAMES)
     max_tokens: int | None = Field(
         None,
         ge=0,
@@ -48,7 +52,11 @@ class CompletionBody(OpenAIBody):
         description=f"Tokens to generate at most; absent is {DEFAULT_MAX_TOKENS}, or the room that is left.",
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="Alternatives to report of each token.")
-    echo: bool | None = Field(None, description="Put the prompt in front, with logprobs if those are asked for.")
+    echo: bool | None = Field(
+        None,
+        description="Put the prompt in front, with logprobs if those are asked for, which a prompt with pictures does "
+        "not have.",
+    )
 
     best_of: Annotated[Any, Only((1,), "all answers are given; ask for n and choose")] = None
     add_special_tokens: Annotated[Any, Only((True,), "send token ids to say exactly what the prompt is")] = None
@@ -158,7 +166,8 @@ async def completions(body: CompletionBody, request: Request, call: CurrentCall,
 
 
 async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) -> list[Prompt]:
-    given: Any = body.prompt if is_prompt_list(body.prompt) else [body.prompt]
+    is_list = is_prompt_list(body.prompt)
+    given: Any = body.prompt if is_list else [body.prompt]
     if not given:
         raise RequestError("prompt must have at least one prompt, but it is an empty list", param="prompt")
     most = front.generator.info.max_request_tokens
@@ -168,15 +177,30 @@ async def _prompts(body: CompletionBody, call: ApiCall, front: Front, rid: str) 
             return body.max_tokens
         return max(1, min(DEFAULT_MAX_TOKENS, most - len(input_ids)))
 
+    all_encoded = await encode_with_media(
+        front,
+        given,
+        body,
+        is_list=is_list,
+        field="prompt",
+        namespace=call.caller.namespace(body.cache_salt, body.extra_key),
+    )
+    if body.scores_prompt and any(encoded.media for encoded in all_encoded):
+        raise RequestError(
+            "echo must not come with logprobs where the prompt has pictures or videos, whose tokens nothing predicts; "
+            "leave either out",
+            "echo",
+        )
     return [
         body.to_prompt(
             call,
             rid if len(given) == 1 else f"{rid}_{index}",
-            input_ids,
-            max_new_tokens=limit(input_ids),
+            encoded.input_ids,
+            media=encoded.media,
+            max_new_tokens=limit(encoded.input_ids),
             return_logprob=body.logprobs is not None,
             logprob_start_len=0 if body.scores_prompt else -1,
             top_logprobs_num=body.logprobs or 0,
         )
-        for index, input_ids in enumerate(await front.generator.encode(given))
+        for index, encoded in enumerate(all_encoded)
     ]

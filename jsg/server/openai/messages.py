@@ -9,10 +9,12 @@ from pydantic import Field, model_validator
 from jsg.errors import RequestError
 from jsg.processing.chat_template import ChatTemplate
 from jsg.server.http.body import Body, Checked
+from jsg.server.media_sources import MAX_FRAMES, MediaSource, joined_content
 
 MAX_ARGUMENTS_DEPTH = 64
+ONE_DETAIL = "a model looks at every picture in the one way that it was trained on"
 
-_TEXT_ONLY = "models read text only in this version; describe it in words"
+_NO_FILES = "models read text, pictures and videos; write what is in it into a text"
 _CACHED_ANYWAY = "every prefix is cached up to its last token, so a break point marks nothing"
 _FOREIGN: Mapping[str, tuple[str, ...]] = {
     "system": ("tool_calls", "function_call", "tool_call_id", "refusal", "reasoning_content"),
@@ -23,35 +25,59 @@ _FOREIGN: Mapping[str, tuple[str, ...]] = {
     "function": ("tool_calls", "function_call", "tool_call_id", "refusal", "reasoning_content"),
 }
 """Role → fields that a message of it does not have."""
+_PART_TYPES = ("text", "refusal", "image_url", "video_url")
+
+
+class ImageUrl(Body):
+    """`image_url`."""
+
+    ACCEPTED: ClassVar[Mapping[str, str]] = {"detail": ONE_DETAIL}
+
+    url: str = Field(description="A `data:` URL in base64, or an http URL of a host that the server allows.")
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class VideoUrl(Body):
+    """`video_url`."""
+
+    url: str = Field(description="As of a picture.")
+    num_frames: int | None = Field(None, ge=1, le=MAX_FRAMES, description="So many are shown, evenly over the video.")
 
 
 class ContentPart(Body):
     """A part of a content."""
 
-    REFUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("image_url", "input_audio", "file", "video_url", "audio_url", "image_embeds", "input_image"), _TEXT_ONLY
-    )
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("input_audio", "file", "audio_url", "image_embeds"), _NO_FILES),
+        "input_image": "it is a part of /v1/responses; send image_url",
+    }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
         "cache_control": _CACHED_ANYWAY,
         "prompt_cache_breakpoint": _CACHED_ANYWAY,
     }
 
-    type: Literal["text", "refusal"]
+    type: Literal["text", "refusal", "image_url", "video_url"]
     text: str | None = None
+    image_url: ImageUrl | None = Field(None, description="A picture, for a model that sees.")
+    video_url: VideoUrl | None = Field(None, description="A video, for a model that takes them.")
     refusal: str | None = Field(None, description="What the assistant said when it refused.")
     cache_control: dict[str, Any] | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        given = {name for name in ("text", "refusal") if getattr(self, name) is not None}
+        given = {name for name in _PART_TYPES if getattr(self, name) is not None}
         if given != {self.type}:
             raise RequestError(f"a part of type {self.type} must have the field {self.type} only", param="messages")
         return self
 
     @property
-    def words(self) -> str:
-        """Its text, of either type."""
+    def piece(self) -> str | MediaSource:
+        """Its text, or where its picture or video is."""
+        if self.image_url is not None:
+            return MediaSource("image", self.image_url.url)
+        if self.video_url is not None:
+            return MediaSource("video", self.video_url.url, self.video_url.num_frames)
         return self.text or self.refusal or ""
 
 
@@ -92,7 +118,7 @@ class Message(Body):
     """One turn."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        "audio": _TEXT_ONLY,
+        "audio": _NO_FILES,
         "reasoning": "use reasoning_content, if the model's template reads it",
     }
     ACCEPTED: ClassVar[Mapping[str, str]] = {
@@ -132,7 +158,7 @@ class Message(Body):
         return self
 
     def to_template(self, template: ChatTemplate) -> dict[str, Any]:
-        """The message as chat templates know it.
+        """The message as chat templates know it; where a picture stands in it, `MediaSource` does.
 
         `developer` goes by its older name `system` where the template knows no other, `function` by its newer name
         `tool`. Raises RequestError for what the template has no place for, so that nothing is left out unseen.
@@ -140,7 +166,7 @@ class Message(Body):
         role = {"function": "tool"}.get(self.role, self.role)
         if role == "developer" and role not in template.words:
             role = "system"
-        message: dict[str, Any] = {"role": role, "content": self._words()}
+        message: dict[str, Any] = {"role": role, "content": self._content()}
         calls = self._calls()
         others = {
             "name": self.name,
@@ -152,9 +178,9 @@ class Message(Body):
         check_fits(message, template)
         return message
 
-    def _words(self) -> str:
-        content = self.content if isinstance(self.content, str) else "".join(part.words for part in self.content or ())
-        return content + (self.refusal or "")
+    def _content(self) -> str | list[Any]:
+        content = [self.content] if isinstance(self.content, str) else [part.piece for part in self.content or ()]
+        return joined_content([*content, self.refusal or ""])
 
     def _calls(self) -> list[dict[str, Any]]:
         if self.function_call is not None:

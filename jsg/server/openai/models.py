@@ -33,4 +33,5 @@ def _card(front: Front) -> dict[str, Any]:
         "root": front.model_name,
         "parent": None,
         "max_model_len": front.generator.info.max_request_tokens,
+        "modalities": ["text", *front.media.placeholders],
     }

@@ -18,6 +18,20 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture in a message.
+
+    Attributes:
+        place: How many characters of the text stand before it.
+        url: Where it is, as the client said: most often the file itself, as a `data:` URL.
+    """
+
+    place: int
+    url: str
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
     """One item of a conversation: a message, a call of a tool, or what came of a call.
 
@@ -28,6 +42,7 @@ class Turn:
         is_whole: False for an answer that was cut short.
         call_id: What a call and its result have in common; None in a message.
         name: Of the tool; in a call always, in a result where the client says it.
+        pictures: Of a message.
     """
 
     item_id: str
@@ -37,6 +52,17 @@ class Turn:
     is_whole: bool = True
     call_id: str | None = None
     name: str | None = None
+    pictures: tuple[Picture, ...] = ()
+
+    @property
+    def pieces(self) -> list[str | Picture]:
+        """The text and the pictures in it, in order, without empty texts; one of those where there is nothing."""
+        pieces: list[str | Picture] = []
+        place = 0
+        for picture in self.pictures:
+            pieces += [self.text[place : picture.place], picture]
+            place = picture.place
+        return [piece for piece in [*pieces, self.text[place:]] if piece] or [""]
 
     @property
     def is_result(self) -> bool:
@@ -47,7 +73,8 @@ class Turn:
     def num_bytes(self) -> int:
         """Memory it takes, about."""
         names = sys.getsizeof(self.call_id) + sys.getsizeof(self.name)
-        return OBJECT_BYTES + sys.getsizeof(self.text) + sys.getsizeof(self.token_ids) + names
+        urls = sum(OBJECT_BYTES + sys.getsizeof(picture.url) for picture in self.pictures)
+        return OBJECT_BYTES + sys.getsizeof(self.text) + sys.getsizeof(self.token_ids) + names + urls
 
 
 @final

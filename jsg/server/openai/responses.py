@@ -1,7 +1,6 @@
 """`/v1/responses`: conversations that the server may keep."""
 
 import dataclasses
-import functools
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -13,6 +12,7 @@ from starlette.responses import Response
 from jsg.errors import NotFoundError, PreviousResponseError, RequestError
 from jsg.processing.answer import Answer, Prompt
 from jsg.processing.chat_template import ChatTemplate
+from jsg.processing.encode_parts import EncodedPrompt
 from jsg.server.caller import Caller, CurrentCall, CurrentCaller
 from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_SCORES, new_rid
@@ -20,9 +20,10 @@ from jsg.server.http.body import client_names
 from jsg.server.http.event_stream import respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
+from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.openai.common import TokenNames
 from jsg.server.openai.messages import FunctionCall, check_fits
-from jsg.server.openai.response_store import ResponseStore, StoredResponse, Turn, compact
+from jsg.server.openai.response_store import Picture, ResponseStore, StoredResponse, Turn, compact
 from jsg.server.openai.responses_body import InputItem, InputTokensBody, ResponsesBody, ResponsesToolChoice
 from jsg.server.openai.responses_events import events_of
 from jsg.server.openai.responses_reply import Reply
@@ -85,8 +86,8 @@ async def count_input_tokens(
     front.check_model(body.model)
     with client_names(body.client_names()):
         turns = _turns(body, new_rid(), caller, responses)
-        input_ids = await _encode(body, turns, front, body.tool_use(front.speech))
-    return json_response({"object": "response.input_tokens", "input_tokens": len(input_ids)})
+        encoded = await _encode(body, turns, front, body.tool_use(front.speech), caller.namespace())
+    return json_response({"object": "response.input_tokens", "input_tokens": len(encoded.input_ids)})
 
 
 @router.get("/v1/responses/{response_id}")
@@ -171,14 +172,15 @@ def _turns(
 def _turn(item: InputItem, rid: str, index: int, caller: Caller, responses: ResponseStore) -> Turn:
     """The turn of an item; a stored message comes with its own tokens."""
     stored = None if item.id is None else responses.turn(caller.tenant, item.id)
-    said = (item.speaker, item.text, item.call_id, item.name)
-    if stored is not None and (item.is_reference or said == (stored.role, stored.text, stored.call_id, stored.name)):
+    role, text, call_id, name, pictures = said = item.speaker, item.text, item.call_id, item.name, item.pictures
+    if stored is not None and (
+        item.is_reference or said == (stored.role, stored.text, stored.call_id, stored.name, stored.pictures)
+    ):
         return stored
-    role, text, call_id, name = said
     if role is None:
         raise NotFoundError(f"input must refer to stored items, but {item.id!r} is not found; send the item instead")
     kind = "msg" if call_id is None else "fco" if role == "tool" else "fc"
-    return Turn(f"{kind}_{rid}_{index}", role, text, call_id=call_id, name=name)
+    return Turn(f"{kind}_{rid}_{index}", role, text, call_id=call_id, name=name, pictures=pictures)
 
 
 def _messages(turns: Sequence[Turn], template: ChatTemplate) -> tuple[list[dict[str, Any]], dict[int, Sequence[int]]]:
@@ -199,45 +201,60 @@ def _messages(turns: Sequence[Turn], template: ChatTemplate) -> tuple[list[dict[
                 messages.append(last := {"role": "assistant", "content": ""})
             function = FunctionCall(name=turn.name, arguments=turn.text).to_template()
             last.setdefault("tool_calls", []).append({"id": turn.call_id, "type": "function", "function": function})
-        elif role == "system" and len(messages) == 1 and last["role"] == role:
+        elif role == "system" and len(messages) == 1 and _goes_on(last, turn):
             last["content"] += f"\n\n{turn.text}"  # most templates take one system message, at the front
         else:
             if turn.token_ids:
                 answers[len(messages)] = turn.token_ids
-            messages.append({"role": role, "content": turn.text})
+            messages.append({"role": role, "content": _content(turn)})
     for message in messages:
         check_fits(message, template)
     return messages, answers
 
 
+def _goes_on(last: dict[str, Any], turn: Turn) -> bool:
+    """Whether a turn of the system can stand in the same message as the last one: both are text only."""
+    return last["role"] == "system" and isinstance(last["content"], str) and not turn.pictures
+
+
+def _content(turn: Turn) -> str | list[Any]:
+    """What a message says, where a picture stands as a `MediaSource`."""
+    return joined_content(
+        [MediaSource("image", piece.url) if isinstance(piece, Picture) else piece for piece in turn.pieces]
+    )
+
+
 async def _encode(
-    body: ResponsesBody | InputTokensBody, turns: Sequence[Turn], front: Front, tools: ToolUse | None
-) -> tuple[int, ...]:
+    body: ResponsesBody | InputTokensBody, turns: Sequence[Turn], front: Front, tools: ToolUse | None, namespace: str
+) -> EncodedPrompt:
     turns = turns if body.instructions is None else [Turn("", "system", body.instructions), *turns]
-    messages, answers = _messages(turns, front.chat.template)
+    num_chars = sum(len(turn.text) + sum(len(picture.url) for picture in turn.pictures) for turn in turns)
+    messages, answers = await front.threads.run(lambda: _messages(turns, front.chat.template), num_chars)
     shown = None if tools is None else tools.shown
-    encode = functools.partial(front.chat.encode, messages, answers=answers, tools=shown)
-    return await front.threads.run(encode, sum(len(turn.text) for turn in turns))
+    return await front.media.chat(
+        front.chat, lambda: messages, num_chars, namespace=namespace, answers=answers, tools=shown
+    )
 
 
 async def _prompt(
     body: ResponsesBody, turns: Sequence[Turn], rid: str, caller: Caller, front: Front, tools: ToolUse | None
 ) -> Prompt:
-    input_ids = await _encode(body, turns, front, tools)
+    namespace = caller.namespace(body.cache_salt, body.extra_key)
+    encoded = await _encode(body, turns, front, tools, namespace)
     num_top = body.top_logprobs or 0
-    room = front.generator.info.max_request_tokens - len(input_ids)
+    room = front.generator.info.max_request_tokens - len(encoded.input_ids)
     if body.wants_logprobs:
         room = min(room, MAX_SCORES // (1 + num_top))
     limit = max(1, room) if body.max_output_tokens is None else body.max_output_tokens
     return Prompt(
         rid=f"resp_{rid}",
-        input_ids=input_ids,
+        **encoded.fields,
         sampling=body.to_sampling(limit, tools),
         is_continued=False,
         calls=None if tools is None else tools.call_form,
         return_logprob=body.wants_logprobs,
         top_logprobs_num=num_top,
-        namespace=caller.namespace(body.cache_salt, body.extra_key),
+        namespace=namespace,
         priority=body.priority or 0,
     )
 
@@ -308,10 +325,13 @@ def _shown_item(turn: Turn) -> dict[str, Any]:
             return {"type": "function_call_output", **shown, **named, "output": turn.text}
         return {"type": "function_call", **shown, "name": turn.name, "arguments": turn.text}
     kind = "output_text" if turn.role == "assistant" else "input_text"
-    part: dict[str, Any] = {"type": kind, "text": turn.text}
-    if turn.role == "assistant":
-        part["annotations"] = []
-    return {"type": "message", "id": turn.item_id, "status": status, "role": turn.role, "content": [part]}
+    parts: list[dict[str, Any]] = []
+    for piece in turn.pieces:
+        if isinstance(piece, Picture):
+            parts.append({"type": "input_image", "image_url": piece.url, "detail": "auto", "file_id": None})
+        else:
+            parts.append({"type": kind, "text": piece} | ({"annotations": []} if turn.role == "assistant" else {}))
+    return {"type": "message", "id": turn.item_id, "status": status, "role": turn.role, "content": parts}
 
 
 def _stored(response_id: str, caller: Caller, responses: ResponseStore) -> StoredResponse:

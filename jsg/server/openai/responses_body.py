@@ -10,6 +10,7 @@ from jsg.errors import RequestError
 from jsg.server.constraint import Constraint, grammar_fields, only_one
 from jsg.server.http.body import GRAMMAR, Body, Checked
 from jsg.server.openai.body import MAX_NAME_CHARS, Only
+from jsg.server.openai.messages import ONE_DETAIL
 from jsg.server.openai.response_format import (
     ANY_OBJECT,
     ENFORCED,
@@ -20,7 +21,7 @@ from jsg.server.openai.response_format import (
     SchemaName,
     WhitespaceOption,
 )
-from jsg.server.openai.response_store import Role
+from jsg.server.openai.response_store import Picture, Role
 from jsg.server.openai.tools import STRICT, ToolName
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
@@ -39,7 +40,8 @@ LOGPROBS = "message.output_text.logprobs"
 MAX_ID_CHARS = 128
 
 _NO_HOSTED_TOOLS = "the server runs no tools of its own, only functions of the client's are called; leave it out"
-_TEXT_ONLY = "models read and write text only in this version; describe it in words"
+_NO_FILES = "models read text and pictures; send a picture as image_url, and anything else as text"
+_NO_DRAWING = "models write text only in this version; leave it out"
 _NO_THOUGHTS = "thoughts are not told apart from the answer in this version; leave it out"
 _CACHED_ANYWAY = "every prefix is cached up to its last token for as long as there is room; leave it out"
 _KEPT = "clients send output back as input; a chat template has no place for it"
@@ -63,17 +65,27 @@ class ResponsePart(Body):
     """A part of a content."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("image_url", "detail", "file_id", "file_data", "file_url", "filename"), _TEXT_ONLY),
-        "input_audio": _TEXT_ONLY,
+        **dict.fromkeys(("file_id", "file_data", "file_url", "filename", "input_audio"), _NO_FILES),
         "refusal": "models of this version do not tell refusals apart; send it as output_text",
         "prompt_cache_breakpoint": _CACHED_ANYWAY,
     }
-    ACCEPTED: ClassVar[Mapping[str, str]] = {"annotations": _KEPT, "logprobs": _KEPT}
+    ACCEPTED: ClassVar[Mapping[str, str]] = {"annotations": _KEPT, "logprobs": _KEPT, "detail": ONE_DETAIL}
 
-    type: Literal["input_text", "output_text"]
-    text: str
+    type: Literal["input_text", "output_text", "input_image"]
+    text: str | None = None
+    image_url: str | None = Field(
+        None, description="A `data:` URL in base64, or an http URL of a host that the server allows."
+    )
+    detail: Literal["auto", "low", "high", "original"] | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        needed, other = ("image_url", "text") if self.type == "input_image" else ("text", "image_url")
+        if getattr(self, needed) is None or getattr(self, other) is not None:
+            raise RequestError(f"a part of type {self.type} must have {needed} and no {other}; correct it", "input")
+        return self
 
 
 class InputItem(Body):
@@ -104,10 +116,21 @@ class InputItem(Body):
 
     @property
     def text(self) -> str:
-        """The whole content, the arguments, or the output."""
+        """The whole content, pictures left out; the arguments, or the output."""
         said = self.content if self.arguments is None else self.arguments
         said = said if self.output is None else self.output
-        return said if isinstance(said, str) else "".join(part.text for part in said or ())
+        return said if isinstance(said, str) else "".join(part.text or "" for part in said or ())
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """The pictures in the content."""
+        found: list[Picture] = []
+        place = 0
+        for part in () if self.content is None or isinstance(self.content, str) else self.content:
+            if part.image_url is not None:
+                found.append(Picture(place, part.image_url))
+            place += len(part.text or "")
+        return tuple(found)
 
     @property
     def speaker(self) -> Role | None:
@@ -133,6 +156,15 @@ class InputItem(Body):
         for name in ("role", "content", "call_id", "name", "arguments", "output"):
             if getattr(self, name) is not None and name not in (*needed, *taken):
                 raise RequestError(f"an input item that is {_A[kind]} must not have {name}; leave it out", "input")
+        if self.role == "assistant" and self.pictures:
+            raise RequestError(
+                "a message of the assistant must be text, but it has a picture; send that in a message of the user",
+                "input",
+            )
+        if isinstance(self.output, list) and any(part.image_url is not None for part in self.output):
+            raise RequestError(
+                "what came of a call must be text, but it has a picture; send that in a message of the user", "input"
+            )
         return self
 
 
@@ -322,7 +354,7 @@ class ResponsesBody(InputTokensBody):
         **InputTokensBody.REFUSED,
         "access_programs": "they are another service's; leave it out",
         "context_management": "nothing is left out of a conversation unasked; shorten it before you send it",
-        "image": _TEXT_ONLY,
+        "image": _NO_DRAWING,
         "moderation": "answers are not moderated here; leave it out",
         "prompt": "no prompts are stored here; send its text as instructions and input",
         "prompt_cache_options": _CACHED_ANYWAY,

@@ -69,6 +69,26 @@ ENGINE_SERIES = (
     _plain("jsg:token_masks_found_total", "counter", "Times a token mask was there already.", "num_masks_found"),
     _plain("jsg:draft_tokens_total", "counter", "Tokens that jump-forward proposed.", "num_drafts"),
     _plain("jsg:draft_tokens_taken_total", "counter", "Those that became output.", "num_drafts_taken"),
+    _plain("jsg:encoder_calls_total", "counter", "Times that the vision encoder ran.", "num_encoder_calls"),
+    _plain(
+        "jsg:encoded_tiles_total",
+        "counter",
+        "Tiles of images and frames of videos that the vision encoder took, several at a time.",
+        "num_encoded_tiles",
+    ),
+    _plain(
+        "jsg:encoded_images_found_total",
+        "counter",
+        "Times that a prompt came to an image or a video that was encoded before, for another prompt.",
+        "num_found_images",
+    ),
+    _plain(
+        "jsg:encoded_images_evicted_total",
+        "counter",
+        "Images and videos whose encoded tiles were dropped for others.",
+        "num_evicted_images",
+    ),
+    _plain("jsg:vision_cache_bytes", "gauge", "Memory of the device that encoded images have.", "vision_bytes"),
     EngineSeries(
         Series("jsg:kv_tokens", "gauge", "Tokens of the KV pool, by what holds them.", ("state",)),
         {

@@ -34,11 +34,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """One JSON object. A null counts as absent. Every getter raises ModelError naming file, field, rule and value."""
+    """One JSON object. A null counts as absent. Every getter raises ModelError naming file, field, rule and value.
+
+    Attributes:
+        file: Its name, and of a nested object where it stands, for messages.
+    """
 
     def __init__(self, file: str, values: Mapping[str, Any]):
-        """Takes the name of the file for messages, and the object."""
-        self._file = file
+        self.file = file
         self._values = values
 
     def names(self) -> set[str]:
@@ -50,18 +53,26 @@ class Fields:
         value = self._values.get(name)
         return default if value is None else value
 
+    def over(self, defaults: Mapping[str, Any]) -> "Fields":
+        """The same object with `defaults` where it is silent; a null is not silent, it takes the default away."""
+        return Fields(self.file, {**defaults, **self._values})
+
+    def under(self, values: Mapping[str, Any]) -> "Fields":
+        """The same object with `values` in place of its own."""
+        return Fields(self.file, {**self._values, **values})
+
     def require(self, ok: bool, name: str, rule: str, value: object) -> None:
         """Raises unless `ok`; the message says that the field must `rule`, and what it is."""
         if not ok:
             shown = repr(value)
             shown = shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "…"
-            raise ModelError(f"{self._file}: {name} must {rule}, but is {shown}")
+            raise ModelError(f"{self.file}: {name} must {rule}, but is {shown}")
 
     def section(self, name: str) -> "Fields | None":
         """A nested object, or None."""
         value = self.get(name)
         self.require(value is None or isinstance(value, dict), name, "be an object", value)
-        return None if value is None else Fields(f"{self._file}: {name}", value)
+        return None if value is None else Fields(f"{self.file}: {name}", value)
 
     def integer(self, name: str, default: int | None = None, low: int = 1, high: int = MAX_INTEGER) -> int:
         """An integer in [low, high]; required if there is no default."""

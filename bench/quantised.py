@@ -1,0 +1,149 @@
+"""What 8 bits do to the answers of the embedded model: `python -m bench.quantised [--output FILE]`.
+
+At every position of held-out cases of its tasks, answers included, the distribution of the next token is compared with
+that of the model as it was published, in float32 with unquantised keys and values. Nothing is sampled, so the figures
+do not depend on chance or on the load of the machine; the last digits depend on the kind of processor.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from tokenizers import Tokenizer
+
+from bench.report import ROOT, Report
+from jsg.cache.pool import make_pool
+from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.tile import QUERY_TILE
+from jsg.models.config import ModelConfig
+from jsg.models.inputs import ForwardInputs
+from jsg.models.loading import load_model, resolve_kv_dtype
+from jsg.sources import resolve_model
+
+NUM_TOKENS = 256
+"""A text is cut there, and the steps of all have this shape."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """The knobs of one side, with the names that they have in `EngineConfig`."""
+
+    dtype: str = "float32"
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
+
+    def __str__(self) -> str:
+        return f"{self.dtype}, weights {self.quantization}, KV {self.kv_cache_dtype}"
+
+
+SETTINGS = (
+    Setting(dtype="bfloat16"),  # the default of accelerators: a measure for the others
+    Setting(quantization="int8"),
+    Setting(quantization="fp8"),
+    Setting(kv_cache_dtype="fp8_e4m3"),
+    Setting(kv_cache_dtype="fp8_e5m2"),
+    Setting(dtype="bfloat16", quantization="int8"),
+    Setting(dtype="bfloat16", quantization="int8", kv_cache_dtype="fp8_e4m3"),
+)
+
+
+class Scorer:
+    """The model with one setting: a text goes in, the distribution after each of its tokens comes out."""
+
+    def __init__(self, directory: Path, setting: Setting):
+        config = ModelConfig.from_directory(directory)
+        dtype = jnp.dtype(setting.dtype)
+        kv_dtype = resolve_kv_dtype(setting.kv_cache_dtype, dtype)
+        model = load_model(directory, config, dtype=dtype, quantization=setting.quantization)
+        self.kv_bytes_per_token = config.kv_bytes_per_token(kv_dtype.itemsize)
+        self._shape = (config.num_layers, NUM_TOKENS + 1, 1, config.num_kv_heads, config.head_dim, kv_dtype)
+        graph, self._weights = nnx.split(model)
+
+        def forward(weights, inputs, pool):
+            model = nnx.merge(graph, weights)
+            return jax.nn.log_softmax(model.logits(model(inputs, pool)[0]))
+
+        self._forward = jax.jit(forward)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._weights))
+
+    def __call__(self, text: list[int]) -> np.ndarray:
+        """Log-probabilities [len(text), V]."""
+        position = np.arange(NUM_TOKENS, dtype=np.int32)
+        is_real = position < len(text)
+        starts = position[::QUERY_TILE]
+        no_singles = np.zeros(1, np.int32)
+        attention = AttentionInputs(
+            page_table=(1 + position)[None],
+            single_rows=no_singles,
+            single_kv_lens=no_singles,
+            tile_rows=np.zeros_like(starts),
+            tile_starts=starts,
+            tile_lens=np.clip(len(text) - starts, 0, QUERY_TILE),
+            tile_positions=starts,
+            num_tiles=np.int32(-(-len(text) // QUERY_TILE)),
+        )
+        tokens = np.zeros(NUM_TOKENS, np.int32)
+        tokens[: len(text)] = text
+        inputs = ForwardInputs(tokens, position * is_real, (1 + position) * is_real, attention)
+        return np.asarray(self._forward(self._weights, inputs, make_pool(*self._shape)))[: len(text)]
+
+
+def held_out_texts(directory: Path, per_task: int) -> Iterator[list[int]]:
+    """Tokens of the model's own held-out cases, each with its answer."""
+    sys.path.insert(0, str(ROOT / "examples" / "tiny_model"))
+    from evaluate import EVALUATED, held_out_cases, prompt_text  # pyright: ignore[reportMissingImports]
+
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    for task in EVALUATED:
+        for case in held_out_cases(task, per_task):
+            yield tokenizer.encode(prompt_text(case.prompt) + case.answer).ids[:NUM_TOKENS]
+
+
+def compare(expected: Iterable[np.ndarray], found: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """At each position the divergence KL(expected || found) in nats, and whether the likeliest token is the same."""
+    divergences, agreements = [], []
+    for exact, other in zip(expected, found, strict=True):
+        exact = exact.astype(np.float64)
+        divergences.append((np.exp(exact) * (exact - other)).sum(-1))
+        agreements.append(exact.argmax(-1) == other.argmax(-1))
+    return np.concatenate(divergences), np.concatenate(agreements)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.quantised", description=__doc__)
+    parser.add_argument("--per-task", type=int, default=10, help="held-out cases of each task")
+    parser.add_argument("--output", type=Path, help="JSON file")
+    options = parser.parse_args(arguments)
+    directory = resolve_model("tiny")
+    texts = list(held_out_texts(directory, options.per_task))
+    report = Report("bench.quantised", arguments, options.output, model="tiny", device=jax.default_backend())
+    plain = Scorer(directory, Setting())
+    expected = [plain(text) for text in texts]
+    for setting in SETTINGS:
+        scorer = Scorer(directory, setting)
+        divergence, agrees = compare(expected, map(scorer, texts))
+        report.add(
+            str(setting),
+            "KL nats",
+            [divergence.mean()],
+            p99=float(np.quantile(divergence, 0.99)),
+            same_likeliest=float(agrees.mean()),
+            weight_bytes=scorer.weight_bytes,
+            weight_bytes_float32=plain.weight_bytes,
+            kv_bytes_per_token=scorer.kv_bytes_per_token,
+            num_positions=len(divergence),
+        )
+    report.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,257 @@
+"""Pictures and videos as one model wants them: files → tiles, and which token of the prompt takes which patch.
+
+Without JAX: the front process reads files, and so does `jsg.Engine` in its caller's thread.
+"""
+
+import collections
+import copy
+import dataclasses
+import hashlib
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import final
+
+from jsg.errors import ContextLengthError, ModelError, RequestError
+from jsg.models.config import ModelConfig
+from jsg.models.image_layout import image_layout, num_tiles, video_layout
+from jsg.models.vision_config import VisionConfig
+from jsg.processing.media.decode import decode_image
+from jsg.processing.media.key import MAX_VOCAB_SIZE, MIN_TOKENS, key_words
+from jsg.processing.media.limits import MediaBudget, MediaLimits
+from jsg.processing.media.pixel_config import PixelConfig, read_pixel_config
+from jsg.processing.media.processor import PixelProcessor, PixelTiles
+from jsg.processing.media.video import decode_video
+from jsg.processing.media_prompt import PromptMedia
+from jsg.processing.parts import MediaKind, MediaPart
+from jsg.processing.tokenizer import Tokenizer
+
+DEFAULT_FRAMES = 8
+"""Of a video whose request names no number, as in the examples that LLaVA-NeXT-Video was published with."""
+
+KEPT_BYTES = 256 * 2**20
+
+
+@final
+class ModelMediaReader:
+    """A `MediaReader` of one model.
+
+    What was read last is kept, up to `KEPT_BYTES`: a conversation sends its pictures again with each turn, a program
+    with each call, and a list of prompts has them in each. What comes again counts towards the limits as if it were
+    read again, so that no answer depends on what is kept.
+
+    Attributes:
+        placeholders, placeholder_ids: As in `MediaReader`.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        tokenizer: Tokenizer,
+        pixels: dict[MediaKind, PixelConfig],
+        limits: MediaLimits | None = None,
+    ) -> None:
+        """For a model whose config has a vision half.
+
+        Args:
+            model: Its config.
+            tokenizer: Its tokenizer.
+            pixels: How it wants pictures, and frames where it takes videos.
+            limits: Of one request.
+
+        Raises:
+            ModelError: The files of the model contradict each other.
+        """
+        vision = model.vision
+        assert vision is not None
+        self._vision = vision
+        self._vocab_size = model.vocab_size
+        self._limits = limits or MediaLimits()
+        _check(model, vision, pixels)
+        self._processors = {kind: PixelProcessor(config) for kind, config in pixels.items()}
+        self.placeholder_ids: dict[str, int] = {"image": vision.image_token_id}
+        if vision.video_token_id is not None:
+            self.placeholder_ids["video"] = vision.video_token_id
+        self.placeholders = {kind: _written(tokenizer, kind, i) for kind, i in self.placeholder_ids.items()}
+        self._kept = _Kept()
+        self._namespace = b""
+
+    @classmethod
+    def of_model(
+        cls, directory: Path, tokenizer: Tokenizer, limits: MediaLimits | None = None
+    ) -> "ModelMediaReader | None":
+        """The reader of the model in a directory; None where it sees nothing.
+
+        Raises:
+            ModelError: A file of the model is missing, damaged, or says what is not supported.
+        """
+        model = ModelConfig.from_directory(directory)
+        if model.vision is None:
+            return None
+        pixels: dict[MediaKind, PixelConfig] = {"image": read_pixel_config(directory)}
+        if model.vision.video_token_id is not None:
+            pixels["video"] = read_pixel_config(directory, "video")
+        return cls(model, tokenizer, pixels, limits)
+
+    def within(self, namespace: str) -> "ModelMediaReader":
+        """As `MediaReader.within`; what is kept has one bound for all namespaces."""
+        view = copy.copy(self)
+        view._namespace = namespace.encode()
+        return view
+
+    def read(self, parts: Sequence[MediaPart], max_tokens: int | None = None) -> list[PromptMedia]:
+        """All pictures and videos of one request, in order; as `MediaReader.read`."""
+        budget = MediaBudget(self._limits)
+        found: dict[bytes, PromptMedia] = {}
+        by_part: dict[int, bytes] = {}  # by identity: one file may stand in each of many prompts
+        for part in parts:
+            if id(part) not in by_part:
+                by_part[id(part)] = _file_key(self._namespace, part)
+        keys = [by_part[id(part)] for part in parts]
+        num_tokens = 0
+        for key, part in zip(keys, parts, strict=True):
+            if key in found:
+                continue
+            found[key] = self._read(key, part, budget)
+            num_tokens += found[key].num_tokens
+            if max_tokens is not None and num_tokens > max_tokens:
+                raise ContextLengthError(
+                    f"prompt and new tokens together must be at most {max_tokens}, but pictures and videos alone have "
+                    "more; send fewer, or smaller ones where the model cuts them into tiles",
+                    param="prompt",
+                )
+        return [found[key] for key in keys]
+
+    def _read(self, key: bytes, part: MediaPart, budget: MediaBudget) -> PromptMedia:
+        if part.kind not in self.placeholder_ids:
+            raise RequestError(
+                f"a prompt for this model may have pictures only, but has a part of kind {part.kind}; send frames of "
+                "it as pictures",
+                param="prompt",
+            )
+        kept = self._kept.get(key)
+        if kept is not None:
+            _count(part, kept, budget)
+            return kept.media
+        tiles = self._tiles(part, budget)
+        made = self._prompt_media(tiles)
+        self._kept.put(key, _Seen(made, tiles.size))
+        return made
+
+    def _tiles(self, part: MediaPart, budget: MediaBudget) -> PixelTiles:
+        processor = self._processors[part.kind]
+        if part.kind == "image":
+            return processor.image(decode_image(part.data, budget))
+        return processor.video(decode_video(part.data, budget, part.num_frames or DEFAULT_FRAMES))
+
+    def _prompt_media(self, tiles: PixelTiles) -> PromptMedia:
+        is_video = tiles.mode == "video"
+        rows = video_layout(self._vision, len(tiles.pixels)) if is_video else image_layout(self._vision, tiles.size)
+        assert is_video or len(tiles.pixels) == num_tiles(self._vision, tiles.size)
+        if len(rows) < MIN_TOKENS:
+            raise RequestError(
+                f"a video must take at least {MIN_TOKENS} tokens of the prompt, but {len(tiles.pixels)} frames take "
+                f"{len(rows)}; show more frames",
+                param="prompt",
+            )
+        digest = tiles.key()
+        return PromptMedia(
+            placeholder_id=self.placeholder_ids[tiles.mode],
+            words=key_words(digest, len(rows), self._vocab_size),
+            rows=rows,
+            pixels=tiles.pixels,
+            digest=digest,
+            is_video=is_video,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Seen:
+    """What came of a file, and the height and width of what was in it."""
+
+    media: PromptMedia
+    size: tuple[int, int]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.media.pixels.nbytes + self.media.words.nbytes + self.media.rows.nbytes
+
+
+@final
+class _Kept:
+    """What was read last, by the file. Any number of threads may use it.
+
+    Invariant: `_num_bytes` is what all of `_seen` take, and at most `KEPT_BYTES`.
+    """
+
+    def __init__(self) -> None:
+        self._seen: collections.OrderedDict[bytes, _Seen] = collections.OrderedDict()
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes) -> _Seen | None:
+        """What is kept of a file, which then was used last."""
+        with self._lock:
+            found = self._seen.get(key)
+            if found is not None:
+                self._seen.move_to_end(key)
+            return found
+
+    def put(self, key: bytes, seen: _Seen) -> None:
+        """Keeps it, if it is not too large alone, and drops what was not used for longest."""
+        with self._lock:
+            if key in self._seen or seen.num_bytes > KEPT_BYTES:
+                return
+            self._seen[key] = seen
+            self._num_bytes += seen.num_bytes
+            while self._num_bytes > KEPT_BYTES:
+                self._num_bytes -= self._seen.popitem(last=False)[1].num_bytes
+
+
+def _file_key(namespace: bytes, part: MediaPart) -> bytes:
+    digest = hashlib.sha256(len(namespace).to_bytes(8, "big") + namespace)
+    digest.update(f"{part.kind} {part.num_frames} ".encode())
+    digest.update(part.data)
+    return digest.digest()
+
+
+def _count(part: MediaPart, seen: _Seen, budget: MediaBudget) -> None:
+    """Takes of the budget what reading this file took."""
+    budget.take_bytes(len(part.data))
+    if seen.media.is_video:
+        budget.take_video()
+        budget.take_frames(len(seen.media.pixels), *seen.size)
+    else:
+        budget.take_image(*seen.size)
+
+
+def _check(model: ModelConfig, vision: VisionConfig, pixels: dict[MediaKind, PixelConfig]) -> None:
+    """Raises ModelError where the processor's file makes tiles that the tower of the other file does not take."""
+    for kind, config in pixels.items():
+        if config.tile_size != vision.image_size:
+            raise ModelError(
+                f"the processor's config must make tiles of {vision.image_size} pixels, as config.json says, but of "
+                f"kind {kind} it makes {config.tile_size}; fetch the model again"
+            )
+    grid = pixels["image"].grid
+    if (() if grid is None else grid.pinpoints) != vision.grid_pinpoints:
+        raise ModelError(
+            "image_grid_pinpoints must be the same in config.json and in the processor's config, but they differ; "
+            "fetch the model again"
+        )
+    if vision.patches_per_tile < MIN_TOKENS or model.vocab_size > MAX_VOCAB_SIZE:
+        raise ModelError(
+            f"a picture must take at least {MIN_TOKENS} tokens of a vocabulary of at most {MAX_VOCAB_SIZE}, but takes "
+            f"{vision.patches_per_tile} of {model.vocab_size}; such a model is not supported"
+        )
+
+
+def _written(tokenizer: Tokenizer, kind: str, token_id: int) -> str:
+    """How the placeholder is written. Raises ModelError where it is a text that anyone may mean as such."""
+    written = tokenizer.token_bytes(token_id).decode(errors="replace")
+    if not written or token_id not in tokenizer.special_ids:
+        raise ModelError(
+            f"the placeholder of kind {kind} in config.json must be a special token of the tokenizer, but its id "
+            f"{token_id} is {written!r}; fetch the model again"
+        )
+    return written

@@ -1,0 +1,67 @@
+"""Pictures and videos that a caller of `jsg.Engine` gives beside its prompts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jsg.errors import RequestError
+from jsg.lang.media import read_media
+from jsg.processing.encode_parts import EncodedPrompt
+from jsg.processing.media_prompt import MediaReader, put_media, sees_no
+from jsg.processing.parts import MediaKind, MediaPart
+
+Media = Any
+"""A picture or video as `jsg.image` takes it, or a list of them; for a list of prompts a list with one entry each."""
+
+
+def with_media(
+    id_lists: Sequence[tuple[int, ...]],
+    images: Media,
+    videos: Media,
+    *,
+    is_list: bool,
+    reader: MediaReader | None,
+    max_tokens: int,
+    bos_ids: tuple[int, ...],
+) -> list[EncodedPrompt]:
+    """Each prompt with its pictures and videos, which stand at its placeholders, or at its front where it has none.
+
+    Args:
+        id_lists: The tokens of the prompts.
+        images, videos: What the caller gave; files are read now.
+        is_list: The caller gave a list of prompts.
+        reader: The model's.
+        max_tokens: Of a prompt.
+        bos_ids: What the tokenizer puts before a text.
+
+    Raises:
+        RequestError: As `MediaReader.read`; the model sees nothing; or a list is not as long as that of the prompts.
+        OSError: A file cannot be read.
+    """
+    image_lists = _each("image", images, len(id_lists), is_list=is_list)
+    video_lists = _each("video", videos, len(id_lists), is_list=is_list)
+    own = [[*some, *others] for some, others in zip(image_lists, video_lists, strict=True)]
+    encoded: list[EncodedPrompt] = []
+    for ids, parts in zip(id_lists, own, strict=True):
+        if parts and reader is None:
+            raise sees_no(parts[0].kind, f"{parts[0].kind}_data")
+        media = [] if reader is None else reader.read(parts, max_tokens)
+        input_ids, inputs = put_media(ids, bos_ids, reader, media, "prompt", max_tokens)
+        encoded.append(EncodedPrompt(input_ids=input_ids, media=inputs))
+    return encoded
+
+
+def _each(kind: MediaKind, given: Media, count: int, *, is_list: bool) -> list[list[MediaPart]]:
+    """What each prompt gets. Raises RequestError."""
+    if given is None:
+        return [[]] * count
+    if not is_list:
+        given = [given]
+    elif not isinstance(given, list) or len(given) != count:
+        name, got = f"{kind}_data", len(given) if isinstance(given, list) else "one"
+        raise RequestError(
+            f"{name} must be a list with an entry for each of the {count} prompts, but got {got}; give None where a "
+            "prompt has none",
+            param=name,
+        )
+    lists = [item if isinstance(item, list) else [] if item is None else [item] for item in given]
+    return [[MediaPart(kind, read_media(item, kind), "") for item in items] for items in lists]

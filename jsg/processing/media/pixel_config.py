@@ -1,0 +1,207 @@
+"""How a model wants its pictures: what `preprocessor_config.json` and its companions say.
+
+They are data from outside: every number is bounded, and a field that would change the pixels and is not understood is
+refused by name.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+from jsg.errors import ModelError
+from jsg.fields import Fields, read_json
+from jsg.processing.tiles import read_pinpoints
+
+Kind = Literal["image", "video"]
+
+MAX_SIDE = 4096
+
+_PROCESSORS = {
+    "CLIPFeatureExtractor": "clip",
+    "CLIPImageProcessor": "clip",
+    "LlavaImageProcessor": "llava",
+    "LlavaNextImageProcessor": "llava_next",
+    "LlavaNextVideoImageProcessor": "llava_next",
+    "LlavaNextVideoVideoProcessor": "video",
+}
+"""Name in the file, without a last Fast or Pil, → which steps it has; of equal names the pixels are equal."""
+
+_RESAMPLINGS = range(6)  # Pillow's numbers: nearest, Lanczos, bilinear, bicubic, box, Hamming
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+_READ = frozenset(
+    "size crop_size resample rescale_factor image_mean image_std image_grid_pinpoints default_to_square do_resize "
+    "do_center_crop do_rescale do_normalize do_convert_rgb do_pad".split()
+)
+# Which class, and how tensors are passed around; of a video, which frames: the request says that.
+_WITHOUT_EFFECT = frozenset(
+    "image_processor_type feature_extractor_type video_processor_type processor_class _valid_processor_keys "
+    "aspect_ratio_setting data_format input_data_format return_tensors device disable_grouping "
+    "do_sample_frames num_frames fps return_metadata video_metadata".split()
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """How a picture is cut into tiles, each of which then takes the steps of its `PixelConfig`.
+
+    Attributes:
+        pinpoints: Heights and widths, in pixels, at which it may be cut; never empty.
+        tile_size: Side of the tiles; divides all pinpoints.
+        base_size: Height and width to which the whole picture is resized for the tile that comes first.
+    """
+
+    pinpoints: tuple[tuple[int, int], ...]
+    tile_size: int
+    base_size: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PixelConfig:
+    """The steps from a picture to the tiles that a vision tower reads, in the order in which they are done.
+
+    Attributes:
+        grid: First the picture is cut into tiles; None for one tile.
+        pad_colour: Red, green and blue with which the shorter sides are padded to a square; None for not at all.
+        resize: To what a tile is resized: its shorter side, or height and width; None for not at all.
+        resample: Pillow's number of the filter.
+        crop_size: Height and width that are cut out of the middle, padded with black; None for not at all.
+        rescale_factor: What values 0–255 are multiplied by; None for not at all.
+        mean: Then subtracted, per channel; None for not at all.
+        std: Then divided by, per channel; None where `mean` is.
+    """
+
+    grid: Grid | None = None
+    pad_colour: tuple[int, ...] | None = None
+    resize: int | tuple[int, int] | None
+    resample: int
+    crop_size: tuple[int, int] | None
+    rescale_factor: float | None
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+    @property
+    def tile_size(self) -> int:
+        """Height and width of the tiles that come out."""
+        size = self.crop_size or self.resize
+        assert isinstance(size, tuple)  # `read_pixel_config` refuses others
+        return size[0]
+
+
+def read_pixel_config(directory: Path, kind: Kind = "image") -> PixelConfig:
+    """How the model in a directory wants its pictures, or the frames of its videos.
+
+    Read are, in this order, the section of `processor_config.json` (transformers 5), for videos
+    `video_preprocessor_config.json`, and `preprocessor_config.json`.
+
+    Raises:
+        ModelError: A file is missing or damaged; a field is out of bounds, or not understood.
+    """
+    fields = _find(directory, kind)
+    steps = _processor(fields)
+    if kind == "video" and steps == "llava_next":
+        steps = "video"  # one file for both, whichever it names: a picture is cut into tiles, and a frame is not
+    _refuse_unknown(fields)
+    resizes, crops = fields.flag("do_resize", True), fields.flag("do_center_crop", True)
+    size = _size(fields, "size", 224, as_square=fields.flag("default_to_square", False))
+    crop = _size(fields, "crop_size", 224, as_square=True)
+    assert isinstance(crop, tuple)
+    final = crop if crops else size if resizes else None
+    is_square = isinstance(final, tuple) and final[0] == final[1]
+    fields.require(is_square, "crop_size" if crops else "size", "end in squares of one size", final)
+    mean = _channels(fields, "image_mean", _CLIP_MEAN, low=-1e3)
+    normalises = fields.flag("do_normalize", True)
+    pads = fields.flag("do_pad", False)  # to a square in `llava` only: in others to the largest, and tiles are equal
+    return PixelConfig(
+        grid=_grid(fields, size, crop) if steps == "llava_next" else None,
+        pad_colour=_colour(fields, mean) if pads and steps == "llava" else None,
+        resize=size if resizes else None,
+        resample=_resampling(fields),
+        crop_size=crop if crops else None,
+        rescale_factor=fields.number("rescale_factor", 1 / 255, high=1e3) if fields.flag("do_rescale", True) else None,
+        mean=mean if normalises else None,
+        std=_channels(fields, "image_std", _CLIP_STD, low=1e-6) if normalises else None,
+    )
+
+
+def _find(directory: Path, kind: Kind) -> Fields:
+    """The object that describes pictures or videos."""
+    places = [("processor_config.json", f"{kind}_processor"), ("preprocessor_config.json", None)]
+    if kind == "video":
+        places.insert(1, ("video_preprocessor_config.json", None))
+    for name, section in places:
+        if (directory / name).is_file():
+            whole = Fields(name, read_json(directory / name))
+            found = whole if section is None else whole.section(section)
+            if found is not None and found.names():
+                return found
+    raise ModelError(
+        "a model that sees must have preprocessor_config.json, but this directory has none; fetch the model again"
+    )
+
+
+def _processor(fields: Fields) -> str:
+    """Which steps: a value of `_PROCESSORS`."""
+    names = ("video_processor_type", "image_processor_type", "feature_extractor_type")
+    given = next((name for name in names if fields.get(name) is not None), "image_processor_type")
+    value = fields.get(given)
+    name = value.removesuffix("Fast").removesuffix("Pil") if isinstance(value, str) else ""
+    fields.require(name in _PROCESSORS, given, f"be one of {', '.join(_PROCESSORS)}", value)
+    return _PROCESSORS[name]
+
+
+def _refuse_unknown(fields: Fields) -> None:
+    """Stops at fields that may change the pixels in a way this package does not implement."""
+    for name in sorted(fields.names() - _READ - _WITHOUT_EFFECT):
+        raise ModelError(f"{fields.file}: {name} is not supported; supported are {', '.join(sorted(_READ))}")
+    fields.require(
+        fields.flag("do_convert_rgb", True), "do_convert_rgb", "be true, for tiles have three colours", False
+    )
+
+
+def _channels(fields: Fields, name: str, default: tuple[float, ...], low: float) -> tuple[float, ...]:
+    value = fields.get(name, list(default))
+    ok = isinstance(value, list) and len(value) == 3
+    ok = ok and all(type(each) in (int, float) and low <= each <= 1e3 for each in value)
+    fields.require(ok, name, f"be three numbers in [{low:g}, 1000]", value)
+    return tuple(float(each) for each in value)
+
+
+def _resampling(fields: Fields) -> int:
+    value = fields.get("resample", 3)
+    fields.require(
+        type(value) is int and value in _RESAMPLINGS, "resample", "be one of Pillow's filters, 0 to 5", value
+    )
+    return value
+
+
+def _size(fields: Fields, name: str, default: int, *, as_square: bool) -> int | tuple[int, int]:
+    """A shorter side, or height and width; a bare number is the former unless `as_square`."""
+    value = fields.get(name, default)
+    rule = f"be a side or {{shortest_edge}} or {{height, width}}, in [1, {MAX_SIDE}]"
+    if isinstance(value, dict):
+        given = {key: side for key, side in value.items() if side is not None}
+        fields.require(given.keys() in ({"shortest_edge"}, {"height", "width"}), name, rule, value)
+        as_square, sides = "height" in given, [given[key] for key in sorted(given)]
+    else:
+        sides = [value] * (1 + as_square)
+    fields.require(all(type(side) is int and 1 <= side <= MAX_SIDE for side in sides), name, rule, value)
+    fields.require(not (name == "crop_size" and len(sides) == 1), name, "have height and width", value)
+    return (sides[0], sides[1]) if as_square else sides[0]
+
+
+def _colour(fields: Fields, mean: tuple[float, ...]) -> tuple[int, ...]:
+    """The mean as a colour of 8 bits."""
+    fields.require(all(0 <= each <= 1 for each in mean), "image_mean", "be in [0, 1] to pad with it", mean)
+    return tuple(int(each * 255) for each in mean)
+
+
+def _grid(fields: Fields, size: int | tuple[int, int], crop: tuple[int, int]) -> Grid:
+    """How a picture is cut into tiles."""
+    side = crop[0]
+    return Grid(
+        pinpoints=read_pinpoints(fields, side),
+        tile_size=side,
+        base_size=size if isinstance(size, tuple) else (size, size),
+    )

@@ -1,0 +1,234 @@
+"""The file of a video → some of its frames, through PyAV (extra `video`).
+
+What a file says of its rate and length is not believed: frames are counted, and those shown are spread over what is
+there.
+"""
+
+import contextlib
+import dataclasses
+import io
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+import numpy as np
+
+from jsg.errors import RequestError, UnsupportedError
+from jsg.processing.media.decode import Image
+from jsg.processing.media.limits import MediaBudget, MediaLimits
+from jsg.processing.media.movie_index import checked_movie
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+CODECS = ("h264", "hevc", "libdav1d", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "theora", "gif")
+"""Decoders that may run; FFmpeg has hundreds more, most of them old and little tested against hostile files."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Video:
+    """Frames of a video in order, the way up that they are meant to be seen.
+
+    Attributes:
+        frames: Uint8 [frames, height, width, 3]: red, green, blue.
+    """
+
+    frames: np.ndarray
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of a frame."""
+        return self.frames.shape[1], self.frames.shape[2]
+
+
+def video_of_frames(images: Sequence[Image], budget: MediaBudget) -> Video:
+    """A video of pictures that were decoded already.
+
+    Raises:
+        RequestError: There are none, they differ in size, or they are more than the budget holds.
+    """
+    if not images:
+        raise RequestError("a video must have frames, but its list is empty; send at least one")
+    sizes = {image.size for image in images}
+    if len(sizes) > 1:
+        raise RequestError(f"the frames of a video must have one size, but have {sorted(sizes)[:4]}; resize them")
+    budget.take_video()
+    budget.take_frames(len(images), *images[0].size)
+    return Video(np.stack([image.pixels for image in images]))
+
+
+def sampled_indices(num_frames: int, total: int) -> list[int]:
+    """Which of `total` frames are shown: evenly from the first on; all, where they are not more than `num_frames`."""
+    shown = min(num_frames, total)
+    return [index * total // shown for index in range(shown)]
+
+
+def decode_video(data: bytes, budget: MediaBudget, num_frames: int) -> Video:
+    """Decodes `num_frames` frames evenly over the ones that are there, in the calling thread and with one thread.
+
+    Args:
+        data: A file: MP4, QuickTime, WebM, Matroska, AVI, Ogg or GIF. Its bytes decide its type.
+        budget: Of the request; counts this video.
+        num_frames: At least 1; a video that has fewer is shown whole.
+
+    Raises:
+        RequestError: It is of another type or codec, damaged, without frames, declares more than the budget holds, has
+            frames of several sizes, or takes too long.
+        UnsupportedError: PyAV is not installed.
+    """
+    if num_frames < 1:
+        raise RequestError(f"num_frames must be at least 1, but got {num_frames}; leave it out for the default")
+    budget.take_bytes(len(data))
+    budget.take_video()
+    file = _VideoFile(data, budget.limits)
+    total, size = file.measure()
+    budget.take_frames(min(num_frames, total), *size)
+    frames, num_seen = file.read(sampled_indices(num_frames, total), size)
+    if len(frames) < min(num_frames, num_seen):  # fewer could be decoded than there seemed to be: spread over those
+        del frames  # while others are read
+        frames, _ = file.read(sampled_indices(num_frames, num_seen), size)
+    if not len(frames):
+        raise _without_frames()
+    return Video(frames)
+
+
+@final
+class _VideoFile:
+    """A file that is opened anew for each pass over it; all passes together have `max_video_s`."""
+
+    def __init__(self, data: bytes, limits: MediaLimits):
+        self._container = _container_of(data)
+        self._data = checked_movie(data) if self._container == "mp4" else data
+        self._limits = limits
+        self._deadline = time.monotonic() + limits.max_video_s
+
+    def measure(self) -> tuple[int, tuple[int, int]]:
+        """How many frames there seem to be, by counting packets without decoding them; and a frame's height, width."""
+        with self._opened() as (container, stream):
+            total = 0
+            for packet in container.demux(stream):
+                total += packet.size > 0
+                self._check(total)
+            if not total:
+                raise _without_frames()
+            height, width = stream.codec_context.height, stream.codec_context.width
+            if not height or not width:  # nobody declares it, and no frame could be decoded to see it
+                raise RequestError(
+                    f"a frame may have at most {self._limits.max_image_pixels} pixels and must not be damaged, but of "
+                    "this video none can be decoded; scale it down"
+                )
+            return total, (height, width)
+
+    def read(self, indices: Sequence[int], size: tuple[int, int]) -> tuple[np.ndarray, int]:
+        """The frames at these indices, uint8 [frames, height, width, 3]; and how many were decoded up to the last."""
+        frames = np.empty((0, *size, 3), np.uint8)
+        num_shown = num_seen = 0
+        with self._opened() as (container, stream):
+            for frame in self._decoded(container, stream):
+                if (frame.height, frame.width) != size:
+                    raise _of_several_sizes()
+                if num_seen == indices[num_shown]:
+                    upright = np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90))
+                    if not num_shown:
+                        frames = np.empty((len(indices), *upright.shape), np.uint8)
+                    if upright.shape != frames.shape[1:]:
+                        raise _of_several_sizes()
+                    frames[num_shown] = upright
+                    num_shown += 1
+                num_seen += 1
+                self._check(num_seen)
+                if num_shown == len(indices):
+                    break
+        return frames[:num_shown], num_seen
+
+    def _decoded(self, container: "InputContainer", stream: "VideoStream") -> "Iterator[VideoFrame]":
+        """The frames in order; packets of which none comes take time too."""
+        for packet in container.demux(stream):
+            self._check(0)
+            yield from packet.decode()
+
+    @contextlib.contextmanager
+    def _opened(self) -> "Iterator[tuple[InputContainer, VideoStream]]":
+        av = _import_av()
+        max_pixels = str(self._limits.max_image_pixels)
+        try:
+            with av.open(
+                io.BytesIO(self._data),
+                format=self._container,
+                options={"max_pixels": max_pixels, "codec_whitelist": ",".join(CODECS), "max_streams": "32"},
+                io_open=_refuse_files,
+            ) as container:
+                stream = next(iter(container.streams.video), None)
+                if stream is None:
+                    raise _without_frames()
+                codec = stream.codec_context
+                if codec is None or codec.name not in CODECS:
+                    name = "of an unknown one" if codec is None else codec.name
+                    raise RequestError(
+                        f"a video must be of a codec of {', '.join(CODECS)}, but is {name}; encode it again"
+                    )
+                codec.options = {"max_pixels": max_pixels}  # also where the size changes on the way
+                codec.thread_count = 1
+                yield container, stream
+        except RequestError:
+            raise
+        except Exception:  # FFmpeg's errors are of many kinds, and on damaged bytes PyAV adds others
+            raise RequestError(
+                "a video must be a whole file, but this one is cut off or damaged; send it again"
+            ) from None
+
+    def _check(self, num_frames: int) -> None:
+        """Raises RequestError where there are too many frames, or the time is up."""
+        most, seconds = self._limits.max_video_frames, self._limits.max_video_s
+        if num_frames > most:
+            raise RequestError(f"a video may have at most {most} frames, but has more; send a shorter part")
+        if time.monotonic() > self._deadline:
+            raise RequestError(
+                f"decoding a video may take at most {seconds:g} s, but takes longer; send a shorter part"
+            )
+
+
+def _import_av() -> Any:
+    try:
+        import av
+    except ImportError:
+        raise UnsupportedError(
+            "a video needs PyAV, which is not installed here; run pip install 'jsg[video]'"
+        ) from None
+    return av
+
+
+def _refuse_files(url: str, flags: int, options: object) -> NoReturn:
+    """Some containers name other files and addresses to read on from; none of them is opened."""
+    raise PermissionError("a video must be one file")
+
+
+def _container_of(data: bytes) -> str:
+    """FFmpeg's name of the container, by the first bytes. Left to choose, it takes playlists for containers too."""
+    for name, place, magic in _CONTAINERS:
+        if data[place : place + len(magic)] == magic:
+            return name
+    raise RequestError(
+        "a video must be MP4, QuickTime, WebM, Matroska, AVI, Ogg or GIF, but its file begins with "
+        f"{data[:8]!r}; convert it"
+    )
+
+
+_CONTAINERS = (
+    *(("mp4", 4, name) for name in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")),  # of old ones any is first
+    ("matroska", 0, b"\x1a\x45\xdf\xa3"),
+    ("avi", 8, b"AVI "),
+    ("ogg", 0, b"OggS"),
+    ("gif", 0, b"GIF87a"),
+    ("gif", 0, b"GIF89a"),
+)
+
+
+def _without_frames() -> RequestError:
+    return RequestError("a video must have frames, but this one has none that can be decoded; send another file")
+
+
+def _of_several_sizes() -> RequestError:
+    return RequestError("the frames of a video must have one size, but these differ; encode it again")

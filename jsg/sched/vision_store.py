@@ -1,0 +1,319 @@
+"""Which rows of the device's vision pool hold the features of which image.
+
+The pool is an array [rows, D] beside the KV pool: what the encoder made of images, where the text model's first layer
+reads it in place of embeddings. The decisions are made here, when a step is planned; the runner only obeys.
+
+Features are found again by their item's digest, within a namespace: who sends an image must not learn from the time it
+takes whether somebody else has sent it. They are kept until their rows are wanted, the longest unused first. Two kinds
+are not to be had: what the step that is being planned reads, and what a prompt reads that is cut off inside of an item
+(its pin). A step is planned for as many tokens as have room for their features, which always comes to an end:
+
+- An item fits the pool, or its request was refused; so alone it has room.
+- A request with a pin goes on inside of its item without any more room. Once it is past it, the pin ends.
+- When an item has found no room, no request goes on in that round into an item that it has not pinned, not even one
+  that is stored: its pin could follow another for ever. Chunks are planned oldest first, so pins end one after another
+  until the oldest has its room, whatever arrives meanwhile.
+- A retract ends the pin of the one that is sent back.
+
+Rows may be given anew as soon as the steps that read them are dispatched: the device runs one program after another.
+"""
+
+import dataclasses
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+
+from jsg.cache.allocator import PageAllocator
+from jsg.errors import QueueFullError, RequestError
+from jsg.media import MediaInput
+from jsg.sched.records import Encoding, Placement, RunningRequest
+from jsg.types import Request
+
+DUMP_ROW = 0
+"""What padding is written to. Nobody reads it."""
+NEWLINE_ROW = 1
+NUM_FIXED_ROWS = 2
+
+MAX_PIXEL_BYTES = 2**30
+"""Pixels of the requests that run and wait: a queue of images must not take all of the host's memory. They are about
+790 tiles of 336 x 336."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VisionShape:
+    """The vision pool, and what the model's encoder takes and gives.
+
+    Attributes:
+        num_rows: Rows of the pool.
+        tile_rows: Rows that a tile of an image becomes.
+        frame_rows: Rows that a frame of a video becomes; 0 where the model takes no videos.
+        image_size: Side of a tile or frame in pixels.
+        has_newline: Row `NEWLINE_ROW` is the model's newline.
+    """
+
+    num_rows: int
+    tile_rows: int
+    frame_rows: int
+    image_size: int
+    has_newline: bool
+
+    def rows_of(self, *, is_video: bool) -> int:
+        """Rows that one tile or frame becomes."""
+        return self.frame_rows if is_video else self.tile_rows
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Stored:
+    """An item that has rows: int32 [tiles, rows of a tile], and which of its tiles are encoded, bool [tiles]."""
+
+    rows: np.ndarray
+    is_encoded: np.ndarray
+
+
+_Key = tuple[str, bytes, tuple[int, ...], bool]
+
+
+def _key(request: Request, item: MediaInput) -> _Key:
+    return request.namespace, item.digest, item.pixels.shape, item.is_video
+
+
+class VisionStore:
+    """The vision pool's rows, and who has them.
+
+    Invariants: every row but the fixed ones is free or belongs to one item; pinned and planned items have rows; a pin
+    is that of a request which runs and whose next token is inside of the item. `_users` counts the items in `_held`;
+    `_pixels` has those of each.
+
+    Attributes:
+        num_encoded: Tiles and frames that steps had encoded.
+        num_found: Items that had rows when a prompt came to them.
+        num_evicted: Items whose rows were taken for others.
+        num_pixel_bytes: Of the pixels of live requests, on the host; equal ones count once.
+    """
+
+    def __init__(self, shape: VisionShape | None, vocab_size: int):
+        """Nothing is stored.
+
+        Args:
+            shape: None for a model without an encoder: requests with images are refused then.
+            vocab_size: Ids from here on are rows of the pool.
+        """
+        self.num_encoded = self.num_found = self.num_evicted = self.num_pixel_bytes = 0
+        self._pixels: dict[_Key, np.ndarray] = {}
+        self._users: Counter[_Key] = Counter()
+        self._held: dict[str, list[_Key]] = {}
+        self._shape = shape
+        self._vocab_size = vocab_size
+        self._rows = PageAllocator(max(shape.num_rows - NUM_FIXED_ROWS, 0) + 1 if shape else 1)
+        self._stored: OrderedDict[_Key, _Stored] = OrderedDict()  # the longest unused first
+        self._pins: dict[Placement, _Key] = {}
+        self._planned: set[_Key] = set()
+        self._encodings: list[Encoding] = []
+        self._is_short = False
+
+    @property
+    def num_used_rows(self) -> int:
+        """Rows that hold features, or will."""
+        return self._rows.num_total - self._rows.num_free
+
+    # Requests in and out.
+
+    def hold(self, request: Request) -> Request:
+        """Keeps a request's pixels until `release`.
+
+        Returns:
+            The request with the pixels of equal items that are held already in place of its own.
+
+        Raises:
+            RequestError: It has images or videos that the engine can never run, or too many of them.
+            QueueFullError: The pixels of live requests take too much memory. Nothing was changed.
+        """
+        if not request.media:
+            return request
+        self._check(request)
+        keys = [_key(request, item) for item in request.media]
+        own = {key: item.pixels for key, item in zip(keys, request.media, strict=True)}
+        if (num_bytes := sum(pixels.nbytes for pixels in own.values())) > MAX_PIXEL_BYTES:
+            raise RequestError(
+                f"a request may have {MAX_PIXEL_BYTES} bytes of pixels, but got {num_bytes}; send fewer or smaller "
+                "images and videos",
+                "media",
+            )
+        new = {key: pixels for key, pixels in own.items() if key not in self._pixels}
+        num_bytes = sum(pixels.nbytes for pixels in new.values())
+        if self.num_pixel_bytes + num_bytes > MAX_PIXEL_BYTES:
+            raise QueueFullError(
+                f"images of requests that run and wait may take {MAX_PIXEL_BYTES >> 20} MiB, but with this one they "
+                f"would take {self.num_pixel_bytes + num_bytes >> 20}; try again later"
+            )
+        self.num_pixel_bytes += num_bytes
+        self._pixels |= new
+        self._users.update(keys)
+        self._held[request.rid] = keys
+        items = zip(keys, request.media, strict=True)
+        media = tuple(dataclasses.replace(item, pixels=self._pixels[key]) for key, item in items)
+        return dataclasses.replace(request, media=media)
+
+    def release(self, rid: str, *, distrusts: bool = False) -> None:
+        """A request is gone, or needs its pixels no more; ignores one that has no images, or was never held.
+
+        Its features stay. With `distrusts` they may be wrong: whoever needs them next has them encoded anew.
+        """
+        for key in self._held.pop(rid, ()):
+            if distrusts and key in self._stored:
+                self._stored[key].is_encoded[:] = False
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key]
+                self.num_pixel_bytes -= self._pixels.pop(key).nbytes
+
+    def _check(self, request: Request) -> None:
+        shape = self._shape
+        for item in request.media:
+            if shape is None:
+                raise RequestError("this model takes text only, but got an image or a video; leave it out", "media")
+            num_rows = shape.rows_of(is_video=item.is_video)
+            if not num_rows:
+                raise RequestError("this model takes no videos, but got one; send some of its frames", "media")
+            size = shape.image_size
+            is_known = item.pixels.shape[2] == size and item.rows.max() < len(item.pixels) * num_rows
+            if not is_known or item.words.min() < self._vocab_size or (item.rows.min() < 0 and not shape.has_newline):
+                raise RequestError(
+                    f"an image must be tiles of {size} x {size} pixels, each of {num_rows} rows, with words from "
+                    f"{self._vocab_size}, but one was made for another model; use this model's processor",
+                    "media",
+                )
+            if len(item.pixels) * num_rows > self._rows.num_total:
+                raise RequestError(
+                    f"an image or video may have at most {self._rows.num_total // num_rows} tiles or frames, but got "
+                    f"{len(item.pixels)}; send fewer, or raise --vision-cache-size",
+                    "media",
+                )
+
+    # Around a step.
+
+    def begin_round(self) -> None:
+        """Chunks are planned from the oldest request on, maybe once more for a step that had none before a retract."""
+        self._is_short = False
+
+    def must_wait(self, request: Request, start: int) -> bool:
+        """Whether a request that would begin at index `start` needs features, and older ones wait for theirs."""
+        return self._is_short and any(item.end > start for item in request.media)
+
+    def reserve(self, running: RunningRequest, place: Placement, start: int, count: int) -> int:
+        """Sees to the features of a request's next tokens, those from `start` on.
+
+        Returns:
+            How many of them the step may run: `count`, or those before the first item that has to wait.
+        """
+        media = running.request.media if count > 0 else ()
+        for item in media:
+            if item.end <= start or item.start >= start + count:
+                continue
+            key = _key(running.request, item)
+            has_pin = self._pins.get(place) == key
+            stored = self._stored.get(key) if has_pin or not self._is_short else None
+            self.num_found += stored is not None and not has_pin
+            if stored is None and not self._is_short:
+                stored = self._store(key, item)
+            if stored is None:
+                count = max(item.start - start, 0)
+                break
+            self._stored.move_to_end(key)
+            self._planned.add(key)
+            self._plan(stored, item, item.rows[max(start - item.start, 0) : start + count - item.start])
+        if media and count > 0:
+            self._move_pin(running, place, start + count)
+        return count
+
+    def ids(self, running: RunningRequest, start: int, count: int) -> np.ndarray | None:
+        """int32 [count]: tokens that `reserve` has seen to, ids from the vocabulary's size on for rows of the pool.
+
+        None where there is no image among them.
+        """
+        ids = None
+        for item in running.request.media:
+            if item.end <= start or item.start >= start + count:
+                continue
+            stored = self._stored[_key(running.request, item)]
+            first, end = max(start, item.start), min(start + count, item.end)
+            rows = item.rows[first - item.start : end - item.start]
+            ids = running.tokens[start : start + count].copy() if ids is None else ids
+            there = np.where(rows < 0, NEWLINE_ROW, stored.rows.reshape(-1)[rows])
+            ids[first - start : end - start] = self._vocab_size + there
+        return ids
+
+    def take_encodings(self) -> tuple[Encoding, ...]:
+        """What is to be encoded before the step that is now planned. The next one may take rows that this one reads."""
+        encodings, self._encodings = tuple(self._encodings), []
+        self._planned.clear()
+        return encodings
+
+    def unpin(self, place: Placement) -> None:
+        """A request runs no more."""
+        self._pins.pop(place, None)
+
+    def reset(self) -> None:
+        """Forgets everything; only while no request runs."""
+        assert not self._pins and not self._planned, "features are forgotten that requests need"
+        for stored in self._stored.values():
+            self._free(stored)
+        self._stored.clear()
+
+    def _store(self, key: _Key, item: MediaInput) -> _Stored | None:
+        """Gives an item rows, evicting others; None, and nothing is evicted, where the round has run short of room."""
+        assert self._shape is not None, "a request with images was refused"
+        shape = (len(item.pixels), self._shape.rows_of(is_video=item.is_video))
+        missing = shape[0] * shape[1] - self._rows.num_free
+        held = self._planned.union(self._pins.values())
+        victims = []
+        for other, stored in self._stored.items():
+            if missing <= 0:
+                break
+            if other not in held:
+                victims.append(other)
+                missing -= stored.rows.size
+        if missing > 0:
+            self._is_short = True
+            return None
+        for other in victims:
+            self._free(self._stored.pop(other))
+        self.num_evicted += len(victims)
+        rows = self._rows.allocate(shape[0] * shape[1])
+        assert rows is not None, "rows were made free"
+        stored = _Stored(rows.reshape(shape) + (NUM_FIXED_ROWS - 1), np.zeros(shape[0], bool))  # its pages begin at 1
+        self._stored[key] = stored
+        return stored
+
+    def _free(self, stored: _Stored) -> None:
+        self._rows.free(stored.rows.reshape(-1) - (NUM_FIXED_ROWS - 1))
+
+    def _plan(self, stored: _Stored, item: MediaInput, rows: np.ndarray) -> None:
+        """Plans to encode those tiles that the given rows are of, unless they are."""
+        tiles = np.unique(rows[rows >= 0] // stored.rows.shape[1])
+        missing = tiles[~stored.is_encoded[tiles]]
+        stored.is_encoded[missing] = True
+        self.num_encoded += len(missing)
+        for tile in missing.tolist():
+            self._encodings.append(Encoding(item.pixels[tile], stored.rows[tile], item.is_video))
+
+    def _move_pin(self, running: RunningRequest, place: Placement, end: int) -> None:
+        """Pins the item that a request's next token, at index `end`, is inside of."""
+        self._pins.pop(place, None)
+        for item in running.request.media:
+            if item.start < end < item.end:
+                self._pins[place] = _key(running.request, item)
+
+    def check_integrity(self, places: Iterable[Placement]) -> None:
+        """Asserts the invariants between steps, when requests run at these places; for tests."""
+        assert self._pins.keys() <= set(places), "the pin of a request that does not run is left"
+        self._rows.check_integrity()
+        used = [row for stored in self._stored.values() for row in stored.rows.reshape(-1).tolist()]
+        assert len(used) == len(set(used)) == self.num_used_rows, "a row has two owners, or none"
+        assert not self._rows.is_free(np.array(used, np.int32) - (NUM_FIXED_ROWS - 1)).any(), "a row in use is free"
+        assert self._stored.keys() >= {*self._pins.values(), *self._planned}, "an item that is needed has no rows"
+        assert not self._encodings and not self._planned, "a step was planned and not made"
+        users = Counter(key for keys in self._held.values() for key in keys)
+        assert users == self._users and users.keys() == self._pixels.keys(), "pixels that nobody holds are kept"
+        assert self.num_pixel_bytes == sum(pixels.nbytes for pixels in self._pixels.values())

@@ -1,0 +1,267 @@
+"""Pictures and videos as clients name them in requests → what the model is shown.
+
+A client sends a file as a `data:` URL or in base64, or names an `http` URL, which is fetched where whoever runs the
+server allowed its host. Fetching waits on the event loop; decoding is done beside it.
+"""
+
+import asyncio
+import base64
+import binascii
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+from jsg.config import ServerConfig
+from jsg.errors import RequestError
+from jsg.processing.encode_parts import EncodedPrompt
+from jsg.processing.media.data_url import read_data_url
+from jsg.processing.media.limits import MediaLimits
+from jsg.processing.media_prompt import MediaReader, PromptMedia, sees_no
+from jsg.processing.parts import MediaKind, MediaPart
+from jsg.server.chat_prompt import ChatPrompt
+from jsg.server.media_fetch import FetchPolicy, MediaFetcher
+from jsg.server.text_threads import TextThreads
+
+MAX_FRAMES = 4096
+BASE64_RATIO = 4 / 3  # characters of base64 by bytes
+MAX_FETCHING = 32  # requests whose URLs are fetched at a time; others wait
+
+UNTYPED = "application/octet-stream"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MediaSource:
+    """Where a picture or a video is.
+
+    Attributes:
+        url: A `data:` URL, an `http` or `https` URL, or a file in base64 with nothing around it.
+        num_frames: Of a video: how many are shown; None for the usual number.
+    """
+
+    kind: MediaKind
+    url: str
+    num_frames: int | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it must be fetched."""
+        return self.url[:8].lower().startswith(("http://", "https://"))
+
+
+def media_limits(config: ServerConfig) -> MediaLimits:
+    """What one request may bring."""
+    return MediaLimits(
+        max_images=config.max_images_per_request,
+        max_videos=config.max_videos_per_request,
+        max_frames=config.max_frames_per_request,
+        max_bytes=config.max_media_bytes,
+        max_image_pixels=config.max_image_pixels,
+        max_total_pixels=4 * config.max_image_pixels,
+    )
+
+
+def split_media(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[MediaSource]]:
+    """Messages as templates take them, and the sources that stood in their contents, in order."""
+    shown: list[dict[str, Any]] = []
+    sources: list[MediaSource] = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            sources += [part for part in content if isinstance(part, MediaSource)]
+            content = [{"type": part.kind} if isinstance(part, MediaSource) else part for part in content]
+        shown.append({**message, "content": content} if "content" in message else dict(message))
+    return shown, sources
+
+
+def joined_content(pieces: Sequence[str | MediaSource]) -> str | list[Any]:
+    """A content of texts and pictures: one text where there are only texts, else a list whose texts are parts."""
+    content: list[Any] = []
+    for is_media, run in itertools.groupby(pieces, lambda piece: isinstance(piece, MediaSource)):
+        if is_media:
+            content += run
+        elif text := "".join(piece for piece in run if isinstance(piece, str)):
+            content.append({"type": "text", "text": text})
+    if any(isinstance(part, MediaSource) for part in content):
+        return content
+    return content[0]["text"] if content else ""
+
+
+@final
+class MediaSources:
+    """Reads what clients name, for one model.
+
+    Attributes:
+        reader: The model's; None where it sees nothing.
+    """
+
+    def __init__(self, reader: MediaReader | None, threads: TextThreads, config: ServerConfig | None = None) -> None:
+        """With the limits of `config`. Raises ConfigError where they cannot be."""
+        config = config or ServerConfig()
+        self.reader = reader
+        self._threads = threads
+        self._limits = media_limits(config)
+        policy = FetchPolicy(
+            allowed_hosts=config.allowed_media_host,
+            max_bytes=config.max_media_bytes,
+            timeout_s=config.media_fetch_timeout,
+        )
+        self._fetcher = MediaFetcher(policy) if policy.allowed_hosts else None
+        self._timeout_s = config.media_fetch_timeout
+        self._fetching = asyncio.Semaphore(MAX_FETCHING)
+
+    @property
+    def placeholders(self) -> Mapping[str, str]:
+        """The written forms of the tokens that stand for a picture and for a video, where the model takes them."""
+        return {} if self.reader is None else self.reader.placeholders
+
+    def reader_within(self, namespace: str) -> MediaReader | None:
+        """The reader for the requests of one part of the prefix cache."""
+        return None if self.reader is None else self.reader.within(namespace)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """What all pictures and videos of a request may take in its body, in base64."""
+        return 0 if self.reader is None else int(self._limits.max_bytes * BASE64_RATIO) + 4
+
+    async def read(
+        self, sources: Sequence[MediaSource], field: str, max_tokens: int | None = None, *, namespace: str
+    ) -> list[PromptMedia]:
+        """What the model is shown of all pictures and videos of one request, in order.
+
+        Args:
+            sources: Of all its prompts.
+            field: Where they stand, for messages.
+            max_tokens: As `MediaReader.read` takes it.
+            namespace: As `MediaReader.within` takes it.
+
+        Raises:
+            RequestError: The model sees nothing, a URL is not allowed or cannot be fetched, or as `MediaReader.read`.
+            QueueFullError: Too many requests wait for theirs.
+        """
+        if not sources:
+            return []
+        reader = self.reader_within(namespace)
+        if reader is None:
+            raise sees_no(sources[0].kind, field)
+        # One picture may stand in each of many prompts, and megabytes of URLs take their time to compare.
+        once = list({id(source): source for source in sources}.values())
+        distinct = await self._threads.run(lambda: self._distinct(once, field), sum(len(source.url) for source in once))
+        urls = dict.fromkeys(source.url for source in distinct if source.is_remote)
+
+        def read(files: Mapping[str, bytes]) -> list[PromptMedia]:
+            parts = self._parts(distinct, files)
+            return reader.read([parts[source] for source in sources], max_tokens)
+
+        try:
+            files = await self._fetch(list(urls)) if urls else {}
+            return await self._threads.decode(lambda: read(files))
+        except RequestError as error:
+            error.param = error.param if error.param not in (None, "prompt") else field
+            raise
+
+    async def chat(
+        self,
+        chat: ChatPrompt,
+        build: Callable[[], Sequence[Mapping[str, Any]]],
+        num_bytes: int,
+        *,
+        namespace: str,
+        **options: Any,
+    ) -> EncodedPrompt:
+        """The prompt of a conversation in whose contents sources may stand.
+
+        Args:
+            chat: The model's template and tokenizer.
+            build: Makes the messages, beside the event loop; a part of a content may be a source.
+            num_bytes: About the size of the messages.
+            namespace: As `MediaReader.within` takes it.
+            options: As `ChatPrompt.prompt` takes them.
+
+        Raises:
+            RequestError: As `build`, `read` and `ChatPrompt.prompt`.
+        """
+
+        def begin() -> tuple[list[dict[str, Any]], list[MediaSource], EncodedPrompt | None]:
+            shown, sources = split_media(build())
+            return shown, sources, None if sources else chat.prompt(shown, **options)
+
+        shown, sources, encoded = await self._threads.run(begin, num_bytes)
+        if encoded is not None:
+            return encoded
+        media = await self.read(sources, "messages", chat.max_tokens, namespace=namespace)
+        num_chars = num_bytes - sum(len(source.url) for source in sources)
+        return await self._threads.run(lambda: chat.prompt(shown, media=media, **options), num_chars)
+
+    def _distinct(self, sources: Sequence[MediaSource], field: str) -> list[MediaSource]:
+        """Each source once. Raises RequestError before anything is fetched that cannot be let in."""
+        distinct = list(dict.fromkeys(sources))
+        for kind, most in (("image", self._limits.max_images), ("video", self._limits.max_videos)):
+            count = sum(source.kind == kind for source in distinct)
+            if count > most:
+                rule = f"a request may have at most {most} parts of kind {kind}"
+                raise RequestError(f"{rule}, but has {count}; send fewer", field)
+        return distinct
+
+    async def _fetch(self, urls: Sequence[str]) -> dict[str, bytes]:
+        """The files at these URLs, one after another. Raises RequestError."""
+        fetcher, files, num_bytes = self._fetcher, dict[str, bytes](), 0
+        if fetcher is None:
+            raise RequestError(
+                "pictures and videos at http URLs are fetched only from hosts that --allowed-media-host names, and "
+                "this server has none; send a data: URL"
+            )
+        try:
+            async with self._fetching, asyncio.timeout(self._timeout_s):
+                for url in urls:
+                    files[url] = await fetcher.fetch(url)
+                    num_bytes += len(files[url])
+                    self._check_total(num_bytes)
+        except TimeoutError:
+            raise RequestError(
+                f"fetching the URLs of a request may take at most {self._timeout_s:g} s, but takes longer; send data: "
+                "URLs"
+            ) from None
+        return files
+
+    def _parts(self, sources: Sequence[MediaSource], files: Mapping[str, bytes]) -> dict[MediaSource, MediaPart]:
+        """The file of each source. Raises RequestError; no more is decoded than one file over what all may have."""
+        parts: dict[MediaSource, MediaPart] = {}
+        num_bytes = 0
+        for source in sources:
+            parts[source] = self._part(source, files)
+            num_bytes += len(parts[source].data)
+            self._check_total(num_bytes)
+        return parts
+
+    def _check_total(self, num_bytes: int) -> None:
+        if num_bytes > self._limits.max_bytes:
+            raise RequestError(
+                f"the files of one request may have at most {self._limits.max_bytes} bytes, but these have more; send "
+                "smaller files, or fewer"
+            )
+
+    def _part(self, source: MediaSource, files: Mapping[str, bytes]) -> MediaPart:
+        if source.is_remote:
+            data = files[source.url]
+        elif source.url[:5].lower() == "data:":
+            data = read_data_url(source.url, self._limits.max_bytes)
+        else:
+            data = read_base64(source.url, self._limits.max_bytes)
+        return MediaPart(source.kind, data, UNTYPED, source.num_frames)
+
+
+def read_base64(text: str, max_bytes: int) -> bytes:
+    """A file in base64 with nothing around it. Raises RequestError where it is none, empty or too long."""
+    if len(text) // 4 * 3 > max_bytes + 2:
+        raise RequestError(f"a file may have at most {max_bytes} bytes, but this one has more; send a smaller one")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise RequestError(
+            f"a picture or video must be a data: URL, an http URL or base64, but begins with {text[:20]!r}; encode the "
+            "file's bytes"
+        ) from None
+    if not data:
+        raise RequestError("a picture or video must be a file, but is empty; encode the file's bytes")
+    return data

@@ -1,0 +1,66 @@
+"""`--quantization`: an engine whose kernels are in 8 bits plans less memory, and answers nearly as before."""
+
+import pathlib
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from jsg.config import EngineConfig
+from jsg.engine import startup
+from jsg.engine.core import EngineCore
+from jsg.engine.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS
+from jsg.engine.protocol import Progress
+from jsg.errors import ConfigError
+from tests.engine import small
+from tests.engine.test_kv_dtype import score
+
+
+@pytest.mark.parametrize("value", ["int4", "INT8", "fp8_e4m3", ""])
+def test_an_unknown_kind_is_refused(value: str):
+    with pytest.raises(ConfigError, match=f"--quantization must be one of none, int8, fp8, but got '{value}'"):
+        EngineConfig(quantization=value)
+
+
+def test_xla_multiplies_8_bits_itself():
+    """Otherwise it writes every kernel in bfloat16 first: docs/architecture.md, "Kernels in 8 bits"."""
+    options = {name: startup._compiler_options(EngineConfig(quantization=name), "gpu") for name in ("none", "int8")}
+    assert options == {"none": COMPILER_OPTIONS["gpu"], "int8": QUANTISED_OPTIONS["gpu"]}
+    assert options["int8"] == {"xla_gpu_enable_triton_gemm": True} != options["none"]
+    assert startup._compiler_options(EngineConfig(quantization="int8"), "cpu") == {}
+
+
+def weight_arrays(core: EngineCore) -> tuple:
+    return core._runner.programs.leaves
+
+
+@pytest.mark.parametrize(
+    ("name", "deterministic", "error"), [("int8", True, 0.03), pytest.param("fp8", False, 0.15, marks=pytest.mark.slow)]
+)
+def test_kernels_take_a_byte_and_answers_hardly_change(
+    name: str, deterministic: bool, error: float, core_of, small_model: pathlib.Path, compile_cache_dir: str
+):
+    prompts = np.random.default_rng(0).integers(2, small.VOCAB, (4, 150))
+    plain = core_of()
+    expected, _ = score(plain, prompts)
+    told: list[Progress] = []
+    config = EngineConfig(
+        model_path=str(small_model), load_format="dummy", compilation_cache_dir=compile_cache_dir,
+        max_running_requests=4, max_total_tokens=1024, chunked_prefill_size=64, quantization=name,
+        deterministic=deterministic,
+    )  # fmt: skip
+    with mock.patch.object(startup, "plan_memory", wraps=startup.plan_memory) as planned:
+        core = EngineCore(config, report=told.append)
+    plan = next(progress for progress in told if progress.stage == "plan")
+    assert f"programs: float32, kernels in {name}, " in plan.text
+
+    weights_bytes = [sum(leaf.size * leaf.dtype.itemsize for leaf in weight_arrays(each)) for each in (core, plain)]
+    assert {call.kwargs["weights_bytes"] for call in planned.call_args_list} == {weights_bytes[0]}
+    assert weights_bytes[0] < 0.6 * weights_bytes[1], "embedding and head, which stay, are half of what remains"
+
+    found, _ = score(core, prompts)
+    assert 0 < np.abs(found - expected).mean() < error
+    if deterministic:
+        alone = np.concatenate([score(core, prompt[None])[0] for prompt in prompts])
+        np.testing.assert_array_equal(alone, found)
+    core.close()

@@ -1,0 +1,42 @@
+"""A recorded vision variant, its checkpoint and its model, for the tests of models and of the engine."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jsg.models.image_layout import NEWLINE, image_layout, num_tiles, video_layout
+from tests.golden.compare import Recorded
+from tests.golden.vision_variants import ITEMS, vision_pixels, vision_tensors, write_vision_checkpoint
+from tests.models.paged import load_directory
+
+
+class VisionGolden(Recorded):
+    """What was recorded, and the same prompt encoded here."""
+
+    def __init__(self, variant: str, directory: Path):
+        super().__init__(variant)
+        self.variant = variant
+        self.tensors = vision_tensors(variant, self.note["seed"])
+        write_vision_checkpoint(directory, variant, self.tensors)
+        self.config, self.model = load_directory(directory)
+        vision = self.config.vision
+        assert vision is not None
+        self.vision = vision
+        self.layouts = [
+            video_layout(vision, item) if isinstance(item, int) else image_layout(vision, item)
+            for item in ITEMS[variant]
+        ]
+        first, second = [item if isinstance(item, int) else num_tiles(vision, item) for item in ITEMS[variant]]
+        self.pixels = vision_pixels(variant, self.note["seed"], (first, second))
+
+    def encode(self) -> list[np.ndarray]:
+        """The rows [tokens, D] that each item's tokens are embedded as."""
+        tower, width = self.model.vision, self.config.hidden_size
+        newline = np.zeros(width, np.float32) if tower.newline is None else tower.newline[...]
+        kinds = {False: jax.jit(tower.encode), True: jax.jit(tower.encode_frames)}
+        rows = []
+        for item, pixels, layout in zip(ITEMS[self.variant], self.pixels, self.layouts, strict=True):
+            encoded = kinds[isinstance(item, int)](pixels).reshape(-1, width)
+            rows.append(np.where(layout[:, None] == NEWLINE, newline, np.asarray(encoded)[layout]))
+        return rows

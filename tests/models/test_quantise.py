@@ -1,0 +1,172 @@
+"""Kernels in 8 bits: what each number becomes, which parameters it goes for, and how little the answers change."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import save_file
+
+from jsg.errors import ModelError
+from jsg.models.config import ModelConfig
+from jsg.models.layers import project
+from jsg.models.loading import abstract_model, load_model, num_parameters
+from jsg.models.quantise import STORED, Quantised, quantise
+from tests.golden.record import DATA
+from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
+from tests.golden.vision_variants import VISION_VARIANTS
+from tests.models.paged import PagedModel
+from tests.parity import Parity
+
+LIMIT = {"int8": 127.0, "fp8": 448.0}
+IN_NUMPY = {"int8": np.int8, "fp8": ml_dtypes.float8_e4m3fn}
+CHANNELS, WIDTH = 7, 40
+
+
+def projection() -> np.ndarray:
+    """Channels of very different sizes, of which one is zero and one nearly."""
+    numbers = np.random.default_rng(0).normal(size=(CHANNELS, WIDTH)).astype(np.float32)
+    return numbers * np.array([1, 1e-3, 1e4, 0, 1e-44, 3e-38, 1e36], np.float32)[:, None]
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_no_number_is_off_by_more_than_half_a_step(name: str):
+    tensor = projection()
+    values, scale = (np.asarray(part) for part in quantise(jnp.asarray(tensor), "w", STORED[name]))
+    normal = [0, 1, 2, 6]
+    assert values.dtype == IN_NUMPY[name] and scale.dtype == np.float32 and scale.shape == (CHANNELS, 1)
+    np.testing.assert_allclose(scale[normal, 0], np.abs(tensor[normal]).max(1) / LIMIT[name], rtol=2e-7)
+    assert np.isfinite(scale).all() and (scale > 0).all() and not values[3].any()
+
+    restored = values.astype(np.float64) * scale
+    steps = np.full_like(restored, 0.5) if name == "int8" else np.maximum(np.abs(tensor / scale) / 16, 2**-10)
+    error = np.abs(restored - tensor)
+    assert (error <= (1 + 1e-6) * steps * scale)[normal].all()
+    assert error[3:6].max() < np.finfo(np.float32).tiny, "what is not normal may become zero"
+    assert (np.abs(values[normal].astype(np.float32)).max(1) == LIMIT[name]).all(), "the range is used to its end"
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_ties_go_to_even(name: str):
+    """Channels whose scale is 1: the numbers are their own steps."""
+    numbers = {"int8": [127, 0.5, 1.5, -2.5, 126.5], "fp8": [448, 17, 19, -17, 2**-10]}[name]
+    kept = {"int8": [127, 0, 2, -2, 126], "fp8": [448, 16, 20, -16, 0]}[name]
+    values, scale = quantise(jnp.array([numbers]), "w", STORED[name])
+    assert scale.tolist() == [[1]] and values.astype(jnp.float32).tolist() == [kept]
+
+
+def test_every_e4m3_number_is_rounded_as_numpy_rounds_it():
+    numbers = np.concatenate([np.linspace(-448, 448, 3001, dtype=np.float32), np.geomspace(1e-4, 448, 3000)])
+    values, _ = quantise(jnp.asarray(numbers[None], jnp.float32), "w", jnp.float8_e4m3fn)
+    expected = numbers.astype(np.float32).astype(ml_dtypes.float8_e4m3fn)
+    np.testing.assert_array_equal(np.asarray(values)[0].view(np.uint8), expected.view(np.uint8))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", STORED)
+def test_a_product_is_that_with_the_kernel_it_stands_for(name: str, dtype: str):
+    x = jax.random.normal(jax.random.key(0), (5, 64)).astype(dtype)
+    values, scale = quantise(jax.random.normal(jax.random.key(1), (6 * 8, 64)), "w", STORED[name])
+    kernel = Quantised(values.T.reshape(64, 6, 8), scale.T.reshape(1, 6, 8))
+    exact = np.tensordot(np.asarray(x, np.float64), np.asarray(kernel.values, np.float64) * kernel.scale, 1)
+    found = project(x, kernel)
+    assert found.shape == (5, 6, 8) and found.dtype == jnp.float32
+    np.testing.assert_allclose(np.asarray(found), exact, rtol=0, atol=2e-5)
+    assert project(x, kernel, jnp.bfloat16).dtype == jnp.bfloat16
+
+
+def config_of(variant: str, directory: pathlib.Path, seed: int = 1) -> ModelConfig:
+    write_checkpoint(directory, variant, random_tensors(variant, seed))
+    return ModelConfig.from_directory(directory)
+
+
+def params(model: nnx.Module) -> dict[str, object]:
+    return {
+        ".".join(map(str, path)): node.get_value()
+        for path, node in nnx.iter_graph(model)
+        if isinstance(node, nnx.Param)
+    }
+
+
+def num_bytes(model: nnx.Module) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(nnx.state(model)))
+
+
+@pytest.mark.parametrize(("variant", "per_layer"), [("llama_biases", 4), ("mixtral", 5)])
+def test_projections_and_experts_are_in_8_bits_and_nothing_else(tmp_path, variant: str, per_layer: int):
+    config = config_of(variant, tmp_path)
+    plain, small = (abstract_model(config, jnp.bfloat16, name) for name in ("none", "int8"))
+    found = params(small)
+    quantised = {path for path, value in found.items() if isinstance(value, Quantised)}
+    assert len(quantised) == per_layer * config.num_layers
+    kept = "norm", "bias", "router", "embedding", "head"
+    assert not [path for path in quantised if any(word in path for word in kept)]
+    saved = sum(value.values.size - 4 * value.scale.size for path, value in found.items() if path in quantised)
+    assert num_bytes(small) == num_bytes(plain) - saved
+    assert num_parameters(config) == sum(value.size for value in params(plain).values())
+    loaded = params(load_model(tmp_path, config, dtype=jnp.bfloat16, quantization="int8"))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), loaded) == jax.tree.map(lambda x: (x.shape, x.dtype), found)
+
+
+def test_channels_stand_where_their_kernels_do(tmp_path):
+    """Joint kernels and stacks of experts: each column beside its own scale."""
+    config = config_of("mixtral", tmp_path)
+    plain, small = (params(load_model(tmp_path, config, quantization=name)) for name in ("none", "int8"))
+    for path, value in small.items():
+        if isinstance(value, Quantised):
+            axis = value.scale.shape.index(1)
+            np.testing.assert_allclose(value.scale, np.abs(plain[path]).max(axis, keepdims=True) / 127, rtol=2e-7)
+            assert (np.abs(value.values * value.scale - plain[path]) <= 0.501 * value.scale).all()
+        else:
+            np.testing.assert_array_equal(value, plain[path])
+
+
+def test_what_encodes_images_stays_as_it_is(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(VISION_VARIANTS["llava"]))
+    model = abstract_model(ModelConfig.from_directory(tmp_path), jnp.float32, "int8")
+    in_8_bits = {path for path, value in params(model).items() if isinstance(value, Quantised)}
+    assert len(in_8_bits) == 4 * 2 and all(path.startswith("text.") for path in in_8_bits)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_is_refused_by_the_tensor_name(tmp_path, number: float):
+    config, tensors = config_of("mixtral", tmp_path), random_tensors("mixtral", seed=1)
+    name = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
+    tensors[name][3, 4] = number
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"{name} must hold finite numbers to be quantised"):
+        load_model(tmp_path, config, quantization="fp8")
+    assert load_model(tmp_path, config)
+
+
+def test_dummy_weights_are_those_of_the_unquantised_model_rounded(tmp_path):
+    config = config_of("llama_mha", tmp_path)
+    plain, small = (
+        load_model(None, config, load_format="dummy", seed=3, quantization=name) for name in ("none", "fp8")
+    )
+    kernel, exact = small.layers[1].mlp.down.kernel.get_value(), np.asarray(plain.layers[1].mlp.down.kernel[...])
+    error = np.abs(kernel.values.astype(jnp.float32) * kernel.scale - exact)
+    assert 0 < error.max() <= np.abs(exact).max() / 15
+
+
+MAX_DIVERGENCE = {"int8": 5e-4, "fp8": 0.03}
+
+
+@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("variant", ["llama_gqa_head_dim", "mixtral"])
+def test_next_tokens_are_hardly_less_likely(tmp_path, parity: Parity, variant: str, name: str):
+    """The mean divergence of the next token's distribution from that which Hugging Face's float32 model gave."""
+    with np.load(DATA / f"{variant}.npz", allow_pickle=False) as recorded:
+        tokens, positions, logits = (recorded[key] for key in ("tokens", "whole_positions", "whole_logits"))
+        seed = json.loads(str(recorded["note"]))["seed"]
+    config = config_of(variant, tmp_path, seed)
+    paged = PagedModel(config, load_model(tmp_path, config, quantization=name))
+    found = paged.extend({0: tokens.tolist()})[0][positions]
+    expected, found = (jax.nn.log_softmax(jnp.asarray(part)) for part in (logits, found))
+    divergence = np.asarray((jnp.exp(expected) * (expected - found)).sum(-1))
+    assert divergence.mean() > 0
+    parity(name, VARIANTS[variant], "KL", float(divergence.mean()), MAX_DIVERGENCE[name])

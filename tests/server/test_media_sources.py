@@ -1,0 +1,245 @@
+"""What pictures cost the server, and whom: each file is read once, beside the event loop, for one tenant."""
+
+import asyncio
+import base64
+import functools
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jsg.config import ServerConfig
+from jsg.engine import media_reader
+from jsg.engine.media_reader import ModelMediaReader
+from jsg.errors import QueueFullError, RequestError
+from jsg.processing.parts import MediaPart
+from jsg.processing.tokenizer import load_tokenizer
+from jsg.server import media_sources
+from jsg.server.http.json_body import _num_media_chars
+from jsg.server.media_sources import MediaSource, MediaSources, joined_content, media_limits
+from jsg.server.openai.messages import Message
+from jsg.server.text_threads import MAX_MEDIA, TextThreads
+from tests.server.scripted import ScriptedServer
+from tests.server.vision_model import base64_of, data_url, png, write_vision_model
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vision_model(tmp_path_factory.mktemp("vision") / "model")
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The files that were decoded."""
+    files: list[bytes] = []
+    decode = media_reader.decode_image
+
+    def counted(data: bytes, budget: Any) -> Any:
+        files.append(data)
+        return decode(data, budget)
+
+    monkeypatch.setattr(media_reader, "decode_image", counted)
+    return files
+
+
+def picture_message(url: str) -> dict[str, Any]:
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what?"}]
+    return {"role": "user", "content": content}
+
+
+class TestOnce:
+    @pytest.mark.parametrize("is_shared", [True, False], ids=["one for all", "one each"])
+    def test_a_picture_of_many_prompts_is_read_once(self, model_dir, monkeypatch, is_shared):
+        server = ScriptedServer(model_dir, model_dir=model_dir)
+        calls: list[str] = []
+        read = media_sources.read_base64
+        monkeypatch.setattr(media_sources, "read_base64", lambda *given: calls.append(given[0]) or read(*given))
+        url = base64_of(png())
+        body = {"text": ["hi"] * 50, "image_data": url if is_shared else [url] * 50}
+        response = server.http.post("/generate", json=body)
+        assert response.status_code == 200, response.text
+        assert [len(request.media) for request in server.engine.requests] == [1] * 50
+        assert calls == [url]
+        assert len({id(request.media[0].pixels) for request in server.engine.requests}) == 1
+
+    def test_a_file_is_hashed_once_however_often_it_stands_there(self, model_dir, monkeypatch):
+        reader = ModelMediaReader.of_model(model_dir, load_tokenizer(model_dir))
+        assert reader is not None
+        part, keys = MediaPart("image", png(), ""), []
+        key_of = media_reader._file_key
+        monkeypatch.setattr(media_reader, "_file_key", lambda *given: keys.append(1) or key_of(*given))
+        assert len({id(item) for item in reader.read([part] * 100)}) == 1
+        assert len(keys) == 1
+
+    def test_no_more_is_decoded_than_all_files_may_have(self, model_dir, monkeypatch):
+        """Stored responses can bring back more than a body may have."""
+        config = ServerConfig(max_media_bytes=1024)
+        tokenizer, threads = load_tokenizer(model_dir), TextThreads()
+        sources = MediaSources(ModelMediaReader.of_model(model_dir, tokenizer, media_limits(config)), threads, config)
+        sizes: list[int] = []
+        read = media_sources.read_base64
+        monkeypatch.setattr(media_sources, "read_base64", lambda *given: sizes.append(1) or read(*given))
+        many = [MediaSource("image", base64.b64encode(bytes([i]) * 400).decode()) for i in range(10)]
+        with pytest.raises(RequestError, match="at most 1024 bytes") as caught:
+            asyncio.run(sources.read(many, "input", namespace=""))
+        threads.close()
+        assert (caught.value.param, len(sizes)) == ("input", 3)
+
+
+def test_no_tenant_sees_from_the_time_what_another_has_shown(model_dir, decoded):
+    server = ScriptedServer(model_dir, model_dir=model_dir, api_key=("one-key", "another-key"))
+
+    def ask(key: str, path: str = "/v1/chat/completions", **fields: Any) -> None:
+        body = {"messages": [picture_message(data_url(png()))], **fields}
+        if path == "/generate":
+            body = {"text": "<image>", "image_data": data_url(png()), **fields}
+        response = server.http.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
+        assert response.status_code == 200, response.text
+
+    counts = []
+    for key in ("one-key", "one-key", "another-key", "another-key", "one-key"):
+        ask(key)
+        ask(key, "/generate")
+        ask(key, "/tokenize")
+        counts.append(len(decoded))
+    assert counts == [1, 1, 2, 2, 2]
+    for _ in range(2):
+        ask("one-key", cache_salt="pepper")
+        ask("one-key", "/generate", cache_salt="pepper")
+    assert len(decoded) == 3
+
+
+def test_views_of_a_reader_share_one_bound(model_dir, decoded):
+    reader = ModelMediaReader.of_model(model_dir, load_tokenizer(model_dir))
+    assert reader is not None
+    part = MediaPart("image", png(), "")
+    [first] = reader.within("a").read([part])
+    assert reader.within("a").read([part]) == [first] and len(decoded) == 1
+    [second] = reader.within("b").read([part])
+    assert second is not first and second.digest == first.digest and len(decoded) == 2
+    assert reader.within("a")._kept is reader.within("b")._kept
+
+
+class TestEventLoop:
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+    def test_messages_are_made_beside_it(self, model_dir, monkeypatch, path):
+        server = ScriptedServer(model_dir)
+        names: list[str] = []
+        made = Message.to_template
+
+        def noted(self: Message, template: Any) -> dict[str, Any]:
+            names.append(threading.current_thread().name)
+            return made(self, template)
+
+        monkeypatch.setattr(Message, "to_template", noted)
+        assert server.http.post(path, json={"messages": [{"role": "user", "content": "hi"}]}).status_code == 200
+        assert [name.rpartition("_")[0] for name in names] == ["jsg-text"]
+
+    def test_what_waits_for_pictures_is_bounded(self):
+        may_end, threads = threading.Event(), TextThreads()
+
+        async def main() -> None:
+            waiting = [asyncio.create_task(threads.decode(may_end.wait)) for _ in range(MAX_MEDIA)]
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFullError, match="try again later"):
+                await threads.decode(may_end.wait)
+            waiting[-1].cancel()
+            await asyncio.wait(waiting[-1:])
+            waiting[-1] = asyncio.create_task(threads.decode(may_end.wait))
+            await asyncio.sleep(0)
+            may_end.set()
+            assert await asyncio.gather(*waiting) == [True] * MAX_MEDIA
+
+        asyncio.run(main())
+        threads.close()
+
+    def test_so_many_requests_fetch_at_a_time(self, model_dir, monkeypatch):
+        config = ServerConfig(allowed_media_host=("pictures.test",))
+        threads = TextThreads()
+        reader = ModelMediaReader.of_model(model_dir, load_tokenizer(model_dir))
+        sources = MediaSources(reader, threads, config)
+        under_way, most = 0, 0
+
+        async def fetch(url: str) -> bytes:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            under_way -= 1
+            return png()
+
+        assert sources._fetcher is not None
+        monkeypatch.setattr(type(sources._fetcher), "fetch", staticmethod(fetch))
+
+        async def main() -> None:
+            urls = [[f"http://pictures.test/{i}.png"] for i in range(3 * media_sources.MAX_FETCHING)]
+            await asyncio.gather(*map(sources._fetch, urls))
+
+        asyncio.run(main())
+        threads.close()
+        assert most == media_sources.MAX_FETCHING
+
+
+class TestBodySize:
+    @pytest.mark.parametrize(
+        ("num_text", "num_media", "status"),
+        [(1, 0, 200), (MIB, 0, 413), (1, 2 * MIB, 400), (MIB, 2 * MIB, 413)],
+        ids=["short", "text", "picture", "both"],
+    )
+    def test_pictures_leave_texts_no_more_room(self, model_dir, num_text, num_media, status):
+        server = ScriptedServer(model_dir, model_dir=model_dir, max_request_bytes=MIB)
+        message = {"role": "user", "content": [{"type": "text", "text": "a" * num_text}]}
+        if num_media:
+            message["content"].append({"type": "image_url", "image_url": {"url": "A" * num_media}})
+        response = server.http.post("/tokenize", json={"messages": [message]})
+        assert response.status_code == status, response.text[:300]
+        if status == 413:
+            assert "beside the pictures" in response.text
+
+    @pytest.mark.parametrize(
+        "holder",
+        [
+            lambda url: {"image_data": [url, [url]]},
+            lambda url: {"messages": [{"content": [{"source": {"type": "base64", "media_type": "i", "data": url}}]}]},
+            lambda url: {"input": [{"content": [{"type": "input_image", "image_url": url}]}]},
+            lambda url: {"prompt": ["a", {"image": url, "media_type": "image/png"}]},
+        ],
+    )
+    def test_files_are_known_by_their_names_in_every_api(self, holder):
+        count = functools.partial(json_chars, holder)
+        assert count(1000) - count(0) == (2000 if "image_data" in holder("") else 1000)
+
+    def test_a_text_of_such_a_name_is_no_file(self):
+        assert json_chars(lambda url: {"arguments": {"image": url, "data": url}}, 1000) == 0
+
+
+def json_chars(holder: Any, size: int) -> int:
+    return _num_media_chars(holder("A" * size))
+
+
+def test_texts_are_joined_between_pictures():
+    first, second = MediaSource("image", "a"), MediaSource("video", "b")
+    assert joined_content(["a", "", "b"]) == "ab"
+    assert joined_content([]) == joined_content([""]) == ""
+    shown = joined_content(["", first, "a", "", "b", second, first, "", "c"])
+    texts = [{"type": "text", "text": text} for text in ("ab", "c")]
+    assert shown == [first, texts[0], second, first, texts[1]]
+
+
+def test_joining_looks_at_each_text_once():
+    """Adding text after text copies what is there already: a megabyte of letters took a terabyte of copies."""
+
+    class Counted(str):
+        added = 0
+
+        def __radd__(self, other: str) -> str:
+            Counted.added += len(other)
+            return str(other) + str(self)
+
+    joined = joined_content([MediaSource("image", "a"), *[Counted("a")] * 1000])
+    assert joined[1] == {"type": "text", "text": "a" * 1000}
+    assert Counted.added == 0
