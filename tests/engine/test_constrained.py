@@ -147,12 +147,9 @@ def test_drafts_change_nothing_in_much_traffic(core_of, seed: int, knobs: dict):
 
 
 def test_the_traffic_retracts_and_takes_and_refuses_drafts(core_of):
-    core = core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23)
-    before = core.stats()
-    for seed in range(3):
-        assert check_bitwise(core_of, seed) is core
-    stats = core.stats()
-    assert stats["num_retracts"] > before["num_retracts"]
+    own = {"max_queued_requests": 100}  # an engine of its own: how much is admitted depends on what it has seen before
+    core, *_ = [check_bitwise(core_of, seed, **own) for seed in range(3)]
+    assert core.stats()["num_retracts"] > 0
     constraints = core.grammars.stats(core._runner.masks)
     assert 0 < constraints["num_drafts_taken"] < constraints["num_drafts"]
     assert constraints["num_grammar_failures"] == 0

@@ -91,7 +91,8 @@ def test_deterministic_mode_is_bitwise_the_same_with_pages_of_8(core_of, alone, 
 
 
 def test_the_traffic_evicts_and_retracts(core_of):
-    core = core_of(**DETERMINISTIC, **SMALL_POOL, schedule_policy="lpm", chunked_prefill_size=23)
+    own = {"max_queued_requests": 100}  # an engine of its own: how much is admitted depends on what it has seen before
+    core = core_of(**DETERMINISTIC, **SMALL_POOL, **own, schedule_policy="lpm", chunked_prefill_size=23)
     before = core.stats()
     for seed in range(4):
         small.run(core, small.traffic(seed))
