@@ -35,6 +35,11 @@ class IncrementalDetokenizer:
         """Whether the tokens so far end with the beginning of a character."""
         return bool(self._decoder.getstate()[0])
 
+    @property
+    def unfinished(self) -> str:
+        """What `finish` would give now. Mostly one U+FFFD, but Python waits for a third byte behind ED A0, too."""
+        return self._decoder.getstate()[0].decode(errors="replace")
+
     def push(self, ids: Sequence[int]) -> str:
         """Takes the next tokens and gives the characters that they complete."""
         raw = self._tokenizer.join_bytes(ids, skip_special_tokens=self._skip_special_tokens)

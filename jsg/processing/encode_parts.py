@@ -152,10 +152,8 @@ def split_kept(
         num_chars += len(detokenizer.push((token_id,)))
         if num_chars > len(text):
             break
-        if not detokenizer.is_inside_character:
-            num_kept, tail_start = count, num_chars
-        elif text[num_chars : num_chars + 1] == "\ufffd":  # how the beginning of a character is shown
-            num_kept, tail_start = count, num_chars + 1
+        if text.startswith(detokenizer.unfinished, num_chars):  # how the beginning of a character is shown
+            num_kept, tail_start = count, num_chars + len(detokenizer.unfinished)
     return tuple(ids[:num_kept]), text[tail_start:]
 
 

@@ -247,6 +247,13 @@ class TestKept:
         if answer.finish is not None and answer.finish.type is FinishType.LENGTH:
             assert (list(kept), rest) == (ids, ""), "every token is kept of an answer that nothing cut"
 
+    @pytest.mark.parametrize("raw", [b"\xed", b"\xed\xa0", b"a\xed\xa0", b"\xed\xa0\xa0", b"\xf0\x9f\x98"])
+    def test_bytes_that_begin_no_character_or_half_of_one_are_kept(self, all_tokenizers, raw: bytes):
+        tokenizer = all_tokenizers["llama"]
+        ids = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in raw]
+        answer = _shown(tokenizer, ids, (), [tokenizer.eos_token_id])
+        assert split_answer(tokenizer, answer) == (tuple(ids), "")
+
     def test_a_token_that_a_stop_string_cuts_becomes_text(self, all_tokenizers):
         tokenizer = load_tokenizer(resolve_model("tiny"))
         ids = tokenizer.encode("once there was a little girl", add_special_tokens=False)

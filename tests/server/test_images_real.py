@@ -96,13 +96,10 @@ def test_every_way_gives_the_same_tokens(server, engine):
 
 def test_branches_of_a_program_share_a_picture(server, engine):
     before = encoded_tiles(server)
-    endpoint = sgl.RuntimeEndpoint(str(server.http.base_url))
-    try:
+    with sgl.RuntimeEndpoint(str(server.http.base_url)) as endpoint:
         over_http = judge.run(png(), backend=endpoint)
-    finally:
-        endpoint.shutdown()
-    assert encoded_tiles(server) == before + 1
-    inside = judge.run(png(), backend=engine)
+        assert encoded_tiles(server) == before + 1
+        inside = judge.run(png(), backend=engine)
     assert over_http["opinions"] == inside["opinions"]
     assert over_http["choice"] == inside["choice"]
     for state in (over_http, inside):
