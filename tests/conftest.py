@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the soak first: it mostly waits, and beside it another worker runs everything else."""
-    items.sort(key=lambda item: item.name != "test_ten_minutes")
+    items.sort(key=lambda item: item.name != "test_five_minutes")
 
 
 @pytest.fixture(scope="session")

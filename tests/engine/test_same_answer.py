@@ -78,14 +78,14 @@ def test_deterministic_mode_is_bitwise_the_same_under_any_traffic(core_of, alone
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "fcfs", "random"])
 @given(seed=st.integers(0, 2**20))
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_deterministic_mode_is_bitwise_the_same_under_much_traffic(core_of, alone, seed: int, policy: str):
     check_bitwise(core_of, alone, seed, policy)
 
 
 @pytest.mark.slow
 @given(seed=st.integers(0, 2**20))
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_deterministic_mode_is_bitwise_the_same_with_pages_of_8(core_of, alone, seed: int):
     check_bitwise(core_of, alone, seed, "lpm", page_size=8)
 
