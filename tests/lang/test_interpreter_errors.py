@@ -4,6 +4,7 @@ import inspect
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -276,6 +277,15 @@ def test_cancelling_what_has_not_begun_keeps_it_from_beginning():
     assert len(backend.calls) == 1
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, though a shell that starts the tests in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("reads_inside", [True, False])
 def test_an_interrupt_while_reading_aborts(reads_inside):
     backend, gate = waiting_backend()
@@ -305,6 +315,7 @@ def test_an_interrupt_while_reading_aborts(reads_inside):
     assert [gen.name for gen in backend.aborted] == ["x"]
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_of_a_batch_cancels_all_of_it():
     backend, gate = waiting_backend()
     started = []
