@@ -5,6 +5,7 @@ The environment is set before anything imports JAX, so that this process and its
 
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterator
 
 import hypothesis
@@ -21,7 +22,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else `tokenizers` warns after 
 COMPILE_CACHE.mkdir(parents=True, exist_ok=True)
 COMPILE_CACHE.chmod(0o700)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILE_CACHE)
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+MIN_COMPILE_S = 0.1
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = str(MIN_COMPILE_S)
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(4 * 2**30)  # only a bounded cache is locked between processes
 
@@ -50,6 +52,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the soak first: it mostly waits, and beside it another worker runs everything else."""
     items.sort(key=lambda item: item.name != "test_five_minutes")
+
+
+def pytest_runtest_setup() -> None:
+    """Undoes that an engine of an earlier test in this process caches every program, however small.
+
+    A write looks at the whole cache, so what is compiled in no time takes a tenth of a second to keep.
+    """
+    if jax := sys.modules.get("jax"):
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)
 
 
 @pytest.fixture(scope="session")
