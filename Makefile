@@ -9,7 +9,7 @@ HELD := jax==0.11.2 jaxlib==0.11.2 huggingface_hub==1.33.0
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 WORKERS ?= 2
-# The order is tests/conftest.py's: what takes five minutes begins first.
+# The order is tests/conftest.py's: what takes minutes begins first.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 # XLA's CUDA plugin lies outside the environment, because where it is installed JAX starts differently.
 H200 := .venv/h200

@@ -12,6 +12,7 @@ from bench import null_model
 from bench.bare import BareStep
 from bench.clock import Sample, alternate, timed
 from bench.report import Report
+from bench.settled import wait_until_compiled
 from bench.shapes import write_model
 from jsg.config import EngineConfig
 from jsg.engine.core import EngineCore
@@ -26,8 +27,7 @@ WARM_UP_STEPS = 5
 def make_engine(directory: Path, **knobs: Any) -> EngineCore:
     """A float32 engine with random weights, once nothing compiles in its background any more and all programs ran."""
     core = EngineCore(EngineConfig(model_path=str(directory), load_format="dummy", dtype="float32", **knobs))
-    while core.stats()["num_programs_pending"]:
-        time.sleep(0.1)
+    wait_until_compiled(core.stats)
     while core.has_work:
         core.step()
     return core

@@ -1,8 +1,8 @@
 """The running example of the SGLang paper: an essay about a picture is judged, one branch for each dimension.
 
 Early exit by `select`, parallel branches by `fork`, and a summary whose form a regex decides. The questions are
-those that the embedded model can answer. It sees no pictures, so a text stands in for one; with a model that does,
-give `sgl.image(path)` as the picture.
+those that the embedded model can answer. It sees no pictures, so a text stands in for one; with a model that does, give
+`sgl.image(path)` as the picture, as in `tiny_vision/picture_judge.py`.
 """
 
 import common

@@ -277,7 +277,7 @@ def _chat(config: EngineConfig) -> int:
 
     messages: list[dict[str, str]] = []
     with _running_engine(config) as engine:
-        chat_prompt = ChatPrompt(engine.tokenizer)
+        chat_prompt = ChatPrompt(engine.tokenizer, media=engine.media)
         print("Ctrl-C ends an answer, Ctrl-D the chat.", file=sys.stderr)
         while (said := _read_message()) is not None:
             question = {"role": "user", "content": said}

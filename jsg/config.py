@@ -43,6 +43,7 @@ class EngineConfig:
         "type of cached keys and values; auto is that of --dtype. 8 bits are slow on a CPU, which converts the pool",
         KV_CACHE_DTYPES,
     )
+    tp_size: int = _knob(1, "devices that share the model, each with a slice of every layer; CPU devices are made up")
     context_length: int | None = _knob(None, "tokens of prompt and output together; default: the model's")
     mem_fraction_static: float = _knob(0.85, "fraction of the device's whole memory that the engine may use")
     max_running_requests: int | None = _knob(None, "requests in one batch at most; default 32 on CPU, 256 elsewhere")
@@ -88,6 +89,7 @@ class EngineConfig:
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("jump_forward", self.jump_forward, JUMP_FORWARD)
+        _between("tp_size", self.tp_size, 1, 64)
         _between("mem_fraction_static", self.mem_fraction_static, 0.01, 1.0)
         _between("schedule_conservativeness", self.schedule_conservativeness, 0.01, 100.0)
         if self.page_size is not None:

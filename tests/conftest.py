@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the soak first: it mostly waits, and beside it another worker runs everything else."""
-    items.sort(key=lambda item: item.name != "test_five_minutes")
+    items.sort(key=lambda item: item.name != "test_three_minutes")
 
 
 def pytest_runtest_setup() -> None:

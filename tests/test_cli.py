@@ -112,6 +112,7 @@ class FakeEngine:
 
     def __init__(self, tokenizer, cached_tokens: int = 5, changes: float = 0.0) -> None:
         self.tokenizer = tokenizer
+        self.media = None
         self.info = ModelInfo(
             model_path="fake",
             context_length=200,

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench import attention_cases, attention_check
+from bench.device.correctness import MAX_ERROR, Correctness
 from bench.device.events import Part
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
 from jsg.kernels_pallas.reference_threshold import sortable
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP
 
-MAX_ERROR = {"float32": 5e-3, "bfloat16": 5e-2}
-"""Of attention over unit normal values; an accelerator may multiply float32 in a shorter type."""
 MAX_DIFFERING_ROWS = 0.02
 """Top-p adds up probabilities in an order of its own, so a row may end one token earlier or later."""
 CASES_OF_ALL = ("decode", "mixed")
@@ -33,11 +32,11 @@ def check(part: Part) -> None:
     own = f"{shape['num_attention_heads']}/{shape['num_key_value_heads']}/{shape['head_dim']}"
     heads = {own: (shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"])}
     heads |= {name: attention_cases.MODELS[name] for name in plan.check_models}
-    wrong: list[str] = []
+    correctness = Correctness(part)
 
     def one(name: str, case: attention_cases.Case, dtype: str, sizes: tuple[int, int, int]) -> None:
         found = attention_check.largest_error(case, dtype, heads=sizes[0], kv_heads=sizes[1], head_dim=sizes[2])
-        _add_error(part, wrong, f"attention error, {name}, {dtype}", found, MAX_ERROR[dtype])
+        correctness.add(f"attention error, {name}, {dtype}", found, MAX_ERROR[dtype])
 
     for model, sizes in heads.items():
         for dtype in dict.fromkeys((plan.dtype, "float32")):
@@ -48,21 +47,12 @@ def check(part: Part) -> None:
                     name = f"{case.name} {model}"
                     part.attempt(name, functools.partial(one, name, case, dtype, sizes))
     for dtype in dict.fromkeys((plan.dtype, "float32")):
-        part.attempt(f"rotate_and_write, {dtype}", functools.partial(_check_write, part, wrong, dtype, heads[own]))
-    part.attempt("sampling", functools.partial(_check_sampling, part, wrong))
-    if wrong:
-        raise ArithmeticError(f"wrong on this device: {', '.join(wrong)}")
+        part.attempt(f"rotate_and_write, {dtype}", functools.partial(_check_write, correctness, dtype, heads[own]))
+    part.attempt("sampling", functools.partial(_check_sampling, part, correctness))
+    correctness.end()
 
 
-def _add_error(part: Part, wrong: list[str], name: str, error: float, at_most: float) -> None:
-    is_right = error <= at_most  # not so for NaN
-    wrong.extend([] if is_right else [name])
-    if not np.isfinite(error):
-        raise ArithmeticError(f"the error is {error}")
-    part.add(name, "abs", [error], kind="error", at_most=at_most, is_right=is_right)
-
-
-def _check_write(part: Part, wrong: list[str], dtype: str, sizes: tuple[int, int, int]) -> None:
+def _check_write(correctness: Correctness, dtype: str, sizes: tuple[int, int, int]) -> None:
     """The kernel against plain `jnp` on the same device: rotated queries, and the pool after the write."""
     heads, kv_heads, head_dim = sizes
     count, page_size = 70, 16
@@ -77,10 +67,10 @@ def _check_write(part: Part, wrong: list[str], dtype: str, sizes: tuple[int, int
     )
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     error = max(float(jnp.max(jnp.abs(a.astype(jnp.float32) - b.astype(jnp.float32)))) for a, b in pairs)
-    _add_error(part, wrong, f"rotate_and_write error, {dtype}", error, MAX_ERROR[dtype])
+    correctness.add(f"rotate_and_write error, {dtype}", error, MAX_ERROR[dtype])
 
 
-def _check_sampling(part: Part, wrong: list[str]) -> None:
+def _check_sampling(part: Part, correctness: Correctness) -> None:
     """Over a whole vocabulary: rows of which kernel and plain `jnp` keep different tokens, or take different best."""
     rows, vocab = max(part.plan.sampling_rows), part.plan.shape["vocab_size"]
     logits = 3 * jax.random.normal(jax.random.key(0), (rows, vocab))
@@ -91,10 +81,10 @@ def _check_sampling(part: Part, wrong: list[str]) -> None:
         np.asarray(sortable(logits) >= find(*fields, implementation=name)[:, None]) for name in (None, "reference")
     )
     differing = float(np.mean(np.any(found != expected, axis=-1)))
-    _add_error(part, wrong, "rows of which top-k and top-p keep other tokens", differing, MAX_DIFFERING_ROWS)
+    correctness.add("rows of which top-k and top-p keep other tokens", differing, MAX_DIFFERING_ROWS)
     best = jax.jit(ops.top_logits, static_argnums=1, static_argnames=("implementation",))
     found, expected = (np.asarray(best(logits, 20, implementation=name)[1]) for name in (None, "reference"))
-    _add_error(part, wrong, "best tokens that are others", float(np.mean(found != expected)), 0.0)
+    correctness.add("best tokens that are others", float(np.mean(found != expected)), 0.0)
 
 
 def measure(part: Part) -> None:

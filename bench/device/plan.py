@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Any
 
-from bench.shapes import LLAMA_8B, LLAMA_100M, LLAMA_SMALL
+from bench.device.shapes import CLIP_L_336, MISTRAL_7B, MIXTRAL_8X7B
+from bench.shapes import CLIP_B, CLIP_SMALL, LLAMA_8B, LLAMA_100M, LLAMA_SMALL, llava_next_video
 
 FIT_FRACTION = 0.6
 """Weights and pool together, of the device's memory: JAX reserves three quarters of it, and needs temporaries."""
@@ -55,7 +56,11 @@ class Plan:
         alone_tokens: Tokens that one request alone generates.
         steps: Decode steps of the engine that are timed together.
         chunk: Most prompt tokens in one step of the engine.
-        ab_layers: Layers of the model that compiler options are compared on.
+        ab_layers: Layers of the model that compiler options, and types of kernels, are compared on.
+        experts: The config.json of a model with experts, for the parts of one layer.
+        expert_tokens: Tokens that choose among them.
+        product_rows: Rows that are multiplied with kernels in 8 bits, and in longer types.
+        images: The config.json of a model that sees, for its encoder.
         is_for_accelerators: A CPU would take hours; and the targets of the project are meant for this shape.
     """
 
@@ -81,6 +86,10 @@ class Plan:
     steps: int
     chunk: int
     ab_layers: int
+    experts: dict[str, Any]
+    expert_tokens: tuple[int, ...]
+    product_rows: tuple[int, ...]
+    images: dict[str, Any]
     is_for_accelerators: bool = False
 
     @property
@@ -140,6 +149,9 @@ class Plan:
         return cls(**(fields | changed))
 
 
+SHORT_TEXT = {"num_hidden_layers": 1, "vocab_size": 1024}
+"""What is left of the text model where an encoder is measured: the width of its rows."""
+
 ACCELERATOR = Plan(
     name="8b",
     shape=LLAMA_8B,
@@ -163,6 +175,10 @@ ACCELERATOR = Plan(
     steps=16,
     chunk=2048,
     ab_layers=8,
+    experts=MIXTRAL_8X7B,
+    expert_tokens=(8, 32, 256, 8192),
+    product_rows=(8, 32, 256, 2048),
+    images=llava_next_video(MISTRAL_7B | SHORT_TEXT, CLIP_L_336),
     is_for_accelerators=True,
 )
 CPU = Plan(
@@ -188,6 +204,10 @@ CPU = Plan(
     steps=8,
     chunk=512,
     ab_layers=4,
+    experts=MIXTRAL_8X7B | {"hidden_size": 768, "intermediate_size": 2048},
+    expert_tokens=(1, 32, 256),
+    product_rows=(1, 32, 256),
+    images=llava_next_video(LLAMA_100M | SHORT_TEXT, CLIP_B),
 )
 TRIAL = Plan(
     name="trial",
@@ -212,5 +232,9 @@ TRIAL = Plan(
     steps=2,
     chunk=64,
     ab_layers=1,
+    experts=MIXTRAL_8X7B | {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 4},
+    expert_tokens=(24,),
+    product_rows=(4,),
+    images=llava_next_video(LLAMA_SMALL | SHORT_TEXT, CLIP_SMALL),
 )
 PLANS = {plan.name: plan for plan in (ACCELERATOR, CPU, TRIAL)}

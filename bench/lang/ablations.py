@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jsg as sgl
-from bench.lang.sharing import compiled_engine
 from bench.lang.workloads import Sizes, passage, thought
 from bench.report import Report
+from bench.settled import compiled_engine
 from jsg.lang.executor.compiled import CompiledFunction
 from jsg.lang.graphs.optimise import ALL_ON, Optimisations
 

@@ -3,9 +3,9 @@
 import time
 
 import jsg
-from bench.lang.sharing import compiled_engine
 from bench.lang.workloads import passage
 from bench.report import Report
+from bench.settled import compiled_engine
 
 TARGET = "<= 0.5"
 CONTEXT_WORDS, QUESTION_WORDS = 200, 30

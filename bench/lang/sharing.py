@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jsg
 from bench.lang.workloads import PROGRAMS, Sizes
 from bench.report import Report
+from bench.settled import compiled_engine
 
 ARMS = {
     "parallel": (False, False),
@@ -53,14 +53,6 @@ def _note(report: Report, name: str, samples: dict[str, list[float]], sizes: Siz
             of_smallest = figure.smallest / ours.smallest
             facts = {"target": TARGET, "of_smallest": of_smallest} | sizes._asdict()
             report.add(f"{name}: {arm} / parallel", "x", [ratio], **facts)
-
-
-def compiled_engine(model: str, **knobs: Any) -> jsg.Engine:
-    """An engine once nothing compiles in its background any more."""
-    engine = jsg.Engine(model, **knobs)
-    while engine.get_server_info()["num_programs_pending"]:
-        time.sleep(0.1)
-    return engine
 
 
 def model_100m(directory: Path) -> str:

@@ -34,9 +34,9 @@ def judge(s, picture, essay):
 
 
 def agrees(answer: str) -> bool:
-    """Whether "Essay: red. Picture: blue." has the same on both sides."""
-    told, seen = answer.removeprefix("Essay: ").split(" Picture: ")
-    return told == seen
+    """Whether "Essay: red. Picture: blue." has the same on both sides; an answer of another form has not."""
+    told, between, seen = answer.removeprefix("Essay: ").partition(" Picture: ")
+    return bool(between) and told == seen
 
 
 def main() -> None:

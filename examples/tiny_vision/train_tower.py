@@ -105,7 +105,7 @@ def train(args: argparse.Namespace) -> None:
     params = init_tower(config, text_config.dim, args.seed)
     if args.init:
         params = {name: jnp.asarray(value) for name, value in load_file(args.init).items()}
-    rate = optax.warmup_cosine_decay_schedule(0.0, args.rate, 50, args.steps, args.rate / 50)
+    rate = optax.warmup_cosine_decay_schedule(0.0, args.rate, min(50, args.steps // 2), args.steps, args.rate / 50)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.98, weight_decay=0.02))
     state, started = optimizer.init(params), time.time()
     for step in range(1, args.steps + 1):

@@ -154,10 +154,10 @@ def _step(text, state, tower, batch, configs, optimizer):
 
 
 def make_optimizer(steps: int, scale: float) -> optax.GradientTransformation:
-    """Muon for the matrices, AdamW for the rest; both rise for 50 steps and fall to zero."""
+    """Muon for the matrices, AdamW for the rest; both rise for 50 steps, or half of all if fewer, and fall to zero."""
 
     def rate(peak: float) -> optax.Schedule:
-        return optax.warmup_cosine_decay_schedule(0.0, peak * scale, 50, steps, 0.0)
+        return optax.warmup_cosine_decay_schedule(0.0, peak * scale, min(50, steps // 2), steps, 0.0)
 
     def labels(text: dict) -> dict:
         return {name: "muon" if "_proj" in name else "adam" for name in text}

@@ -11,6 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+HEADS_AXIS = 2
+"""Of each array: what devices share out."""
+
 
 class KVPool(NamedTuple):
     """Keys and values of every cached token, per layer. Donated to each step and returned by it.
@@ -49,8 +52,16 @@ def make_pool(
     dtype: jax.typing.DTypeLike,
     *,
     is_interleaved: bool = False,
+    sharding: jax.sharding.Sharding | None = None,
 ) -> KVPool:
-    """A zeroed pool of `num_pages` pages, the dump page included. Zeros matter: 0 x NaN garbage would be NaN."""
+    """A zeroed pool of `num_pages` pages, the dump page included. Zeros matter: 0 x NaN garbage would be NaN.
+
+    With a sharding, devices share out the heads.
+    """
     arrays = 1 if is_interleaved else 2
     shape = (num_pages, page_size, kv_heads * 2 // arrays, head_dim)
-    return KVPool(tuple(tuple(jnp.zeros(shape, dtype) for _ in range(arrays)) for _ in range(num_layers)))
+
+    def layer() -> tuple[Float[Array, "P page_size heads H"], ...]:
+        return tuple(jnp.zeros(shape, dtype, device=sharding) for _ in range(arrays))
+
+    return KVPool(tuple(layer() for _ in range(num_layers)))

@@ -53,7 +53,8 @@ def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
     facts = analyse(grammar, limits)
     if not facts.is_productive(facts.rules[grammar.start]):
         raise GrammarError(
-            f"the grammar matches no text: rule {grammar.start!r} can never be completed; give it an end"
+            grammar.contradiction
+            or f"the grammar matches no text: rule {grammar.start!r} can never be completed; give it an end"
         )
     written_out: dict[int, ir.Repeat] = {}
     while True:
@@ -96,7 +97,10 @@ class _Builder:
         if not self._facts.is_productive(root):
             self._rules.append((name, ()))  # nothing calls it
             return
-        check(self._repeats.size(root), 4 * self._limits.positions, "parts")
+        try:
+            check(self._repeats.size(root), 4 * self._limits.positions, "parts")
+        except GrammarError as error:
+            raise GrammarError(f"{error} (in rule {name!r})" if len(self._facts.rules) > 1 else str(error)) from error
         fragment = self._fold(root)
         self._join(fragment.last, (0,))
         self._rules.append((name, fragment.first))

@@ -41,12 +41,14 @@ class CharDfa:
         rows: For each state its target by class.
         accepting: States in which a text may end.
         limits: The fuel of this automaton and of all that are made of it.
+        is_trimmed: `trimmed` made it, and would only make it again.
     """
 
     classes: tuple[CharRanges, ...]
     rows: tuple[tuple[int, ...], ...]
     accepting: frozenset[int]
     limits: Limits = LIMITS
+    is_trimmed: bool = dataclasses.field(default=False, compare=False)
 
     @staticmethod
     def of(expr: Expr, limits: Limits = LIMITS) -> "CharDfa":
@@ -150,9 +152,11 @@ class CharDfa:
 
     def trimmed(self) -> "CharDfa":
         """The same without states that are never reached or from which no text can end, and with few classes."""
+        if self.is_trimmed:
+            return self
         live = self._live_states()
         if 0 not in live:
-            return CharDfa((), ((),), frozenset(), self.limits)
+            return CharDfa((), ((),), frozenset(), self.limits, is_trimmed=True)
         numbers = {state: number for number, state in enumerate(live)}
         columns = [tuple([numbers.get(self.rows[state][i], _DEAD) for state in live]) for i in range(len(self.classes))]
         merged: dict[tuple[int, ...], list[CharRanges]] = {}
@@ -162,7 +166,7 @@ class CharDfa:
         rows = tuple(zip(*merged, strict=True)) if merged else ((),) * len(live)
         classes = tuple([charset.union(*sets) for sets in merged.values()])
         accepting = frozenset(numbers[state] for state in self.accepting if state in numbers)
-        return CharDfa(classes, rows, accepting, self.limits)
+        return CharDfa(classes, rows, accepting, self.limits, is_trimmed=True)
 
     def minimised(self) -> "CharDfa":
         """The smallest automaton of the same texts; two that match the same texts have the same number of states."""
@@ -408,7 +412,41 @@ def _common_classes(
 
 
 def _coarsest(dfa: CharDfa) -> list[int]:
-    """For each state the number of its class of equivalent states (Hopcroft's algorithm).
+    """For each state the number of its class of equivalent states."""
+    order = _targets_first(dfa.rows)
+    return _coarsest_of_any(dfa) if order is None else _coarsest_of_finite(dfa, order)
+
+
+def _targets_first(rows: Sequence[tuple[int, ...]]) -> list[int] | None:
+    """The states, each after all that its edges lead to; None where there is a cycle."""
+    sources: list[list[int]] = [[] for _ in rows]
+    waiting: list[int] = []
+    for state, row in enumerate(rows):
+        targets = set(row) - {_DEAD}
+        waiting.append(len(targets))
+        for target in targets:
+            sources[target].append(state)
+    order = [state for state, count in enumerate(waiting) if count == 0]
+    for state in order:  # `order` grows while it is walked.
+        for source in sources[state]:
+            waiting[source] -= 1
+            if waiting[source] == 0:
+                order.append(source)
+    return order if len(order) == len(rows) else None
+
+
+def _coarsest_of_finite(dfa: CharDfa, order: Iterable[int]) -> list[int]:
+    """Of an automaton without a cycle, in time linear in its edges: equal rows are equal states, the last first."""
+    numbers: dict[tuple[bool, tuple[int, ...]], int] = {}
+    block = [0] * len(dfa.rows)
+    for state in order:
+        row = tuple([_DEAD if target == _DEAD else block[target] for target in dfa.rows[state]])
+        block[state] = numbers.setdefault((state in dfa.accepting, row), len(numbers))
+    return block
+
+
+def _coarsest_of_any(dfa: CharDfa) -> list[int]:
+    """Of any automaton (Hopcroft's algorithm).
 
     Only live states are there, and a missing edge is a difference; so states are told apart by their accepting and
     their columns first, and no dead state is needed.

@@ -1,5 +1,7 @@
 """From a grammar as a client wrote it to tables, and to a compiled grammar."""
 
+import logging
+
 from jsg.constrained.builder import build
 from jsg.constrained.grammar import CompiledGrammar
 from jsg.constrained.ir import Grammar
@@ -8,6 +10,8 @@ from jsg.constrained.tables import StaticTables
 from jsg.constrained.vocab import Vocabulary
 from jsg.errors import GrammarError
 from jsg.types import GrammarSpec
+
+logger = logging.getLogger(__name__)
 
 
 def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
@@ -18,7 +22,12 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
     """
     check(len(spec.text.encode()), limits.text_bytes, "bytes of text", param=spec.kind)
     try:
-        return build(_read(spec, limits.metered()), limits)
+        grammar = _read(spec, limits.metered())
+        if grammar.annotations:
+            logger.debug(
+                "%s: not enforced, for the standard calls it an annotation: %a", spec.kind, grammar.annotations
+            )
+        return build(grammar, limits)
     except GrammarError as error:
         if error.param is not None:
             raise
@@ -31,6 +40,15 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
         raise GrammarError(
             f"{spec.kind} must fit in memory when compiled, but there is too little; simplify it", param=spec.kind
         ) from None
+
+
+def annotations(spec: GrammarSpec, limits: Limits = LIMITS) -> tuple[str, ...]:
+    """What stands in a grammar's schemas and is not enforced, and where: see `schema_grammar`. For people.
+
+    Raises:
+        GrammarError: As `compile_tables`, as far as it is seen before anything is built.
+    """
+    return _read(spec, limits.metered()).annotations
 
 
 def warm() -> None:

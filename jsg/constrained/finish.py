@@ -225,15 +225,9 @@ def _byte_classes(sets: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """The class of each byte, and for each set which classes it holds."""
     packed = np.frombuffer(b"".join(bits.to_bytes(32, "little") for bits in sets), np.uint8).reshape(-1, 32)
     holds = np.unpackbits(packed, axis=1, bitorder="little")  # [sets, 256]
-    columns = np.packbits(holds, axis=0)
-    width, data = len(columns), columns.T.tobytes()
-    first: dict[bytes, int] = {}
-    one_each: list[int] = []
-    classes = bytearray(256)
-    for byte in range(256):
-        column = data[byte * width : (byte + 1) * width]
-        number = first.setdefault(column, len(one_each))
-        if number == len(one_each):
-            one_each.append(byte)
-        classes[byte] = number
-    return np.frombuffer(classes, np.uint8).copy(), np.ascontiguousarray(holds[:, one_each])
+    columns = np.ascontiguousarray(np.packbits(holds, axis=0).T)
+    signatures = columns.view(f"V{columns.shape[1]}").ravel().tolist()  # for each byte the sets that hold it
+    numbers = {signature: number for number, signature in enumerate(dict.fromkeys(signatures))}
+    classes = np.array([numbers[signature] for signature in signatures], np.uint8)
+    one_each = np.unique(classes, return_index=True)[1]
+    return classes, np.ascontiguousarray(holds[:, one_each])

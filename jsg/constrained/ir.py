@@ -136,10 +136,18 @@ class Grammar:
 
     A rule that is called from several places is built once, and masks found inside it serve them all. So what stands in
     many places (a JSON string, a JSON value) should be a rule.
+
+    Attributes:
+        start: Name of the rule of the whole text.
+        rules: All of them.
+        contradiction: What is said where no text matches, in words of whoever wrote it; None: in words of rules.
+        annotations: What stood in its schemas and is not enforced, for people; see `schema_grammar`.
     """
 
     start: str
     rules: Mapping[str, Expr]
+    contradiction: str | None = None
+    annotations: tuple[str, ...] = ()
 
 
 def seq(*parts: Expr) -> Expr:

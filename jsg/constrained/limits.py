@@ -87,6 +87,9 @@ class Account:
 
 LIMITS = Limits()
 """Of a server."""
+STEP_STEPS = 40_000_000
+"""Work for all texts of an engine together from one of its steps to the next, counted as `mask_steps`. It refuses none:
+who comes when it is spent waits for another step."""
 
 
 def check(value: int, limit: int, what: str, param: str | None = None) -> None:

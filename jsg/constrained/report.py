@@ -3,9 +3,8 @@
 import dataclasses
 import time
 
-from jsg.constrained.compiler import compile_tables
+from jsg.constrained.compiler import annotations, compile_tables
 from jsg.constrained.machine import Machine
-from jsg.constrained.schema.front import schema_annotations
 from jsg.types import GrammarSpec
 
 MAX_FORCED = 200  # bytes that are shown
@@ -49,7 +48,7 @@ class GrammarReport:
         num_rules, num_loops: Rules, and repetitions that are counted while a text is read.
         num_bytes: Of its tables.
         forced: What every text begins with.
-        annotations: What stands in a JSON Schema and is not enforced, and where.
+        annotations: What stands in its schemas and is not enforced, and where.
         text: How a given text fares.
     """
 
@@ -90,7 +89,7 @@ def check_grammar(spec: GrammarSpec, text: str | None = None) -> GrammarReport:
         num_loops=len(tables.loops),
         num_bytes=tables.num_bytes,
         forced=machine.forced_run(machine.start(), MAX_FORCED),
-        annotations=schema_annotations(spec.text) if spec.kind == "json_schema" else (),
+        annotations=annotations(spec),
         text=None if text is None else check_text(machine, text.encode()),
     )
 

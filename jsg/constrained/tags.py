@@ -57,7 +57,7 @@ def structural_tag_grammar(
     is_tree = fields.has("format")
     expr = formats.of(fields.object("format"), ()) if is_tree else formats.of_structures(fields)
     fields.end()
-    return Grammar(_START, {_START: expr, **formats.rules})
+    return Grammar(_START, {_START: expr, **formats.rules}, annotations=tuple(formats.annotations))
 
 
 @final
@@ -66,10 +66,12 @@ class _Formats:
 
     Attributes:
         rules: The rules so far; none is called `structural_tag`.
+        annotations: What its schemas have in them that is not enforced, and where, for people.
     """
 
     def __init__(self, limits: Limits, whitespace: Whitespace, property_order: PropertyOrder):
         self.rules: dict[str, Expr] = {}
+        self.annotations: list[str] = []
         self._limits = limits
         self._whitespace: Whitespace = whitespace
         self._property_order: PropertyOrder = property_order
@@ -312,6 +314,7 @@ class _Formats:
                 raise GrammarError(f"{place.path}: {error}", PARAM) from error
             start, rules = merge_rules(grammar, f"{len(self._merged)}:")
             self.rules |= rules
+            self.annotations += [f"{annotation} in {place.path}" for annotation in grammar.annotations]
             self._merged[key] = Call(start)
         return self._merged[key]
 

@@ -12,6 +12,7 @@ from typing import final
 
 import numpy as np
 
+from jsg.constrained.limits import STEP_STEPS
 from jsg.constrained.masker import GrammarMasker
 from jsg.engine.grammar_store import GrammarStore, StoredGrammar
 from jsg.engine.jump import MOST_LOOKED_BACK, Tokens
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 PATIENCE = 16
 """Tokens without a forced text behind them, after which a request's steps with drafts are planned before their tokens
 are known. Where a text is forced then, one more token is sampled before the first draft."""
+BIND_STEPS = 300_000
+"""Work to bind a grammar to the vocabulary, in the steps of `Limits`, beside one for each byte of its tables."""
 BUG = "the engine failed this request; its log has the cause"
 
 
@@ -40,6 +43,8 @@ class Constraint:
         jump: What to do where text is forced.
         num_accepted: Tokens that the masker has accepted.
         num_unforced: Tokens since the last one that a text was forced behind.
+        num_steps: Work for its text that steps of the engine have been charged with; less than none as long as they
+            have not been charged with binding the grammar.
         failure: Why the request cannot go on; None while it can.
     """
 
@@ -48,6 +53,7 @@ class Constraint:
     jump: JumpForward
     num_accepted: int = 0
     num_unforced: int = 0
+    num_steps: int = 0
     failure: str | None = None
     _masker: GrammarMasker | None = dataclasses.field(default=None, init=False)
 
@@ -64,13 +70,32 @@ class Constraint:
     def masker(self) -> GrammarMasker:
         """Has accepted the committed output, and nothing else. Made for the first step: a queue takes no memory."""
         if self._masker is None:
+            if self.grammar.machine is None:
+                self.num_steps = -BIND_STEPS - len(self.grammar.tables)
             self._masker = self.store.new_masker(self.grammar)
         return self._masker
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MaskRows:
+    """The masks of a step.
+
+    Attributes:
+        rows: int32, the row of the mask pool for each row of logits.
+        put_off: Entries whose masks the step had no work left for. What is sampled for them means nothing.
+    """
+
+    rows: np.ndarray
+    put_off: list[BatchEntry]
 
 
 @final
 class Constraints:
     """Every grammar that the engine knows, and the maskers of the requests that are live.
+
+    What all grammars together take from one step to the next is counted, in the steps of `Limits`: when it is spent no
+    more drafts are proposed, and whose mask is not known yet is put off. The oldest request comes first and, without
+    drafts, gets its mask in any case, so that each goes on in its turn. What was chosen is always read.
 
     Invariant: a masker has accepted as many tokens as its request has committed output tokens.
     """
@@ -91,6 +116,7 @@ class Constraints:
         self._live: dict[str, Constraint] = {}
         self._tokens: Tokens | None = None
         self._num_drafts = self._num_drafts_taken = self._num_failures = 0
+        self._most_steps = self._steps_left = STEP_STEPS
 
     # Grammars and requests in and out.
 
@@ -156,6 +182,8 @@ class Constraints:
         if most <= 0:
             return found
         for each in running:
+            if self._steps_left <= 0:
+                break
             constraint = self._live.get(each.request.rid)
             if constraint is None or constraint.jump == "off" or constraint.failure is not None:
                 continue
@@ -163,6 +191,7 @@ class Constraints:
                 continue
             try:
                 proposal = self._proposal(each, constraint, most)
+                self._charge(constraint)
             except Exception as error:
                 self._fail(constraint, error)
                 continue
@@ -170,23 +199,28 @@ class Constraints:
                 found[each.request.rid] = proposal
         return found
 
-    def mask_rows(self, batch: Batch, pool: MaskPool) -> np.ndarray:
-        """The row of the mask pool for each row of logits of a step, all of whose tokens before it are committed.
+    def mask_rows(self, batch: Batch, pool: MaskPool) -> MaskRows:
+        """The masks for a step, all of whose tokens before it are committed.
 
         A request whose grammar raises gets no mask, and fails when the step is committed.
         """
         pool.begin_step()
         first_rows = batch.first_rows
-        rows = np.zeros(first_rows[-1] + batch.entries[-1].num_rows, np.int32)
-        for entry, row in zip(batch.entries, first_rows, strict=True):
+        masks = MaskRows(np.zeros(first_rows[-1] + batch.entries[-1].num_rows, np.int32), [])
+        is_first = True
+        for entry, row in sorted(zip(batch.entries, first_rows, strict=True), key=_arrival):
             constraint = self._live.get(entry.running.request.rid)
             if constraint is None or not entry.samples or entry.is_stale or constraint.failure is not None:
                 continue
             try:
-                self._find_masks(constraint, entry, pool, rows[row : row + entry.num_rows])
+                may_begin = is_first or self._steps_left > 0
+                if not may_begin or not self._find_masks(constraint, entry, pool, masks.rows[row:]):
+                    masks.put_off.append(entry)
             except Exception as error:
                 self._fail(constraint, error)
-        return rows
+            is_first = False
+        self._steps_left = self._most_steps
+        return masks
 
     def accept(self, batch: Batch, result: StepResult) -> None:
         """Takes a step's tokens to the maskers before the scheduler commits them, and notes what follows from them.
@@ -211,6 +245,7 @@ class Constraints:
                     self._advance(constraint, index, entry, row, result)
                 except Exception as error:
                     self._fail(constraint, error)
+                self._charge(constraint)
             if constraint.failure is not None:
                 result.failed.append(entry.running)
                 result.reasons[request.rid] = constraint.failure
@@ -238,14 +273,21 @@ class Constraints:
         output = running.tokens[max(first, running.num_prompt) : running.num_known].tolist()
         is_forced = constraint.jump == "retokenize"
         tokens = self._tokens.appended(output, forced) if is_forced else self._tokens.draft(output, forced, most)
-        allowed = self._walk(constraint.masker, tokens[:most])
+        allowed = self._walk(constraint, tokens[:most])
         return Proposal(tokens[:allowed], is_forced) if allowed else None
 
-    def _walk(self, masker: GrammarMasker, tokens: Sequence[int]) -> int:
+    def _charge(self, constraint: Constraint) -> bool:
+        """Charges the step with the work for a text since the last time; whether there may be more."""
+        num_steps = constraint.masker.num_steps
+        self._steps_left -= num_steps - constraint.num_steps
+        constraint.num_steps = num_steps
+        return self._steps_left > 0
+
+    def _walk(self, constraint: Constraint, tokens: Sequence[int]) -> int:
         """How many of the tokens the grammar allows one after another, with a text that is not over after each."""
-        num_accepted = 0
+        masker, num_accepted = constraint.masker, 0
         try:
-            while num_accepted < len(tokens) and masker.accept(tokens[num_accepted]):
+            while num_accepted < len(tokens) and self._charge(constraint) and masker.accept(tokens[num_accepted]):
                 num_accepted += 1
                 if masker.is_finished():
                     break
@@ -253,16 +295,21 @@ class Constraints:
             masker.rollback(num_accepted)
         return num_accepted
 
-    def _find_masks(self, constraint: Constraint, entry: BatchEntry, pool: MaskPool, rows: np.ndarray) -> None:
+    def _find_masks(self, constraint: Constraint, entry: BatchEntry, pool: MaskPool, rows: np.ndarray) -> bool:
+        """Writes the rows of an entry's masks; False where that is more work than the step has left."""
         assert constraint.num_accepted == entry.output_index, "a masker is not where its request is"
         masker, drafts = constraint.masker, entry.drafts
         num_walked = 0
         try:
             rows[0] = self._mask_row(masker, pool)
             for index, draft in enumerate(drafts):
+                if not self._charge(constraint):
+                    return False
                 if not masker.accept(draft):
                     break  # nor can it be sampled, so that the rows behind it do not count
                 num_walked += 1
+                if not self._charge(constraint):
+                    return False
                 rows[index + 1] = self._mask_row(masker, pool)
         except GrammarError:
             if not num_walked:
@@ -270,6 +317,8 @@ class Constraints:
             # Nothing can follow that draft. If it is taken, what is sampled after it is not: see `_advance`.
         finally:
             masker.rollback(num_walked)
+            self._charge(constraint)
+        return True
 
     def _mask_row(self, masker: GrammarMasker, pool: MaskPool) -> int:
         key = masker.mask_key()
@@ -330,6 +379,10 @@ class Constraints:
         else:
             logger.error("a grammar failed", exc_info=error)
             constraint.failure = BUG
+
+
+def _arrival(entry_and_row: tuple[BatchEntry, int]) -> int:
+    return entry_and_row[0].running.arrival
 
 
 def _why_not(request: Request, constraint: Constraint, token: int) -> Exception:

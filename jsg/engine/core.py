@@ -13,6 +13,7 @@ from jsg.engine.results import InFlight
 from jsg.engine.selfcheck import SelfCheck, check_steps
 from jsg.engine.startup import start
 from jsg.errors import JsgError, QueueTimeoutError
+from jsg.sched.put_off import put_off
 from jsg.sched.records import Batch
 from jsg.types import Request, RequestOutput
 
@@ -114,7 +115,10 @@ class EngineCore:
         else:
             started = self._runner.begin(batch, table)
             outputs = self._commit_in_flight()
-            flight = self._runner.sample(started, self.grammars.mask_rows(batch, self._runner.masks))
+            masks = self.grammars.mask_rows(batch, self._runner.masks)
+            for entry in masks.put_off:
+                put_off(entry, table)
+            flight = self._runner.sample(started, masks.rows)
         self._in_flight = flight
         return outputs
 

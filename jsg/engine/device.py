@@ -1,8 +1,8 @@
 """Which device JAX gets, and how much of its memory, decided before JAX looks for one.
 
-Left alone, JAX opens every GPU it can see and reserves three quarters of the memory of each. An engine uses one, so it
-shows JAX the one with the most free memory, and lets it reserve what `--mem-fraction-static` says. What the user has
-set is left as it is.
+Left alone, JAX opens every GPU it can see and reserves three quarters of the memory of each. An engine uses one, or as
+many as `--tp-size` says, so it shows JAX those with the most free memory, and lets it reserve what
+`--mem-fraction-static` says. What the user has set is left as it is.
 """
 
 import contextlib
@@ -47,7 +47,8 @@ class Choice:
     """What is to be set before JAX starts, and why.
 
     Attributes:
-        gpu: The GPU that JAX will use; None where there is none or nobody can tell which.
+        gpu: The GPU that JAX will use, of several the one with the smallest part free; None where there is none or
+            nobody can tell which.
         why: A clause for people.
         environment: Variables to set while JAX starts.
     """
@@ -66,17 +67,19 @@ class Device:
         kind: What it calls itself.
         gpu: What `nvidia-smi` said of it before JAX started; None where that is not known.
         why: Why it was taken.
+        count: Devices of that kind that the engine uses together.
     """
 
     platform: str
     kind: str
     gpu: Gpu | None
     why: str
+    count: int = 1
 
     @property
     def name(self) -> str:
-        """Platform and kind, for people."""
-        return f"{self.platform}: {self.kind}"
+        """Platform, number and kind, for people."""
+        return f"{self.platform}: {self.kind}" if self.count == 1 else f"{self.platform}: {self.count} x {self.kind}"
 
     def __str__(self) -> str:
         memory = ""
@@ -85,14 +88,15 @@ class Device:
         return f"{self.name}{memory}; {self.why}"
 
 
-def open_device(mem_fraction: float) -> Device:
-    """Starts JAX on one device, which takes a moment, and leaves the environment as it was.
+def open_device(mem_fraction: float, count: int = 1) -> Device:
+    """Starts JAX on so many devices, which takes a moment, and leaves the environment as it was.
 
     Args:
         mem_fraction: Part of a GPU's whole memory that JAX may reserve.
+        count: Devices of one kind that run the model together. A CPU stands in for as many as are asked for.
 
     Raises:
-        ConfigError: The platform that JAX was told to use does not start.
+        ConfigError: The platform that JAX was told to use does not start, or has fewer devices.
         MemoryPlanError: Other processes hold nearly all of every GPU's memory.
     """
     if xla_bridge.backends_are_initialized():
@@ -101,11 +105,13 @@ def open_device(mem_fraction: float) -> Device:
     else:
         gpus = find_gpus() if _may_use_cuda(os.environ) else ()
         try:
-            choice = choose(gpus, mem_fraction, os.environ)
+            choice = choose(gpus, mem_fraction, os.environ, count)
         except MemoryPlanError:
             if _has_cuda_plugin():
                 raise
             choice = choose((), mem_fraction, os.environ)  # JAX cannot use a GPU, so it matters to nobody who does
+        if count > 1:
+            jax.config.update("jax_num_cpu_devices", count)
     try:
         with _environment(choice.environment):
             device = jax.devices()[0]
@@ -114,51 +120,78 @@ def open_device(mem_fraction: float) -> Device:
             f"JAX must find a device of JAX_PLATFORMS={_platforms()}, but could not start one; unset it, or repair the "
             "device's driver"
         ) from error
+    seen = len(jax.local_devices())
+    if seen < count:
+        raise ConfigError(
+            f"--tp-size {count} needs as many devices, but JAX sees {seen} ({device.platform}); lower it, name as many "
+            f"in {VISIBLE}, or begin with a new process where JAX had started before"
+        )
     if device.platform == "cpu":
         if gpus:
             logger.warning(_why_no_gpu(gpus[0]))
-        return Device(platform="cpu", kind=device.device_kind, gpu=None, why="JAX has no other device")
-    if device.platform == "gpu" and (count := len(jax.local_devices())) > 1:
+        return Device(platform="cpu", kind=device.device_kind, gpu=None, why="JAX has no other device", count=count)
+    if device.platform == "gpu" and seen > count:
         logger.warning(
-            f"JAX sees {count} GPUs and reserves memory on each, but an engine uses the first only; "
-            f"set {VISIBLE} to one of them"
+            f"JAX sees {seen} GPUs and reserves memory on each, but this engine uses the first {count} only; "
+            f"name those in {VISIBLE}"
         )
-    return Device(platform=device.platform, kind=device.device_kind, gpu=choice.gpu, why=choice.why)
+    return Device(platform=device.platform, kind=device.device_kind, gpu=choice.gpu, why=choice.why, count=count)
 
 
-def choose(gpus: tuple[Gpu, ...], mem_fraction: float, environment: Mapping[str, str]) -> Choice:
-    """The GPU with the most free memory, unless the user has chosen; of its memory what is asked for and is free.
+def choose(gpus: tuple[Gpu, ...], mem_fraction: float, environment: Mapping[str, str], count: int = 1) -> Choice:
+    """The GPUs with the most free memory, unless the user has chosen; of that what is asked for and is free on each.
 
     Args:
         gpus: What there is.
         mem_fraction: Part of a GPU's whole memory that is asked for.
         environment: What the user has set.
+        count: How many are wanted.
 
     Raises:
         MemoryPlanError: Other processes hold nearly all of every GPU's memory.
     """
     to_set: dict[str, str] = {}
     if VISIBLE in environment:
-        gpu, why = _named(gpus, environment), f"{VISIBLE} names it"
+        used, why = _named(gpus, environment, count), f"{VISIBLE} names {'it' if count == 1 else 'them'}"
     elif gpus:
-        gpu = max(gpus, key=lambda gpu: (gpu.free_bytes, -gpu.index))
-        why = f"of {len(gpus)} GPUs number {gpu.index} has the most free memory" if len(gpus) > 1 else "the only GPU"
-        to_set[VISIBLE] = gpu.uuid
+        used = _most_free(gpus, count)
+        numbers = ", ".join(str(gpu.index) for gpu in used)
+        most = f"number {numbers} has" if len(used) == 1 else f"numbers {numbers} have"
+        why = f"of {len(gpus)} GPUs {most} the most free memory" if len(gpus) > len(used) else "all GPUs"
+        why = "the only GPU" if len(gpus) == 1 else why
+        to_set[VISIBLE] = ",".join(gpu.uuid for gpu in used)
     else:
-        gpu, why = None, "JAX's first device"
+        used, why = (), "JAX's first device" if count == 1 else "JAX's first devices"
+    gpu = min(used, key=_free_part, default=None)  # decides what can be reserved on each
     given = next((name for name in FRACTIONS if name in environment), None)
     if given is not None:
         return Choice(gpu=gpu, why=f"{why}; {given} limits its memory", environment=to_set)
-    fraction = mem_fraction if gpu is None else min(mem_fraction, (gpu.free_bytes - OUTSIDE_BYTES) / gpu.total_bytes)
+    fraction = mem_fraction if gpu is None else min(mem_fraction, _free_part(gpu))
     if gpu is not None and fraction <= 0:
         raise MemoryPlanError(
-            f"the GPU {gpu.name} has {gpu.free_bytes / MIB:.0f} of {gpu.total_bytes / MIB:.0f} MiB free, which leaves "
-            f"nothing beside the {OUTSIDE_BYTES / MIB:.0f} MiB that CUDA itself may need; end the processes that hold "
-            f"its memory (nvidia-smi lists them), or name another GPU in {VISIBLE}"
+            f"the GPU {gpu.name}, number {gpu.index}, has {gpu.free_bytes / MIB:.0f} of {gpu.total_bytes / MIB:.0f} MiB"
+            f" free, which leaves nothing beside the {OUTSIDE_BYTES / MIB:.0f} MiB that CUDA itself may need; end the"
+            f" processes that hold its memory (nvidia-smi lists them), or name another GPU in {VISIBLE}"
+            + (", or lower --tp-size" if count > 1 else "")
         )
     if fraction < mem_fraction:
         why += f"; {fraction:.2f} of its memory is free to reserve, not the {mem_fraction:g} of --mem-fraction-static"
     return Choice(gpu=gpu, why=why, environment=to_set | {FRACTION: f"{fraction:.4f}"})
+
+
+def _free_part(gpu: Gpu) -> float:
+    """Of its whole memory, what JAX may reserve."""
+    return (gpu.free_bytes - OUTSIDE_BYTES) / gpu.total_bytes
+
+
+def _most_free(gpus: tuple[Gpu, ...], count: int) -> tuple[Gpu, ...]:
+    """So many GPUs of one kind, or all of the kind that there are most of; in the order of their numbers."""
+    by_kind = [
+        sorted((gpu for gpu in gpus if gpu.name == name), key=lambda gpu: (-gpu.free_bytes, gpu.index))[:count]
+        for name in {gpu.name: None for gpu in gpus}
+    ]
+    best = max(by_kind, key=lambda kind: (len(kind), kind[-1].free_bytes, -kind[-1].index))
+    return tuple(sorted(best, key=lambda gpu: gpu.index))
 
 
 def find_gpus() -> tuple[Gpu, ...]:
@@ -182,17 +215,23 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def _named(gpus: tuple[Gpu, ...], environment: Mapping[str, str]) -> Gpu | None:
-    """The first GPU that CUDA_VISIBLE_DEVICES names; None where that is not sure.
+def _named(gpus: tuple[Gpu, ...], environment: Mapping[str, str], count: int) -> tuple[Gpu, ...]:
+    """The first GPUs that CUDA_VISIBLE_DEVICES names, as many as are used; none where one of them is not sure.
 
     A number is CUDA's, which counts the fastest kind first unless it is told otherwise; `nvidia-smi` counts by slot.
     """
-    first = environment[VISIBLE].split(",")[0].strip()
     is_counted_alike = len({gpu.name for gpu in gpus}) == 1 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if first.isdecimal() and is_counted_alike:
-        return next((gpu for gpu in gpus if gpu.index == int(first)), None)
-    found = [gpu for gpu in gpus if first.startswith("GPU-") and gpu.uuid.startswith(first)]
-    return found[0] if len(found) == 1 else None
+    used: list[Gpu] = []
+    for name in environment[VISIBLE].split(",")[:count]:
+        name = name.strip()
+        if name.isdecimal() and is_counted_alike:
+            found = [gpu for gpu in gpus if gpu.index == int(name)]
+        else:
+            found = [gpu for gpu in gpus if name.startswith("GPU-") and gpu.uuid.startswith(name)]
+        if len(found) != 1:
+            return ()
+        used += found
+    return tuple(used)
 
 
 def _may_use_cuda(environment: Mapping[str, str]) -> bool:

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jsg.engine.private_directory import private_directory
 from jsg.errors import ForbiddenCompileError
+from jsg.models.tensor_parallel import spec_of
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +33,15 @@ residual stream is added inside them; XLA's own Triton matmuls split their sums 
 compiled for an H200; which is faster was not measured on a device)."""
 QUANTISED_OPTIONS: Mapping[str, Mapping[str, bool]] = {"gpu": {"xla_gpu_enable_triton_gemm": True}}
 """What takes their place where kernels are in 8 bits. cuBLASLt multiplies none with longer rows, so XLA would write
-each kernel anew in bfloat16 at every step; its own matmuls convert the block that they have just read."""
+each kernel anew in bfloat16 at every step; its own matmuls convert the block that they have just read. What encodes
+images has no kernels in 8 bits, and keeps the options above: some of its matmuls XLA's own cannot do."""
 
 
 class Executables:
     """Programs by name: declared, lowered, compiled, called.
 
     Attributes:
+        mesh: Devices that run every program together; None for one.
         num_lowered: Traces so far.
     """
 
@@ -47,6 +51,8 @@ class Executables:
         forbid_compile: bool,
         runs_before_ready: int = 0,
         compiler_options: Mapping[str, str | bool] | None = None,
+        options_by_kind: Mapping[str, Mapping[str, str | bool]] | None = None,
+        mesh: Mesh | None = None,
     ):
         """Starts empty.
 
@@ -54,10 +60,14 @@ class Executables:
             forbid_compile: After `seal` no further program may be lowered.
             runs_before_ready: Times that a program must have run before it is ready.
             compiler_options: XLA's, for every program.
+            options_by_kind: XLA's for programs whose names begin with these words, in place of those.
+            mesh: Devices that run every program together; None for JAX's default device.
         """
+        self.mesh = mesh
         self.num_lowered = 0
         self._runs_before_ready = runs_before_ready
-        self._compiler_options = dict(compiler_options or {}) or None
+        self._compiler_options = dict(compiler_options or {})
+        self._options_by_kind = dict(options_by_kind or {})
         self._cold: dict[Hashable, int] = {}  # compiled programs that are not ready, and how often they have to run
         self._forbid_compile = forbid_compile
         self._is_sealed = False
@@ -66,10 +76,18 @@ class Executables:
         self._thread: threading.Thread | None = None
         self._is_closing = threading.Event()
 
-    def lower(self, name: Hashable, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> None:
+    def lower(
+        self,
+        name: Hashable,
+        fn: Callable[..., Any],
+        *args: Any,
+        donate: tuple[int, ...] = (),
+        out_specs: Any = PartitionSpec(),  # noqa: B008 # never changes
+    ) -> None:
         """Traces `fn` for arguments like `args` (arrays or their shapes); the donated ones are reused for its results.
 
-        A name that was lowered before is left as it is.
+        A name that was lowered before is left as it is. On a mesh `fn` sees what one device has of its arguments, which
+        say themselves how they are split; `out_specs` says it of the results.
 
         Raises:
             ForbiddenCompileError: After `seal` under `--forbid-compile`.
@@ -78,6 +96,7 @@ class Executables:
             return
         if self._is_sealed and self._forbid_compile:
             raise ForbiddenCompileError(f"{name} would be compiled after warm-up, which --forbid-compile forbids")
+        fn, args = self._over_devices(fn, args, out_specs)
         self._lowered[name] = jax.jit(fn, donate_argnums=donate).lower(*args)
         self.num_lowered += 1
 
@@ -135,6 +154,11 @@ class Executables:
         """The program itself, for those who read its memory analysis."""
         return self._compiled[name]
 
+    def compiler_options(self, name: Hashable) -> dict[str, str | bool] | None:
+        """XLA's for this program; None for none."""
+        kind = str(name[0]) if isinstance(name, tuple) else ""
+        return dict(self._options_by_kind.get(kind, self._compiler_options)) or None
+
     def __call__(self, name: Hashable, *args: Any) -> Any:
         """Runs a compiled program."""
         if self._cold:
@@ -147,10 +171,24 @@ class Executables:
         if self._thread is not None:
             self._thread.join()
 
+    def _over_devices(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], out_specs: Any
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """On a mesh, what runs `fn` on every device, and the shapes of its arguments with how devices share them."""
+        mesh = self.mesh
+        if mesh is None:
+            return fn, args
+        specs = jax.tree.map(spec_of, args, is_leaf=lambda x: x is None)
+        fn = jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec_of(x))), args
+        )
+        return fn, shapes
+
     def _compile_one(self, name: Hashable) -> Hashable:
         if name in self._compiled:  # since it was put on the list
             return name
-        compiled = self._lowered[name].compile(self._compiler_options)
+        compiled = self._lowered[name].compile(self.compiler_options(name))
         if self._runs_before_ready:
             self._cold[name] = self._runs_before_ready  # first, for another thread may ask whether it is ready
         self._compiled[name] = compiled

@@ -17,17 +17,18 @@ from jsg.models.config import ModelConfig
 from jsg.models.image_layout import image_layout, num_tiles, video_layout
 from jsg.models.vision_config import VisionConfig
 from jsg.processing.media.decode import decode_image
+from jsg.processing.media.headers import is_still
 from jsg.processing.media.key import MAX_VOCAB_SIZE, MIN_TOKENS, key_words
 from jsg.processing.media.limits import MediaBudget, MediaLimits
 from jsg.processing.media.pixel_config import PixelConfig, read_pixel_config
 from jsg.processing.media.processor import PixelProcessor, PixelTiles
-from jsg.processing.media.video import decode_video
+from jsg.processing.media.video import decode_frames, decode_video
 from jsg.processing.media_prompt import PromptMedia
-from jsg.processing.parts import MediaKind, MediaPart
+from jsg.processing.parts import MediaKind, MediaPart, file_size
 from jsg.processing.tokenizer import Tokenizer
 
 DEFAULT_FRAMES = 8
-"""Of a video whose request names no number, as in the examples that LLaVA-NeXT-Video was published with."""
+"""Of a video's file whose request names no number, as in the examples that LLaVA-NeXT-Video was published with."""
 
 KEPT_BYTES = 256 * 2**20
 
@@ -104,9 +105,10 @@ class ModelMediaReader:
         budget = MediaBudget(self._limits)
         found: dict[bytes, PromptMedia] = {}
         by_part: dict[int, bytes] = {}  # by identity: one file may stand in each of many prompts
+        digests: dict[int, bytes] = {}  # and in each of many parts
         for part in parts:
             if id(part) not in by_part:
-                by_part[id(part)] = _file_key(self._namespace, part)
+                by_part[id(part)] = _file_key(self._namespace, part, digests)
         keys = [by_part[id(part)] for part in parts]
         num_tokens = 0
         for key, part in zip(keys, parts, strict=True):
@@ -141,8 +143,12 @@ class ModelMediaReader:
     def _tiles(self, part: MediaPart, budget: MediaBudget) -> PixelTiles:
         processor = self._processors[part.kind]
         if part.kind == "image":
+            assert isinstance(part.data, bytes)
             return processor.image(decode_image(part.data, budget))
-        return processor.video(decode_video(part.data, budget, part.num_frames or DEFAULT_FRAMES))
+        if isinstance(part.data, bytes) and not is_still(part.data):
+            return processor.video(decode_video(part.data, budget, part.num_frames or DEFAULT_FRAMES))
+        frames = (part.data,) if isinstance(part.data, bytes) else part.data
+        return processor.video(decode_frames(frames, budget, part.num_frames))
 
     def _prompt_media(self, tiles: PixelTiles) -> PromptMedia:
         is_video = tiles.mode == "video"
@@ -208,16 +214,28 @@ class _Kept:
                 self._num_bytes -= self._seen.popitem(last=False)[1].num_bytes
 
 
-def _file_key(namespace: bytes, part: MediaPart) -> bytes:
+def _file_key(namespace: bytes, part: MediaPart, digests: dict[int, bytes]) -> bytes:
+    """What a part is known by.
+
+    Args:
+        namespace: Who may find it.
+        part: The part.
+        digests: Of files, by identity. Each is made once however often it is named: naming costs a client nothing.
+    """
+    is_file = isinstance(part.data, bytes)
+    files: tuple[bytes, ...] = (part.data,) if isinstance(part.data, bytes) else part.data
     digest = hashlib.sha256(len(namespace).to_bytes(8, "big") + namespace)
-    digest.update(f"{part.kind} {part.num_frames} ".encode())
-    digest.update(part.data)
+    digest.update(f"{part.kind} {part.num_frames} {'file' if is_file else 'frames'} ".encode())
+    for file in files:
+        if id(file) not in digests:
+            digests[id(file)] = hashlib.sha256(file).digest()
+        digest.update(digests[id(file)])
     return digest.digest()
 
 
 def _count(part: MediaPart, seen: _Seen, budget: MediaBudget) -> None:
     """Takes of the budget what reading this file took."""
-    budget.take_bytes(len(part.data))
+    budget.take_bytes(file_size(part.data))
     if seen.media.is_video:
         budget.take_video()
         budget.take_frames(len(seen.media.pixels), *seen.size)

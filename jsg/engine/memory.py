@@ -65,7 +65,7 @@ class MemoryPlan:
 
 
 def usable_bytes(mem_fraction: float, device: Device) -> int:
-    """Bytes that an engine may use of the memory of its device.
+    """Bytes that an engine may use of the memory of its device, or of each of them.
 
     On a GPU `--mem-fraction-static` of all there is, but no more than JAX has reserved: that is less where others hold
     memory, where `XLA_CLIENT_MEM_FRACTION` says so, or where JAX was started before. Elsewhere the fraction of what JAX
@@ -75,9 +75,10 @@ def usable_bytes(mem_fraction: float, device: Device) -> int:
         MemoryPlanError: JAX does not say how much it may use.
     """
     if device.platform == "cpu":
-        return int(_available_host_bytes() * mem_fraction)
-    reserved = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
-    if reserved is None:
+        return int(_available_host_bytes() * mem_fraction) // device.count
+    limits = [(each.memory_stats() or {}).get("bytes_limit", 0) for each in jax.local_devices()[: device.count]]
+    reserved = min(limits)
+    if not reserved:
         raise MemoryPlanError(
             "JAX must say how much of the device's memory it may use, but does not; unset XLA_PYTHON_CLIENT_ALLOCATOR"
         )
@@ -99,8 +100,11 @@ def plan_memory(
     max_running: int,
     context_length: int,
     vision_bytes: int = 0,
+    num_devices: int = 1,
 ) -> MemoryPlan:
     """Sizes the KV pool: `--max-total-tokens`, or all that is left up to what every running request could use.
+
+    All bytes are those of one device; several share out key-value heads.
 
     Raises:
         MemoryPlanError: What is left does not hold one request of the context length, or not the tokens asked for.
@@ -108,15 +112,16 @@ def plan_memory(
     columns = -(-context_length // page_size)
     tables = (max_running + 1) * (4 * columns + PENALTY_BYTES * model.vocab_size)
     tables += NUM_MASKS * 4 * num_words(model.vocab_size)
-    per_token = model.kv_bytes_per_token(kv_itemsize)
+    per_token = model.kv_bytes_per_token(kv_itemsize) // num_devices
     reserve = 0 if platform == "cpu" else int(limit_bytes * RESERVE_FRACTION)
     left = limit_bytes - weights_bytes - temporary_bytes - tables - vision_bytes - reserve
     fits = max(left, 0) // per_token // page_size * page_size - page_size
     if platform == "gpu" and kv_itemsize == 1:
-        fits = min(fits, MAX_POOL_ELEMENTS // (model.num_kv_heads * model.head_dim * page_size) * page_size - page_size)
+        heads = model.num_kv_heads // num_devices
+        fits = min(fits, MAX_POOL_ELEMENTS // (heads * model.head_dim * page_size) * page_size - page_size)
     wanted = config.max_total_tokens
     if wanted is None:
-        roof = CPU_POOL_BYTES // per_token if platform == "cpu" else fits
+        roof = CPU_POOL_BYTES // (per_token * num_devices) if platform == "cpu" else fits
         wanted = max(min(fits, roof, max_running * columns * page_size), context_length)
     pool_tokens = -(-wanted // page_size) * page_size
     plan = MemoryPlan(

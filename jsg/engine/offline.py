@@ -83,6 +83,7 @@ class Engine:
         input_ids: TokenIds = None,
         image_data: Media = None,
         video_data: Media = None,
+        num_frames: int | None = None,
         stream: bool = False,
         return_logprob: bool = False,
         logprob_start_len: int = -1,
@@ -102,7 +103,9 @@ class Engine:
             image_data: Pictures of one prompt, for a model that sees: a path, bytes, a `data:` URL or a picture of PIL,
                 or a list of those; for a list of prompts a list with such a list, a picture or None for each. They
                 stand where the prompt has the model's placeholder, or at its front where it has none.
-            video_data: Videos, the same way, without PIL; of each as many frames as is usual are shown.
+            video_data: Videos, the same way; a tuple of pictures is a video with those frames.
+            num_frames: So many frames of each video are shown, evenly over it; None shows 8 of a file, and all where
+                the frames themselves were given.
             stream: Return an iterator over the results so far instead.
             return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
                 return_cache_info: As in `types.Request`.
@@ -116,7 +119,7 @@ class Engine:
             JsgError: The engine failed.
         """
         answers, is_list = self._answers(
-            prompt, sampling_params, input_ids, image_data, video_data,
+            prompt, sampling_params, input_ids, image_data, video_data, num_frames,
             return_logprob=return_logprob, logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob, namespace=namespace,
             priority=priority, return_cache_info=return_cache_info,
@@ -137,6 +140,7 @@ class Engine:
         input_ids: TokenIds = None,
         image_data: Media = None,
         video_data: Media = None,
+        num_frames: int | None = None,
         stream: bool = False,
         **fields: Any,
     ) -> Any:
@@ -146,7 +150,7 @@ class Engine:
         """
         if unknown := sorted(set(fields) - set(REPORT_FIELDS)):
             raise TypeError(f"async_generate() got an unexpected keyword argument {unknown[0]!r}")
-        given = (prompt, sampling_params, input_ids, image_data, video_data)
+        given = (prompt, sampling_params, input_ids, image_data, video_data, num_frames)
         # Decoding pictures takes long, and the loop has other things to do.
         is_long = image_data is not None or video_data is not None
         answers, is_list = (
@@ -223,6 +227,7 @@ class Engine:
         input_ids: TokenIds,
         image_data: Media = None,
         video_data: Media = None,
+        num_frames: int | None = None,
         *,
         token_ids_logprob: Sequence[int] = (),
         **fields: Any,
@@ -233,6 +238,7 @@ class Engine:
             id_lists,
             image_data,
             video_data,
+            num_frames=num_frames,
             is_list=is_list,
             reader=self.media,
             max_tokens=self.info.max_request_tokens,

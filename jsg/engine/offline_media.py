@@ -1,16 +1,19 @@
 """Pictures and videos that a caller of `jsg.Engine` gives beside its prompts."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 from jsg.errors import RequestError
-from jsg.lang.media import read_media
+from jsg.lang.media import read_media, read_video
 from jsg.processing.encode_parts import EncodedPrompt
+from jsg.processing.media.base64_files import MAX_FRAMES
 from jsg.processing.media_prompt import MediaReader, put_media, sees_no
-from jsg.processing.parts import MediaKind, MediaPart
+from jsg.processing.parts import MediaFile, MediaKind, MediaPart
 
 Media = Any
-"""A picture or video as `jsg.image` takes it, or a list of them; for a list of prompts a list with one entry each."""
+"""A picture as `jsg.image` takes it, or a video: a file, or a tuple of its frames as `jsg.image` takes them; or a list
+of those; for a list of prompts a list with one entry each."""
 
 
 def with_media(
@@ -18,6 +21,7 @@ def with_media(
     images: Media,
     videos: Media,
     *,
+    num_frames: Any = None,
     is_list: bool,
     reader: MediaReader | None,
     max_tokens: int,
@@ -28,17 +32,21 @@ def with_media(
     Args:
         id_lists: The tokens of the prompts.
         images, videos: What the caller gave; files are read now.
+        num_frames: Of each video, a whole number of any library; None for the usual number of a file, and for all where
+            frames were given.
         is_list: The caller gave a list of prompts.
         reader: The model's.
         max_tokens: Of a prompt.
         bos_ids: What the tokenizer puts before a text.
 
     Raises:
-        RequestError: As `MediaReader.read`; the model sees nothing; or a list is not as long as that of the prompts.
+        RequestError: As `MediaReader.read`; the model sees nothing; a list is not as long as that of the prompts; or
+            `num_frames` is out of range or stands without videos.
         OSError: A file cannot be read.
     """
+    num_frames = _checked_frames(num_frames, videos)
     image_lists = _each("image", images, len(id_lists), is_list=is_list)
-    video_lists = _each("video", videos, len(id_lists), is_list=is_list)
+    video_lists = _each("video", videos, len(id_lists), is_list=is_list, num_frames=num_frames)
     own = [[*some, *others] for some, others in zip(image_lists, video_lists, strict=True)]
     encoded: list[EncodedPrompt] = []
     for ids, parts in zip(id_lists, own, strict=True):
@@ -50,7 +58,24 @@ def with_media(
     return encoded
 
 
-def _each(kind: MediaKind, given: Media, count: int, *, is_list: bool) -> list[list[MediaPart]]:
+def _checked_frames(num_frames: Any, videos: Media) -> int | None:
+    """The number as an int. Raises RequestError."""
+    if num_frames is None:
+        return None
+    if videos is None:
+        raise RequestError("num_frames is of videos, but there is no video_data; leave it out", "num_frames")
+    is_whole = hasattr(num_frames, "__index__") and not isinstance(num_frames, bool)
+    if not is_whole or not 1 <= operator.index(num_frames) <= MAX_FRAMES:
+        raise RequestError(
+            f"num_frames must be a whole number from 1 to {MAX_FRAMES}, but got {num_frames!r:.60}; correct it",
+            "num_frames",
+        )
+    return operator.index(num_frames)
+
+
+def _each(
+    kind: MediaKind, given: Media, count: int, *, is_list: bool, num_frames: int | None = None
+) -> list[list[MediaPart]]:
     """What each prompt gets. Raises RequestError."""
     if given is None:
         return [[]] * count
@@ -64,4 +89,8 @@ def _each(kind: MediaKind, given: Media, count: int, *, is_list: bool) -> list[l
             param=name,
         )
     lists = [item if isinstance(item, list) else [] if item is None else [item] for item in given]
-    return [[MediaPart(kind, read_media(item, kind), "") for item in items] for items in lists]
+    return [[MediaPart(kind, _read(kind, item), "", num_frames) for item in items] for items in lists]
+
+
+def _read(kind: MediaKind, item: Any) -> MediaFile:
+    return read_video(item)[0] if kind == "video" and isinstance(item, tuple) else read_media(item, kind)

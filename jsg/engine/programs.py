@@ -7,13 +7,15 @@ from typing import Any, Literal, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jsg.cache.pool import KVPool, copy_slots
+from jsg.cache.pool import HEADS_AXIS, KVPool, copy_slots
 from jsg.engine import step
 from jsg.engine.executables import Executables
 from jsg.engine.mask_pool import NUM_MASKS, UPLOAD_SIZES, num_words
 from jsg.engine.sampling import PenaltyTables, TokenMasks
 from jsg.models.model import Model
+from jsg.models.tensor_parallel import along, sharding_of
 from jsg.sched.buckets import BucketKey, Buckets, Phase
 from jsg.sched.vision_store import VisionShape
 from jsg.types import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS
@@ -22,6 +24,9 @@ COUNT_CHUNK = 1024
 BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 2048  # the last for the model's own EOS tokens: at most that many
 ROWS_AT_A_TIME = (1, 8)
 COPY_CHUNK = 256
+
+COLUMNS, HEADS, WHOLE = along(1, 2), along(HEADS_AXIS, 4), PartitionSpec()
+"""How devices share results: logits by columns, the KV pool by heads; what is whole is equal on all of them."""
 
 EncodeName = tuple[Literal["encode"], int, bool]
 """Of a program that encodes so many tiles of images, or frames of videos."""
@@ -89,25 +94,46 @@ class RunnerConfig:
         return min(MAX_TOP_LOGPROBS, self.vocab_size)
 
 
-def make_state(config: RunnerConfig, pool: KVPool, vision: jax.Array | None = None) -> DeviceState:
-    """The state before the first step, around an empty KV pool and a vision pool."""
+def make_state(
+    config: RunnerConfig, pool: KVPool, vision: jax.Array | None = None, mesh: Mesh | None = None
+) -> DeviceState:
+    """The state before the first step, around an empty KV pool and a vision pool; all else whole on every device."""
+
+    def zeros(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
+        return jnp.zeros(shape, dtype, device=sharding_of(mesh, None, len(shape)))
+
     shape = (config.num_rows, config.vocab_size)
-    masks = jnp.zeros((NUM_MASKS, num_words(config.vocab_size)), jnp.uint32)
+    masks = zeros((NUM_MASKS, num_words(config.vocab_size)), jnp.uint32)
     return DeviceState(
         pool=pool,
-        page_table=jnp.zeros((config.num_rows, config.columns), jnp.int32),
-        last_token=jnp.zeros(config.num_rows, jnp.int32),
+        page_table=zeros((config.num_rows, config.columns), jnp.int32),
+        last_token=zeros((config.num_rows,), jnp.int32),
         penalties=PenaltyTables(
-            output_counts=jnp.zeros(shape, jnp.int32), in_prompt=jnp.zeros(shape, bool), bias=jnp.zeros(shape)
+            output_counts=zeros(shape, jnp.int32), in_prompt=zeros(shape, bool), bias=zeros(shape, jnp.float32)
         ),
         masks=masks.at[0].set(jnp.uint32(0xFFFFFFFF)),
         vision=vision,
     )
 
 
+def over_devices(state: DeviceState, mesh: Mesh | None) -> DeviceState:
+    """A state of shapes that say how devices share it; those that `jax.eval_shape` gives do not."""
+
+    def shared(x: jax.ShapeDtypeStruct, axis: int | None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(mesh, axis, len(x.shape)))
+
+    pool = jax.tree.map(lambda x: shared(x, HEADS_AXIS), state.pool)
+    return jax.tree.map(lambda x: shared(x, None), state._replace(pool=None))._replace(pool=pool)
+
+
 def seen(state: DeviceState, key: BucketKey) -> tuple[Any, ...]:
     """What a forward pass of this shape takes besides: the vision pool, where a step may have tokens of images."""
     return () if state.vision is None or key.phase is Phase.DECODE else (state.vision,)
+
+
+def _shape_of(array: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    sharding = array.sharding if isinstance(array.sharding, NamedSharding) else None
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 
 class Programs:
@@ -125,7 +151,7 @@ class Programs:
         self.leaves = tuple(flat)
         self._merge: step.Merge = lambda leaves: cast(Model, nnx.merge(graph, jax.tree.unflatten(structure, leaves)))
         self._config = config
-        self._shapes: DeviceState = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), state)
+        self._shapes: DeviceState = jax.tree.map(_shape_of, state)
         self._buckets = buckets
         self._executables = executables
 
@@ -204,6 +230,7 @@ class Programs:
             packed,
             *seen(state, key),
             donate=(1, 2),
+            out_specs=(COLUMNS, WHOLE, HEADS, WHOLE),
         )
         if key.phase is Phase.EXTEND:
             self._lower_prompt_logprobs(key)
@@ -232,6 +259,10 @@ class Programs:
             ("prompt_logprobs", key.num_tokens), prompt_logprobs, self.leaves, hidden, targets, chosen
         )
 
+    def _logits(self, num_rows: int) -> jax.ShapeDtypeStruct:
+        sharding = sharding_of(self._executables.mesh, 1, 2)
+        return jax.ShapeDtypeStruct((num_rows, self._config.vocab_size), jnp.float32, sharding=sharding)
+
     def _lower_sample(self, num_rows: int, variant: Variant) -> None:
         def sample(logits, packed, last_token, tables, chosen, masks):  # noqa: ANN001, ANN202
             return step.sample(
@@ -252,7 +283,7 @@ class Programs:
         self._executables.lower(
             ("sample", num_rows, variant),
             sample,
-            column(jnp.float32, self._config.vocab_size),
+            self._logits(num_rows),
             column(jnp.int32, step.SAMPLING_COLUMNS),
             self._shapes.last_token,
             self._shapes.penalties if variant.has_tables else None,
@@ -275,7 +306,7 @@ class Programs:
             self._executables.lower(("write_masks", k), step.write_masks, state.masks, shape(k), words, donate=(0,))
         if self._config.page_size > 1:
             slots = shape(COPY_CHUNK)
-            self._executables.lower(("copy_slots",), copy_slots, state.pool, slots, slots, donate=(0,))
+            self._executables.lower(("copy_slots",), copy_slots, state.pool, slots, slots, donate=(0,), out_specs=HEADS)
         ids = shape(COUNT_CHUNK)
         self._executables.lower(
             ("write_counts",), step.write_counts, state.penalties, shape(), shape(), ids, ids, donate=(0,)

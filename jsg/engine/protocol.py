@@ -49,7 +49,7 @@ CORE_STATS = {
     "num_grammar_failures": "requests that failed because of their grammar",
     "num_encoder_calls": "times that the vision encoder ran, for several tiles at a time",
     "num_encoded_tiles": "tiles of images and frames of videos that it encoded",
-    "num_found_images": "times that a prompt came to an image or a video that was encoded before, for another",
+    "num_found_images": "times that a prompt came to an image or a video whose encoded tiles were there",
     "num_evicted_images": "images and videos whose encoded tiles were dropped for others",
     "vision_bytes": "memory of the device that encoded images have",
     "num_lowered": "programs traced",

@@ -23,6 +23,7 @@ from jsg.engine.programs import (
     ROWS_AT_A_TIME,
     VARIANTS,
     DeviceState,
+    EncodeName,
     Programs,
     RunnerConfig,
     Variant,
@@ -186,16 +187,23 @@ class ModelRunner:
         return logits, hidden
 
     def _encode(self, encodings: Sequence[Encoding]) -> None:
-        """Encodes tiles, then frames, whosever they are: as many at a time as the largest program takes."""
+        """Encodes tiles, then frames, whosever they are, each time with the largest program that they fill.
+
+        Fewer calls with padding would be slower: a tile is hundreds of rows, so padding computes as much as tiles do.
+        """
         for is_video in (False, True):
             left = [encoding for encoding in encodings if encoding.is_video == is_video]
             while left:
-                largest = self._buckets.encode[-1]
-                part, left = left[:largest], left[largest:]
-                names = [("encode", size, is_video) for size in self._buckets.encode if size >= len(part)]
-                name = next(name for name in names if self._executables.is_ready(name))
+                name = self._encode_program(len(left), is_video=is_video)
+                part, left = left[: name[1]], left[name[1] :]
                 self._run_encode(name, *packing.pack_encodings(part, name[1]))
                 self.num_encoder_calls += 1
+
+    def _encode_program(self, count: int, *, is_video: bool) -> EncodeName:
+        """The largest program that is filled by so many tiles, else the smallest, of those that are compiled."""
+        encoders = [name for name in self.programs.encoders if name[2] == is_video]  # the largest first
+        ready = [name for name in encoders if self._executables.is_ready(name)]
+        return next((name for name in ready if name[1] <= count), ready[-1])
 
     def _run_encode(self, name: Hashable, pixels: np.ndarray, rows: np.ndarray) -> None:
         vision = self._executables(name, self._leaves, self._state.vision, pixels, rows)

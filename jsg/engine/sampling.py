@@ -9,11 +9,13 @@ vocabulary id). So a request draws the same tokens in any batch, after a retract
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jsg.engine.noise import gumbel
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.reference_threshold import sortable
+from jsg.models.tensor_parallel import AXIS, first_index, num_parts
 
 
 class SamplingInputs(NamedTuple):
@@ -112,6 +114,27 @@ def choose_tokens(
         adjusted = jnp.where(is_greedy[:, None], adjusted, drawn)
     is_bad = jnp.isnan(logits).any(axis=-1)  # asked of all: on a CPU the maximum of a long row passes over NaN
     return jnp.where(is_bad, -1, jnp.argmax(adjusted, axis=-1)).astype(jnp.int32)
+
+
+def largest_tokens(logits: Float[Array, "R part"], allowed: Bool[Array, "R V"] | None) -> Int[Array, " R"]:
+    """What `choose_tokens` gives to greedy rows without tables, of logits that devices share by columns.
+
+    Each device offers its largest; of equal ones the lower token wins. All that they exchange is a pair for each row.
+    """
+    if num_parts() > 1 and allowed is not None:
+        allowed = lax.dynamic_slice_in_dim(allowed, first_index(logits.shape[1]), logits.shape[1], 1)
+    adjusted = logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
+    best = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
+    token = jnp.where(jnp.isnan(logits).any(axis=-1), -1, best + first_index(logits.shape[1]))
+    if num_parts() == 1:
+        return token
+    score = jnp.take_along_axis(adjusted, best[:, None], axis=-1)[:, 0]
+    pairs = jnp.stack([lax.bitcast_convert_type(score, jnp.int32), token])
+    offered = lax.all_gather(pairs, AXIS)  # [devices, 2, R]
+    scores, tokens = lax.bitcast_convert_type(offered[:, 0], jnp.float32), offered[:, 1]
+    winner = jnp.argmax(scores, axis=0)
+    chosen = jnp.take_along_axis(tokens, winner[None], axis=0)[0]
+    return jnp.where((tokens < 0).any(axis=0), -1, chosen)
 
 
 def kept_mass(logits: Float[Array, "R V"], allowed: Bool[Array, "R V"]) -> Float[Array, " R"]:

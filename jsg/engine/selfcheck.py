@@ -149,6 +149,7 @@ class DecodeSteps:
     pool_tokens: int
     context_length: int
     page_size: int
+    num_devices: int = 1
 
     def keys(self) -> list[BucketKey]:
         """The smallest, the middle and the largest shape; none in deterministic mode, which has no decode steps."""
@@ -180,7 +181,8 @@ class DecodeSteps:
             kv_bytes_per_token=self.bytes_per_token,
             kernel_itemsize=self.kernel_itemsize,
         )
-        return StepTime(num_rows=key.num_rows, context=context, ms=ms, floor_ms=cost.floor_ms(rates))
+        floor_ms = cost.floor_ms(rates) / self.num_devices  # what they say to each other is not counted
+        return StepTime(num_rows=key.num_rows, context=context, ms=ms, floor_ms=floor_ms)
 
     def _pages(self, num_rows: int, num_tokens: int) -> np.ndarray:
         """A page table whose rows have pages of their own that lie anywhere in the pool, as after long service."""

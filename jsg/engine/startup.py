@@ -8,9 +8,10 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from jsg.cache.allocator import PageAllocator
-from jsg.cache.pool import make_pool
+from jsg.cache.pool import HEADS_AXIS, make_pool
 from jsg.cache.radix import RadixCache
 from jsg.config import EngineConfig
 from jsg.engine.constraints import Constraints
@@ -25,7 +26,7 @@ from jsg.engine.executables import (
 from jsg.engine.lexicon import LexiconLoader
 from jsg.engine.memory import MemoryPlan, plan_memory, usable_bytes, vision_shape
 from jsg.engine.profile import profiled_compiler_options
-from jsg.engine.programs import DeviceState, RunnerConfig, make_state
+from jsg.engine.programs import DeviceState, RunnerConfig, make_state, over_devices
 from jsg.engine.protocol import ModelInfo, Progress
 from jsg.engine.runner import ModelRunner
 from jsg.engine.selfcheck import DecodeSteps
@@ -34,6 +35,7 @@ from jsg.kernels_pallas import ops
 from jsg.models.config import ModelConfig
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model, load_model, resolve_dtype, resolve_kv_dtype
+from jsg.models.tensor_parallel import bytes_on_one_device, make_mesh, sharding_of
 from jsg.sched.buckets import Buckets, make_buckets, make_deterministic_buckets
 from jsg.sched.config import SchedulerConfig
 from jsg.sched.scheduler import Scheduler
@@ -86,6 +88,7 @@ class _Settings:
     buckets: Buckets
     device: Device
     vision: VisionShape | None
+    mesh: Mesh | None
 
     @property
     def platform(self) -> str:
@@ -127,9 +130,16 @@ class _Settings:
             model.head_dim,
             self.kv_dtype,
             is_interleaved=ops.is_pool_interleaved(self.platform),
+            sharding=sharding_of(self.mesh, HEADS_AXIS, 4),
         )
-        rows = None if self.vision is None else jnp.zeros((self.vision.num_rows, model.hidden_size), self.dtype)
-        return make_state(self.runner_config(), pool, rows)
+        rows, whole = None, sharding_of(self.mesh, None, 2)
+        if self.vision is not None:
+            rows = jnp.zeros((self.vision.num_rows, model.hidden_size), self.dtype, device=whole)
+        return make_state(self.runner_config(), pool, rows, self.mesh)
+
+    def abstract_state(self, num_pages: int) -> DeviceState:
+        """The same with shapes in place of arrays."""
+        return over_devices(jax.eval_shape(lambda: self.make_state(num_pages)), self.mesh)
 
 
 def start(config: EngineConfig, report: Report) -> Parts:
@@ -140,12 +150,14 @@ def start(config: EngineConfig, report: Report) -> Parts:
     """
     if not config.disable_compilation_cache:
         use_compilation_cache(config.compilation_cache_dir)
-    settings = _settle(config, open_device(config.mem_fraction_static))
+    settings = _settle(config, open_device(config.mem_fraction_static, config.tp_size))
     lexicon = _load_lexicon(settings)
     executables = Executables(
         forbid_compile=config.forbid_compile,
         runs_before_ready=RUNS_BEFORE_READY.get(settings.platform, 0),
-        compiler_options=_compiler_options(config, settings.platform),
+        compiler_options=_compiler_options(config, settings.platform, config.quantization),
+        options_by_kind={"encode": _compiler_options(config, settings.platform, "none")},
+        mesh=settings.mesh,
     )
     plan = _plan(settings, executables)
     report(Progress("plan", 1, 1, f"{settings}\n{plan}"))
@@ -156,6 +168,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
         dtype=settings.dtype,
         quantization=config.quantization,
         seed=config.random_seed,
+        mesh=settings.mesh,
         progress=lambda done, total: report(Progress("load", done, total)),
     )
     allocator = PageAllocator(plan.pool_tokens // settings.page_size + 1)
@@ -191,15 +204,21 @@ def _constraints(settings: _Settings, lexicon: LexiconLoader) -> Constraints:
     return Constraints(lexicon, settings.model.vocab_size, eos_token_ids, jump)
 
 
-def _compiler_options(config: EngineConfig, platform: str) -> dict[str, str | bool]:
+def _compiler_options(config: EngineConfig, platform: str, quantization: str) -> dict[str, str | bool]:
+    """XLA's for programs of a model whose kernels are quantised so."""
     profiled = profiled_compiler_options(platform) if config.profile_dir else {}
-    options = COMPILER_OPTIONS if config.quantization == "none" else QUANTISED_OPTIONS
+    options = COMPILER_OPTIONS if quantization == "none" else QUANTISED_OPTIONS
     return {**options.get(platform, {}), **profiled}
 
 
 def _settle(config: EngineConfig, device: Device) -> _Settings:
     directory = resolve_model(config.model_path)
-    model = ModelConfig.from_directory(directory)
+    model = ModelConfig.from_directory(directory).over_devices(device.count)
+    if config.deterministic and device.count > 2 and device.platform != "cpu":
+        raise ConfigError(
+            f"--deterministic needs --tp-size 1 or 2, but got {device.count}: the order in which more devices add up "
+            "depends on where a token lies; leave one of them out"
+        )
     on_cpu = device.platform == "cpu"
     context_length = config.context_length or model.max_position_embeddings
     if context_length > model.max_position_embeddings:
@@ -221,6 +240,7 @@ def _settle(config: EngineConfig, device: Device) -> _Settings:
         buckets=_buckets(config, model, max_running, device.platform),
         device=device,
         vision=vision_shape(config, model, platform=device.platform, row_bytes=row_bytes),
+        mesh=make_mesh(device.count),
     )
 
 
@@ -248,7 +268,7 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
     has to shrink for them, they are compiled anew, for the smaller pool. What cannot fit even without temporaries is
     refused before anything is compiled.
     """
-    model = abstract_model(settings.model, settings.dtype, settings.config.quantization)
+    model = abstract_model(settings.model, settings.dtype, settings.config.quantization, settings.mesh)
     limit_bytes = usable_bytes(settings.config.mem_fraction_static, settings.device)
 
     def plan(temporary_bytes: int) -> MemoryPlan:
@@ -259,11 +279,12 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
             limit_bytes=limit_bytes,
             page_size=settings.page_size,
             kv_itemsize=settings.kv_dtype.itemsize,
-            weights_bytes=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(nnx.state(model))),
+            weights_bytes=sum(map(bytes_on_one_device, jax.tree.leaves(nnx.state(model)))),
             temporary_bytes=temporary_bytes,
             max_running=settings.max_running,
             context_length=settings.context_length,
             vision_bytes=settings.vision.num_rows * settings.vision_row_bytes if settings.vision else 0,
+            num_devices=settings.device.count,
         )
 
     first = plan(0)
@@ -281,7 +302,7 @@ def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.M
     of the forward pass, which is the first, are still there while the others run. A pass with drafts has logits of more
     rows than that one.
     """
-    state = jax.eval_shape(lambda: settings.make_state(pool_tokens // settings.page_size + 1))
+    state = settings.abstract_state(pool_tokens // settings.page_size + 1)
     runner = ModelRunner(model, settings.runner_config(), state, settings.buckets, executables)
     names = runner.programs.lower_largest()
     executables.compile(names)
@@ -337,10 +358,11 @@ def _decode_steps(settings: _Settings, plan: MemoryPlan, runner: ModelRunner) ->
         model=settings.model,
         itemsize=settings.dtype.itemsize,
         kernel_itemsize=settings.dtype.itemsize if settings.config.quantization == "none" else 1,
-        bytes_per_token=plan.bytes_per_token,
+        bytes_per_token=plan.bytes_per_token * settings.device.count,
         pool_tokens=plan.pool_tokens,
         context_length=settings.context_length,
         page_size=settings.page_size,
+        num_devices=1 if settings.platform == "cpu" else settings.device.count,  # CPU devices share one processor
     )
 
 

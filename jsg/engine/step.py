@@ -20,6 +20,7 @@ from jsg.engine.sampling import (
     choose_tokens,
     count_tokens,
     kept_mass,
+    largest_tokens,
     token_logprobs,
 )
 from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
@@ -27,6 +28,7 @@ from jsg.kernels_pallas.tile import GROUP_TILE
 from jsg.models.inputs import ForwardInputs
 from jsg.models.llava import Llava
 from jsg.models.model import Model
+from jsg.models.tensor_parallel import gather_columns, num_parts
 from jsg.sched.buckets import BucketKey
 
 Merge = Callable[[Sequence[Array]], Model]
@@ -178,10 +180,18 @@ def sample(
     is_sampled: bool,
     num_top: int,
 ) -> tuple[StepOutput, Int[Array, " R"], PenaltyTables | None]:
-    """Tokens (and log-probabilities where `chosen` is given), and the tables after them."""
+    """Tokens (and log-probabilities where `chosen` is given), and the tables after them.
+
+    On several devices each has a slice of the logits' columns. Where the largest is all that is asked for, each offers
+    its own; for all else they gather the logits.
+    """
     inputs = unpack_sampling(packed)
-    allowed = None if masks is None else allowed_tokens(masks, logits.shape[1])
-    tokens = choose_tokens(logits, inputs, tables, allowed, is_sampled=is_sampled)
+    allowed = None if masks is None else allowed_tokens(masks, logits.shape[1] * num_parts())
+    if is_sampled or tables is not None or chosen is not None:
+        logits = gather_columns(logits)
+        tokens = choose_tokens(logits, inputs, tables, allowed, is_sampled=is_sampled)
+    else:
+        tokens = largest_tokens(logits, allowed)
     if masks is not None:
         tokens = jnp.where((masks.forced >= 0) & (tokens >= 0), masks.forced, tokens)
     if tables is not None:
@@ -204,7 +214,7 @@ def prompt_logprobs(
     model = merge(leaves)
 
     def one_part(part: tuple[Array, Array, Array]) -> Logprobs:
-        return token_logprobs(model.logits(part[0]), part[1], part[2], num_top)
+        return token_logprobs(gather_columns(model.logits(part[0])), part[1], part[2], num_top)
 
     rows = min(PROMPT_ROWS, len(targets))
     parts = [x.reshape(-1, rows, *x.shape[1:]) for x in (hidden, targets, chosen)]

@@ -7,6 +7,8 @@ knows a backend.
 import dataclasses
 from typing import Any, Literal
 
+from jsg.processing.parts import MediaFile
+
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 
@@ -133,9 +135,9 @@ class Image(Expr):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Video(Expr):
-    """A video: the bytes of its file, of which `num_frames` frames are shown."""
+    """A video: the bytes of its file, or those of its frames' files; `num_frames` frames are shown."""
 
-    data: bytes = dataclasses.field(repr=False)
+    data: MediaFile = dataclasses.field(repr=False)
     num_frames: int
     media_type: str = "video/mp4"
 

@@ -9,6 +9,10 @@ import urllib.parse
 from typing import Any
 
 from jsg.errors import RequestError
+from jsg.processing.parts import MediaFile
+
+FRAMES_TYPE = "video/jpeg"
+"""The media type that other servers too know for frames one by one, whatever pictures they are."""
 
 
 def read_media(source: Any, kind: str) -> bytes:
@@ -42,6 +46,26 @@ def read_media(source: Any, kind: str) -> bytes:
     if not data:
         raise RequestError(f"{kind} needs a file with something in it, but it is empty")
     return data
+
+
+def read_video(source: Any) -> tuple[MediaFile, str]:
+    """A video's file, or those of its frames where `source` is a list of pictures; and the media type.
+
+    Args:
+        source: As `read_media` takes it; or a list, each item as `read_media` takes a picture.
+
+    Raises:
+        RequestError, OSError: As `read_media`; the list is empty, or one of its items is no picture.
+    """
+    if not isinstance(source, list | tuple):
+        data = read_media(source, "video")
+        return data, video_type(data)
+    if not source:
+        raise RequestError("video takes a list of at least one frame, but got an empty one")
+    frames = tuple(read_media(frame, "image") for frame in source)
+    for frame in frames:
+        image_type(frame)
+    return frames, FRAMES_TYPE
 
 
 def image_type(data: bytes) -> str:

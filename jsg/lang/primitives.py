@@ -24,7 +24,7 @@ from jsg.lang.ir import (
     Video,
     parts_of,
 )
-from jsg.lang.media import image_type, read_media, video_type
+from jsg.lang.media import image_type, read_media, read_video
 from jsg.lang.streams.reasoning import markers_of
 
 DEFAULT_CHOICES_METHOD = "token_trie"
@@ -320,7 +320,8 @@ def video(path: Any, num_frames: int) -> Expr:
     """A video, read now.
 
     Args:
-        path: A path, the bytes of a file, a `data:` URL; in a trace, an argument.
+        path: A path, the bytes of a file, a `data:` URL; a list of its frames, each as `image` takes it; in a trace, an
+            argument.
         num_frames: How many of its frames the model sees.
 
     Raises:
@@ -332,8 +333,8 @@ def video(path: Any, num_frames: int) -> Expr:
         raise RequestError(f"num_frames must be at least 1, but got {num_frames!r}", param="num_frames")
     if isinstance(path, Symbol):
         return MediaOf(path, frames)
-    data = read_media(path, "video")
-    return Video(data, frames, video_type(data))
+    data, media_type = read_video(path)
+    return Video(data, frames, media_type)
 
 
 def separate_reasoning(expr: "Expr | str", model_type: str) -> Expr:

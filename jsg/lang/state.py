@@ -1,6 +1,5 @@
 """The state of a program: what its body extends, reads and forks."""
 
-import base64
 import contextlib
 import itertools
 import time
@@ -16,6 +15,7 @@ from jsg.lang.run import Run
 from jsg.lang.streams.stream import JoinMode, Stream
 from jsg.lang.streams.transcript import Said, Turn
 from jsg.lang.streams.variables import Variable
+from jsg.processing.media.base64_files import write_data_url
 
 
 class ProgramState:
@@ -347,9 +347,10 @@ def _message(turn: Turn) -> dict[str, Any]:
                 reasoning += thought
                 items.append(text)
             case Image(data, media_type):
-                items.append({"type": "image_url", "image_url": {"url": _data_url(data, media_type)}})
-            case Video(data, _, media_type):
-                items.append({"type": "video_url", "video_url": {"url": _data_url(data, media_type)}})
+                items.append({"type": "image_url", "image_url": {"url": write_data_url(data, media_type)}})
+            case Video(data, num_frames, media_type):
+                shown = {"url": write_data_url(data, media_type), "num_frames": num_frames}
+                items.append({"type": "video_url", "video_url": shown})
             case _:
                 assert_never(item)
     parts = list(_joined_texts(items))
@@ -365,10 +366,6 @@ def _joined_texts(items: Iterable[str | dict[str, Any]]) -> Iterator[dict[str, A
             yield from cast(Iterable[dict[str, Any]], some)
         elif text := "".join(cast(Iterable[str], some)):
             yield {"type": "text", "text": text}
-
-
-def _data_url(data: bytes, media_type: str) -> str:
-    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
 def _check_text(name: str, variable: Variable) -> None:

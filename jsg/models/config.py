@@ -99,6 +99,7 @@ class ModelConfig:
         eos_token_ids: Tokens that end an answer.
         bos_token_id: Token that starts a text, if there is one.
         vision: The vision half; None for a text model.
+        kv_repeats: Times that each key-value head of the checkpoint is there: see `over_devices`.
     """
 
     architecture: str
@@ -121,6 +122,26 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     vision: VisionConfig | None = None
+    kv_repeats: int = 1
+
+    def over_devices(self, count: int) -> "ModelConfig":
+        """The same model for so many devices, where each has at least one key-value head: as often as it takes.
+
+        Raises:
+            ModelError: The heads, the feed-forward width or the vocabulary cannot be shared out evenly.
+        """
+        repeats = max(1, count // self.num_kv_heads)
+        for what, value in (
+            ("num_attention_heads", self.num_heads),
+            ("num_key_value_heads", self.num_kv_heads * repeats),
+            ("intermediate_size", self.intermediate_size),
+            ("vocab_size", self.vocab_size),
+        ):
+            if value % count:
+                raise ModelError(
+                    f"--tp-size must divide {what} of the model, which is {value}, but got {count}; choose another"
+                )
+        return dataclasses.replace(self, num_kv_heads=self.num_kv_heads * repeats, kv_repeats=repeats)
 
     @property
     def sliding_window(self) -> int | None:

@@ -46,11 +46,14 @@ class Attention(nnx.Module):
             config.hidden_size,
             (kv_heads, (heads // kv_heads + 2) * head_dim),
             dtype,
-            out_dims=(heads * head_dim, kv_heads * head_dim, kv_heads * head_dim),
+            out_dims=(heads * head_dim, *(kv_heads // config.kv_repeats * head_dim,) * 2),
+            out_repeats=(1, config.kv_repeats, config.kv_repeats),
             join_axis=1,
+            split_axis=1,
             bias=qkv_bias,
         )
-        self.output = Linear((f"{prefix}.o_proj",), heads * head_dim, (config.hidden_size,), dtype, bias=output_bias)
+        width = config.hidden_size
+        self.output = Linear((f"{prefix}.o_proj",), heads * head_dim, (width,), dtype, split_axis=0, bias=output_bias)
         self.query_norm = RMSNorm(f"{prefix}.q_norm", head_dim, config.rms_norm_eps, dtype) if qk_norm else None
         self.key_norm = RMSNorm(f"{prefix}.k_norm", head_dim, config.rms_norm_eps, dtype) if qk_norm else None
 
@@ -80,8 +83,9 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: ModelConfig, layer: int, dtype: jax.typing.DTypeLike, *, bias: bool):
         prefix, width, inner = f"model.layers.{layer}.mlp", config.hidden_size, config.intermediate_size
-        self.gate_up = Linear((f"{prefix}.gate_proj", f"{prefix}.up_proj"), width, (2, inner), dtype, bias=bias)
-        self.down = Linear((f"{prefix}.down_proj",), inner, (width,), dtype, bias=bias)
+        names = (f"{prefix}.gate_proj", f"{prefix}.up_proj")
+        self.gate_up = Linear(names, width, (2, inner), dtype, split_axis=2, bias=bias)
+        self.down = Linear((f"{prefix}.down_proj",), inner, (width,), dtype, split_axis=0, bias=bias)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """Each token on its own."""
@@ -175,7 +179,8 @@ class Decoder(nnx.Module):
             )
             self.layers.append(Layer(config, layer, dtype, attention, mlp))
         self.final_norm = RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps, dtype)
-        head = Origin((Source("lm_head.weight", (config.vocab_size, config.hidden_size)),), transposed=True)
+        lm_head = Source("lm_head.weight", (config.vocab_size, config.hidden_size))
+        head = Origin((lm_head,), transposed=True, split_axis=1)
         head_shape = (config.hidden_size, config.vocab_size)
         self.head = None if config.tie_word_embeddings else parameter(head_shape, dtype, head)
 

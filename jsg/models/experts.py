@@ -13,6 +13,7 @@ from jsg.kernels_pallas import ops
 from jsg.models.config import ModelConfig
 from jsg.models.layers import Origin, Source, activation_result, parameter, project
 from jsg.models.quantise import Quantised
+from jsg.models.tensor_parallel import add_up
 
 
 class SparseFeedForward(nnx.Module):
@@ -24,9 +25,9 @@ class SparseFeedForward(nnx.Module):
         router = Origin((Source(f"{prefix}.gate.weight", (config.num_experts, width)),), transposed=True)
         self.router = parameter((width, config.num_experts), dtype, router)
         names = [f"{prefix}.experts.{expert}" for expert in range(config.num_experts)]
-        self.gate = _stacked([f"{name}.w1" for name in names], width, inner, dtype)
-        self.up = _stacked([f"{name}.w3" for name in names], width, inner, dtype)
-        self.down = _stacked([f"{name}.w2" for name in names], inner, width, dtype)
+        self.gate = _stacked([f"{name}.w1" for name in names], width, inner, dtype, split_axis=2)
+        self.up = _stacked([f"{name}.w3" for name in names], width, inner, dtype, split_axis=2)
+        self.down = _stacked([f"{name}.w2" for name in names], inner, width, dtype, split_axis=1)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """Each token on its own. Its copies, one for each of its experts, are sorted by expert, and back."""
@@ -35,13 +36,13 @@ class SparseFeedForward(nnx.Module):
         gated = jax.nn.silu(_grouped(copies, self.gate, routes.sizes)) * _grouped(copies, self.up, routes.sizes)
         made = _grouped(gated, self.down, routes.sizes)[routes.places]
         weights = routes.weights.astype(x.dtype).astype(jnp.float32)  # rounded as the published model rounds them
-        return (weights[..., None] * made).sum(1).astype(x.dtype)  # no matmul, which may round
+        return add_up((weights[..., None] * made).sum(1).astype(x.dtype))  # no matmul, which may round
 
 
-def _stacked(names: list[str], in_dim: int, out_dim: int, dtype: jax.typing.DTypeLike) -> nnx.Param:
-    """One kernel [in_dim, out_dim] for each expert."""
+def _stacked(names: list[str], in_dim: int, out_dim: int, dtype: jax.typing.DTypeLike, *, split_axis: int) -> nnx.Param:
+    """One kernel [in_dim, out_dim] for each expert, of which every device has a slice."""
     sources = tuple(Source(f"{name}.weight", (out_dim, in_dim)) for name in names)
-    origin = Origin(sources, join_axis=0, transposed=True)
+    origin = Origin(sources, join_axis=0, transposed=True, split_axis=split_axis)
     return parameter((len(names), in_dim, out_dim), dtype, origin, summed_axis=1)
 
 

@@ -17,25 +17,41 @@ from jaxtyping import Array, Float, Int
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.reference_norm import rms_norm
 from jsg.models.quantise import Quantised
+from jsg.models.tensor_parallel import add_up, first_index, num_parts
 
 
 class Source(NamedTuple):
-    """One tensor of the checkpoint: its name and its shape in the file, where a projection is [out, in]."""
+    """One tensor of the checkpoint.
+
+    Attributes:
+        name: Its name.
+        shape: Its shape in the file, where a projection is [out, in].
+        repeats: Times that each of its heads stands in the parameter, one after another: key-value heads of which there
+            are fewer than devices.
+    """
 
     name: str
     shape: tuple[int, ...]
+    repeats: int = 1
 
 
 class Origin(NamedTuple):
     """How a parameter is made of tensors of the checkpoint.
 
     Each source is transposed if `transposed`, given the parameter's shape except along `join_axis`, and all are joined
-    along that axis.
+    along that axis. The axis in front of it is that of heads, where a source repeats them.
+
+    Attributes:
+        sources: In order.
+        join_axis: Of the parameter.
+        transposed: Whether the sources are.
+        split_axis: The axis of the parameter along which devices share it out; None where each has it all.
     """
 
     sources: tuple[Source, ...]
     join_axis: int = 0
     transposed: bool = False
+    split_axis: int | None = None
 
 
 def parameter(
@@ -93,7 +109,9 @@ class Linear(nnx.Module):
         dtype: jax.typing.DTypeLike,
         *,
         out_dims: tuple[int, ...] | None = None,
+        out_repeats: tuple[int, ...] | None = None,
         join_axis: int = 0,
+        split_axis: int | None = None,
         bias: bool = False,
     ):
         """Declares kernel [in_dim, *out_shape] and, if asked for, bias [*out_shape].
@@ -104,35 +122,54 @@ class Linear(nnx.Module):
             out_shape: Shape of the output per token.
             dtype: Of the parameters.
             out_dims: Output width of each projection; equal parts by default.
+            out_repeats: `Source.repeats` of each projection; 1 by default.
             join_axis: The axis of `out_shape` along which the projections stand side by side.
+            split_axis: The axis of the kernel along which devices share it out. With 0 each has a slice of the input,
+                and the results are added up.
             bias: Whether the projections have biases.
         """
         if out_dims is None:
             out_dims = (math.prod(out_shape) // len(names),) * len(names)
-        weights = tuple(Source(f"{name}.weight", (width, in_dim)) for name, width in zip(names, out_dims, strict=True))
-        origin = Origin(weights, join_axis + 1, transposed=True)
+        out_repeats = out_repeats or (1,) * len(names)
+        parts = list(zip(names, out_dims, out_repeats, strict=True))
+        weights = tuple(Source(f"{name}.weight", (width, in_dim), repeats) for name, width, repeats in parts)
+        origin = Origin(weights, join_axis + 1, transposed=True, split_axis=split_axis)
+        self.is_split_input = split_axis == 0
         self.kernel = parameter((in_dim, *out_shape), dtype, origin, summed_axis=0)
-        biases = tuple(Source(f"{name}.bias", (width,)) for name, width in zip(names, out_dims, strict=True))
-        self.bias = parameter(out_shape, dtype, Origin(biases, join_axis)) if bias else None
+        biases = tuple(Source(f"{name}.bias", (width,), repeats) for name, width, repeats in parts)
+        bias_split = split_axis - 1 if split_axis else None  # with a split input each device would add it
+        self.bias = parameter(out_shape, dtype, Origin(biases, join_axis, split_axis=bias_split)) if bias else None
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T *out"]:
         """The projections of every token, in the dtype of `x`."""
         out = project(x, self.kernel.get_value(), activation_result(x.dtype))
-        return (out if self.bias is None else out + self.bias[...].astype(out.dtype)).astype(x.dtype)
+        out = add_up(out) if self.is_split_input else out
+        if self.bias is not None:
+            # As a vector: XLA adds one inside a matmul on a GPU, but writes out what has several axes for every token.
+            bias = self.bias[...].astype(out.dtype).reshape(-1)
+            out = (out.reshape(len(x), -1) + bias).reshape(out.shape)
+        return out.astype(x.dtype)
 
 
 class Embedding(nnx.Module):
     """A row of numbers per token; the head too, where a model ties both."""
 
     def __init__(self, name: str, vocab_size: int, width: int, dtype: jax.typing.DTypeLike):
-        self.table = parameter((vocab_size, width), dtype, Origin((Source(f"{name}.weight", (vocab_size, width)),)))
+        self.vocab_size = vocab_size
+        origin = Origin((Source(f"{name}.weight", (vocab_size, width)),), split_axis=0)
+        self.table = parameter((vocab_size, width), dtype, origin)
 
     def __call__(self, token_ids: Int[Array, " T"]) -> Float[Array, "T D"]:
         """The row of each token."""
-        return self.table[...].at[token_ids].get(mode="clip")
+        table = self.table[...]
+        if num_parts() == 1:
+            return table.at[token_ids].get(mode="clip")
+        row = jnp.clip(token_ids, 0, self.vocab_size - 1) - first_index(len(table))
+        is_here = (row >= 0) & (row < len(table))
+        return add_up(jnp.where(is_here[:, None], table.at[row].get(mode="clip"), 0))
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
-        """How well each row of the table matches, in float32."""
+        """How well each row of the table matches, in float32; on several devices, each row of this one's slice."""
         dimensions, precision = (((1,), (1,)), ((), ())), exact_precision(hidden.dtype)
         return lax.dot_general(
             hidden, self.table[...], dimensions, precision=precision, preferred_element_type=jnp.float32

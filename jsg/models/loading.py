@@ -8,6 +8,7 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jsg.errors import ModelError
@@ -18,6 +19,7 @@ from jsg.models.layers import Origin, Source
 from jsg.models.llava import Llava, module_name
 from jsg.models.quantise import STORED, Quantised, declare, quantise
 from jsg.models.registry import build_model
+from jsg.models.tensor_parallel import sharding_of
 
 Progress = Callable[[int, int], None]
 """Called with (parameters loaded, parameters in all) after each."""
@@ -34,9 +36,10 @@ def load_model(
     dtype: jax.typing.DTypeLike = jnp.float32,
     quantization: str = "none",
     seed: int = 0,
+    mesh: Mesh | None = None,
     progress: Progress | None = None,
 ) -> nnx.Module:
-    """The model of `config` with its parameters on the default device, in `dtype`.
+    """The model of `config` with its parameters on the default device or shared out over a mesh, in `dtype`.
 
     Args:
         directory: The model directory; not looked at for `dummy`.
@@ -45,13 +48,14 @@ def load_model(
         dtype: Of every parameter but kernels in 8 bits.
         quantization: `int8` and `fp8` round kernels to 8 bits as they are read, one tensor at a time.
         seed: Of dummy parameters.
+        mesh: Devices that share the parameters; None for one.
         progress: Told after each parameter.
 
     Raises:
         ModelError: The architecture is unknown, or the checkpoint is not exactly what it needs; the message names the
             tensor; so where a number that is to be quantised is not finite.
     """
-    model = abstract_model(config, dtype, quantization)
+    model = abstract_model(config, dtype, quantization, mesh)
     if load_format == "dummy":
         _fill(model, lambda source: _dummy_tensor(source, seed), progress)
         return model
@@ -63,8 +67,10 @@ def load_model(
     return model
 
 
-def abstract_model(config: ModelConfig, dtype: jax.typing.DTypeLike, quantization: str = "none") -> nnx.Module:
-    """The model with shapes in place of arrays: nothing is allocated."""
+def abstract_model(
+    config: ModelConfig, dtype: jax.typing.DTypeLike, quantization: str = "none", mesh: Mesh | None = None
+) -> nnx.Module:
+    """The model with shapes in place of arrays, which say how devices share them: nothing is allocated."""
 
     def build() -> nnx.Module:
         model = build_model(config, dtype)
@@ -73,7 +79,23 @@ def abstract_model(config: ModelConfig, dtype: jax.typing.DTypeLike, quantizatio
             declare(text, STORED[quantization])
         return model
 
-    return nnx.eval_shape(build)
+    model = nnx.eval_shape(build)
+    if mesh is not None:
+        for param in _parameters(model):
+            param.set_value(_shared_out(param.get_value(), param.get_metadata("origin").split_axis, mesh))
+    return model
+
+
+def _shared_out(
+    declared: jax.ShapeDtypeStruct | Quantised, axis: int | None, mesh: Mesh
+) -> jax.ShapeDtypeStruct | Quantised:
+    """The shape of a parameter, with its sharding. An axis of length 1, that of scales, is not shared out."""
+
+    def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        split = None if axis is None or x.shape[axis] == 1 else axis
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(mesh, split, len(x.shape)))
+
+    return jax.tree.map(place, declared)
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -98,7 +120,9 @@ def _fill(model: nnx.Module, read: Callable[[Source], Array], progress: Progress
     """Gives every parameter its values, one after another: the host holds one tensor at a time."""
     params = list(_parameters(model))
     for done, param in enumerate(params, start=1):
-        param.set_value(_value(param.get_value(), param.get_metadata("origin"), read))
+        declared = param.get_value()
+        value = _value(declared, param.get_metadata("origin"), read)
+        param.set_value(jax.tree.map(_on_devices, value, declared))
         if progress is not None:
             progress(done, len(params))
 
@@ -119,9 +143,18 @@ def _value(
 def _assemble(shape: tuple[int, ...], origin: Origin, tensors: Iterator[Array]) -> Array:
     """One array from its tensors; see `Origin`. Transposing once here saves it at every step."""
     axis = origin.join_axis
-    turned = (tensor.T if origin.transposed else tensor for tensor in tensors)
-    parts = [tensor.reshape(*shape[:axis], -1, *shape[axis + 1 :]) for tensor in turned]
+    parts = []
+    for source, tensor in zip(origin.sources, tensors, strict=True):
+        lead, once = list(shape[:axis]), tensor.T if origin.transposed else tensor
+        if source.repeats > 1:
+            lead[-1] //= source.repeats
+        part = once.reshape(*lead, -1, *shape[axis + 1 :])
+        parts.append(jnp.repeat(part, source.repeats, axis - 1) if source.repeats > 1 else part)
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
+
+
+def _on_devices(value: Array, declared: jax.ShapeDtypeStruct) -> Array:
+    return value if declared.sharding is None else jax.device_put(value, declared.sharding)
 
 
 def _dummy_tensor(source: Source, seed: int) -> Array:

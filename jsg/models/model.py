@@ -16,5 +16,5 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
-        """Logits of the given hidden states, always in float32."""
+        """Logits of the given hidden states, always in float32. Of several devices each has a slice of the columns."""
         ...

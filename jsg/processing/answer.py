@@ -253,7 +253,7 @@ class Answer:
         return {"text": self.text, "output_ids": list(self.token_ids), "meta_info": meta}
 
     def constraint(self) -> dict[str, Any]:
-        """What the grammar did so far: the share of forced tokens, what the mask kept at each, whether it is complete.
+        """What the grammar did so far: the share that jump-forward wrote, the mass kept, whether it is complete.
 
         `kept_mass` is the probability that the model gave to what the grammar allowed: near 1 the grammar changed
         nothing, near 0 the model wanted something else.

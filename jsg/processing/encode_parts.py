@@ -185,6 +185,7 @@ class _GrowingPrompt:
         """An empty prompt that will have the pictures of these parts, which are read now."""
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
+        self._sees = reader is not None
         self._plain = frozenset(() if reader is None else reader.placeholders.values())
         self._unplaced = _read_media(reader, parts, max_tokens)
         self._media: list[MediaInput] = []
@@ -266,8 +267,9 @@ class _GrowingPrompt:
             )
             self._check_len(len(ids))
         bos_ids = self._tokenizer.bos_ids
-        is_template = self._is_template or (bool(run) and run[0].is_template)
-        needs_bos = self._last is None and not is_template and tuple(ids[: len(bos_ids)]) != bos_ids
+        # Hugging Face's processors put BOS before what a template wrote, its tokenizers do not.
+        is_whole = not self._sees and (self._is_template or (bool(run) and run[0].is_template))
+        needs_bos = self._last is None and not is_whole and tuple(ids[: len(bos_ids)]) != bos_ids
         return [*bos_ids, *ids] if needs_bos else ids
 
     def _end_run(self) -> None:
@@ -280,7 +282,7 @@ class _GrowingPrompt:
         self._append(ids)
 
     def _add_media(self, item: PromptMedia) -> None:
-        if self._last is None and not self._is_template:
+        if self._last is None and (self._sees or not self._is_template):
             self._append(self._tokenizer.bos_ids)
         self._check_len(item.num_tokens)
         self._media.append(item.at(len(self._ids)))

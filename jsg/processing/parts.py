@@ -9,6 +9,14 @@ from typing import Literal
 
 MediaKind = Literal["image", "video"]
 
+MediaFile = bytes | tuple[bytes, ...]
+"""The file of a picture or a video; or, of a video, those of its frames in order, each a picture."""
+
+
+def file_size(data: MediaFile) -> int:
+    """Bytes, of all frames together."""
+    return len(data) if isinstance(data, bytes) else sum(map(len, data))
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TextPart:
@@ -18,7 +26,7 @@ class TextPart:
         text: Any valid Unicode.
         is_markup: Special tokens written in it are such tokens: text of a chat template, or a raw prompt.
         is_template: A chat template wrote it, BOS included where the model wants one: none is put before a prompt that
-            begins with it. Only with `is_markup`.
+            begins with it, unless the model sees. Only with `is_markup`.
     """
 
     text: str
@@ -45,13 +53,14 @@ class MediaPart:
     """A picture or a video.
 
     Attributes:
-        data: Its file.
+        data: Its file, or those of its frames.
         media_type: What its sender says of it; the bytes decide.
-        num_frames: Of a video: how many of its frames are shown; None for the usual number.
+        num_frames: Of a video: how many of its frames are shown; None for the usual number of a file, and for all where
+            the frames themselves came.
     """
 
     kind: MediaKind
-    data: bytes = dataclasses.field(repr=False)
+    data: MediaFile = dataclasses.field(repr=False)
     media_type: str
     num_frames: int | None = None
 

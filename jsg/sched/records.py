@@ -55,7 +55,8 @@ class Placement:
         lock: Keeps its cached prefix from being evicted.
         num_tree_pages: Leading pages that the radix tree owns; the others are the row's own ("uncached").
         num_dispatched: Positions whose KV has been computed or is being computed.
-        is_prefilling: Some of the tokens known at admission are not dispatched yet.
+        is_prefilling: Some of the tokens known at admission are not dispatched yet, or the last one is to run again,
+            since a step was not to sample behind it (`put_off`).
         num_in_flight: 1 while a step that samples for it is not committed yet, else 0. With drafts that step may give
             several tokens; then it is committed before the next is planned.
         device_has_last: The device's own table holds its last token; not so after drafts.
@@ -141,6 +142,11 @@ class RunningRequest:
             return []
         return cached_shifts(self.request, self.layout.positions)
 
+    @property
+    def is_put_off(self) -> bool:
+        """A step that it took part in did not sample for it: it runs its last token again."""
+        return self.place is not None and self.place.is_prefilling and self.place.num_dispatched == self.num_known
+
     def append(self, token: int) -> None:
         """Adds a committed output token."""
         self.tokens[self.num_known] = token
@@ -193,7 +199,7 @@ class Proposal:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class BatchEntry:
-    """One request's part of a step. Never changed; not frozen because that makes it five times as slow to build.
+    """One request's part of a step. Changed by `put_off` only; not frozen: building it would take five times as long.
 
     Attributes:
         running: The request.
@@ -247,8 +253,11 @@ class BatchEntry:
 
     @property
     def scores_prompt(self) -> bool:
-        """The log-probabilities of prompt tokens are wanted of this chunk."""
-        return not self.from_device and self.running.request.wants_prompt_logprobs and not self.running.has_reported
+        """The log-probabilities of prompt tokens are wanted of this chunk: not all are there yet."""
+        running = self.running
+        if self.from_device or running.has_reported or not running.request.wants_prompt_logprobs:
+            return False
+        return len(running.prompt_logprobs) < running.num_prompt - running.request.logprob_start_len
 
     @property
     def is_stale(self) -> bool:

@@ -234,19 +234,19 @@ class Scheduler:
         return entries
 
     def _plan_prefill(self, budget: int, now_s: float) -> list[BatchEntry]:
-        """Chunks of at most `budget` tokens: begun prompts, oldest first, then waiting ones in policy order.
+        """Chunks of at most `budget` tokens: who was put off, begun prompts by age, then waiting ones in policy order.
 
         Joined requests whose parts are there go before those that wait: they need little more. But what was passed by
         more than the bound comes before everything that arrived after it, and while it cannot be admitted nothing that
-        arrived after it gets a chunk: memory is left for it.
+        arrived after it gets a chunk: memory is left for it. Who was put off needs none.
         """
         self._estimate.promised_pages = None
         self.table.vision.begin_round()
         chunks: list[BatchEntry] = []
         begun = [r for r in self.running if r.place and r.place.is_prefilling]
-        begun.sort(key=lambda r: r.arrival)
+        begun.sort(key=lambda r: (not r.is_put_off, r.arrival))
         while (overdue := self._overdue()) is not None:
-            while begun and begun[0].arrival < overdue.arrival:
+            while begun and (begun[0].is_put_off or begun[0].arrival < overdue.arrival):
                 budget -= self._plan_chunk(begun.pop(0), budget, chunks)
             if budget <= 0 or not self._admit(overdue, now_s):
                 return chunks
@@ -346,17 +346,18 @@ class Scheduler:
         place = running.place
         if place is None:
             return 0
-        start = place.num_dispatched
+        start = min(place.num_dispatched, running.num_known - 1)
+        num_again = place.num_dispatched - start  # of a request that was put off; its pages are there
         wanted = min(running.num_known - start, budget)
-        if (lacking := wanted - self.table.room(place)) > 0:
+        if (lacking := wanted - num_again - self.table.room(place)) > 0:
             self.break_holds(self.holds.num_to_end(self.table.pages_for(lacking)))
-        num_new = self.table.vision.reserve(running, place, start, min(wanted, self.table.room(place)))
+        num_new = self.table.vision.reserve(running, place, start, min(wanted, num_again + self.table.room(place)))
         if num_new <= 0:
             return 0
         if self._estimate.promised_pages is not None:
-            self._estimate.promised_pages -= self.table.pages_for(num_new)
-        self.table.grow(place, num_new)
-        write_start = max(start, self.table.share(running, place, start + num_new))
+            self._estimate.promised_pages -= self.table.pages_for(num_new - num_again)
+        self.table.grow(place, num_new - num_again)
+        write_start = max(start + num_again, self.table.share(running, place, start + num_new))
         place.is_prefilling = place.num_dispatched < running.num_known
         samples = not place.is_prefilling and running.request.sampling.max_new_tokens > 0
         place.num_in_flight += samples

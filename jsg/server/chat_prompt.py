@@ -118,9 +118,20 @@ class ChatPrompt:
         )
         if continue_final_message:
             rendered = _until_end(rendered, marks)
-        ids, places = self._encode_pieces(rendered, exact, marks)
+        ids, places = self._with_bos(*self._encode_pieces(rendered, exact, marks))
         input_ids, inputs = fill_placeholders(ids, places, media, "messages", self._max_tokens)
         return EncodedPrompt(input_ids=input_ids, media=inputs)
+
+    def _with_bos(self, ids: list[int], places: list[int]) -> tuple[list[int], list[int]]:
+        """A prompt and the indices of its placeholders; of a model that sees, with the tokenizer's BOS in front.
+
+        Hugging Face's processors encode what a template wrote as they do any text, and their templates count on it; its
+        tokenizers add nothing. One that the template wrote is enough.
+        """
+        bos_ids = self._tokenizer.bos_ids
+        if not self._placeholder_ids or tuple(ids[: len(bos_ids)]) == bos_ids:
+            return ids, places
+        return [*bos_ids, *ids], [place + len(bos_ids) for place in places]
 
     def _as_template_takes_it(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message whose content is a text, or a list of parts, as its template writes it whole."""

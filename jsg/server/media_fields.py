@@ -7,11 +7,12 @@ from pydantic import Field
 
 from jsg.errors import RequestError
 from jsg.processing.encode_parts import EncodedPrompt
+from jsg.processing.media.base64_files import MAX_FRAMES
 from jsg.processing.media_prompt import PromptMedia, put_media
 from jsg.processing.parts import MediaKind
 from jsg.server.front import Front
 from jsg.server.http.body import Checked
-from jsg.server.media_sources import MAX_FRAMES, MediaSource
+from jsg.server.media_sources import MediaSource
 
 IMAGE_DATA = (
     "Pictures, for a model that sees: a `data:` URL, a file in base64, an http URL of a host that the server allows, "
@@ -19,8 +20,14 @@ IMAGE_DATA = (
     "which there must be as many; in a prompt that has none they stand at its front. With a list of prompts one "
     "picture is for all, and a list has what each prompt gets: a picture, a list, or null."
 )
-VIDEO_DATA = "Videos, the same way, for a model that takes them."
-NUM_FRAMES = "So many frames of each video are shown, evenly over it; absent is as many as is usual."
+VIDEO_DATA = (
+    "Videos, the same way, for a model that takes them; in place of a file its frames, each a picture in base64, with "
+    "commas between them."
+)
+NUM_FRAMES = (
+    "So many frames of each video are shown, evenly over it; absent is as many as is usual of a file, and all where "
+    "frames were sent."
+)
 
 type MediaData = str | Checked[str | Checked[str] | None] | None
 type NumFrames = Annotated[int, Field(ge=1, le=MAX_FRAMES)] | None

@@ -5,8 +5,6 @@ server allowed its host. Fetching waits on the event loop; decoding is done besi
 """
 
 import asyncio
-import base64
-import binascii
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +13,15 @@ from typing import Any, final
 from jsg.config import ServerConfig
 from jsg.errors import RequestError
 from jsg.processing.encode_parts import EncodedPrompt
-from jsg.processing.media.data_url import read_data_url
+from jsg.processing.media.base64_files import read_base64, read_data_url
 from jsg.processing.media.limits import MediaLimits
 from jsg.processing.media_prompt import MediaReader, PromptMedia, sees_no
-from jsg.processing.parts import MediaKind, MediaPart
+from jsg.processing.parts import MediaKind, MediaPart, file_size
 from jsg.server.chat_prompt import ChatPrompt
+from jsg.server.kept_files import KeptFiles
 from jsg.server.media_fetch import FetchPolicy, MediaFetcher
 from jsg.server.text_threads import TextThreads
 
-MAX_FRAMES = 4096
 BASE64_RATIO = 4 / 3  # characters of base64 by bytes
 MAX_FETCHING = 32  # requests whose URLs are fetched at a time; others wait
 
@@ -35,7 +33,8 @@ class MediaSource:
     """Where a picture or a video is.
 
     Attributes:
-        url: A `data:` URL, an `http` or `https` URL, or a file in base64 with nothing around it.
+        url: A `data:` URL, an `http` or `https` URL, or a file in base64 with nothing around it. Frames may stand in
+            place of a video's file, as `read_base64` takes them.
         num_frames: Of a video: how many are shown; None for the usual number.
     """
 
@@ -99,6 +98,7 @@ class MediaSources:
         """With the limits of `config`. Raises ConfigError where they cannot be."""
         config = config or ServerConfig()
         self.reader = reader
+        self._kept = None if reader is None else KeptFiles()
         self._threads = threads
         self._limits = media_limits(config)
         policy = FetchPolicy(
@@ -118,6 +118,10 @@ class MediaSources:
     def reader_within(self, namespace: str) -> MediaReader | None:
         """The reader for the requests of one part of the prefix cache."""
         return None if self.reader is None else self.reader.within(namespace)
+
+    def kept_within(self, namespace: str) -> KeptFiles | None:
+        """The files that may be named in the requests of one part of the prefix cache; None for who sees nothing."""
+        return None if self._kept is None else self._kept.within(namespace)
 
     @property
     def max_body_bytes(self) -> int:
@@ -230,7 +234,7 @@ class MediaSources:
         num_bytes = 0
         for source in sources:
             parts[source] = self._part(source, files)
-            num_bytes += len(parts[source].data)
+            num_bytes += file_size(parts[source].data)
             self._check_total(num_bytes)
         return parts
 
@@ -245,23 +249,12 @@ class MediaSources:
         if source.is_remote:
             data = files[source.url]
         elif source.url[:5].lower() == "data:":
-            data = read_data_url(source.url, self._limits.max_bytes)
+            data = read_data_url(source.url, source.kind, self._limits.max_bytes)
+        elif ":" in source.url[:20]:  # which base64 has not
+            raise RequestError(
+                "a file must be a data: URL, an http URL or base64, but begins with "
+                f"{source.url[:20]!r}; encode its bytes"
+            )
         else:
-            data = read_base64(source.url, self._limits.max_bytes)
+            data = read_base64(source.url, source.kind, self._limits.max_bytes)
         return MediaPart(source.kind, data, UNTYPED, source.num_frames)
-
-
-def read_base64(text: str, max_bytes: int) -> bytes:
-    """A file in base64 with nothing around it. Raises RequestError where it is none, empty or too long."""
-    if len(text) // 4 * 3 > max_bytes + 2:
-        raise RequestError(f"a file may have at most {max_bytes} bytes, but this one has more; send a smaller one")
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise RequestError(
-            f"a picture or video must be a data: URL, an http URL or base64, but begins with {text[:20]!r}; encode the "
-            "file's bytes"
-        ) from None
-    if not data:
-        raise RequestError("a picture or video must be a file, but is empty; encode the file's bytes")
-    return data

@@ -98,7 +98,7 @@ def test_runs_as_a_whole(tmp_path: pathlib.Path, bare_environment: dict[str, str
     assert kinds == {
         *("copy", "matmul", "error", "decode", "prefill", "decode-shared", "attention", "attention-cascade"),
         *("engine", "engine-alone", "engine-load", "cascade-gain", "agreement", "start-cold", "start-warm"),
-        *("sampling", "attention-prefill", "compare"),
+        *("sampling", "attention-prefill", "compare", "expert-routes", "experts", "quantised", "encode"),
     }
     assert all(figure["facts"]["is_right"] for figure in run["figures"] if figure["facts"]["kind"] == "error")
     bare = [figure for figure in run["figures"] if figure["facts"]["kind"] in ("decode", "prefill")]

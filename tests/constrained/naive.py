@@ -23,6 +23,16 @@ class NaiveGrammar:
     def next_bytes(self, text: bytes, alphabet: bytes) -> set[int]:
         return {byte for byte in alphabet if self.is_viable(text + bytes([byte]))}
 
+    def forced_run(self, text: bytes, alphabet: bytes, longest: int) -> bytes:
+        """What must come after the text, up to so many bytes: nothing else may, and the text may not end."""
+        run = b""
+        while len(run) < longest and not self.matches(text + run):
+            following = self.next_bytes(text + run, alphabet)
+            if len(following) != 1:
+                break
+            run += bytes(following)
+        return run
+
     def _alive_rules(self) -> set[str]:
         self.alive = set()
         while True:

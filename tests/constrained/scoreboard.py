@@ -2,7 +2,9 @@
 
 `python -m tests.constrained.scoreboard DATA` prints the tables; with `--write` it renews `scoreboard.json` beside this
 file, which `test_scoreboard.py` compares with. A schema passes when it compiles, accepts every valid instance and
-rejects every invalid one. No model and no vocabulary takes part: instances are JSON texts, read byte by byte.
+rejects every invalid one; where there are no instances, when it compiles. A schema that contradicts itself is refused,
+which is right where no instance is valid: that is a verdict of its own. No model and no vocabulary takes part:
+instances are JSON texts, read byte by byte.
 """
 
 import argparse
@@ -16,11 +18,12 @@ import pathlib
 import re
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jsg.constrained.compiler import compile_tables
 from jsg.constrained.machine import Machine
+from jsg.constrained.schema.normalise import NO_VALUE
 from jsg.errors import GrammarError
 from jsg.types import GrammarSpec
 
@@ -48,6 +51,7 @@ class Verdict(enum.StrEnum):
     TIMEOUT = "timeout"
     FALSE_ACCEPT = "false accept"
     FALSE_REJECT = "false reject"
+    UNSATISFIABLE = "unsatisfiable"
     REFUSED = "refused"
     PASSED = "passed"
 
@@ -81,12 +85,12 @@ class Outcome:
         return named.group(1) if named else "other"
 
 
-def maskbench(data: pathlib.Path) -> Iterator[Case]:
-    """The schemas of the development sample that have instances."""
+def maskbench(data: pathlib.Path, *, has_instances: bool = True) -> Iterator[Case]:
+    """The schemas of the development sample that have instances, or the others."""
     with (data / "maskbench-dev.jsonl").open() as lines:
         for line in lines:
             entry = json.loads(line)
-            if entry["tests"]:
+            if bool(entry["tests"]) == has_instances:
                 split = entry["name"].split("---")[0]
                 split = split if "---" in entry["name"] else split.split("_")[0]
                 instances = tuple((test["valid"], test["data"]) for test in entry["tests"])
@@ -105,6 +109,13 @@ def json_schema_suite(data: pathlib.Path) -> Iterator[Case]:
             if parts[0] == "draft7" and isinstance(schema, dict):
                 schema = {"$schema": "http://json-schema.org/draft-07/schema#"} | schema  # its folder says it there
             yield Case(split, f"{'/'.join(parts)}: {group['description']}", schema, instances)
+
+
+def cases(data: pathlib.Path) -> Iterator[Case]:
+    """All of both suites."""
+    yield from maskbench(data)
+    yield from json_schema_suite(data)
+    yield from maskbench(data, has_instances=False)
 
 
 @contextlib.contextmanager
@@ -140,13 +151,20 @@ def judge(case: Case) -> Outcome:
             spec = GrammarSpec("json_schema", json.dumps(case.schema), "flexible", "free")
             _read_instances(Machine(compile_tables(spec)), outcome)
     except GrammarError as error:
-        outcome.verdict, outcome.detail = Verdict.REFUSED, str(error)
+        _note_refusal(outcome, str(error))
     except TimeoutError:
         outcome.verdict = Verdict.TIMEOUT
     except Exception as bug:  # that it is counted, and named, is the point
         outcome.verdict, outcome.detail = Verdict.CRASH, repr(bug)
     outcome.seconds = time.process_time() - started
     return outcome
+
+
+def _note_refusal(outcome: Outcome, message: str) -> None:
+    outcome.verdict, outcome.detail = Verdict.REFUSED, message
+    if NO_VALUE in message:
+        outcome.num_valid = outcome.num_valid_rejected = sum(is_valid for is_valid, _ in outcome.case.instances)
+        outcome.verdict = Verdict.FALSE_REJECT if outcome.num_valid else Verdict.UNSATISFIABLE
 
 
 def _read_instances(machine: Machine, outcome: Outcome) -> None:
@@ -162,8 +180,14 @@ def _read_instances(machine: Machine, outcome: Outcome) -> None:
             outcome.detail = text[:300]
 
 
-def board(outcomes: Iterable[Outcome]) -> dict[str, Any]:
-    """The counts that are committed: verdicts by split, refusals by keyword."""
+def board(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The counts that are committed; those of schemas without instances stand apart, under "untested"."""
+    tested = [outcome for outcome in outcomes if outcome.case.instances]
+    return _counts(tested) | {"untested": _counts(outcome for outcome in outcomes if not outcome.case.instances)}
+
+
+def _counts(outcomes: Iterable[Outcome]) -> dict[str, Any]:
+    """Verdicts by split, refusals by keyword."""
     splits: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     refused: collections.Counter[str] = collections.Counter()
     for outcome in outcomes:
@@ -197,8 +221,7 @@ def main() -> None:
     parser.add_argument("--show", choices=[verdict.value for verdict in Verdict], help="list the cases of one verdict")
     parser.add_argument("--only", default="", help="cases whose split and name hold this text")
     options = parser.parse_args()
-    cases = [*maskbench(options.data), *json_schema_suite(options.data)]
-    outcomes = [judge(case) for case in cases if options.only in f"{case.split} {case.name}"]
+    outcomes = [judge(case) for case in cases(options.data) if options.only in f"{case.split} {case.name}"]
     made = board(outcomes)
     for suite in ("maskbench", "suite"):
         counts = total(made, suite)
@@ -206,6 +229,7 @@ def main() -> None:
         if counts["schemas"]:
             print(f"  passed {counts['passed'] / counts['schemas']:.2%}")
     print("refused by keyword", collections.Counter(made["refused by keyword"]).most_common())
+    print("untested", dict(total(made["untested"], "maskbench")), made["untested"]["refused by keyword"])
     slowest = sorted(outcomes, key=lambda outcome: -outcome.seconds)[:5]
     print("slowest", [(round(outcome.seconds, 2), outcome.case.name) for outcome in slowest])
     for outcome in outcomes:

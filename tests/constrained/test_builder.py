@@ -53,6 +53,20 @@ def test_refusals(grammar, message):
         build(grammar)
 
 
+def test_where_no_text_matches_the_front_end_has_the_word():
+    with pytest.raises(GrammarError, match=r"^nothing is both$"):
+        build(ir.Grammar("root", {"root": ir.NEVER}, contradiction="nothing is both"))
+
+
+def test_a_repeat_that_is_refused_is_named_by_its_rule_where_there_are_several():
+    letters = ir.ByteSet(((97, 98),))
+    window = ir.seq(ir.Repeat(letters, 0, None), ir.Literal(b"a"), ir.Repeat(letters, 9_000, 9_000))
+    with pytest.raises(GrammarError, match=r"read in several ways.* \(in rule 'the window'\)$"):
+        build(ir.Grammar("root", {"root": ir.Call("the window"), "the window": window}))
+    with pytest.raises(GrammarError, match=r"nothing else can be read as$"):
+        build(grammar_of(window))
+
+
 def test_what_can_never_be_completed_is_left_out():
     dead = then("b", ir.Call("loop"))
     grammar = grammar_of(ir.alt(then("a"), dead, ir.seq(ir.literal("a"), ir.NEVER)), loop=then("(", ir.Call("loop")))

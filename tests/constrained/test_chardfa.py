@@ -130,6 +130,16 @@ def test_minimised_merges_what_is_equivalent():
     assert len(CharDfa.of(Seq((Repeat(A, 0, None), Repeat(A, 0, None)))).minimised().rows) == 1
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_of_texts_that_end_minimised_is_as_small_as_can_be(seed):
+    """As many states as there are different sets of ends, among the beginnings of texts (Myhill and Nerode)."""
+    dfa = CharDfa.of(random_expr(random.Random(seed), 3)).intersect(CharDfa.length(0, 4)).minimised()
+    texts = matched(dfa)
+    beginnings = {text[:i] for text in texts for i in range(len(text) + 1)}
+    ends = {frozenset(text[len(begin) :] for text in texts if text.startswith(begin)) for begin in beginnings}
+    assert len(dfa.rows) == max(len(ends), 1)
+
+
 def test_any_name_but_a_few_is_small():
     names = CharDfa.words(["id", "name", "size"]).complement()
     assert len(names.minimised().rows) <= 10

@@ -1,5 +1,6 @@
 """From the five kinds of grammar to masks, and what does not get there."""
 
+import logging
 import subprocess
 import sys
 
@@ -102,6 +103,20 @@ def test_running_out_of_stack_or_memory_is_an_error_of_the_request(monkeypatch, 
     with pytest.raises(GrammarError, match=words) as error:
         compile_tables(GrammarSpec("choices", '["a"]'))
     assert error.value.param == "choices"
+
+
+FORGED = '{"format": "colour\\nforged"}'
+FORGED_TAG = f'{{"type": "structural_tag", "format": {{"type": "json_schema", "json_schema": {FORGED}}}}}'
+
+
+@pytest.mark.parametrize(("kind", "text"), [("json_schema", FORGED), ("structural_tag", FORGED_TAG)])
+def test_what_is_not_enforced_is_logged_in_one_line(caplog, kind, text):
+    with caplog.at_level(logging.DEBUG, logger="jsg.constrained.compiler"):
+        compile_tables(GrammarSpec("json_schema", '{"format": "date"}'))
+        assert caplog.messages == []
+        compile_tables(GrammarSpec(kind, text))
+    (message,) = caplog.messages
+    assert message.startswith(f"{kind}: not enforced") and "at #/format" in message and "\n" not in message
 
 
 def test_a_defect_of_a_front_end_is_not_hidden(monkeypatch):

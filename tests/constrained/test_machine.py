@@ -19,6 +19,8 @@ from tests.constrained.grammars import ALPHABET, GrammarMaker
 from tests.constrained.naive import NaiveGrammar, all_texts
 
 MANY_WAYS = Limits(heads=120, stack=60)
+FORCED = 4
+"""Bytes of a forced run that are looked at."""
 
 
 def machine_of(expr: ir.Expr, limits: Limits = LIMITS, **rules: ir.Expr) -> Machine:
@@ -53,6 +55,7 @@ def compare(seed: int, num_walks: int = 3, longest: int = 12) -> bool:
             assert machine.is_accepting(config) == naive.matches(text), (seed, text)
             assert machine.can_continue(config) == bool(allowed)
             assert allowed or machine.is_accepting(config), "a dead end"
+            assert machine.forced_run(config, FORCED) == naive.forced_run(text, ALPHABET, FORCED), (seed, text)
             if not allowed:
                 break
             byte = bytes([choose.choice(sorted(allowed))])

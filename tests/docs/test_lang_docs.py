@@ -1,16 +1,31 @@
 """The tutorial of docs/lang.md runs, and prints what it says."""
 
 import contextlib
+import inspect
 import io
 import pathlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import jsg
+from jsg.lang.executor.compiled import CompiledFunction
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "lang.md"
+HEAD = re.compile(r"^(?:\| (.*?) \||\*\*((?:`[^`]+`(?:, )?)+)\*\*)", re.MULTILINE)
+"""The first cell of a row, or what a paragraph is about: there the reference gives signatures."""
+SIGNATURE = re.compile(r"`(?:await |with )?(?:(\w+)\.)?(\w+)\(([^`]*)\)(?: as \w+)?:?`")
+OWNERS: dict[str, tuple[Any, ...]] = {
+    "": (jsg.SglFunction, jsg),
+    "sgl": (jsg,),
+    "s": (jsg.ProgramState,),
+    "branches": (jsg.ProgramStateGroup,),
+    "c": (CompiledFunction,),
+}
+CALLS = {"print", "from_json"}
+"""Shown as they are called."""
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 
@@ -55,3 +70,46 @@ def test_every_public_name_is_in_the_reference():
     known_elsewhere = {"SamplingParams", "__version__"}
     missing = [name for name in jsg.__all__ if name not in known_elsewhere and not re.search(rf"\b{name}\b", reference)]
     assert missing == []
+
+
+def reference() -> str:
+    """What is between the tutorial and the page on porting."""
+    return PAGE.read_text(encoding="utf-8").partition("## Reference")[2].partition("\n## ")[0]
+
+
+def bare(parameters: list[inspect.Parameter]) -> inspect.Signature:
+    """Names, kinds and defaults. The order of those that are given by keyword means nothing."""
+    named = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
+    return inspect.Signature([parameter for parameter in named if parameter.name != "self"])
+
+
+def of_code(function: Callable[..., Any]) -> inspect.Signature:
+    return bare(list(inspect.signature(function).parameters.values()))
+
+
+def of_page(written: str) -> inspect.Signature:
+    names: dict[str, Any] = {}
+    exec(f"def written({written}): ...", names)
+    return of_code(names["written"])
+
+
+def test_signatures_in_the_reference_are_those_of_the_code():
+    checked: set[str] = set()
+    for head in HEAD.finditer(reference()):
+        for owner, name, written in SIGNATURE.findall(head[1] or head[2] or ""):
+            if name in CALLS:
+                continue
+            function = next(getattr(one, name) for one in OWNERS[owner] if hasattr(one, name))
+            expected = of_code(function)
+            if written.endswith("..."):  # the rest is in the code, or in a table of its own
+                written = written.removesuffix("...").rstrip(", ")
+                expected = bare(list(expected.parameters.values())[: len(of_page(written).parameters)])
+            assert of_page(written) == expected, f"{owner} {name}: the code has {expected}"
+            checked.add(name)
+    assert {"gen", "select", "image", "run_batch", "text_iter", "fork", "join", "var_scope", "Runtime"} <= checked
+
+
+def test_the_arguments_of_an_endpoint_are_those_of_the_code():
+    rows = reference().partition("| argument | |\n|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    first, *others = [row.split("`")[1] for row in rows]
+    assert of_page(f"{first}, *, {', '.join(others)}") == of_code(jsg.RuntimeEndpoint)

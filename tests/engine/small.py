@@ -1,8 +1,10 @@
 """A small random model, engines of it, and random traffic for them."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -13,6 +15,9 @@ from jsg.types import FinishReason, Request, RequestOutput, SamplingParams, Toke
 VOCAB = 96
 EOS = 1
 CONTEXT = 256
+MAX_CORES = 4
+"""Engines kept at a time. Each compiled program of a CPU takes about 100 memory mappings, an engine up to 5000, and
+where a process reaches the 65530 that Linux allows, LLVM aborts it."""
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -44,6 +49,29 @@ def make_core(directory: pathlib.Path, cache_dir: str, **knobs: object) -> Engin
     defaults: dict[str, object] = {"max_running_requests": 4, "max_total_tokens": 1024}
     fixed = {"load_format": "dummy", "forbid_compile": True, "compilation_cache_dir": cache_dir}
     return EngineCore(EngineConfig(model_path=str(directory), **(defaults | fixed | knobs)))  # pyright: ignore[reportArgumentType]
+
+
+@contextlib.contextmanager
+def shared_cores(make: Callable[..., EngineCore]) -> Iterator[Callable[..., EngineCore]]:
+    """Makes an engine with the given knobs, or returns the one made before, its cache emptied."""
+    cores: dict[tuple, EngineCore] = {}
+
+    def get(**knobs: object) -> EngineCore:
+        key = tuple(sorted(knobs.items()))
+        core = cores.pop(key, None)
+        if core is None:
+            while len(cores) >= MAX_CORES:
+                cores.pop(next(iter(cores))).close()
+            core = make(**knobs)
+        cores[key] = core  # the last is the latest used
+        assert core.flush_cache(), "a test left work in a shared engine"
+        return core
+
+    try:
+        yield get
+    finally:
+        for core in cores.values():
+            core.close()
 
 
 @dataclasses.dataclass

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,136 +19,49 @@ from jsg.engine.executables import Executables
 from jsg.engine.mask_pool import MaskPool, num_words
 from jsg.errors import QueueFullError, RequestError
 from jsg.processing.tokenizer import load_tokenizer
-from jsg.types import FinishType, JumpForward, Request
+from jsg.types import FinishType, JumpForward
 from tests.engine import lettered, small
-from tests.engine.lettered import Outcome, greedy, matches, traffic, with_jump
-
-DETERMINISTIC = {"deterministic": True}
-SMALL_POOL = {"max_total_tokens": 200, "max_running_requests": 6, "schedule_conservativeness": 0.01}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return lettered.write_model(tmp_path_factory.mktemp("models") / "lettered")
-
-
-@pytest.fixture(scope="module")
-def core_of(model: pathlib.Path, compile_cache_dir: str) -> Iterator[Callable[..., EngineCore]]:
-    """Makes an engine with the given knobs that knows the grammars, or returns the one made before."""
-    cores: dict[tuple, EngineCore] = {}
-
-    def get(**knobs: object) -> EngineCore:
-        key = tuple(sorted(knobs.items()))
-        if key not in cores:
-            cores[key] = lettered.teach(small.make_core(model, compile_cache_dir, **knobs))
-        assert cores[key].flush_cache(), "a test left work in a shared engine"
-        return cores[key]
-
-    yield get
-    for core in cores.values():
-        core.close()
+from tests.engine.lettered import Outcome, matches, traffic
+from tests.engine.taught import DETERMINISTIC, check_bitwise, check_matches, outcome_of, request, run, text_of
 
 
 @pytest.fixture
-def core(core_of: Callable[..., EngineCore]) -> EngineCore:
-    return core_of(**DETERMINISTIC)
-
-
-def request(rid: str = "a", prompt: int = 5, **fields: object) -> Request:
-    reports = {name: fields.pop(name) for name in list(fields) if name in Request.__dataclass_fields__}
-    return Request(rid=rid, input_ids=tuple(range(3, 3 + prompt)), sampling=greedy(**fields), **reports)  # pyright: ignore[reportArgumentType]
-
-
-def run(
-    core: EngineCore, arrivals: list[tuple[int, Request]], aborts: dict[str, int] | None = None
-) -> dict[str, Outcome]:
-    """As `small.run`, with what grammars report."""
-    outcomes = {each.rid: Outcome() for _, each in arrivals}
-    waiting, step = sorted(arrivals, key=lambda arrival: arrival[0]), 0
-    while waiting or core.has_work:
-        while waiting and waiting[0][0] <= step:
-            core.add(waiting.pop(0)[1])
-        for rid in [rid for rid, when in (aborts or {}).items() if when == step]:
-            core.abort(rid)
-        for output in core.step():
-            outcomes[output.rid].add(output)
-        core.check_integrity()
-        step += 1
-        assert step < 5000, "the engine does not come to an end"
-    assert core.scheduler.table.num_uncached_pages == 0, "a finished request still holds pages"
-    assert not core.grammars._live, "a finished request still has a masker"
-    core.grammars._grammars.check_integrity()
-    return outcomes
-
-
-def outcome_of(core: EngineCore, each: Request) -> Outcome:
-    assert core.flush_cache()
-    return run(core, [(0, each)])[each.rid]
-
-
-def text_of(core: EngineCore, outcome: Outcome) -> bytes:
-    vocabulary = core.grammars._grammars.lexicon.vocabulary
-    return b"".join(vocabulary.text_of(token) for token in outcome.token_ids)
-
-
-def check_matches(core: EngineCore, each: Request, outcome: Outcome) -> None:
-    """What ended by itself matches the grammar."""
-    if each.sampling.grammar is None or outcome.finish is None or each.sampling.stop_token_ids:
-        return
-    assert outcome.finish.type is not FinishType.ERROR
-    if outcome.finish.type is FinishType.STOP:
-        assert matches(each, text_of(core, outcome))
-        assert outcome.is_complete or not each.sampling.return_constraint
+def core(taught_core_of: Callable[..., EngineCore]) -> EngineCore:
+    return taught_core_of(**DETERMINISTIC)
 
 
 # Jump-forward.
 
 
-def check_bitwise(core_of: Callable[..., EngineCore], seed: int, **knobs: object) -> EngineCore:
-    """Compares the answers of traffic with drafts, on a pool that is too small, with each request alone without."""
-    reference = core_of(**DETERMINISTIC, disable_radix_cache=True)
-    busy = core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23, **knobs)
-    arrivals = traffic(seed, count=12)
-    rng = np.random.default_rng(seed)
-    aborts = {each.rid: when + int(rng.integers(0, 30)) for when, each in arrivals if rng.random() < 0.2}
-    outcomes = run(busy, arrivals, aborts)
-    for _, each in arrivals:
-        outcome, expected = outcomes[each.rid], outcome_of(reference, with_jump(each, "off"))
-        assert outcome.finish is not None
-        if outcome.finish.type is FinishType.ABORT:
-            count = len(outcome.token_ids)
-            assert outcome.token_ids == expected.token_ids[:count]
-            continue
-        check_matches(busy, each, outcome)
-        assert expected.num_forced == 0
-        expected.num_forced, expected.cached_tokens = outcome.num_forced, outcome.cached_tokens
-        assert outcome == expected
-    return busy
-
-
 @given(seed=st.integers(0, 2**20))
 @settings(max_examples=4)
-def test_drafts_change_nothing_in_any_traffic(core_of, seed: int):
-    check_bitwise(core_of, seed)
+def test_drafts_change_nothing_in_any_traffic(taught_core_of, seed: int):
+    check_bitwise(taught_core_of, seed)
 
 
 @given(seed=st.integers(0, 2**20))
 @settings(max_examples=2)
-def test_drafts_change_nothing_with_pages_of_8(core_of, seed: int):
-    check_bitwise(core_of, seed, page_size=8)
+def test_masks_of_steps_that_overlap_change_nothing(taught_core_of, seed: int):
+    check_bitwise(taught_core_of, seed, "off")
+
+
+@given(seed=st.integers(0, 2**20))
+@settings(max_examples=2)
+def test_drafts_change_nothing_with_pages_of_8(taught_core_of, seed: int):
+    check_bitwise(taught_core_of, seed, page_size=8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("knobs", [{}, {"page_size": 8}, {"disable_overlap_schedule": True}], ids=str)
 @given(seed=st.integers(0, 2**20))
 @settings(max_examples=15)
-def test_drafts_change_nothing_in_much_traffic(core_of, seed: int, knobs: dict):
-    check_bitwise(core_of, seed, **knobs)
+def test_drafts_change_nothing_in_much_traffic(taught_core_of, seed: int, knobs: dict):
+    check_bitwise(taught_core_of, seed, **knobs)
 
 
-def test_the_traffic_retracts_and_takes_and_refuses_drafts(core_of):
+def test_the_traffic_retracts_and_takes_and_refuses_drafts(taught_core_of):
     own = {"max_queued_requests": 100}  # an engine of its own: how much is admitted depends on what it has seen before
-    core, *_ = [check_bitwise(core_of, seed, **own) for seed in range(3)]
+    core, *_ = [check_bitwise(taught_core_of, seed, **own) for seed in range(3)]
     assert core.stats()["num_retracts"] > 0
     constraints = core.grammars.stats(core._runner.masks)
     assert 0 < constraints["num_drafts_taken"] < constraints["num_drafts"]
@@ -157,8 +70,8 @@ def test_the_traffic_retracts_and_takes_and_refuses_drafts(core_of):
 
 @pytest.mark.parametrize("knobs", [{}, {"disable_overlap_schedule": True}], ids=str)
 @pytest.mark.parametrize("jump", ["off", "draft", "retokenize"])
-def test_default_mode_matches_the_grammar(core_of, knobs: dict, jump: JumpForward):
-    core = core_of(**knobs)
+def test_default_mode_matches_the_grammar(taught_core_of, knobs: dict, jump: JumpForward):
+    core = taught_core_of(**knobs)
     arrivals = traffic(11, jump=jump)
     outcomes = run(core, arrivals)
     ends = [outcome.finish.type for outcome in outcomes.values() if outcome.finish]
@@ -179,11 +92,13 @@ def test_drafts_save_steps(core: EngineCore):
 
 
 def test_drafts_are_verified_before_the_shapes_for_drafts_are_compiled(
-    model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
+    lettered_model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
 ):
     """A larger shape stands in, and drafts fill only the rows that it has."""
     monkeypatch.setattr(Executables, "compile_rest_in_background", lambda self: None)
-    core = lettered.teach(small.make_core(model, compile_cache_dir, forbid_compile=False, max_running_requests=8))
+    core = lettered.teach(
+        small.make_core(lettered_model, compile_cache_dir, forbid_compile=False, max_running_requests=8)
+    )
     assert not any(core._executables.is_ready(("forward", key)) for key in core._runner._buckets.drafts)
     outcome = outcome_of(core, request(pattern=3, return_constraint=True))
     assert text_of(core, outcome)[:-1] == b"x" + b"name age " * 3
@@ -191,9 +106,9 @@ def test_drafts_are_verified_before_the_shapes_for_drafts_are_compiled(
     core.close()
 
 
-def test_retokenize_appends_the_usual_tokens(core: EngineCore, model: pathlib.Path):
+def test_retokenize_appends_the_usual_tokens(core: EngineCore, lettered_model: pathlib.Path):
     each = request(pattern=3, jump_forward="retokenize", return_constraint=True, return_logprob=True)
-    outcome, usual = outcome_of(core, each), load_tokenizer(model).encode("xname age name age name age ")
+    outcome, usual = outcome_of(core, each), load_tokenizer(lettered_model).encode("xname age name age name age ")
     assert outcome.token_ids[: len(usual)] == usual and outcome.num_forced == len(usual) - 1
     assert [each.token_id for each in outcome.logprobs] == outcome.token_ids
 
@@ -221,8 +136,8 @@ def test_a_stop_token_ends_inside_a_draft(core: EngineCore):
 # Masks.
 
 
-def test_a_batch_without_grammars_runs_nothing_for_them(core_of, monkeypatch: pytest.MonkeyPatch):
-    core, names = core_of(), []
+def test_a_batch_without_grammars_runs_nothing_for_them(taught_core_of, monkeypatch: pytest.MonkeyPatch):
+    core, names = taught_core_of(), []
     call = Executables.__call__
 
     def spy(self: Executables, name: tuple, *args: object) -> object:
@@ -240,11 +155,11 @@ def test_a_batch_without_grammars_runs_nothing_for_them(core_of, monkeypatch: py
 
 
 def test_a_pool_that_is_too_small_for_a_grammar_changes_nothing(
-    core: EngineCore, model: pathlib.Path, compile_cache_dir: str
+    core: EngineCore, lettered_model: pathlib.Path, compile_cache_dir: str
 ):
     arrivals = [(0, request(str(i), pattern=i % 3, prompt=4 + i)) for i in range(4)]
     expected = run(core, arrivals)
-    other = lettered.teach(small.make_core(model, compile_cache_dir, **DETERMINISTIC))
+    other = lettered.teach(small.make_core(lettered_model, compile_cache_dir, **DETERMINISTIC))
     pool = other._runner.masks = MaskPool(num_words(small.VOCAB), 70)
     for number in range(69):
         pool.put(number.to_bytes(4), np.zeros(num_words(small.VOCAB), np.uint32))
@@ -336,7 +251,9 @@ def test_a_grammar_that_was_not_sent_is_refused(core: EngineCore):
     assert refusal.value.param == "grammar" and core.scheduler.is_idle
 
 
-def test_a_model_without_a_tokenizer_refuses_grammars_and_runs(small_model: pathlib.Path, compile_cache_dir: str):
+def test_a_model_without_a_tokenizer_refuses_grammars_and_runs(
+    small_lettered_model: pathlib.Path, compile_cache_dir: str
+):
     core = lettered.teach(small.make_core(small_model, compile_cache_dir, **DETERMINISTIC))
     with pytest.raises(RequestError, match="needs the model's tokenizer, but a model directory must have"):
         core.add(request())
@@ -372,9 +289,9 @@ def test_a_forgotten_grammar_lives_as_long_as_its_requests(core: EngineCore):
 
 @pytest.mark.parametrize("method", ["mask_key", "accept", "forced_bytes"])
 def test_what_raises_in_a_grammar_fails_its_request_alone(
-    core_of, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    taught_core_of, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    core = core_of()
+    core = taught_core_of()
     expected = run(core, [(0, request("b", pattern=1)), (0, request("c", grammar=None))])
     real, calls = getattr(GrammarMasker, method), [0]
 
@@ -415,11 +332,11 @@ def test_what_grammars_have_worked_out_is_bounded(core: EngineCore, monkeypatch:
 
 @given(seed=st.integers(0, 2**20))
 @settings(max_examples=3)
-def test_memory_that_is_taken_away_all_the_time_changes_no_answer(core_of, seed: int):
+def test_memory_that_is_taken_away_all_the_time_changes_no_answer(taught_core_of, seed: int):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("MACHINE_BYTES", "WORTH_BYTES", "WEIGHED_EVERY"):
             patch.setattr(f"jsg.engine.grammar_store.{name}", 1)
-        check_bitwise(core_of, seed)
+        check_bitwise(taught_core_of, seed)
 
 
 def test_requests_that_wait_have_no_machine(core: EngineCore):

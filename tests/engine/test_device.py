@@ -129,6 +129,18 @@ class TestChoice:
         assert chosen.gpu.index == 2
         assert "of 2 GPUs number 2 has the most free memory" in chosen.why
 
+    def test_several_are_of_one_kind_and_the_fullest_decides(self):
+        other = dataclasses.replace(FREE, index=5, uuid="GPU-other", name="NVIDIA A100", free_bytes=FREE.total_bytes)
+        chosen = choose((other, FREE, BUSY), 0.85, {}, 2)
+        assert chosen.gpu == BUSY
+        assert chosen.environment[device.VISIBLE] == ",".join(
+            gpu.uuid for gpu in sorted((FREE, BUSY), key=lambda gpu: gpu.index)
+        )
+        assert chosen.environment[device.FRACTION] == choose((BUSY,), 0.85, {}).environment[device.FRACTION]
+        named = choose((other, FREE, BUSY), 0.85, {device.VISIBLE: f"{FREE.uuid},{BUSY.uuid}"}, 2)
+        assert named.gpu == BUSY and named.environment[device.FRACTION] == chosen.environment[device.FRACTION]
+        assert choose((FREE, BUSY), 0.85, {device.VISIBLE: f"{FREE.uuid},MIG-1"}, 2).gpu is None
+
     def test_memory_that_others_hold_is_not_reserved(self):
         chosen = choose((BUSY,), 0.85, {})
         assert float(chosen.environment[device.FRACTION]) == pytest.approx((40 - 1) / 140, abs=1e-4)

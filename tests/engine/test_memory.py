@@ -96,7 +96,7 @@ class TestUsableBytes:
             def memory_stats(self) -> dict[str, int]:
                 return {"bytes_limit": 100 * GIB}
 
-        monkeypatch.setattr(jax, "devices", lambda: [Accelerator()])
+        monkeypatch.setattr(jax, "local_devices", lambda: [Accelerator()])
 
     @pytest.mark.parametrize(
         ("platform", "total", "mem_fraction", "expected"),
@@ -116,7 +116,7 @@ class TestUsableBytes:
             def memory_stats(self) -> None:
                 return None
 
-        monkeypatch.setattr(jax, "devices", lambda: [Silent()])
+        monkeypatch.setattr(jax, "local_devices", lambda: [Silent()])
         with pytest.raises(MemoryPlanError, match="unset XLA_PYTHON_CLIENT_ALLOCATOR"):
             memory.usable_bytes(0.5, Device(platform="gpu", kind="x", gpu=None, why=""))
 

@@ -24,10 +24,10 @@ def test_an_unknown_kind_is_refused(value: str):
 
 def test_xla_multiplies_8_bits_itself():
     """Otherwise it writes every kernel in bfloat16 first: docs/architecture.md, "Kernels in 8 bits"."""
-    options = {name: startup._compiler_options(EngineConfig(quantization=name), "gpu") for name in ("none", "int8")}
+    options = {name: startup._compiler_options(EngineConfig(), "gpu", name) for name in ("none", "int8")}
     assert options == {"none": COMPILER_OPTIONS["gpu"], "int8": QUANTISED_OPTIONS["gpu"]}
     assert options["int8"] == {"xla_gpu_enable_triton_gemm": True} != options["none"]
-    assert startup._compiler_options(EngineConfig(quantization="int8"), "cpu") == {}
+    assert startup._compiler_options(EngineConfig(), "cpu", "int8") == {}
 
 
 def weight_arrays(core: EngineCore) -> tuple:

@@ -139,7 +139,7 @@ def test_requests_of_one_moment_are_encoded_together_and_once(core: EngineCore, 
     answers = small.run(core, [(0, each) for each in requests])
     assert since(core, before) == (1, 4)
     alone = small.run(core, [(0, dataclasses.replace(short, rid="alone", namespace="alone"))])["alone"]
-    assert since(core, before) == (2, 6)
+    assert since(core, before) == (3, 6), "two tiles are not padded to four"
     assert all(answer.token_ids == alone.token_ids for answer in answers.values())
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,14 @@ from jsg.models.loading import load_model
 from tests.golden.compare import MAX_DIFFERENCE
 from tests.golden.variants import weights_sha256
 from tests.golden.vision_golden import VisionGolden
-from tests.golden.vision_variants import IMAGE_TOKEN, ITEMS, VIDEO_TOKEN, VISION_VARIANTS, vision_prompt
+from tests.golden.vision_variants import (
+    IMAGE_TOKEN,
+    ITEMS,
+    VIDEO_TOKEN,
+    VISION_VARIANTS,
+    vision_prompt,
+    write_vision_checkpoint,
+)
 from tests.models.paged import PagedModel
 from tests.parity import Parity
 
@@ -38,26 +46,64 @@ def test_the_checkpoint_and_the_prompt_are_the_recorded_ones(golden: VisionGolde
     assert 0.8 < golden.note["logits_std"] < 1.3
 
 
-def test_features_logits_and_greedy_tokens(golden: VisionGolden, parity: Parity) -> None:
-    """Image tokens are rows of a table that begins with a row of NaN; the prompt comes in chunks beside another row."""
-    rows = np.concatenate(golden.encode())
-    assert rows.shape == golden.arrays["features"].shape
-    assert np.abs(rows - golden.arrays["features"]).max() <= MAX_DIFFERENCE
-    tokens = np.array(golden.tokens)
-    seen = np.isin(tokens, (IMAGE_TOKEN, VIDEO_TOKEN))
-    tokens[seen] = golden.config.vocab_size + 1 + np.arange(len(rows))
+def paged_model(golden: VisionGolden, rows: np.ndarray) -> PagedModel:
+    """The text half, which has seen nothing; image tokens are rows of a table that begins with a row of NaN."""
     paged = text_model(dataclasses.replace(golden.config, vision=None))
     paged.reset(golden.model.text)
     paged.vision = np.full((TABLE_ROWS, golden.config.hidden_size), np.nan, np.float32)
     paged.vision[1 : len(rows) + 1] = rows
+    return paged
+
+
+def prompt_logits(golden: VisionGolden, paged: PagedModel) -> np.ndarray:
+    """Logits [tokens, V] of the prompt, which comes in chunks beside another row."""
+    tokens = np.array(golden.tokens)
+    seen = np.isin(tokens, (IMAGE_TOKEN, VIDEO_TOKEN))
+    tokens[seen] = golden.config.vocab_size + 1 + np.arange(np.count_nonzero(seen))
     ends = (*CUTS[1:], len(tokens))
-    logits = [
+    chunks = [
         paged.extend({2: tokens[start:end], 0: golden.tokens[:3]})[2] for start, end in zip(CUTS, ends, strict=True)
     ]
+    return np.concatenate(chunks)
+
+
+def test_features_logits_and_greedy_tokens(golden: VisionGolden, parity: Parity) -> None:
+    rows = np.concatenate(golden.encode())
+    assert rows.shape == golden.arrays["features"].shape
+    assert np.abs(rows - golden.arrays["features"]).max() <= MAX_DIFFERENCE
+    paged = paged_model(golden, rows)
+    logits = prompt_logits(golden, paged)
     columns = {"video" if isinstance(item, int) else "image" for item in ITEMS[golden.variant]}
     for column in sorted(columns):
-        parity(column, golden.note["config"], "logits", golden.difference(np.concatenate(logits)), MAX_DIFFERENCE)
-    made = [int(logits[-1][-1].argmax())]
+        parity(column, golden.note["config"], "logits", golden.difference(logits), MAX_DIFFERENCE)
+    made = [int(logits[-1].argmax())]
     while len(made) < len(golden.greedy):
         made.append(int(paged.decode({1: 7, 2: made[-1]})[2].argmax()))
     assert made == golden.greedy
+
+
+def is_without_effect(golden: VisionGolden, name: str) -> bool:
+    """Whether no result can depend on a tensor.
+
+    Layers behind the last one whose features are taken are not run, and so the norm behind all of them. A bias of the
+    keys adds the same to all scores of a query, and softmax takes it away.
+    """
+    unused = range(
+        max(golden.vision.feature_layers), VISION_VARIANTS[golden.variant]["vision_config"]["num_hidden_layers"]
+    )
+    return "post_layernorm" in name or "k_proj.bias" in name or any(f".layers.{layer}." in name for layer in unused)
+
+
+def test_every_weight_of_the_vision_half_matters(golden: VisionGolden, tmp_path: Path) -> None:
+    """One changed number in any tensor of the tower or the projector, or in the newline, is seen in the logits."""
+    names = [name for name in golden.tensors if not name.startswith(("model.", "lm_head."))]
+    unseen = {name for name in names if _difference_when_perturbed(golden, name, tmp_path) <= 2 * MAX_DIFFERENCE}
+    assert unseen == {name for name in names if is_without_effect(golden, name)}
+
+
+def _difference_when_perturbed(golden: VisionGolden, name: str, directory: Path) -> float:
+    tensors = {**golden.tensors, name: golden.tensors[name].copy()}
+    tensors[name][(3, 1, 2, 2)[: tensors[name].ndim]] += 0.5
+    write_vision_checkpoint(directory, golden.variant, tensors)
+    rows = np.concatenate(golden.encode(load_model(directory, golden.config).vision))
+    return golden.difference(prompt_logits(golden, paged_model(golden, rows)))

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from flax import nnx
 
+from jsg.models.clip import VisionTower
 from jsg.models.image_layout import NEWLINE, image_layout, num_tiles, video_layout
 from tests.golden.compare import Recorded
 from tests.golden.vision_variants import ITEMS, vision_pixels, vision_tensors, write_vision_checkpoint
@@ -29,14 +31,19 @@ class VisionGolden(Recorded):
         ]
         first, second = [item if isinstance(item, int) else num_tiles(vision, item) for item in ITEMS[variant]]
         self.pixels = vision_pixels(variant, self.note["seed"], (first, second))
+        graph = nnx.graphdef(self.model.vision)
+        self._programs = {
+            name: jax.jit(lambda state, pixels, name=name: getattr(nnx.merge(graph, state), name)(pixels))
+            for name in ("encode", "encode_frames")
+        }
 
-    def encode(self) -> list[np.ndarray]:
-        """The rows [tokens, D] that each item's tokens are embedded as."""
-        tower, width = self.model.vision, self.config.hidden_size
+    def encode(self, tower: VisionTower | None = None) -> list[np.ndarray]:
+        """The rows [tokens, D] that each item's tokens are embedded as; by another tower, if one is given."""
+        tower, width = tower or self.model.vision, self.config.hidden_size
         newline = np.zeros(width, np.float32) if tower.newline is None else tower.newline[...]
-        kinds = {False: jax.jit(tower.encode), True: jax.jit(tower.encode_frames)}
         rows = []
         for item, pixels, layout in zip(ITEMS[self.variant], self.pixels, self.layouts, strict=True):
-            encoded = kinds[isinstance(item, int)](pixels).reshape(-1, width)
+            name = "encode_frames" if isinstance(item, int) else "encode"
+            encoded = self._programs[name](nnx.state(tower), pixels).reshape(-1, width)
             rows.append(np.where(layout[:, None] == NEWLINE, newline, np.asarray(encoded)[layout]))
         return rows

@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -26,7 +26,9 @@ TARGET = pathlib.Path(__file__).with_name("h200_target_config.txtpb")
 SHARED_MEMORY_BYTES = 232_448
 """What one thread block of an H200 may ask for: 227 KiB."""
 CONTAINERS = ("kCommandBuffer", "kConditional", "kSequential", "kWhile")
-IN_PLACE = {"parameter", "bitcast", "tuple", "get-tuple-element", "custom-call"}
+VIEWS = {"parameter", "bitcast", "tuple", "get-tuple-element"}
+"""Operations that write nothing."""
+IN_PLACE = VIEWS | {"custom-call"}
 """Operations that may result in something as large as the pool: arguments, other views of them, and our own kernels,
 which write it in place. Anything else, a copy or a conversion for instance, reads and writes all of it."""
 OPTIONS = {"xla_gpu_autotune_level": 0}
@@ -80,12 +82,23 @@ class Program:
 
     def makers_of(self, elements: int) -> set[str]:
         """The operations, fused ones included, that result in an array of `elements` numbers or more."""
-        makers = set()
-        for result, operation in re.findall(r"^ +(?:ROOT )?%\S+ = (.*?) ([a-z][a-z-]*)\(", self.hlo, re.MULTILINE):
-            shapes = re.findall(r"\w\[([\d,]*)\]", result)
-            if any(math.prod(map(int, filter(None, shape.split(",")))) >= elements for shape in shapes):
-                makers.add(operation)
-        return makers
+        return {made.operation for made in _operations(self.hlo) if any(math.prod(s) >= elements for s in made.shapes)}
+
+    def writers_of(self, matrices: Collection[tuple[int, int]]) -> list[str]:
+        """The operations that write an array which is one of these matrices, or its transpose, to memory.
+
+        An array is a matrix if its axes, in their order, can be cut into rows and columns of these sizes. What stands
+        inside of a fusion is not written: a block of it exists at a time.
+        """
+        wanted = {frozenset(matrix) for matrix in matrices}
+        fused = set(re.findall(r" fusion\(.*? calls=%([^\s,]+)", self.hlo))
+        return [
+            made.text
+            for made in _operations(self.hlo)
+            if made.computation not in fused
+            and made.operation not in VIEWS
+            and any(frozenset(cut) in wanted for shape in made.shapes for cut in _cuts(shape))
+        ]
 
     def kernel(self, name: str) -> Launch:
         """The only kernel whose name begins like this."""
@@ -97,6 +110,41 @@ class Program:
         executable = self.compiled.runtime_executable()
         assert executable is not None
         return machine_code.instructions(executable.serialize(), kernel, nvdisasm)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Operation:
+    """One line of a program.
+
+    Attributes:
+        computation: Name of the function that it stands in.
+        text: What it results in, and the operation.
+        shapes: Of its results.
+    """
+
+    computation: str
+    operation: str
+    text: str
+    shapes: tuple[tuple[int, ...], ...]
+
+
+def _operations(hlo: str) -> Iterator[_Operation]:
+    """Every operation of an optimised program, in the order of the text."""
+    computation = ""
+    for line in hlo.splitlines():
+        if header := re.match(r"(?:ENTRY )?%(\S+) \(", line):
+            computation = header[1]
+        elif found := re.match(r" +(?:ROOT )?%\S+ = (.*?) ([a-z][a-z-]*)\(", line):
+            result, operation = found.groups()
+            dims = re.findall(r"\w\[([\d,]*)\]", result)
+            shapes = tuple(tuple(map(int, filter(None, each.split(",")))) for each in dims)
+            yield _Operation(computation, operation, f"{result} {operation}", shapes)
+
+
+def _cuts(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Rows and columns of each matrix that an array is, one after another in memory."""
+    for axis in range(1, len(shape)):
+        yield math.prod(shape[:axis]), math.prod(shape[axis:])
 
 
 @functools.cache

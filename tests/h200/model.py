@@ -2,23 +2,30 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import tempfile
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
 
 from jsg.cache.pool import make_pool
+from jsg.config import EngineConfig
 from jsg.engine.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables
-from jsg.engine.programs import RunnerConfig, make_state
+from jsg.engine.memory import vision_shape
+from jsg.engine.programs import RunnerConfig, make_state, over_devices
 from jsg.engine.runner import ModelRunner
-from jsg.engine.startup import ROW_MULTIPLE
+from jsg.engine.startup import OTHER_ENCODE_SIZES, ROW_MULTIPLE
 from jsg.models.config import ModelConfig
+from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model
 from jsg.sched.buckets import Buckets, make_buckets
-from tests.h200.compiler import Program, compile_for_h200, placed
+from tests.h200 import compiler
+from tests.h200.compiler import Program, placed
 
 MAX_RUNNING = 256
 CHUNK = 8192
@@ -40,14 +47,24 @@ class Declared:
 class H200Executables(Executables):
     """Keeps what a `ModelRunner` declares, and compiles for an H200 what a test asks for."""
 
-    def __init__(self, hidden_size: int, quantization: str):
+    def __init__(self, hidden_size: int, quantization: str, num_devices: int = 1):
         options = COMPILER_OPTIONS if quantization == "none" else QUANTISED_OPTIONS
-        super().__init__(forbid_compile=False, compiler_options=options["gpu"])
+        mesh = compiler.mesh(num_devices) if num_devices > 1 else None
+        by_kind = {"encode": COMPILER_OPTIONS["gpu"]}
+        super().__init__(forbid_compile=False, compiler_options=options["gpu"], options_by_kind=by_kind, mesh=mesh)
+        self._num_devices = num_devices
         self._hidden_size = hidden_size
         self._declared: dict[Hashable, Declared] = {}
 
-    def lower(self, name: Hashable, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> None:
-        self._declared[name] = Declared(fn, args, donate)
+    def lower(
+        self,
+        name: Hashable,
+        fn: Callable[..., Any],
+        *args: Any,
+        donate: tuple[int, ...] = (),
+        out_specs: Any = PartitionSpec(),  # noqa: B008 # never changes
+    ) -> None:
+        self._declared[name] = Declared(*self._over_devices(fn, args, out_specs), donate)
 
     def output_shape(self, name: Hashable) -> tuple[None, jax.ShapeDtypeStruct]:
         """The hidden states that a forward pass returns second: all that is asked for, and not worth a trace."""
@@ -56,8 +73,13 @@ class H200Executables(Executables):
 
     def program(self, name: Hashable) -> Program:
         declared = self._declared[name]
-        return compile_for_h200(
-            declared.fn, *placed(declared.args), donate=declared.donate, options=self._compiler_options
+        args = declared.args if self._num_devices > 1 else placed(declared.args)
+        return compiler.compile_for_h200(
+            declared.fn,
+            *args,
+            donate=declared.donate,
+            num_devices=self._num_devices,
+            options=self.compiler_options(name),
         )
 
 
@@ -68,11 +90,17 @@ class Model:
     Attributes:
         layer_elements: Numbers in the keys of one layer of the pool, and as many in its values.
         donated_bytes: Of pool and page table, which a forward pass changes in place.
+        vision: The pool of encoded images; None where the model takes text only.
+        kernels: The text model's, each as the matrix of its inputs and outputs; those of experts lie side by side.
+        tower_kernels: Likewise those of what encodes images.
     """
 
     config: ModelConfig
     layer_elements: int
     donated_bytes: int
+    vision: jax.ShapeDtypeStruct | None
+    kernels: frozenset[tuple[int, int]]
+    tower_kernels: frozenset[tuple[int, int]]
     programs: H200Executables
 
 
@@ -83,33 +111,72 @@ def make_model(
     page_size: int = 1,
     kv_dtype: jax.typing.DTypeLike = jnp.bfloat16,
     quantization: str = "none",
+    options_of: str | None = None,
+    num_devices: int = 1,
+    pool_tokens: int = POOL_TOKENS,
     **changes: Any,
 ) -> Model:
-    """The programs of a model given by its `config.json`, with `changes` to that."""
-    config = _config(shape | changes)
+    """The programs of a model.
+
+    Args:
+        shape: Its `config.json`.
+        buckets: Shapes of its steps; tiles are encoded in the numbers that the engine has on a GPU.
+        page_size: KV slots in one page.
+        kv_dtype: Of the KV pool.
+        quantization: Of its kernels.
+        options_of: The quantization that XLA's options are for, where that is another one.
+        num_devices: H200s that share it.
+        pool_tokens: KV slots.
+        changes: Fields of the text model's config that are others.
+    """
+    config = _config(shape, changes).over_devices(num_devices)
+    vision = vision_shape(EngineConfig(), config, platform="gpu", row_bytes=2 * config.hidden_size)
+    if vision is not None:
+        buckets = dataclasses.replace(buckets, encode=OTHER_ENCODE_SIZES)
     settings = RunnerConfig(
         vocab_size=config.vocab_size,
         num_rows=MAX_RUNNING + 1,
         columns=-(-config.max_position_embeddings // page_size),
         page_size=page_size,
         eos_token_ids=frozenset(),
+        vision=vision,
     )
-    num_pages = POOL_TOKENS // page_size + 1
+    num_pages = pool_tokens // page_size + 1
     shapes = (config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim)
-    state = jax.eval_shape(lambda: make_state(settings, make_pool(*shapes, kv_dtype)))
-    programs = H200Executables(config.hidden_size, quantization)
-    runner = ModelRunner(abstract_model(config, jnp.bfloat16, quantization), settings, state, buckets, programs)
+    rows = None if vision is None else jax.ShapeDtypeStruct((vision.num_rows, config.hidden_size), jnp.bfloat16)
+    state = jax.eval_shape(lambda rows: make_state(settings, make_pool(*shapes, kv_dtype), rows), rows)
+    programs = H200Executables(config.hidden_size, quantization if options_of is None else options_of, num_devices)
+    state = over_devices(state, programs.mesh)
+    model = abstract_model(config, jnp.bfloat16, quantization, programs.mesh)
+    runner = ModelRunner(model, settings, state, buckets, programs)
     runner.programs.lower()
+    is_seeing = isinstance(model, Llava)
     donated = jax.tree.leaves((state.pool, state.page_table))
     return Model(
         config=config,
         layer_elements=state.pool.layers[0][0].size,
         donated_bytes=sum(array.size * array.dtype.itemsize for array in donated),
+        vision=rows,
+        kernels=_kernels(cast(nnx.Module, model.text) if is_seeing else model),
+        tower_kernels=_kernels(model.vision) if is_seeing else frozenset(),
         programs=programs,
     )
 
 
-def _config(shape: dict[str, Any]) -> ModelConfig:
+def _kernels(module: nnx.Module) -> frozenset[tuple[int, int]]:
+    """Of [D, *out] the matrix D x out; of experts' [E, D, F] those of E·D x F and E·F x D, as they lie in memory."""
+    found: set[tuple[int, int]] = set()
+    for _, node in nnx.iter_graph(module):
+        if isinstance(node, nnx.Param) and (axis := node.get_metadata("summed_axis")) is not None:
+            shape = jax.tree.leaves(node.get_value())[0].shape
+            rows = [shape[0]] if axis == 0 else [shape[0] * side for side in shape[1:]]
+            found |= {(side, math.prod(shape) // side) for side in rows}
+    return frozenset(found)
+
+
+def _config(shape: dict[str, Any], changes: dict[str, Any]) -> ModelConfig:
+    text = shape.get("text_config")
+    shape = shape | (changes if text is None else {"text_config": text | changes})
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "config.json").write_text(json.dumps(shape), encoding="utf-8")
         return ModelConfig.from_directory(pathlib.Path(folder))

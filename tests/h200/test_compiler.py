@@ -35,6 +35,19 @@ def test_what_touches_all_of_a_pool_is_seen(fn, maker: str):
     assert program.makers_of(POOL * 8 + 1) == set()
 
 
+def test_a_kernel_that_is_written_anew_is_seen_and_one_that_is_converted_block_by_block_is_not():
+    def product(x, kernel):
+        return jnp.dot(x, kernel.astype("bfloat16"), preferred_element_type=jnp.float32)
+
+    args = array(32, 1024), array(1024, 2048, dtype="int8")
+    by_cublas, by_triton = (
+        compile_for_h200(product, *args, options={"xla_gpu_enable_triton_gemm": is_on}) for is_on in (False, True)
+    )
+    assert [text.split("{")[0] for text in by_cublas.writers_of([(1024, 2048)])] == ["bf16[1024,2048]"]
+    assert by_triton.writers_of([(1024, 2048)]) == []
+    assert by_triton.writers_of([(32, 2048)]), "the product is written"
+
+
 def test_a_loop_is_not_one_command_buffer():
     def chain(x, times):
         for _ in range(times):

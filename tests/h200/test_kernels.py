@@ -211,8 +211,13 @@ def test_one_entry_for_a_gpu():
     assert "_decode_kernel" in {launch.name for launch in program.launches}
 
 
-MIXTRAL = {"up": (8, 4096, 14336), "down": (8, 14336, 4096)}
-"""Experts, and the shape of one of their kernels, of Mixtral 8x7B."""
+MIXTRAL = {
+    "8x7b-up": (8, 4096, 14336),
+    "8x7b-down": (8, 14336, 4096),
+    "8x22b-up": (8, 6144, 16384),
+    "8x22b-down": (8, 16384, 6144),
+}
+"""Experts, and the shape of one of their kernels."""
 
 
 @functools.cache
@@ -244,8 +249,9 @@ def test_a_grouped_matmul_is_one_launch_that_spills_nothing(side: str, num_rows:
 
 
 @pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn"])
-def test_experts_in_8_bits_are_converted_in_the_launch_that_reads_them(stored: str, nvdisasm):
-    experts, depth, width = MIXTRAL["up"]
+@pytest.mark.parametrize("side", MIXTRAL)
+def test_experts_in_8_bits_are_converted_in_the_launch_that_reads_them(side: str, stored: str, nvdisasm):
+    experts, depth, width = MIXTRAL[side]
     program = compile_for_h200(
         lambda rows, kernels, sizes, scale: grouped_matmul(rows, kernels, sizes, scale=scale, result="bfloat16"),
         array(512, depth),

@@ -10,7 +10,11 @@ import pytest
 
 from bench import attention_check
 from bench.attention_cases import Case
+from bench.device import encoder, experts
+from bench.device.correctness import MAX_ERROR
+from bench.device.plan import ACCELERATOR
 from jsg.engine.executables import QUANTISED_OPTIONS
+from jsg.engine.startup import OTHER_ENCODE_SIZES
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.reference_threshold import sortable
 from jsg.models.layers import project
@@ -85,6 +89,28 @@ def test_products_with_kernels_in_8_bits(stored: str):
     sizes = jnp.array([32], jnp.int32)
     grouped = ops.grouped_matmul(x, kernel.values[None], sizes, scale=kernel.scale[None], result="float32")
     np.testing.assert_allclose(grouped, exact, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("num_tokens", [8, 300])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("shape", [(8, 4096, 14336), (8, 14336, 4096), (3, 200, 72)], ids=str)
+def test_products_of_experts_equal_their_definition(shape: tuple[int, int, int], dtype: str, num_tokens: int):
+    kernels = experts.make_kernels(shape, dtype, "none")
+    sizes = ops.expert_routes(jax.random.normal(jax.random.key(0), (num_tokens, shape[0])), 2).sizes
+    rows = (shape[1] ** -0.5 * jax.random.normal(jax.random.key(1), (2 * num_tokens, shape[1]))).astype(dtype)
+    found = ops.grouped_matmul(rows, kernels.values, sizes, result="float32", implementation="triton")
+    assert experts.largest_error(found, rows, kernels, np.asarray(sizes)) <= 2e-4
+
+
+@pytest.mark.parametrize("is_video", [False, True])
+@pytest.mark.parametrize("count", OTHER_ENCODE_SIZES)
+def test_tiles_are_encoded_together_as_they_are_alone_in_float32(tmp_path: pathlib.Path, count: int, is_video: bool):
+    vision = encoder.Encoder(ACCELERATOR.images, "bfloat16", tmp_path)
+    pixels = jax.random.normal(jax.random.key(0), (count, 3, vision.vision.image_size, vision.vision.image_size))
+    rows = vision.rows(count, is_video=is_video)
+    encode = vision.compile(vision.leaves, count, is_video=is_video)
+    pool = encode(vision.leaves, vision.pool(count, "bfloat16"), pixels, rows)
+    assert vision.error(pool[rows], pixels, is_video=is_video) <= MAX_ERROR["bfloat16"]
 
 
 def test_deterministic_answers_are_the_same_alone_and_together(tmp_path: pathlib.Path, compile_cache_dir: str):

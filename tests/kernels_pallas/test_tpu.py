@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import pathlib
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel as lib
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from bench import attention_cases as cases
+from bench.device.shapes import MIXTRAL_8X7B
 from bench.shapes import LLAMA_8B, write_model
 from jsg.cache.pool import KVPool, make_pool
 from jsg.engine import step
@@ -223,19 +226,19 @@ def test_rotate_and_write_puts_keys_and_values_side_by_side():
     np.testing.assert_array_equal(joined[0][:, :, 2], expected[0][:, :, 1], "key of head 1 after value of head 0")
 
 
-# What follows lowers, or compiles where `libtpu` is installed, the whole forward pass of Llama 3 8B with few layers.
+# What follows lowers, or compiles where `libtpu` is installed, forward passes of published shapes with few layers.
 
 CONTEXT, MAX_RUNNING, NUM_LAYERS, NUM_PAGES = 8192, 256, 2, 2560
 BUCKETS = make_buckets(MAX_RUNNING, 8192)
 
+Lower = Callable[..., jax.stages.Lowered]
+"""Lowers the forward pass of a bucket, under a mesh, for arrays that do not exist."""
 
-@pytest.fixture(scope="module")
-def lower(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., jax.stages.Lowered]:
-    """Lowers the forward pass of a bucket, for Llama 3 8B with few layers and arrays that do not exist."""
-    config = ModelConfig.from_directory(
-        write_model(tmp_path_factory.mktemp("model"), LLAMA_8B | {"num_hidden_layers": NUM_LAYERS})
-    )
-    graph, state = nnx.split(abstract_model(config, jnp.bfloat16))
+
+def make_lower(directory: pathlib.Path, shape: dict[str, Any], quantization: str = "none") -> Lower:
+    """For a model with 8 key-value heads of 128 numbers."""
+    config = ModelConfig.from_directory(write_model(directory, shape | {"num_hidden_layers": NUM_LAYERS}))
+    graph, state = nnx.split(abstract_model(config, jnp.bfloat16, quantization))
     leaves, tree = jax.tree.flatten(state)
     page_size = tpu.smallest_page_size(MAX_RUNNING + 1, CONTEXT)
 
@@ -260,6 +263,19 @@ def lower(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., jax.stages.
     return lower
 
 
+@pytest.fixture(scope="module")
+def lower(tmp_path_factory: pytest.TempPathFactory) -> Lower:
+    """For Llama 3 8B."""
+    return make_lower(tmp_path_factory.mktemp("model"), LLAMA_8B)
+
+
+def check_lowered(text: str) -> None:
+    """One attention kernel for all layers, and what a step changes is donated."""
+    assert text.count("call @_run_layer(") == NUM_LAYERS
+    assert text.count("call @ragged_paged_attention(") == text.count("@tpu_custom_call") == 1, "one for all layers"
+    assert text.count("tf.aliasing_output") == NUM_LAYERS + 1, "the pool of each layer, and the page table"
+
+
 @pytest.mark.parametrize(
     "key",
     [
@@ -268,10 +284,17 @@ def lower(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., jax.stages.
     ],
 )
 def test_every_bucket_lowers_for_a_tpu_with_the_kernel_and_the_pool_donated(key: BucketKey, lower):
-    text = lower(key, TPU).as_text()
-    assert text.count("call @_run_layer(") == NUM_LAYERS
-    assert text.count("call @ragged_paged_attention(") == text.count("@tpu_custom_call") == 1, "one for all layers"
-    assert text.count("tf.aliasing_output") == NUM_LAYERS + 1, "the pool of each layer, and the page table"
+    check_lowered(lower(key, TPU).as_text())
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("key", [BUCKETS.decode[1], BUCKETS.extend[0]], ids=str)
+def test_a_model_with_experts_lowers_for_a_tpu(tmp_path: pathlib.Path, key: BucketKey, quantization: str):
+    """Its products with the kernels of experts are one operation each: what becomes of them is up to XLA."""
+    text = make_lower(tmp_path, MIXTRAL_8X7B, quantization)(key, TPU).as_text()
+    check_lowered(text)
+    assert text.count('"chlo.ragged_dot"(') == 3, "gate, up and down, once for all layers"
+    assert ("tensor<8x4096x14336xi8>) -> tensor<8x4096x14336xbf16>" in text) == (quantization == "int8")
 
 
 @pytest.fixture
@@ -284,22 +307,46 @@ def no_compile_cache():
     compilation_cache.reset_cache()
 
 
+@pytest.fixture
+def tpu_mesh(monkeypatch: pytest.MonkeyPatch, no_compile_cache: None) -> Callable[[str], jax.sharding.Mesh]:
+    """One device of a topology that can be compiled for."""
+    pytest.importorskip("libtpu", reason="compiling for a TPU needs no TPU, but libtpu: pip install 'jsg[tpu]'")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")  # with these three it looks for nothing in the network
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+
+    def make(topology: str) -> jax.sharding.Mesh:
+        device = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
+        return jax.sharding.Mesh(np.array([device]), ("tensor",), axis_types=(AxisType.Auto,))
+
+    return make
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_compile_cache")
 @pytest.mark.parametrize(
     ("topology", "key"),
     [("v5e:2x2", BUCKETS.decode[-1]), ("v5e:2x2", BUCKETS.extend[-1]), ("v6e:2x2", BUCKETS.decode[0])],
     ids=str,
 )
-def test_compiles_for_a_tpu_in_place(topology: str, key: BucketKey, lower, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("libtpu", reason="compiling for a TPU needs no TPU, but libtpu: pip install 'jsg[tpu]'")
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")  # with these three it looks for nothing in the network
-    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-4")
-    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
-    device = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
-    mesh = jax.sharding.Mesh(np.array([device]), ("tensor",), axis_types=(AxisType.Auto,))
+def test_compiles_for_a_tpu_in_place(topology: str, key: BucketKey, lower: Lower, tpu_mesh):
+    mesh = tpu_mesh(topology)
     compiled = lower(key, mesh.abstract_mesh, NamedSharding(mesh, PartitionSpec())).compile()
     pools, text = f"[{NUM_PAGES},16,16,128]", compiled.as_text()
     assert compiled.memory_analysis().alias_size_in_bytes >= NUM_LAYERS * 2 * NUM_PAGES * 16 * 16 * 128
     assert pools in text
     assert not re.findall(rf"{re.escape(pools)}\S* (?:copy|copy-start|convert|transpose)\(", text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_products_of_experts_are_kernels_on_a_tpu(tmp_path: pathlib.Path, quantization: str, tpu_mesh):
+    """XLA's own, which compute a row with its expert only; of experts in 8 bits they read a copy in bfloat16."""
+    mesh, key = tpu_mesh("v5e:2x2"), BUCKETS.decode[-1]
+    lowered = make_lower(tmp_path, MIXTRAL_8X7B, quantization)(
+        key, mesh.abstract_mesh, NamedSharding(mesh, PartitionSpec())
+    )
+    text = lowered.compile().as_text()
+    assert len(re.findall(r"%ragged-dot-none\S* = \S+ custom-call\(", text)) == 3 * NUM_LAYERS
+    assert f"[{key.num_tokens * 2},{8 * 4096}]" not in text, "no row stands there for every expert"
+    copies = re.findall(r"= bf16\[8,(?:4096,14336|14336,4096)\]\S* convert\(", text)
+    assert len(copies) == (3 * NUM_LAYERS if quantization == "int8" else 0)

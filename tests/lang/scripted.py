@@ -13,6 +13,7 @@ from typing import Any
 
 from jsg.lang.backend import Piece, PromptItem, Selection
 from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, Video
+from jsg.processing.parts import file_size
 
 Spoken = str | Sequence[str]
 """An answer at once, or piece by piece."""
@@ -239,7 +240,7 @@ def written(item: PromptItem) -> str:
         case Image(data):
             return f"<image {len(data)}>"
         case Video(data, num_frames):
-            return f"<video {len(data)}/{num_frames}>"
+            return f"<video {file_size(data)}/{num_frames}>"
 
 
 def meta(prompt: str, pieces: Sequence[str]) -> dict[str, Any]:

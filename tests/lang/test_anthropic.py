@@ -195,6 +195,45 @@ def test_f19_what_the_api_cannot_honour(wire):
     assert "temperature" not in second
 
 
+@pytest.mark.parametrize("begun", ["{", '{"name": '])
+def test_f19_a_schema_within_a_turn_that_has_begun_is_refused_before_anything_is_sent(wire, begun):
+    schema = '{"type": "object"}'
+
+    async def main():
+        async with backend_of(wire) as strict, backend_of(wire, on_unsupported="warn") as lenient:
+            session = strict.open()
+            await ask(session)
+            await tell(session, begun)
+            with pytest.raises(UnsupportedError, match=r"Anthropic.*json_schema.*has begun") as caught:
+                await write(session, json_schema=schema, n=2)
+            assert caught.value.param == "json_schema"
+            assert not wire.requests
+            session = lenient.open()
+            await ask(session)
+            await tell(session, begun)
+            with pytest.warns(UserWarning, match="json_schema"):
+                await write(session, json_schema=schema, max_tokens=1)
+
+    asyncio.run(main())
+    (request,) = wire.requests
+    assert "output_config" not in request
+
+
+def test_white_space_begins_no_turn_of_a_schema(wire):
+    """It is not sent, so the model begins the turn itself."""
+
+    async def main():
+        async with backend_of(wire) as backend:
+            session = backend.open()
+            await ask(session)
+            await tell(session, "\n")
+            await write(session, json_schema='{"type": "object"}', max_tokens=1)
+
+    asyncio.run(main())
+    assert wire.requests[0]["messages"][-1]["role"] == "user"
+    assert "output_config" in wire.requests[0]
+
+
 def test_what_the_api_refuses_is_a_request_error_with_its_words(wire):
     async def main():
         async with backend_of(wire) as backend:

@@ -40,6 +40,7 @@ PARTS = (
     OffsetPart(7),
     MediaPart("image", b"png", "image/png"),
     MediaPart("video", b"mp4", "video/mp4", 3),
+    MediaPart("video", (b"png", b"mp4"), "video/jpeg"),
     JoinedPart(((TextPart("x"),), (TokenPart((8,)), TextPart("y")))),
 )
 
@@ -89,6 +90,7 @@ class TestGenerate:
                 {"offset": 7},
                 {"image": "cG5n", "media_type": "image/png"},
                 {"video": "bXA0", "media_type": "video/mp4", "num_frames": 3},
+                {"video": "cG5n,bXA0", "media_type": "video/jpeg"},
                 {"branches": [["x"], [[8], "y"]]},
             ],
             "sampling_params": {"temperature": 0},

@@ -3,16 +3,20 @@
 import asyncio
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import jsg
+from jsg.constrained.compiler import compile_grammar
+from jsg.constrained.vocab import Vocabulary
 from jsg.engine.lang_backend import EngineBackend
 from jsg.errors import EngineDeadError, GrammarError, RequestError
 from jsg.lang.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Select, Text
 from jsg.lang.tokens.session import TokenSession
+from jsg.types import GrammarSpec
+from tests.constrained.vocabularies import sentencepiece, tekken, tokenize
 from tests.lang.fake_model import asynchronous
 
 GREEDY = SamplingArgs(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -122,6 +126,19 @@ class TestReuse:
         _, meta = await gen(again)
         assert meta["cached_tokens"] >= len(engine.tokenizer.encode("There was a little girl who lived in a house")) - 1
 
+    def test_cache_computes_what_a_program_begins_with(self, backend: EngineBackend, engine: jsg.Engine):
+        constant = "There was a little girl who lived in a house of stone. Her name was"
+
+        @jsg.function
+        def program(s, name):
+            s += constant + name + jsg.gen("x", max_tokens=2)
+
+        program.cache(backend)
+        assert engine.get_server_info()["num_holds"] == 0
+        meta = program.run(" Anna", backend=backend).get_meta_info("x")
+        assert meta["cached_tokens"] == len(engine.tokenizer.encode(constant))
+        assert meta["prompt_tokens"] > meta["cached_tokens"]
+
     @asynchronous
     async def test_a_joined_prompt_re_uses_its_branches(self, backend: EngineBackend, engine: jsg.Engine):
         session = await started(backend, "Facts: ")
@@ -224,6 +241,42 @@ class TestAnswers:
         assert (await gen(session, ebnf='root ::= "x" "y"', max_tokens=20, ignore_eos=False))[0] == "xy"
 
     @asynchronous
+    async def test_each_type_is_written_so_that_python_reads_it(self, backend: EngineBackend):
+        values: dict[str, Any] = {}
+        for dtype, prompt in (
+            ("int", "1, 2, 3, "),
+            ("float", "The price is "),
+            ("bool", "1 + 1 = 2 is "),
+            ("str", '{"name": "Tom"}\n{"name": "Anna"}\n{"name": '),
+        ):
+            session = await started(backend, prompt)
+            values[dtype], _ = await gen(session, dtype=dtype, max_tokens=32, ignore_eos=False)
+        assert isinstance(int(values["int"]), int) and isinstance(float(values["float"]), float)
+        assert values["bool"] in ("True", "False")
+        assert values["str"][0] == '"' and isinstance(json.loads(values["str"]), str)
+
+    @asynchronous
+    async def test_f11_a_string_that_the_model_writes_has_punctuation(self, backend: EngineBackend):
+        session = await started(backend, "Anything: ")
+        args = SamplingArgs(n=8, dtype="str", temperature=20.0, max_tokens=32, seed=1)  # any token that may stand there
+        pieces = [piece async for piece in session.generate(Gen("x", args))]
+        texts = ["".join(piece.text for piece in pieces), *pieces[-1].others]
+        assert all(text[0] == '"' for text in texts)
+        written = set("".join(text[1:].partition('"')[0] for text in texts))
+        assert written & set(",.;:!?()-")
+
+    @pytest.mark.parametrize("vocabulary", [tekken, sentencepiece])
+    def test_f11_the_grammar_of_a_string_takes_punctuation(self, vocabulary: Callable[[], Vocabulary]):
+        grammar = compile_grammar(GrammarSpec("regex", jsg.REGEX_STR), vocabulary())
+        for text in ("Well, yes; (no?) - it's 100 %!", 'She said: "Hi."', "a\\b\n\tc", "Ärger in 東京 🙂"):
+            for written in (json.dumps(text), json.dumps(text, ensure_ascii=False)):
+                masker = grammar.new_masker()
+                assert all(masker.accept(token) for token in tokenize(grammar.vocabulary, written.encode()))
+                assert masker.is_complete()
+        masker = grammar.new_masker()
+        assert not all(masker.accept(token) for token in tokenize(grammar.vocabulary, b'"a"b'))
+
+    @asynchronous
     async def test_a_stop_pattern_ends_before_its_match(self, backend: EngineBackend):
         session = await started(backend, "There was a little girl")
         whole, _ = await gen(session, max_tokens=20)
@@ -303,10 +356,22 @@ class TestSelect:
         assert selection.choice == CHOICES[selection.probabilities.index(max(selection.probabilities))]
 
     @asynchronous
-    async def test_one_call_scores_and_the_prompt_is_cached_behind_it(self, backend: EngineBackend, engine):
+    async def test_one_call_scores_and_the_prompt_is_cached_behind_it(
+        self, backend: EngineBackend, engine: jsg.Engine, monkeypatch: pytest.MonkeyPatch
+    ):
+        num_calls = 0
+        answer_async = engine.answer_async
+
+        def counted(prompts: Any) -> Any:
+            nonlocal num_calls
+            num_calls += 1
+            return answer_async(prompts)
+
+        monkeypatch.setattr(engine, "answer_async", counted)
         session = await started(backend, "There was a little")
         await gen(session)
         selection = await session.select(Select("c", (" a", " b", " c"), "token_trie"))
+        assert num_calls == 2, "of the gen and of the choice"
         await session.extend(Text(" then"))
         _, meta = await gen(session)
         assert meta["cached_tokens"] >= selection.meta["prompt_tokens"] / 3 - 1

@@ -1,7 +1,9 @@
 """Graphs that run: they say what the interpreted program says, wherever and in whatever order they run."""
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -200,6 +202,58 @@ def test_leaving_a_batch_early_cancels_the_rest():
     gate.open()
 
 
+def test_a_batch_of_tasks_gives_a_state_while_others_run():
+    gate = Gate()
+
+    async def slow(prompt, gen):
+        if not prompt.startswith("0"):
+            await gate.passed()
+        return "x"
+
+    where = ScriptedBackend(slow)
+    items = [{"x": str(i)} for i in range(5)]
+
+    async def main():
+        async with asyncio.timeout(30):
+            states = await two_gens.compile().arun_batch(items, backend=where, generator_style=True, num_threads=2)
+            assert isinstance(states, AsyncIterator)
+            texts = [await (await anext(states)).atext()]
+            gate.open()
+            return texts + [await state.atext() async for state in states]
+
+    assert asyncio.run(main()) == [f"{i}x then x" for i in range(5)]
+    assert where.num_open == 0 and where.max_open == 2
+
+
+def test_leaving_a_batch_of_tasks_early_cancels_the_rest():
+    gate = Gate()
+
+    async def slow(prompt, gen):
+        if not prompt.startswith("0"):
+            await gate.passed()
+        return "x"
+
+    where = ScriptedBackend(slow)
+    items = [{"x": str(i)} for i in range(5)]
+
+    async def main(leave):
+        states = await two_gens.compile().arun_batch(items, backend=where, generator_style=True, num_threads=2)
+        async with contextlib.aclosing(states):
+            assert await (await anext(states)).atext() == "0x then x"
+            if leave:
+                return
+            waiting = asyncio.ensure_future(anext(states))
+            await asyncio.to_thread(gate.wait_reached)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    for leave in (True, False):
+        asyncio.run(main(leave))
+        assert run_here(until(lambda: where.num_open == 0))
+    gate.open()
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
@@ -303,6 +357,26 @@ def test_a_returned_state_can_be_read():
     assert second.messages() == [{"role": "user", "content": "constant"}]
     assert first["y"] in first.text()
     assert first.usage()["calls"] == 1
+
+
+def test_what_a_called_program_returned_is_kept_where_the_program_keeps_it():
+    @sgl.function
+    def inner(s, x):
+        s += x + sgl.gen("y")
+        return f"{s['y']}!"
+
+    @sgl.function
+    def program(s, x):
+        called = inner(x)
+        s["kept"] = {"state": called, "returned": called.ret_value}
+
+    interpreted = program.run("a", backend=backend())["kept"]
+    kept = program.compile().run("a", backend=backend())["kept"]
+    assert kept["returned"] == interpreted["returned"] == interpreted["state"].ret_value
+    assert kept["state"]["y"] == interpreted["state"]["y"]
+    for read in (lambda: kept["state"].ret_value, lambda: run_here(kept["state"].aret_value())):
+        with pytest.raises(ProgramError, match=r"no ret_value; keep or return the state's \.ret_value itself"):
+            read()
 
 
 def test_a_condition_matches_patterns():

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import jsg as sgl
-from jsg.errors import JsgError, ProgramError
+from jsg.errors import AbortedError, JsgError, ProgramError
 from jsg.lang.function import RunArgs
 from jsg.lang.ir import SamplingArgs
 from tests.lang.scripted import Gate, ScriptedBackend
@@ -184,18 +184,17 @@ def test_no_more_than_num_threads_run_at_a_time(is_async, reads):
 def test_all_of_a_batch_is_under_way_at_once_where_it_may_be():
     gate = Gate()
     num_waiting = 0
-    all_wait = Gate()
 
     async def answer(prompt, gen):
         nonlocal num_waiting
         num_waiting += 1
         if num_waiting == 96:
             gate.open()
-        await gate.passed()
+        await asyncio.wait_for(gate.passed(), 30)  # opened by the last one
         return "A"
 
     states = echo.run_batch([("x",)] * 96, backend=ScriptedBackend(answer))
-    assert len(states) == 96 and all_wait is not None
+    assert [state["a"] for state in states] == ["A"] * 96
 
 
 def test_an_iterator_gives_the_first_state_while_others_run():
@@ -288,12 +287,35 @@ def test_the_progress_bar_counts_to_the_end(capsys):
     assert "7/7" in capsys.readouterr().out
 
 
-def test_a_batch_inside_a_program_runs_on_its_backend_and_is_cancelled_with_it():
+def test_a_batch_inside_a_program_runs_on_its_backend():
     @sgl.function
     def outer(s):
         return [state["a"] for state in echo.run_batch([("x",), ("y",)])]
 
     assert outer.run(backend=echoing()).ret_value == ["<x?>", "<y?>"]
+
+
+def test_cancelling_a_program_aborts_the_batch_that_runs_inside_it():
+    gate, has_ended = Gate(), threading.Event()
+    errors = []
+
+    async def answer(prompt, gen):
+        await gate.passed()
+        return "A"
+
+    @sgl.function
+    def outer(s):
+        errors.extend(state.error() for state in echo.run_batch([("x",)] * 5, num_threads=3))
+        has_ended.set()
+
+    backend = ScriptedBackend(answer)
+    state = outer.run(stream=True, backend=backend)
+    gate.wait_reached(3)
+    state.cancel()
+    assert has_ended.wait(30)
+    assert [type(error) for error in errors] == [AbortedError] * 5
+    backend.wait_closed()
+    assert len(backend.aborted) == len(backend.calls) == 3, "the other two asked nothing"
 
 
 def test_f20_a_batch_runs_the_body_once_per_item_with_its_own_arguments_only():

@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from jsg.errors import RequestError, UnsupportedError
 from jsg.lang.ir import Gen, Image, RoleBegin, SamplingArgs, Video
+from jsg.lang.remote.dialects import DIALECTS
 from jsg.lang.remote.openai import OpenAI
-from tests.lang.wire_servers import Fault, Parrot, WireServer, tell, write
+from tests.lang.wire_servers import Fault, Parrot, WireServer, ask, tell, write
 
 PAGE = "Name: Ada Lovelace\nBorn: 1815\nField: mathematics\n"
 TOKENS = ["Name", "Ada", " Love", "lace", "Born", " 18", "15", "Field", "mathe", "matics", " ", ":"]
@@ -155,6 +158,68 @@ def test_logprobs_are_reported_in_the_published_form(wire):
 
     asyncio.run(main())
     assert wire.requests[0]["logprobs"] == 2
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+@pytest.mark.parametrize("dialect", ["openai", "vllm"])
+def test_f19_more_alternatives_than_the_api_reports_are_refused_and_not_made_fewer(wire, api, dialect):
+    most = 5 if (api, dialect) == ("completions", "openai") else 20
+
+    async def main():
+        options = {"api": api, "dialect": dialect}
+        async with backend_of(wire, **options) as strict, backend_of(wire, on_unsupported="warn", **options) as lenient:
+
+            async def report(backend: OpenAI, num_top: int) -> dict[str, Any]:
+                session = backend.open()
+                await (ask(session) if api == "chat" else tell(session, "Name:"))
+                return (await write(session, max_tokens=1, return_logprob=True, top_logprobs_num=num_top)).meta
+
+            with pytest.raises(UnsupportedError, match=f"OpenAI.*top_logprobs_num.*at most {most}") as caught:
+                await report(strict, most + 1)
+            assert caught.value.param == "top_logprobs_num"
+            assert not wire.requests
+            with pytest.warns(UserWarning, match="top_logprobs_num"):
+                left_out = await report(lenient, most + 1)
+            assert "output_token_logprobs" in left_out
+            assert "output_top_logprobs" not in left_out
+            assert "output_top_logprobs" in await report(strict, most)
+
+    asyncio.run(main())
+    without, with_most = wire.requests
+    if api == "chat":
+        assert (without["logprobs"], "top_logprobs" in without, with_most["top_logprobs"]) == (True, False, most)
+    else:
+        assert (without["logprobs"], with_most["logprobs"]) == (0, most)
+
+
+def test_alternatives_without_logprobs_are_refused_as_on_the_engine(wire):
+    async def main():
+        async with backend_of(wire) as backend:
+            session = backend.open()
+            await tell(session, "Name:")
+            with pytest.raises(RequestError, match="left out without return_logprob") as caught:
+                await write(session, top_logprobs_num=2)
+            assert caught.value.param == "top_logprobs_num"
+            await write(session, max_tokens=1, top_logprobs_num=0)
+
+    asyncio.run(main())
+    assert len(wire.requests) == 1
+
+
+def test_logprobs_that_the_api_does_not_report_take_their_alternatives_with_them(wire):
+    blind = dataclasses.replace(DIALECTS["compatible"], has_logprobs=False)
+
+    async def main():
+        async with backend_of(wire, dialect=blind, on_unsupported="warn") as backend:
+            session = backend.open()
+            await tell(session, "Name:")
+            with pytest.warns(UserWarning, match="return_logprob") as warned:
+                written = await write(session, max_tokens=1, return_logprob=True, top_logprobs_num=9)
+            assert len(warned) == 1
+            assert "output_token_logprobs" not in written.meta
+
+    asyncio.run(main())
+    assert "logprobs" not in wire.requests[0]
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,17 @@ def test_pictures_and_videos_that_are_none_are_refused(tmp_path):
     assert sgl.video(b"\x1a\x45\xdf\xa3....webm", 4).media_type == "video/webm"
     with pytest.raises(RequestError, match="video knows"):
         sgl.video(PNG, 4)
+    with pytest.raises(RequestError, match="at least one frame"):
+        sgl.video([], 4)
+    with pytest.raises(RequestError, match="PNG, JPEG"):
+        sgl.video([PNG, b"\0\0\0\x18ftypmp42"], 4)
+
+
+def test_the_frames_of_a_video_may_be_pictures(tmp_path):
+    path = tmp_path / "frame.png"
+    path.write_bytes(PNG)
+    video = sgl.video([PNG, str(path), path], 2)
+    assert (video.data, video.num_frames, video.media_type) == ((PNG,) * 3, 2, "video/jpeg")
 
 
 def test_a_traced_picture_stays_an_argument():

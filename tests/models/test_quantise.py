@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +12,14 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
+from bench.device.shapes import MIXTRAL_8X7B, MIXTRAL_8X22B
+from bench.shapes import LLAMA_8B, write_model
 from jsg.errors import ModelError
 from jsg.models.config import ModelConfig
 from jsg.models.layers import project
 from jsg.models.loading import abstract_model, load_model, num_parameters
 from jsg.models.quantise import STORED, Quantised, quantise
+from jsg.sources import resolve_model
 from tests.golden.record import DATA
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.golden.vision_variants import VISION_VARIANTS
@@ -130,6 +134,25 @@ def test_what_encodes_images_stays_as_it_is(tmp_path):
     model = abstract_model(ModelConfig.from_directory(tmp_path), jnp.float32, "int8")
     in_8_bits = {path for path, value in params(model).items() if isinstance(value, Quantised)}
     assert len(in_8_bits) == 4 * 2 and all(path.startswith("text.") for path in in_8_bits)
+
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "models.md"
+PUBLISHED = {"Llama 3 8B": LLAMA_8B, "Mixtral 8x7B": MIXTRAL_8X7B, "Mixtral 8x22B": MIXTRAL_8X22B}
+UNITS = {"GB": 1e9, "MB": 1e6}
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, "the embedded model"])
+def test_the_page_says_what_weights_take(tmp_path, name: str):
+    """Nothing is allocated: these are the bytes that the memory plan counts."""
+    directory = write_model(tmp_path, PUBLISHED[name]) if name in PUBLISHED else resolve_model("tiny")
+    config = ModelConfig.from_directory(directory)
+    plain, small, same = (abstract_model(config, jnp.bfloat16, each) for each in ("none", *STORED))
+    assert num_bytes(small) == num_bytes(same)
+    whole = [value for value in params(small).values() if not isinstance(value, Quantised)]
+    (row,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {name} | ")]
+    shown = re.findall(r"([\d.]+) ([GM]B)", row)
+    counted = num_bytes(plain), num_bytes(small), 2 * sum(value.size for value in whole)
+    assert shown == [(f"{count / UNITS[unit]:.2f}", unit) for count, (_, unit) in zip(counted, shown, strict=True)]
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])

@@ -13,7 +13,7 @@ from PIL import Image as pillow
 from PIL import ImageOps
 
 from jsg.errors import ConfigError, RequestError
-from jsg.processing.media.data_url import read_data_url
+from jsg.processing.media.base64_files import read_data_url, write_data_url
 from jsg.processing.media.decode import decode_image
 from jsg.processing.media.headers import MAX_JPEG_SCANS, MAX_PARTS, read_header
 from jsg.processing.media.limits import MediaBudget, MediaLimits
@@ -314,7 +314,7 @@ def test_headers_say_the_size(kind):
 
 @pytest.mark.parametrize("url", ["data:image/png;base64,AAEC", "DATA:;BASE64,AAEC", "data:a/b;charset=x;base64,AAEC"])
 def test_a_data_url_is_its_bytes(url):
-    assert read_data_url(url, max_bytes=3) == b"\0\1\2"
+    assert read_data_url(url, "image", max_bytes=3) == b"\0\1\2"
 
 
 @pytest.mark.parametrize(
@@ -329,11 +329,37 @@ def test_a_data_url_is_its_bytes(url):
         ("data:;base64,AA%2BC", "must be base64 with padding"),
         ("data:;base64,AA-_", "must be base64 with padding"),
         ("data:;base64,AAÄC", "must be base64 with padding"),
+        ("data:;base64,AA==,AA==", "must be base64 with padding"),
         ("data:;base64,", "is empty"),
-        ("data:;base64," + "A" * 400, "at most 4 bytes, but holds 300"),
-        ("data:;base64,AAECAwQ=", "at most 4 bytes, but holds 5"),
+        ("data:;base64," + "A" * 400, "at most 4 bytes, but has 300"),
+        ("data:;base64,AAECAwQ=", "at most 4 bytes, but has 5"),
     ],
 )
 def test_a_data_url_of_another_form_is_refused(url, message):
     with pytest.raises(RequestError, match=message):
-        read_data_url(url, max_bytes=4)
+        read_data_url(url, "image", max_bytes=4)
+
+
+def test_the_frames_of_a_video_stand_with_commas_between_them():
+    frames = (b"\0", b"\1\2", b"\3\4\5")
+    url = write_data_url(frames, "video/jpeg")
+    assert url == "data:video/jpeg;base64,AA==,AQI=,AwQF"
+    assert read_data_url(url, "video", max_bytes=12) == frames
+    assert read_data_url("data:video/mp4;base64,AA==", "video") == b"\0"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("AA==,", "a frame of a video must be a file, but is empty"),
+        (",", "a frame of a video must be a file, but is empty"),
+        ("AA==,A", "a frame of a video must be base64"),
+        ("AA==," * 4096 + "AA==", "at most 4096 frames"),
+        ("," * 10**6, "at most 4096 frames"),
+        ("A" * 10**7 + ",AAAA", "may have at most 1000000 bytes, but has 7500003"),
+    ],
+    ids=["end", "comma", "second", "many", "commas", "long"],
+)
+def test_frames_that_are_none_are_refused(data, message):
+    with pytest.raises(RequestError, match=message):
+        read_data_url(f"data:;base64,{data}", "video", max_bytes=10**6)

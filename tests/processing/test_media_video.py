@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import av
 import numpy as np
 import pytest
+from PIL import Image as pillow
 
 from jsg.errors import RequestError, UnsupportedError
 from jsg.processing.media import video as video_module
-from jsg.processing.media.decode import Image
 from jsg.processing.media.limits import MediaBudget, MediaLimits
 from jsg.processing.media.movie_index import MAX_FRAGMENTS, MAX_INDEX_BYTES, MAX_SAMPLES, checked_movie
-from jsg.processing.media.video import decode_video, sampled_indices, video_of_frames
+from jsg.processing.media.video import decode_frames, decode_video, sampled_indices
 
 KINDS = {
     "mp4": ("mp4", "libx264", "yuv420p"),
@@ -330,12 +330,31 @@ def test_without_pyav_the_error_says_what_to_install(monkeypatch):
 
 
 def test_pictures_can_be_the_frames():
-    images = [Image(np.full((2, 3, 3), value, np.uint8)) for value in range(4)]
-    video = video_of_frames(images, MediaBudget(MediaLimits()))
+    files = [_png(value, (2, 3)) for value in range(4)]
+    video = decode_frames(files, MediaBudget(MediaLimits()))
     assert video.size == (2, 3) and video.frames[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
-    with pytest.raises(RequestError, match="must have one size"):
-        video_of_frames([*images, Image(np.zeros((3, 2, 3), np.uint8))], MediaBudget(MediaLimits()))
-    with pytest.raises(RequestError, match="its list is empty"):
-        video_of_frames([], MediaBudget(MediaLimits()))
-    with pytest.raises(RequestError, match="at most 3 frames"):
-        video_of_frames(images, MediaBudget(MediaLimits(max_frames=3)))
+    some = decode_frames([*files, b"never shown"], MediaBudget(MediaLimits(max_frames=2)), num_frames=2)
+    assert some.frames[:, 0, 0, 0].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("files", "limits", "message"),
+    [
+        (lambda: [], {}, "its list is empty"),
+        (lambda: [_png(0, (2, 3)), _png(1, (3, 2))], {}, "must have one size"),
+        (lambda: [_png(0, (2, 3))] * 4, {"max_frames": 3}, "at most 3 frames"),
+        (lambda: [_png(0, (9, 9))] * 2, {"max_frame_pixels": 100}, "at most 100 pixels"),
+        (lambda: [_png(0, (2, 3)) * 2] * 9, {"max_bytes": 900}, "at most 900 bytes"),
+        (lambda: [_png(0, (2, 3))[:-20]], {}, "cut off or damaged"),
+        (lambda: [b"text"], {}, "a picture must be PNG, JPEG, WebP or GIF"),
+    ],
+)
+def test_pictures_that_cannot_be_frames_are_refused(files, limits, message):
+    with pytest.raises(RequestError, match=message):
+        decode_frames(files(), MediaBudget(MediaLimits(**limits)))
+
+
+def _png(value: int, size: tuple[int, int]) -> bytes:
+    file = io.BytesIO()
+    pillow.fromarray(np.full((*size, 3), value, np.uint8)).save(file, format="PNG")
+    return file.getvalue()

@@ -22,6 +22,7 @@ from tests.server.conftest import RunningServer, ServerMaker, events_of
 
 JSON = {"Content-Type": "application/json"}
 MESSAGES = [{"role": "user", "content": "hi"}]
+GREEDY = {"temperature": 0, "ignore_eos": True}
 RAW = "\0raw"  # stands for text that goes into the body as it is, and not as a JSON string
 
 PROGRAM: dict[str, Any] = {
@@ -152,33 +153,51 @@ def error_of(path: str, response: httpx.Response) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def firing(make_server: ServerMaker, tokenizer_dir: Path) -> Iterator[Battery]:
-    """A battery, and at its end the proof that nobody else noticed."""
+    """A battery at a server around the scripted engine, and at its end the proof that nobody else noticed."""
     with make_server() as server:
         made = Battery(server)
-        pid = server.stats()["pid"]
         for path, body in VALID.items():
             made.post(path, body)
         made.post("/generate", encode({"input_ids": RAW}, "[" + "1," * 10**6 + "1]"))
-        before = rss_bytes(server.process.pid)
-        with Stream(server) as stream:
+        with unnoticed(made, tokenizer_dir, {"input_ids": [97, 98, 99]}, [ord(char) for char in ("abc" * 134)[:400]]):
             yield made
-        assert stream.num_whole > 0
-        assert stream.failures == [], "a stream beside the battery lost something"
-        assert server.process.poll() is None
-        assert server.stats()["pid"] == pid, "the engine process was lost"
-        server.wait_for_stats(num_running=0)
-        assert rss_bytes(server.process.pid) - before < 64 * 2**20
-        secrets = [str(Path(__file__).parents[2]), str(tokenizer_dir), str(Path.home()), str(server.http.base_url)]
-        for said in made.bodies:
-            assert not any(secret in said for secret in secrets if len(secret) > 1)
-            assert not re.search(r"Traceback|\.py\b|site-packages|line \d+|0x[0-9a-f]{6}|/(usr|home|tmp|etc)/", said)
+
+
+@contextlib.contextmanager
+def unnoticed(battery: Battery, directory: Path, prompt: dict[str, Any], tokens: list[int]) -> Iterator[None]:
+    """Checks at its end that nobody else noticed what the battery sent meanwhile.
+
+    Args:
+        battery: At a server that has answered once whatever takes memory for good.
+        directory: What the server reads; no answer may name it.
+        prompt: What streams ask beside the battery.
+        tokens: The answer to it.
+    """
+    server = battery.server
+    pids = [server.process.pid, engine_pid(server)]
+    before = [rss_bytes(pid) for pid in pids]
+    with Stream(server, prompt, tokens) as stream:
+        yield
+    assert stream.num_whole > 0
+    assert stream.failures == [], "a stream beside the battery lost something"
+    assert server.process.poll() is None
+    assert engine_pid(server) == pids[1], "the engine process was lost"
+    server.wait_for_stats(num_running=0)
+    grown = [rss_bytes(pid) - start for pid, start in zip(pids, before, strict=True)]
+    assert max(grown) < 64 * 2**20, f"the front and the engine have grown by {grown} bytes"
+    secrets = [str(Path(__file__).parents[2]), str(directory), str(Path.home()), str(server.http.base_url)]
+    for said in battery.bodies:
+        assert not any(secret in said for secret in secrets if len(secret) > 1)
+        assert not re.search(r"Traceback|\.py\b|site-packages|line \d+|0x[0-9a-f]{6}|/(usr|home|tmp|etc)/", said)
 
 
 class Stream:
-    """Streams of 400 tokens one after the other, each checked to the last token."""
+    """Streams of one answer one after the other, each checked to the last token."""
 
-    def __init__(self, server: RunningServer) -> None:
+    def __init__(self, server: RunningServer, prompt: dict[str, Any], tokens: list[int]) -> None:
         self._url = server.http.base_url
+        self._body = prompt | {"stream": True, "sampling_params": GREEDY | {"max_new_tokens": len(tokens)}}
+        self._tokens = tokens
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.num_whole = 0
@@ -193,15 +212,21 @@ class Stream:
         self._thread.join()
 
     def _run(self) -> None:
-        body = {"input_ids": [97, 98, 99], "stream": True, "sampling_params": {"max_new_tokens": 400}}
-        wanted = ("abc" * 134)[:400]
         with httpx.Client(base_url=self._url, timeout=60) as client:
             while not self._ending.is_set() or not self.num_whole:
-                with client.stream("POST", "/generate", json=body) as response:
+                with client.stream("POST", "/generate", json=self._body) as response:
                     last = events_of(response)[-1]
-                if last.get("output_ids") != [ord(char) for char in wanted]:
+                if last.get("output_ids") != self._tokens:
                     self.failures.append(str(last)[:200])
                 self.num_whole += 1
+
+
+def engine_pid(server: RunningServer) -> int:
+    """Of the child of the front that runs the step loop."""
+    front = server.process.pid
+    children = Path(f"/proc/{front}/task/{front}/children").read_text().split()
+    [pid] = [pid for pid in children if b"jsg.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    return int(pid)
 
 
 def rss_bytes(pid: int) -> int:

@@ -148,10 +148,10 @@ def places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str 
 
 
 @st.composite
-def spoiled(draw: st.DrawFn) -> tuple[str, Any]:
+def spoiled(draw: st.DrawFn, bodies: dict[str, list[Any]], junk: st.SearchStrategy[Any] = junk) -> tuple[str, Any]:
     """A path, and a valid body of it of which one to three parts are changed."""
-    path = draw(st.sampled_from(sorted(VALID)))
-    body: Any = json.loads(json.dumps(draw(st.sampled_from([VALID[path], RICH.get(path, VALID[path])]))))
+    path = draw(st.sampled_from(sorted(bodies)))
+    body: Any = json.loads(json.dumps(draw(st.sampled_from(bodies[path]))))
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.sampled_from(list(places(body))))
         parent = body
@@ -197,14 +197,15 @@ def check_spoiled(server: RunningServer, spoilt: tuple[str, Any], as_utf8: bool)
     send(server, path, json.dumps(body, ensure_ascii=not as_utf8).encode(errors="surrogatepass"))
 
 
-def check_damaged(server: RunningServer, path: str, cuts: list[tuple[float, bytes]]) -> None:
-    content = json.dumps(RICH.get(path, VALID[path])).encode()
+def check_damaged(server: RunningServer, path: str, body: Any, cuts: list[tuple[float, bytes]]) -> None:
+    content = json.dumps(body).encode()
     for where, inserted in cuts:
         at = math.floor(where * len(content))
         content = content[:at] + inserted + content[at + len(inserted) // 2 + 1 :]
     send(server, path, content)
 
 
+BODIES = {path: [body, RICH.get(path, body)] for path, body in VALID.items()}
 all_paths = st.sampled_from(sorted(VALID))
 damages = st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=4) | st.sampled_from(list(b'{}[]":,\\0e-'.split()))))
 
@@ -213,7 +214,7 @@ damages = st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=4) | st.sampled
 class TestMutated:
     def test_spoiled_bodies(self, small: RunningServer, num_examples):
         @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))
-        @hypothesis.given(spoilt=spoiled(), as_utf8=st.booleans())
+        @hypothesis.given(spoilt=spoiled(BODIES), as_utf8=st.booleans())
         def run(spoilt, as_utf8):
             check_spoiled(small, spoilt, as_utf8)
 
@@ -223,7 +224,7 @@ class TestMutated:
         @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))
         @hypothesis.given(path=all_paths, cuts=damages)
         def run(path, cuts):
-            check_damaged(small, path, cuts)
+            check_damaged(small, path, BODIES[path][-1], cuts)
 
         run()
 

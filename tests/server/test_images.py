@@ -361,7 +361,7 @@ class TestParts:
             assert server.prompt == f"<s>{SHOWN}a"
         body = {"prompt": [{"template": "a"}, part]}
         assert server.http.post("/generate", json=body).status_code == 200
-        assert server.prompt == f"a{SHOWN}"
+        assert server.prompt == f"<s>a{SHOWN}", "as Hugging Face's processors encode what a template wrote"
 
 
 class TestFilesOfTheModel:

@@ -16,6 +16,7 @@ from jsg.config import ServerConfig
 from jsg.engine import media_reader
 from jsg.engine.media_reader import ModelMediaReader
 from jsg.errors import ConfigError, ContextLengthError
+from jsg.processing.media.base64_files import write_base64, write_data_url
 from jsg.processing.parts import MediaPart
 from jsg.processing.tokenizer import load_tokenizer
 from tests.server.conftest import check_discreet
@@ -267,6 +268,42 @@ class TestVideos:
         part = {"video": base64_of(film), "media_type": "video/mp4", "num_frames": 5}
         assert seer.http.post("/generate", json={"prompt": ["a", part]}).status_code == 200
         assert len(seer.request.media[0].pixels) == 5
+
+    def test_frames_as_pictures(self, seer):
+        frames = [saved(Image.new("RGB", (32, 48), (40 * shade,) * 3)) for shade in range(6)]
+        url = write_data_url(tuple(frames), "video/jpeg")
+        content = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": "what?"}]
+        response = seer.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
+        assert response.status_code == 200, response.text
+        (video,) = seer.request.media
+        assert video.is_video and len(video.pixels) == 6
+        assert np.diff(video.pixels.mean((1, 2, 3))).min() > 0, "in order"
+        for body in (
+            {"text": "<video>", "video_data": url, "num_frames": 2},
+            {"text": "<video>", "video_data": [write_base64(tuple(frames))], "num_frames": 2},
+            {"prompt": ["a", {"video": write_base64(tuple(frames)), "media_type": "video/jpeg", "num_frames": 2}]},
+        ):
+            assert seer.http.post("/generate", json=body).status_code == 200
+            assert seer.request.media[0].pixels.tobytes() == video.pixels[[0, 3]].tobytes()
+
+    def test_one_picture_is_a_video_of_one_frame(self, seer):
+        response = seer.http.post("/generate", json={"text": "<video>", "video_data": base64_of(png())})
+        assert response.status_code == 400, "this model shows a frame in fewer tokens than a picture's key needs"
+        assert "1 frames take 4; show more frames" in response.json()["error"]["message"]
+
+    @pytest.mark.parametrize(
+        ("frames", "message"),
+        [
+            ((b"hello", b"hello"), "PNG, JPEG, WebP or GIF"),
+            ((png(), b""), "a frame of a video must be a file, but is empty"),
+            ((png(size=(8, 8)), png(size=(8, 9))), "must have one size"),
+            ((png(),) * 129, "at most 128 frames"),
+            ((png(),) * 5000, "at most 4096 frames"),
+        ],
+        ids=["text", "empty", "sizes", "many", "very many"],
+    )
+    def test_frames_that_are_none(self, seer, frames, message):
+        assert message in refused(seer, write_data_url(frames, "video/jpeg"), field="video_url")
 
     def test_bad_videos(self, seer, film):
         assert "video" in refused(seer, data_url(b"hello, this is no film"), field="video_url")

@@ -3,8 +3,11 @@
 import asyncio
 import base64
 import functools
+import hashlib
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from jsg.config import ServerConfig
 from jsg.engine import media_reader
 from jsg.engine.media_reader import ModelMediaReader
 from jsg.errors import QueueFullError, RequestError
+from jsg.processing.media_prompt import PromptMedia
 from jsg.processing.parts import MediaPart
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.server import media_sources
@@ -74,6 +78,19 @@ class TestOnce:
         assert len({id(item) for item in reader.read([part] * 100)}) == 1
         assert len(keys) == 1
 
+    def test_a_file_that_many_parts_name_is_hashed_once(self, model_dir, monkeypatch):
+        reader = ModelMediaReader.of_model(model_dir, load_tokenizer(model_dir))
+        assert reader is not None
+        file, sizes = png(), []
+
+        def sha256(data: bytes = b""):
+            sizes.append(len(data))
+            return hashlib.sha256(data)
+
+        monkeypatch.setattr(media_reader, "hashlib", SimpleNamespace(sha256=sha256))
+        read = reader.read([MediaPart("image", file, "") for _ in range(100)])
+        assert len(read) == 100 and sizes.count(len(file)) == 1
+
     def test_no_more_is_decoded_than_all_files_may_have(self, model_dir, monkeypatch):
         """Stored responses can bring back more than a body may have."""
         config = ServerConfig(max_media_bytes=1024)
@@ -112,15 +129,134 @@ def test_no_tenant_sees_from_the_time_what_another_has_shown(model_dir, decoded)
     assert len(decoded) == 3
 
 
-def test_views_of_a_reader_share_one_bound(model_dir, decoded):
-    reader = ModelMediaReader.of_model(model_dir, load_tokenizer(model_dir))
-    assert reader is not None
-    part = MediaPart("image", png(), "")
-    [first] = reader.within("a").read([part])
-    assert reader.within("a").read([part]) == [first] and len(decoded) == 1
-    [second] = reader.within("b").read([part])
-    assert second is not first and second.digest == first.digest and len(decoded) == 2
-    assert reader.within("a")._kept is reader.within("b")._kept
+class TestKept:
+    """What was read last is kept, up to a number of bytes: here those of three pictures."""
+
+    @pytest.fixture
+    def reader(self, model_dir, monkeypatch) -> ModelMediaReader:
+        reader = ModelMediaReader.of_model(model_dir, load_tokenizer(model_dir))
+        assert reader is not None
+        [seen] = reader.within("only to learn its size").read([PICTURES[0]])
+        monkeypatch.setattr(media_reader, "KEPT_BYTES", 3 * size_of(seen))
+        made = ModelMediaReader.of_model(model_dir, load_tokenizer(model_dir))
+        assert made is not None
+        return made
+
+    def test_what_was_not_used_for_longest_gives_way(self, reader, decoded):
+        reader.read(PICTURES[:3])
+        reader.read(PICTURES[:1])
+        assert len(decoded) == 3
+        reader.read(PICTURES[3:4])
+        assert kept_bytes(reader) == media_reader.KEPT_BYTES
+        reader.read([PICTURES[i] for i in (0, 2, 3)])
+        assert len(decoded) == 4, "the second picture gave way, and no other"
+        reader.read(PICTURES[1:2])
+        assert len(decoded) == 5
+        reader.read([PICTURES[i] for i in (2, 3, 1)])
+        assert len(decoded) == 5, "then the first"
+
+    def test_namespaces_share_one_bound(self, reader, decoded):
+        first, second = reader.within("a"), reader.within("b")
+        [seen] = first.read(PICTURES[:1])
+        assert first.read(PICTURES[:1]) == [seen] and len(decoded) == 1
+        [other] = second.read(PICTURES[:1])
+        assert other is not seen and other.digest == seen.digest and len(decoded) == 2
+        second.read(PICTURES[1:3])
+        assert kept_bytes(first) == kept_bytes(second) == media_reader.KEPT_BYTES
+        second.read(PICTURES[:3])
+        assert len(decoded) == 4
+        assert first.read(PICTURES[:1]) != [seen] and len(decoded) == 5, "that of the other namespace gave way"
+
+    def test_one_that_is_too_large_alone_drops_nothing(self, reader, decoded, monkeypatch):
+        reader.read(PICTURES[:2])
+        monkeypatch.setattr(media_reader, "KEPT_BYTES", kept_bytes(reader) // 2 - 1)
+        for count in (3, 4):
+            reader.read(PICTURES[2:3])
+            assert len(decoded) == count
+        reader.read(PICTURES[:2])
+        assert len(decoded) == 4
+
+
+PICTURES = [MediaPart("image", png(seed), "") for seed in range(4)]
+
+
+def size_of(seen: PromptMedia) -> int:
+    return seen.pixels.nbytes + seen.words.nbytes + seen.rows.nbytes
+
+
+def kept_bytes(reader: ModelMediaReader) -> int:
+    """What all that is kept takes, which must be what the reader believes."""
+    kept = reader._kept
+    num_bytes = sum(size_of(seen.media) for seen in kept._seen.values())
+    assert num_bytes == kept._num_bytes
+    return num_bytes
+
+
+class TestFetching:
+    """What the URLs of one request may take together."""
+
+    @pytest.fixture
+    def fetched(self) -> list[str]:
+        return []
+
+    @pytest.fixture
+    def read(self, model_dir, fetched, monkeypatch) -> Callable[..., list[PromptMedia]]:
+        """Reads pictures at so many URLs; each is fetched by `fetch(seconds_pass)` on a clock of its own."""
+        tokenizer = load_tokenizer(model_dir)
+
+        def run(count: int, fetch: Callable[..., Any], **knobs: Any) -> list[PromptMedia]:
+            config = ServerConfig(allowed_media_host=("pictures.test",), media_fetch_timeout=LIMIT_S, **knobs)
+            threads = TextThreads()
+            reader = ModelMediaReader.of_model(model_dir, tokenizer, media_limits(config))
+            sources = MediaSources(reader, threads, config)
+
+            async def main() -> list[PromptMedia]:
+                loop, passed = asyncio.get_running_loop(), [0.0]
+                clock = loop.time
+                monkeypatch.setattr(loop, "time", lambda: clock() + passed[0])
+
+                async def noted(url: str) -> bytes:
+                    fetched.append(url)
+                    return await fetch(lambda seconds: passed.__setitem__(0, passed[0] + seconds))
+
+                assert sources._fetcher is not None
+                monkeypatch.setattr(type(sources._fetcher), "fetch", staticmethod(noted))
+                urls = [MediaSource("image", f"http://pictures.test/{i}.png") for i in range(count)]
+                return await sources.read(urls, "messages", namespace="")
+
+            try:
+                return asyncio.run(main())
+            finally:
+                threads.close()
+
+        return run
+
+    def test_of_time(self, read, fetched):
+        async def fetch(passes: Callable[[float], None]) -> bytes:
+            passes(0.4 * LIMIT_S)
+            await asyncio.sleep(0 if len(fetched) < 3 else LIMIT_S)
+            return png()
+
+        assert len(read(2, fetch)) == 2, "each takes less than the limit, and so do both"
+        fetched.clear()
+        with pytest.raises(RequestError, match=f"may take at most {LIMIT_S} s, but takes longer") as caught:
+            read(4, fetch)
+        assert caught.value.param == "messages"
+        assert [url[-5] for url in fetched] == ["0", "1", "2"]
+
+    def test_of_bytes(self, read, fetched):
+        async def fetch(_: Callable[[float], None]) -> bytes:
+            return png(len(fetched)) + bytes(FILE_BYTES - len(png(len(fetched))))
+
+        assert len(read(2, fetch, max_media_bytes=2 * FILE_BYTES)) == 2
+        fetched.clear()
+        with pytest.raises(RequestError, match=f"at most {2 * FILE_BYTES} bytes, but these have more") as caught:
+            read(9, fetch, max_media_bytes=2 * FILE_BYTES)
+        assert (caught.value.param, len(fetched)) == ("messages", 3)
+
+
+LIMIT_S = 20
+FILE_BYTES = 10_000
 
 
 class TestEventLoop:

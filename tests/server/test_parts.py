@@ -202,5 +202,6 @@ def test_the_template_for_clients_that_write_turns(server: ScriptedServer, plain
         "bos_token": "<s>",
         "eos_token": "<|im_end|>",
         "placeholders": {},
+        "keeps_files": False,
     }
     assert ScriptedServer(plain_tokenizer_dir).http.get("/get_chat_template").json()["chat_template"] is None

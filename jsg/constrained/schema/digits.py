@@ -189,7 +189,7 @@ def numbers(digits: Digits, trackers: Iterable[Tracker], limits: Limits) -> Expr
             if known is None:
                 known = index[target] = len(order)
                 order.append(target)
-                check(len(order), limits.char_states, "states of the digits of a number")
+                check(len(order), limits.char_states, "states of the digits of a number, for its bounds and multipleOf")
             row.append((label, known))
         edges.append(row)
     edges, ends = _minimal(edges, [machine.is_end(state) for state in order])

@@ -28,6 +28,7 @@ from jsg.constrained.schema.shapes import (
     String,
 )
 from jsg.constrained.schema.whitespace import spacing
+from jsg.errors import GrammarError
 from jsg.types import PropertyOrder, Whitespace
 
 _MAX_INLINE_BYTES = 64
@@ -93,13 +94,19 @@ class _Emitter:
                     known.update(spellings)
                     continue
                 num_signs += len(shape.text)  # of an array or object, each of which becomes a position at least
-                check(num_signs, self.scope.limits.positions, "positions")
+                check(num_signs, self.scope.limits.positions, "positions in the arrays and objects of an enum")
             if len(texts) < 2 or not isinstance(shape, String):
                 options.append(self._shape(shape, node))
         if len(texts) > 1:
             # In one rule they are followed as one, where a rule for each would be a way of its own to read a text.
-            options.extend(strings.quoted_expr(self.scope, shape) for shape in texts)
+            options.extend(self._text(shape, node) for shape in texts)
         return strings.any_of([words(known), *options])
+
+    def _text(self, shape: String, node: NodeName) -> Expr:
+        try:
+            return strings.quoted_expr(self.scope, shape)
+        except GrammarError as error:
+            raise GrammarError(f"{error} (in the {strings.described(shape, node)})") from error
 
     def _shape(self, shape: Shape, node: NodeName) -> Expr:
         scope = self.scope

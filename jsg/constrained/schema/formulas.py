@@ -95,7 +95,8 @@ class Formulas:
             raise UnderWayError
         if len(self._under_way) > MAX_DEPTH:
             raise GrammarError(
-                f"schemas may be combined {MAX_DEPTH} levels deep, but {self._pointer(literal)} is deeper; simplify it"
+                f"schemas may be combined by $ref, allOf, anyOf, oneOf and not {MAX_DEPTH} levels deep, but "
+                f"{self._pointer(literal)} is deeper; simplify it"
             )
         if key[0] > 1 and self._is_other_type(*key):
             self._formulas[key] = ()

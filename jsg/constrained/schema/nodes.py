@@ -83,8 +83,8 @@ class Nodes:
         """The error that a schema refers to itself for the very same value."""
         pointer = self._locations.places[place].pointer
         return GrammarError(
-            f"the schema at {pointer} refers to itself without a property or an item between, so that it says nothing; "
-            "remove that reference"
+            f"the schema at {pointer} refers to itself by $ref without a property or an item between, so that it says "
+            "nothing; remove that reference"
         )
 
     def _following(self, literal: Literal) -> Literal | None:

@@ -14,7 +14,7 @@ A node is worked out when another one names it, so a schema's unused parts cost 
 refusal.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.schema.containers import Context
@@ -43,6 +43,9 @@ from jsg.constrained.schema.sharing import named, shared
 from jsg.constrained.schema.values import TYPES, text_of
 from jsg.errors import GrammarError
 
+NO_VALUE = "no value is valid for the schema"
+"""What the refusal of a schema begins with that contradicts itself: it asks for nothing that cannot be enforced."""
+
 
 def normalise(schema: Json, limits: Limits = LIMITS) -> Document:
     """The shapes of all values that are valid for a JSON Schema.
@@ -58,18 +61,32 @@ def normalise(schema: Json, limits: Limits = LIMITS) -> Document:
     root = context.nodes.node(locations.root)
     nodes = _pruned(_all_nodes(formulas, root))
     if not nodes[root]:
-        raise GrammarError("no value is valid for the schema: its parts contradict each other; correct it")
+        raise _contradiction(formulas, root)
     return shared(Document(root, nodes, tuple(_annotations(locations))))
 
 
+def no_value(where: str, keywords: Iterable[str]) -> str:
+    """What is said of a schema that no value is valid for, which stands at `where` and has these keywords."""
+    names = ", ".join(dict.fromkeys(keyword for keyword in keywords if keyword in ENFORCED))
+    return f"{NO_VALUE}: {where} {f'contradicts itself ({names})' if names else 'is false'}; correct it"
+
+
 def _all_nodes(formulas: Formulas, root: NodeName) -> dict[NodeName, tuple[Shape, ...]]:
-    """The root and all that it needs."""
+    """The root and all that it needs.
+
+    Raises:
+        GrammarError: One cannot be enforced. The message has a pointer.
+    """
     nodes: dict[NodeName, tuple[Shape, ...]] = {NEVER: (), ANY: EVERY_SHAPE}
     waiting = [root]
     while waiting:
         node = waiting.pop()
         if node not in nodes:
-            nodes[node] = tuple(_finished(formulas, node))
+            try:
+                nodes[node] = tuple(_finished(formulas, node))
+            except GrammarError as error:
+                message = str(error)
+                raise GrammarError(message if "#" in message else f"{message} (at {node})") from error
             waiting.extend(name for shape in nodes[node] for name in named(shape) if name not in nodes)
     return nodes
 
@@ -137,6 +154,33 @@ def _pruned(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, tuple
     return {
         name: tuple(shape for i, shape in enumerate(shapes) if not missing[name, i]) for name, shapes in nodes.items()
     }
+
+
+def _contradiction(formulas: Formulas, root: NodeName) -> GrammarError:
+    """The error that no value is valid for the root: it names the innermost schema that leaves the root no way out."""
+    nodes, locations = formulas.context.nodes, formulas.context.locations
+    where, places = locations.places[locations.root].pointer, [locations.root]
+    node, seen = root, {NEVER}
+    while node not in seen:
+        seen.add(node)
+        where, places = node, [abs(literal) for literal in nodes.literals(node)]
+        node = _impossible_part(formulas, node)
+    return GrammarError(no_value(where, (keyword for place in places for keyword in nodes.keywords(place))))
+
+
+def _impossible_part(formulas: Formulas, node: NodeName) -> NodeName:
+    """The node of a member or an item that must be there in every value of the node and cannot; NEVER for none."""
+    drafts = [draft for kind in TYPES for draft in formulas.of_node(node, kind)]
+    parts: Iterable[NodeName] = ()
+    match drafts:
+        case [Draft(Members() as shape)]:
+            parts = (formulas.judge.member(shape, name) for name in shape.required)
+        case [Draft(Items() as shape)]:
+            others = (shape.items,) if shape.min_items > len(shape.prefix) else ()
+            parts = (*shape.prefix[: shape.min_items], *others)
+        case _:
+            pass
+    return next((part for part in parts if formulas.judge.is_never(part)), NEVER)
 
 
 def _annotations(locations: Locations) -> Iterator[str]:

@@ -103,7 +103,12 @@ def _next_double(bound: Decimal, towards: float) -> Decimal:
     """The nearest double beyond an exclusive bound; the largest there is where there is none."""
     double = math.nextafter(float(bound), towards)
     if math.isinf(double):
-        raise GrammarError(f"an exclusive bound must leave room for a number, but {bound} leaves none; lower it")
+        is_low = towards > 0
+        keyword, other = ("exclusiveMinimum", "maximum") if is_low else ("exclusiveMaximum", "minimum")
+        raise GrammarError(
+            f"{keyword}, or {other} under `not`, must leave room for a number, but {bound:.3g} leaves none; "
+            f"{'lower' if is_low else 'raise'} it"
+        )
     return Decimal(repr(double))
 
 

@@ -111,7 +111,11 @@ def _kinds(scope: Scope, shape: Object, where: str) -> list[Expr]:
 
 
 def _names(scope: Scope, names: String, shape: Object, where: str) -> Expr:
-    """Names of a kind that `shape.names` takes too, with their quotes."""
+    """Names of a kind that `shape.names` takes too, with their quotes.
+
+    Raises:
+        GrammarError: Their patterns are too much to work out.
+    """
     options: list[Expr] = []
     for taken in (String(),) if shape.names is None else shape.names:
         if isinstance(taken, Const):
@@ -122,6 +126,9 @@ def _names(scope: Scope, names: String, shape: Object, where: str) -> Expr:
         wanted = strings.both(names, taken)
         if wanted == String():
             options.append(strings.string_expr(scope, wanted, where))
-        else:
+            continue
+        try:
             options.append(strings.quoted_expr(scope, wanted))
+        except GrammarError as error:
+            raise GrammarError(f"patternProperties or propertyNames at {where}: {error}") from error
     return strings.any_of(options)

@@ -87,8 +87,8 @@ def _in_any_order(plan: Plan, comma: Expr, where: str) -> Expr:
     required = plan.num_required + len(plan.needed)
     if required > MAX_ONCE:
         raise GrammarError(
-            f"in free order an object may require at most {MAX_ONCE} names, but {required} are required at {where}; "
-            'use property_order="declared" or require fewer'
+            f"required at {where}: in free order an object may require at most {MAX_ONCE} names, but {required} are "
+            'required; use property_order="declared" or require fewer'
         )
     is_counted = len(plan.declared) + len(plan.needed) <= MAX_ONCE
     items = [
@@ -121,8 +121,9 @@ def _in_order(plan: Plan, comma: Expr, where: str) -> Expr:
     declared, required = plan.declared, plan.num_required
     if len(declared) - required > _MAX_LEFT_OUT:
         raise GrammarError(
-            f"in declared order an object may have at most {_MAX_LEFT_OUT} names that are not required, but there are "
-            f'{len(declared) - required} at {where}; require some, leave some out, or use property_order="free"'
+            f"properties at {where}: in declared order an object may have at most {_MAX_LEFT_OUT} names that are not "
+            f"required, but there are {len(declared) - required}; require some, leave some out, or use "
+            'property_order="free"'
         )
     has_others = plan.others != NEVER or bool(plan.needed)
     if required == len(declared):

@@ -40,6 +40,7 @@ class Patterns:
     def __init__(self, limits: Limits):
         self.everything = CharDfa.length(0, None, limits)
         self._limits = limits
+        self._places: dict[str, str] = {}
         self._automata: dict[tuple[str, bool], CharDfa] = {}
         self._formats: dict[str, CharDfa] = {}
         self._disjoint: dict[tuple[str, str], bool] = {}
@@ -50,6 +51,7 @@ class Patterns:
             search_expr(pattern, self._limits)
         except GrammarError as error:
             raise GrammarError(f"{where}: {error}") from None
+        self._places.setdefault(pattern, where)
 
     def is_found(self, pattern: str, text: str) -> bool:
         """Whether the pattern is found somewhere in the text."""
@@ -62,15 +64,26 @@ class Patterns:
         return self._formats[name].accepts(text)
 
     def automaton(self, pattern: str, is_found: bool = True) -> CharDfa:
-        """The texts in which the pattern is found, or in which it is not."""
+        """The texts in which the pattern is found, or in which it is not.
+
+        Raises:
+            GrammarError: It is too much to work out.
+        """
         key = (pattern, is_found)
         if key not in self._automata:
             if is_found:
-                made = CharDfa.of(search_expr(pattern, self._limits), self._limits)
+                self._automata[key] = self._made(pattern)
             else:
-                made = self.automaton(pattern).complement()
-            self._automata[key] = made
+                self._automata[key] = self.automaton(pattern).complement()
         return self._automata[key]
+
+    def _made(self, pattern: str) -> CharDfa:
+        try:
+            return CharDfa.of(search_expr(pattern, self._limits), self._limits)
+        except GrammarError as error:
+            if pattern not in self._places:  # one of ours, out of other keywords
+                raise
+            raise GrammarError(f"{self._places[pattern]}: {error}") from error
 
     def narrowed(self, automaton: CharDfa, pattern: str, is_found: bool) -> CharDfa | None:
         """The texts of the automaton in which the pattern is found, or is not; None where there are none.

@@ -24,8 +24,16 @@ _MAX_INLINE_SETS = 2
 
 def string_expr(scope: Scope, shape: String, where: str) -> Call:
     """A string with its quotes, as a rule: one for all strings of a shape."""
-    name = "string" if shape == String() else f"string of {where}"
-    return scope.book.call(shape, name, lambda: quoted_expr(scope, shape))
+    return scope.book.call(shape, described(shape, where), lambda: quoted_expr(scope, shape))
+
+
+def described(shape: String, where: str) -> str:
+    """The string for people, by the keyword that costs most."""
+    if shape == String():
+        return "string"
+    if shape.patterns or shape.not_patterns:
+        return f"pattern at {where}"
+    return f"format at {where}" if shape.formats else f"string of {where}"
 
 
 def quoted_expr(scope: Scope, shape: String) -> Expr:
@@ -176,7 +184,9 @@ def _any_but(scope: Scope, words: frozenset[str]) -> Expr:
             if target is None:
                 target = rows[state][sign] = len(rows)
                 rows.append({})
-                check(len(rows), scope.limits.positions, "characters of names that are excluded")
+                check(
+                    len(rows), scope.limits.positions, "characters of names under properties, which others must not be"
+                )
             state = target
         ends.add(state)
     free, done = len(rows), len(rows) + 1

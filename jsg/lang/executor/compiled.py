@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, cast
 
 from jsg.errors import ConfigError, ProgramError
@@ -28,7 +28,7 @@ from jsg.lang.graphs.optimise import (
     varying_arguments,
 )
 from jsg.lang.ir import ExprList, Image, SamplingArgs, Video
-from jsg.lang.media import image_type, read_media, video_type
+from jsg.lang.media import image_type, read_media, read_video
 from jsg.lang.streams.loop import shared_loop, wait_for
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
@@ -193,13 +193,11 @@ class CompiledFunction:
         Raises:
             ProgramError: An item does not fit the graph's arguments; nothing was run.
         """
-        given, rest = take_run_args(dict(run_args), self._own)
-        if rest:
-            raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
-        runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(batch_kwargs)]
-        starter = self._starter(runs, given, as_backend(backend), where, optimisations)
-        states = _states(starter, len(runs), num_workers(num_threads, len(runs)), progress_bar)
-        return states if generator_style else list(states)
+        batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, optimisations, dict(run_args))
+        if not generator_style:
+            return list(_states(batch))
+        batch.limit_lead()
+        return _states(batch)
 
     async def arun_batch(
         self,
@@ -207,25 +205,19 @@ class CompiledFunction:
         *,
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
+        generator_style: bool = False,
         backend: Backend | BackendSource | None = None,
         where: Where = "auto",
         optimisations: Optimisations | None = None,
         **run_args: Unpack[RunArgs],
-    ) -> list[GraphState]:
-        """As `run_batch`, for tasks."""
-        given, rest = take_run_args(dict(run_args), self._own)
-        if rest:
-            raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
-        runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(batch_kwargs)]
-        starter = self._starter(runs, given, as_backend(backend), where, optimisations)
-        batch = _Batch(starter, len(runs), num_workers(num_threads, len(runs)), progress_bar)
-        future = shared_loop().submit(batch.run())
-        try:
-            await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.cancel()
-            raise
-        return [await state.get() for state in batch.states]
+    ) -> list[GraphState] | AsyncIterator[GraphState]:
+        """As `run_batch`, for tasks; with `generator_style` an asynchronous iterator."""
+        batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, optimisations, dict(run_args))
+        if generator_style:
+            batch.limit_lead()
+            return _states_async(batch)
+        async with contextlib.aclosing(_states_async(batch)) as states:
+            return [state async for state in states]
 
     # Pieces of runs.
 
@@ -259,6 +251,23 @@ class CompiledFunction:
             task.add_done_callback(keep.remove)
 
         return GraphState(run), begin
+
+    def _batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
+        num_threads: int | Literal["auto"],
+        progress_bar: bool,
+        backend: Backend | BackendSource | None,
+        where: Where,
+        optimisations: Optimisations | None,
+        run_args: dict[str, Any],
+    ) -> "_Batch":
+        given, rest = take_run_args(run_args, self._own)
+        if rest:
+            raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
+        runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(batch_kwargs)]
+        starter = self._starter(runs, given, as_backend(backend), where, optimisations)
+        return _Batch(starter, len(runs), num_workers(num_threads, len(runs)), progress_bar)
 
     def _starter(
         self,
@@ -319,10 +328,15 @@ class _Batch:
         self.states = [Variable() for _ in range(size)]
         self.room = asyncio.Semaphore(size + 1)  # one more: who finds nothing left has taken one, too
 
+    def limit_lead(self) -> None:
+        """Bounds how far it gets ahead of who takes its states; each that is taken makes room for one more."""
+        self.room = asyncio.Semaphore(max(_WINDOW, 2 * self._num_workers))
+
     async def run(self) -> None:
         """Runs all; cancelling it cancels what is under way."""
         indices = iter(range(len(self.states)))
         hints = [begin() for begin in self._starter.hints]
+        end: Exception = ProgramError("the batch was cancelled")
         try:
             for hint in hints:
                 with contextlib.suppress(Exception):  # only a lost hint
@@ -331,11 +345,14 @@ class _Batch:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(self._num_workers):
                         group.create_task(self._work(indices, advance))
+        except Exception as error:  # our bug: who waits for a state shall see it
+            end = error
+            raise
         finally:
             for hint in hints:
                 hint.close()
             for state in self.states:
-                state.fail(ProgramError("the batch was cancelled"))
+                state.fail(end)
 
     async def _work(self, indices: Iterator[int], advance: Callable[[], None]) -> None:
         while True:
@@ -355,10 +372,8 @@ class _Batch:
             advance()
 
 
-def _states(starter: _Starter, size: int, num_workers: int, progress_bar: bool) -> Iterator[GraphState]:
+def _states(batch: _Batch) -> Iterator[GraphState]:
     """The states of a batch, in order; closing the iterator early cancels the rest."""
-    batch = _Batch(starter, size, num_workers, progress_bar)
-    batch.room = asyncio.Semaphore(max(_WINDOW, 2 * num_workers))
     loop = shared_loop()
     future = loop.submit(batch.run())
     try:
@@ -366,6 +381,19 @@ def _states(starter: _Starter, size: int, num_workers: int, progress_bar: bool) 
             yield state.wait()
             loop.post(batch.room.release)
         future.result()
+    finally:
+        future.cancel()
+
+
+async def _states_async(batch: _Batch) -> AsyncGenerator[GraphState]:
+    """As `_states`, for tasks of any event loop."""
+    loop = shared_loop()
+    future = loop.submit(batch.run())
+    try:
+        for state in batch.states:
+            yield await state.get()
+            loop.post(batch.room.release)
+        await asyncio.wrap_future(future)
     finally:
         future.cancel()
 
@@ -422,5 +450,5 @@ def _value(argument: Argument, value: Any) -> ArgumentValue:
         case "video":
             if isinstance(value, Video):
                 return value
-            data = read_media(value, "video")
-            return Video(data, 1, video_type(data))
+            data, media_type = read_video(value)
+            return Video(data, 1, media_type)

@@ -51,6 +51,7 @@ from jsg.lang.ir import Image, SamplingArgs, Video
 from jsg.lang.state import messages_of
 from jsg.lang.streams.loop import running_loop
 from jsg.lang.streams.variables import Variable
+from jsg.processing.parts import file_size
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ class _Count:
             case Media(source=source):
                 media = self._arguments[source.name] if isinstance(source, ArgumentRef) else source
                 assert isinstance(media, Image | Video)
-                self._add("text_chars", rounds * len(media.data), node)
+                self._add("text_chars", rounds * file_size(media.data), node)
             case Generate(gen=gen):
                 args = gen.args.over(self._defaults[node.stream])
                 n = max(1, args.n or 1)

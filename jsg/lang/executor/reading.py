@@ -80,7 +80,12 @@ class GraphState:
 
     @property
     def ret_value(self) -> Any:
-        """What the program returned."""
+        """What the program returned.
+
+        Raises:
+            ProgramError: It is the state of a called program, of which a graph keeps only text and variables.
+            JsgError: What kept it from being known.
+        """
         return self._wait(self._readings.returned)
 
     def sync(self) -> None:

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
 
-from jsg.errors import AbortedError, BackendError, UnknownVariableError
+from jsg.errors import AbortedError, BackendError, ProgramError, UnknownVariableError
 from jsg.lang.executor.execution import Execution
 from jsg.lang.executor.frames import CalledState
 from jsg.lang.executor.posted import failures, usage
@@ -14,7 +14,7 @@ from jsg.lang.graphs.graph import Graph
 from jsg.lang.http.errors import failure_in_stream
 from jsg.lang.state import messages_of
 from jsg.lang.streams.loop import Loop
-from jsg.lang.streams.variables import Variable, known
+from jsg.lang.streams.variables import Variable
 
 
 class GraphBackend(Protocol):
@@ -82,7 +82,13 @@ class CalledRun:
     def __init__(self, state: CalledState) -> None:
         self._stream = state.stream
         self.variables = state.variables
-        self.returned = known(None)
+        self.returned = Variable()
+        self.returned.fail(
+            ProgramError(
+                "of a called program's state a compiled program keeps the text and the variables, not what it "
+                "returned, so there is no ret_value; keep or return the state's .ret_value itself, or beside it"
+            )
+        )
         self.log = state.stream.log
         self.ended = state.stream.read("nothing")
 

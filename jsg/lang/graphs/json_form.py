@@ -13,7 +13,6 @@
 Fields that hold their default are left out.
 """
 
-import base64
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -58,6 +57,7 @@ from jsg.lang.graphs.graph import (
 )
 from jsg.lang.graphs.json_reader import VERSION, Reader
 from jsg.lang.ir import Image, SamplingArgs, Video
+from jsg.processing.media.base64_files import write_base64
 
 
 def graph_to_json(graph: Graph) -> str:
@@ -105,7 +105,7 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
 
 def media_to_dict(media: Image | Video) -> dict[str, Any]:
     """A picture or a video, as graphs and the arguments of `POST /v1/programs` hold it."""
-    data = base64.b64encode(media.data).decode()
+    data = write_base64(media.data)
     match media:
         case Image():
             return {"image": data, "media_type": media.media_type}

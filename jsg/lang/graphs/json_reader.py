@@ -1,13 +1,11 @@
 """Reads the JSON of `json_form` strictly: a field that is unknown, of a wrong type or out of range is an error."""
 
-import base64
-import binascii
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Never
 
-from jsg.errors import GraphError
+from jsg.errors import GraphError, RequestError
 from jsg.lang.graphs.graph import (
     AllOf,
     AnyNode,
@@ -45,6 +43,7 @@ from jsg.lang.graphs.graph import (
     VariableValue,
 )
 from jsg.lang.ir import ROLES, Gen, Image, SamplingArgs, Video
+from jsg.processing.media.base64_files import read_base64
 
 VERSION = 1
 MAX_DEPTH = 32  # of blocks in blocks, values in values and conditions in conditions
@@ -212,12 +211,13 @@ class Reader:
         kind = "video" if is_video else "image"
         self._object(source, (kind, "media_type", *(("num_frames",) if is_video else ())))
         try:
-            data = base64.b64decode(self.text(source[kind], kind), validate=True)
-        except (binascii.Error, ValueError):
-            self.fail(f"{kind} must be base64")
+            data = read_base64(self.text(source[kind], kind), kind)
+        except RequestError as error:
+            self.fail(str(error))
         media_type = self.text(source["media_type"], "media_type")
         if is_video:
             return Video(data, self._integer(source["num_frames"], "num_frames"), media_type)
+        assert isinstance(data, bytes), "only a video may be frames"
         return Image(data, media_type)
 
     def sampling(self, source: Any) -> SamplingArgs:

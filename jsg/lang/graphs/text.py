@@ -40,7 +40,8 @@ from jsg.lang.graphs.graph import (
     VariableValue,
 )
 from jsg.lang.graphs.refs import refs_of_condition, refs_of_node
-from jsg.lang.ir import SamplingArgs
+from jsg.lang.ir import SamplingArgs, Video
+from jsg.processing.parts import file_size
 
 MAX_SHOWN = 60  # characters of a constant
 
@@ -97,11 +98,10 @@ def node_text(node: AnyNode) -> str:
             free = "" if node.part is None else f" (part {node.part[1]} of an unordered group)"
             return f"+ {_pieces(node.pieces)}{free}"
         case Media():
-            what = "image" if node.num_frames is None else "video"
-            source = node.source
-            return (
-                f"{what} {{{source.name}}}" if isinstance(source, ArgumentRef) else f"{what}, {len(source.data)} bytes"
-            )
+            what = "video" if node.num_frames is not None or isinstance(node.source, Video) else "image"
+            if isinstance(node.source, ArgumentRef):
+                return f"{what} {{{node.source.name}}}"
+            return f"{what}, {file_size(node.source.data)} bytes"
         case Generate():
             reasoning = "" if node.reasoning is None else f" reasoning of {node.reasoning} apart"
             return f"{_set(node.gen.name)}gen{_sampling(node.gen.args)}{reasoning}"

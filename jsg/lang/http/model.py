@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 from jsg.errors import BackendError, NotFoundError, QueueFullError, RateLimitError
 from jsg.lang.http.client import HttpClient
-from jsg.lang.http.parts import id_lists, outcome, parts_to_json, scored_choices
+from jsg.lang.http.parts import id_lists, outcome, scored_choices
+from jsg.lang.http.sent_files import SentFiles
 from jsg.lang.tokens.model import ScoredChoices, TokenCall, TokenDelta
 from jsg.processing.parts import Part
 from jsg.processing.turns import ChatTurns
@@ -55,6 +56,7 @@ class HttpModel:
         self._template: dict[str, Any] | None = None
         self._turns: ChatTurns | None = None
         self._num_holds = 0
+        self._files = SentFiles()
         self._rooms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
@@ -80,17 +82,10 @@ class HttpModel:
         Raises:
             JsgError: The request is wrong, or the server failed.
         """
-        await self._handshake()
-        body = {
-            "prompt": parts_to_json(call.prompt),
-            "sampling_params": call.sampling,
-            "stream": True,
-            **call.reports,
-            **self._common,
-        }
+        body = {"sampling_params": call.sampling, "stream": True, **call.reports, **self._common}
         answers: dict[int, dict[str, Any]] = {}
         num_shown = 0
-        async with self._room(), contextlib.aclosing(self._http.events("/generate", body)) as events:
+        async with self._room(), contextlib.aclosing(self._events(call.prompt, body)) as events:
             async for event in events:
                 with self._understood("/generate"):
                     index, text = int(event.get("index", 0)), str(event["text"])
@@ -107,12 +102,21 @@ class HttpModel:
         self, prompt: tuple[Part, ...], choices: Sequence[str], *, unconditional: bool = False
     ) -> ScoredChoices:
         """How likely each choice comes next, in one call. Raises JsgError."""
-        await self._handshake()
-        body = {"prompt": parts_to_json(prompt), "choices": list(choices), "unconditional": unconditional}
+        body = {"choices": list(choices), "unconditional": unconditional} | self._common
+        may_name = _keeps_files(await self._handshake())
         async with self._room():
-            answer = await self._http.post("/select", body | self._common)
-        with self._understood("/select"):
-            return scored_choices(answer)
+            for written in self._files.attempts(prompt, may_name=may_name):
+                try:
+                    answer = await self._http.post("/select", {"prompt": written.json} | body)
+                except NotFoundError:
+                    if not written.named:
+                        raise
+                    self._files.refused(written)
+                    continue
+                self._files.taken(written)
+                with self._understood("/select"):
+                    return scored_choices(answer)
+        raise AssertionError("the last attempt names nothing")
 
     async def hold(self, prompt: tuple[Part, ...]) -> HttpHold:
         """Computes a prompt, and keeps it cached until it is released.
@@ -122,11 +126,10 @@ class HttpModel:
         Raises:
             JsgError: The prompt is wrong, or the server failed.
         """
-        await self._handshake()
-        body = {"prompt": parts_to_json(prompt), "sampling_params": _PREFILL, "stream": True} | self._common
+        body = {"sampling_params": _PREFILL, "stream": True} | self._common
         if self._num_holds < MAX_HOLDS:
             self._num_holds += 1
-            events = self._http.events("/generate", body | {"hold": True}, max_retries=0)
+            events = self._events(prompt, body | {"hold": True}, max_retries=0)
             is_held = False
             try:
                 first: Any = await anext(events, None)  # what is no event of a hold is said as such below
@@ -140,13 +143,37 @@ class HttpModel:
                 if not is_held:
                     self._num_holds -= 1
                     await events.aclose()
-        async with self._room(), contextlib.aclosing(self._http.events("/generate", body)) as computed:
+        async with self._room(), contextlib.aclosing(self._events(prompt, body)) as computed:
             answers = [event async for event in computed]
         with self._understood("/generate"):
             return HttpHold(id_lists(answers[-1]["meta_info"]["part_ids"]), None, self._forget_hold)
 
     def _forget_hold(self) -> None:
         self._num_holds -= 1
+
+    async def _events(
+        self, prompt: tuple[Part, ...], fields: Mapping[str, Any], *, max_retries: int | None = None
+    ) -> AsyncGenerator[Any]:
+        """The events of `/generate`. Files that the server was sent before are named, and sent if it forgot them.
+
+        Raises:
+            JsgError: As `HttpClient.events`.
+        """
+        for written in self._files.attempts(prompt, may_name=_keeps_files(await self._handshake())):
+            body = {"prompt": written.json, **fields}
+            has_begun = False
+            try:
+                async with contextlib.aclosing(self._http.events("/generate", body, max_retries=max_retries)) as events:
+                    async for event in events:
+                        if not has_begun:
+                            has_begun = True
+                            self._files.taken(written)
+                        yield event
+                return
+            except NotFoundError:
+                if has_begun or not written.named:
+                    raise
+                self._files.refused(written)
 
     async def _handshake(self) -> dict[str, Any]:
         """The template, which the server is asked for once; it also shows whether the server can do what is needed."""
@@ -179,3 +206,8 @@ class HttpModel:
                 f"{self._http.base_url}{path} must answer as this version of jsg does, but {error!r} is wrong with "
                 "its answer; run the same version on both sides"
             ) from error
+
+
+def _keeps_files(template: Any) -> bool:
+    """Whether a server takes names of files; an older one does not say so."""
+    return isinstance(template, dict) and template.get("keeps_files") is True

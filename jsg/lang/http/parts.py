@@ -1,23 +1,29 @@
 """Prompts in parts as the JSON that `/generate` and `/select` of jsg take, and answers of theirs as records."""
 
-import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
 from jsg.lang.tokens.model import Outcome, ScoredChoice, ScoredChoices
+from jsg.processing.media.base64_files import write_base64
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
 
 _OUTCOME_FIELDS = ("part_ids", "kept_ids", "tail")
 """What the server adds to `meta_info` for a prompt in parts."""
 
 
-def parts_to_json(parts: Sequence[Part]) -> list[Any]:
-    """What the field `prompt` takes."""
-    return [_part_to_json(part) for part in parts]
+def whole_media(part: MediaPart) -> dict[str, Any]:
+    """A picture or a video with its file."""
+    fields = {part.kind: write_base64(part.data), "media_type": part.media_type}
+    return fields if part.num_frames is None else fields | {"num_frames": part.num_frames}
 
 
-def _part_to_json(part: Part) -> Any:
+def parts_to_json(parts: Sequence[Part], write_media: Callable[[MediaPart], dict[str, Any]] = whole_media) -> list[Any]:
+    """What the field `prompt` takes; `write_media` makes what stands for a picture or a video."""
+    return [_part_to_json(part, write_media) for part in parts]
+
+
+def _part_to_json(part: Part, write_media: Callable[[MediaPart], dict[str, Any]]) -> Any:
     match part:
         case TextPart(text, is_markup=False):
             return text
@@ -27,11 +33,10 @@ def _part_to_json(part: Part) -> Any:
             return list(ids)
         case OffsetPart(offset):
             return {"offset": offset}
-        case MediaPart(kind, data, media_type, num_frames):
-            fields = {kind: base64.b64encode(data).decode(), "media_type": media_type}
-            return fields if num_frames is None else fields | {"num_frames": num_frames}
+        case MediaPart():
+            return write_media(part)
         case JoinedPart(branches):
-            return {"branches": [parts_to_json(branch) for branch in branches]}
+            return {"branches": [parts_to_json(branch, write_media) for branch in branches]}
         case _:
             assert_never(part)
 

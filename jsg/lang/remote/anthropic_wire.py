@@ -67,7 +67,7 @@ class MessagesApi:
             messages=turns,
             stream=True,
             **({"system": [_part(part) for part in system]} if system else {}),
-            **self._arguments(call),
+            **self._arguments(call, has_begun=bool(messages) and messages[-1].role == "assistant"),
         )
         reader, start = _EventReader(is_tool=bool(call.choices)), _Start(blank)
         async with stream:
@@ -76,8 +76,14 @@ class MessagesApi:
                     text = start.push(delta.text, is_last=delta.finish is not None)
                     yield dataclasses.replace(delta, text=text)
 
-    def _arguments(self, call: Call) -> dict[str, Any]:
+    def _arguments(self, call: Call, *, has_begun: bool) -> dict[str, Any]:
+        """Arguments of the package's method; `has_begun`: a turn is to be gone on with. Raises UnsupportedError."""
         args = call.args
+        if has_begun and args.json_schema is not None:
+            self._unsupported.leave_out(
+                "json_schema", "it takes none within a turn that has begun; put the gen at the beginning of its turn"
+            )
+            args = dataclasses.replace(args, json_schema=None)
         names = _SCHEMA | (_SAMPLING if self._has_sampling else {})
         fields = request_fields(args, names, self._unsupported)
         config = fields.pop("output_config", None)

@@ -67,7 +67,7 @@ def normalised(args: SamplingArgs) -> SamplingArgs:
     """These, with None for values that ask for nothing, and with `max_tokens` and `temperature` set.
 
     Raises:
-        RequestError: More than one says what form the answer has.
+        RequestError: More than one says what form the answer has; or alternatives are asked for, but no logprobs.
     """
     values = {f.name: getattr(args, f.name) for f in dataclasses.fields(args)}
     asked = {
@@ -78,6 +78,12 @@ def normalised(args: SamplingArgs) -> SamplingArgs:
     forms = [name for name in ("dtype", "regex", "json_schema", "ebnf") if name in asked]
     if len(forms) > 1:
         raise RequestError(f"at most one of dtype, regex, json_schema and ebnf may be given, but got {forms}", forms[1])
+    if "top_logprobs_num" in asked and "return_logprob" not in asked:
+        raise RequestError(
+            f"top_logprobs_num must be left out without return_logprob, but got {asked['top_logprobs_num']}; ask for "
+            "return_logprob too",
+            "top_logprobs_num",
+        )
     return SamplingArgs(**{"max_tokens": DEFAULT_MAX_TOKENS, "temperature": 1.0, **asked})
 
 

@@ -98,11 +98,9 @@ class Continuer:
     async def _generate_alone(self, prompt: ModelPrompt, args: SamplingArgs) -> AsyncGenerator[Piece]:
         """Asks for what the gen needs."""
         args, make_finder = self._split_stops(args)
-        tells = self.caller.api.abilities.reports_tokens
-        if args.return_logprob and not tells:
-            self.unsupported.leave_out("return_logprob", "the API reports none")
-        top = args.top_logprobs_num or 0 if args.return_logprob and tells else 0
-        call = Call(prompt=prompt, args=args, wants_tokens=bool(args.return_logprob) and tells, num_alternatives=top)
+        args = self._with_reports(args)
+        top = args.top_logprobs_num or 0
+        call = Call(prompt=prompt, args=args, wants_tokens=bool(args.return_logprob), num_alternatives=top)
         others = [] if self.caller.api.abilities.has_n else self._ask_others(call)
         if others:
             call = dataclasses.replace(call, args=dataclasses.replace(args, n=None))
@@ -129,6 +127,18 @@ class Continuer:
         if others:
             meta |= _sum_bills([replies[0], *more])
         yield Piece(cut.flush(), meta, tuple(_cut_text(reply.text, make_finder()) for reply in replies[1:]))
+
+    def _with_reports(self, args: SamplingArgs) -> SamplingArgs:
+        """The arguments without what the API does not report. Raises UnsupportedError where that is an error."""
+        can = self.caller.api.abilities
+        if args.return_logprob and not can.reports_tokens:
+            self.unsupported.leave_out("return_logprob", "the API reports none")
+            return dataclasses.replace(args, return_logprob=None, top_logprobs_num=None)
+        if (args.top_logprobs_num or 0) > can.max_alternatives:
+            remedy = f"the API reports at most {can.max_alternatives}, not {args.top_logprobs_num}; ask for fewer"
+            self.unsupported.leave_out("top_logprobs_num", remedy)
+            return dataclasses.replace(args, top_logprobs_num=None)
+        return args
 
     def _split_stops(self, args: SamplingArgs) -> tuple[SamplingArgs, Callable[[], StopFinder]]:
         """The arguments with the stops that the API takes, and what finds stops here if it does not take all."""

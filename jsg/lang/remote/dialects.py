@@ -67,6 +67,7 @@ DIALECTS: Mapping[str, Dialect] = {
         go_on={"continue_final_message": True},
         choices="regex",
         max_stops=16,
+        max_text_alternatives=20,
     ),
     "vllm": Dialect(
         chat_fields={
@@ -85,6 +86,7 @@ DIALECTS: Mapping[str, Dialect] = {
         choices="structured_outputs.choice",
         can_score=True,
         max_stops=16,
+        max_text_alternatives=20,
     ),
 }
 """By the name that `jsg.OpenAI(dialect=...)` takes. "compatible" is the least that such servers have in common."""

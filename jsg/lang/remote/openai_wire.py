@@ -86,7 +86,7 @@ class ChatApi:
         if call.wants_tokens:
             fields["logprobs"] = True
             if call.num_alternatives:
-                fields["top_logprobs"] = min(call.num_alternatives, self._dialect.max_chat_alternatives)
+                fields["top_logprobs"] = call.num_alternatives
         return fields | _choices_field(call, self._dialect)
 
     def explain(self, error: Exception) -> Failure:
@@ -136,7 +136,7 @@ class TextApi:
         assert isinstance(call.prompt, str)
         fields = request_fields(call.args, self._dialect.text_fields, self._unsupported)
         if call.wants_tokens:
-            fields["logprobs"] = min(call.num_alternatives, self._dialect.max_text_alternatives)
+            fields["logprobs"] = call.num_alternatives
         if call.allowed:
             fields["logit_bias"] = {str(token): 100 for token in call.allowed}
         stream = await self._clients.here().completions.create(

@@ -42,6 +42,11 @@ def decode_image(data: bytes, budget: MediaBudget) -> Image:
     budget.take_bytes(len(data))
     declared = read_header(data)
     budget.take_image(declared.height, declared.width)
+    return decode_declared(declared)
+
+
+def decode_declared(declared: Declared) -> Image:
+    """As `decode_image`, of a file whose header was read, and what it declares counted."""
     return Image(np.ascontiguousarray(_turn(_decode(declared), declared.orientation)))
 
 

@@ -78,6 +78,11 @@ def read_header(data: bytes) -> Declared:
         raise damaged(name) from None
 
 
+def is_still(data: bytes) -> bool:
+    """Whether a file is one picture by its first bytes; a GIF may be a film."""
+    return data.startswith((_PNG_SIGNATURE, b"\xff\xd8\xff")) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+
+
 def damaged(format: Format) -> RequestError:
     """The error for a file that cannot be read to its end."""
     return RequestError(f"a picture must be a whole file, but this {format} is cut off or damaged; send it again")

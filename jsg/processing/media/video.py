@@ -1,4 +1,4 @@
-"""The file of a video → some of its frames, through PyAV (extra `video`).
+"""The file of a video → some of its frames, through PyAV (extra `video`); or its frames, which came as pictures.
 
 What a file says of its rate and length is not believed: frames are counted, and those shown are spread over what is
 there.
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 import numpy as np
 
 from jsg.errors import RequestError, UnsupportedError
-from jsg.processing.media.decode import Image
+from jsg.processing.media.decode import decode_declared
+from jsg.processing.media.headers import read_header
 from jsg.processing.media.limits import MediaBudget, MediaLimits
 from jsg.processing.media.movie_index import checked_movie
 
@@ -43,20 +44,36 @@ class Video:
         return self.frames.shape[1], self.frames.shape[2]
 
 
-def video_of_frames(images: Sequence[Image], budget: MediaBudget) -> Video:
-    """A video of pictures that were decoded already.
+def decode_frames(files: Sequence[bytes], budget: MediaBudget, num_frames: int | None = None) -> Video:
+    """Decodes a video whose frames came as pictures, as `decode_image` does; needs no PyAV.
+
+    Args:
+        files: The pictures in order.
+        budget: Of the request; counts this video. A frame that is not shown counts with its bytes only.
+        num_frames: At least 1: so many are shown, evenly over those that came; None shows all.
 
     Raises:
-        RequestError: There are none, they differ in size, or they are more than the budget holds.
+        RequestError: There are none, or none are to be shown, one is no picture or damaged, they differ in size, or as
+            the budget.
     """
-    if not images:
+    if not files:
         raise RequestError("a video must have frames, but its list is empty; send at least one")
-    sizes = {image.size for image in images}
-    if len(sizes) > 1:
-        raise RequestError(f"the frames of a video must have one size, but have {sorted(sizes)[:4]}; resize them")
+    _check_number(num_frames)
+    for file in files:
+        budget.take_bytes(len(file))
+    shown = [files[index] for index in sampled_indices(len(files) if num_frames is None else num_frames, len(files))]
     budget.take_video()
-    budget.take_frames(len(images), *images[0].size)
-    return Video(np.stack([image.pixels for image in images]))
+    sizes: set[tuple[int, int]] = set()
+    frames: list[np.ndarray] = []
+    for file in shown:
+        declared = read_header(file)
+        budget.take_frames(1, declared.height, declared.width)
+        image = decode_declared(declared)
+        sizes.add(image.size)
+        if len(sizes) > 1:
+            raise RequestError(f"the frames of a video must have one size, but have {sorted(sizes)}; resize them")
+        frames.append(image.pixels)
+    return Video(np.stack(frames))
 
 
 def sampled_indices(num_frames: int, total: int) -> list[int]:
@@ -78,8 +95,7 @@ def decode_video(data: bytes, budget: MediaBudget, num_frames: int) -> Video:
             frames of several sizes, or takes too long.
         UnsupportedError: PyAV is not installed.
     """
-    if num_frames < 1:
-        raise RequestError(f"num_frames must be at least 1, but got {num_frames}; leave it out for the default")
+    _check_number(num_frames)
     budget.take_bytes(len(data))
     budget.take_video()
     file = _VideoFile(data, budget.limits)
@@ -188,6 +204,11 @@ class _VideoFile:
             raise RequestError(
                 f"decoding a video may take at most {seconds:g} s, but takes longer; send a shorter part"
             )
+
+
+def _check_number(num_frames: int | None) -> None:
+    if num_frames is not None and num_frames < 1:
+        raise RequestError(f"num_frames must be at least 1, but got {num_frames}; leave it out for the default")
 
 
 def _import_av() -> Any:

@@ -22,7 +22,7 @@ from jsg.server.http.event_stream import Event, respond_with_events, until_disco
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
-from jsg.server.native.parts import PromptParts, to_parts
+from jsg.server.native.parts import PromptParts, read_parts
 from jsg.server.native.sampling import Object, one_each, to_samplings
 from jsg.server.openai.body import MAX_NAME_CHARS, Only
 from jsg.server.prompt_parts import encode_prompt
@@ -226,7 +226,8 @@ async def _prompts(
         for name in ("image_data", "video_data", "num_frames"):
             if getattr(body, name) is not None:
                 raise RequestError(f"a prompt in parts has pictures as parts of its own, and no {name}", name)
-        in_parts = await encode_prompt(front, to_parts(body.prompt), namespace=namespace)
+        parts = await read_parts(front, body.prompt, namespace)
+        in_parts = await encode_prompt(front, parts, namespace=namespace)
         all_encoded = [in_parts]
     else:
         all_encoded, is_list = await _encoded(given[0], body, front, namespace)

@@ -34,7 +34,8 @@ async def model_info(front: ReadyFront) -> Response:
 async def chat_template(front: ReadyFront) -> Response:
     """The model's chat template and the tokens it may name, for clients that write turns one by one; null for none.
 
-    `placeholders` has the tokens that stand for a picture and a video, where the model sees.
+    `placeholders` has the tokens that stand for a picture and a video, where the model sees; `keeps_files` says that
+    files which were sent as parts of a prompt may be named from then on.
     """
     tokenizer = front.generator.tokenizer
     return json_response(
@@ -43,6 +44,7 @@ async def chat_template(front: ReadyFront) -> Response:
             "bos_token": tokenizer.bos_token,
             "eos_token": tokenizer.eos_token,
             "placeholders": front.media.placeholders,
+            "keeps_files": front.media.reader is not None,
         }
     )
 

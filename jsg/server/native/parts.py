@@ -1,35 +1,61 @@
 """Prompts in parts, as JSON: what programs send, whose prompts grow by pieces."""
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, final
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from jsg.errors import RequestError
-from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
+from jsg.errors import NotFoundError, RequestError
+from jsg.processing.media.base64_files import MAX_FRAMES, read_base64
+from jsg.processing.media_prompt import sees_no
+from jsg.processing.parts import JoinedPart, MediaFile, MediaKind, MediaPart, OffsetPart, Part, TextPart, TokenPart
+from jsg.server.front import Front
 from jsg.server.http.body import Body, Checked, TokenIds
-from jsg.server.media_sources import MAX_FRAMES
+from jsg.server.kept_files import KeptFiles
 from jsg.types import MAX_BRANCHES
 
+NAMED_TYPE = "application/octet-stream"  # whoever sent the file has said it then, and the bytes decide
+SHA256_LEN = 64
+
 type Offset = Annotated[int, Field(ge=0, lt=2**31)]
+type Sha256 = Annotated[str, StringConstraints(pattern=rf"^[0-9a-f]{{{SHA256_LEN}}}$")]
+type Sha256List = Annotated[
+    str,
+    StringConstraints(
+        pattern=rf"^[0-9a-f]{{{SHA256_LEN}}}(,[0-9a-f]{{{SHA256_LEN}}})*$", max_length=(SHA256_LEN + 1) * MAX_FRAMES
+    ),
+]
 
 
 class BranchPart(Body):
-    """A part that is neither text nor tokens: exactly one of `markup`, `template`, `offset`, `image` and `video`."""
+    """A part that is neither text nor tokens: `markup`, `template`, `offset`, or a picture or video."""
 
-    KINDS: ClassVar[Sequence[str]] = ("markup", "template", "offset", "image", "video")
-    WITH: ClassVar[Mapping[str, Sequence[str]]] = {"media_type": ("image", "video"), "num_frames": ("video",)}
+    KINDS: ClassVar[Sequence[str]] = (
+        *("markup", "template", "offset"),
+        *("image", "video", "image_sha256", "video_sha256"),
+    )
+    WITH: ClassVar[Mapping[str, Sequence[str]]] = {
+        "media_type": ("image", "video"),
+        "num_frames": ("video", "video_sha256"),
+    }
 
     markup: str | None = Field(None, description="Text in which special tokens count as such.")
     template: str | None = Field(
-        None, description="Text that a chat template wrote: as `markup`, and BOS is never put in front of it."
+        None,
+        description="Text of a chat template: as `markup`, and BOS is put in front of it only where the model sees.",
     )
     offset: Offset | None = Field(None, description="From here on positions are so many larger.")
     image: str | None = Field(None, description="A picture's file in base64.")
-    video: str | None = Field(None, description="A video's file in base64.")
-    media_type: Annotated[str, Field(max_length=64)] | None = Field(None, description="Of a picture or video.")
+    video: str | None = Field(None, description="A video's file in base64, or its frames, with commas between them.")
+    image_sha256: Sha256 | None = Field(
+        None,
+        description="In place of a picture's file that was sent before, with the same key and salts: its SHA-256, in "
+        "hex. What is not kept here any more is answered with 404; send the file then.",
+    )
+    video_sha256: Sha256List | None = Field(
+        None, description="The same of a video's file, or of each of its frames, with commas between them."
+    )
+    media_type: Annotated[str, Field(max_length=64)] | None = Field(None, description="Of a file that is sent.")
     num_frames: Annotated[int, Field(ge=1, le=MAX_FRAMES)] | None = Field(None, description="Of a video.")
 
 
@@ -46,70 +72,117 @@ class PromptPart(BranchPart):
 type PromptParts = Checked[str | TokenIds | PromptPart]
 
 
-def to_parts(given: Sequence[str | list[int] | BranchPart], field: str = "prompt") -> tuple[Part, ...]:
-    """The parts that a body holds; a bare text is one whose special tokens are plain characters.
+async def read_parts(front: Front, given: Sequence[str | list[int] | BranchPart], namespace: str) -> tuple[Part, ...]:
+    """`to_parts` for one namespace of the prefix cache; beside the event loop where files are to be decoded."""
+    kept = front.media.kept_within(namespace)
+    num_chars = sum(map(_num_file_chars, given))
+    if not num_chars:
+        return to_parts(given, kept)
+    return await front.threads.run(lambda: to_parts(given, kept), num_chars)
+
+
+def to_parts(given: Sequence[str | list[int] | BranchPart], kept: KeptFiles | None = None) -> tuple[Part, ...]:
+    """The parts that a prompt holds; a bare text is one whose special tokens are plain characters.
+
+    Args:
+        given: As the body has them.
+        kept: Files that may be named; those that are sent are added. None for a model that sees nothing.
 
     Raises:
         RequestError: A part has none or several of what makes it a part, or there are branches twice.
+        NotFoundError: A file is named that is not kept.
     """
-    parts = tuple(_to_part(item, f"{field}[{index}]", field) for index, item in enumerate(given))
+    reader = _PartReader(kept)
+    parts = tuple(reader.read(item, f"prompt[{index}]") for index, item in enumerate(given))
     if sum(isinstance(part, JoinedPart) for part in parts) > 1:
-        raise RequestError(f"{field} must have branches once at most, but has them more often; join once", field)
+        raise RequestError("prompt must have branches once at most, but has them more often; join once", "prompt")
     return parts
 
 
-def _to_part(item: str | list[int] | BranchPart, place: str, field: str) -> Part:
-    if isinstance(item, str):
-        return TextPart(item)
-    if isinstance(item, list):
-        return TokenPart(tuple(item))
-    kind = _kind_of(item, place, field)
-    match kind:
-        case "markup":
-            assert item.markup is not None
-            return TextPart(item.markup, is_markup=True)
-        case "template":
-            assert item.template is not None
-            return TextPart(item.template, is_markup=True, is_template=True)
-        case "offset":
-            assert item.offset is not None
-            return OffsetPart(item.offset)
-        case "branches":
-            assert isinstance(item, PromptPart) and item.branches is not None
-            return JoinedPart(
-                tuple(
+def _num_file_chars(item: Any) -> int:
+    """The size of the files that a part brings."""
+    if not isinstance(item, BranchPart):
+        return 0
+    named = len(item.image_sha256 or "") + len(item.video_sha256 or "")  # to be looked up
+    own = len(item.image or "") + len(item.video or "") + named
+    branches = item.branches or () if isinstance(item, PromptPart) else ()
+    return own + sum(_num_file_chars(each) for branch in branches for each in branch)
+
+
+@final
+class _PartReader:
+    """Reads the parts of one prompt."""
+
+    def __init__(self, kept: KeptFiles | None) -> None:
+        self._kept = kept
+
+    def read(self, item: str | list[int] | BranchPart, place: str) -> Part:
+        """One part; `place` is where it stands, for messages."""
+        if isinstance(item, str):
+            return TextPart(item)
+        if isinstance(item, list):
+            return TokenPart(tuple(item))
+        name, value = _kind_of(item, place)
+        match name:
+            case "markup":
+                return TextPart(value, is_markup=True)
+            case "template":
+                return TextPart(value, is_markup=True, is_template=True)
+            case "offset":
+                return OffsetPart(value)
+            case "branches":
+                return JoinedPart(
                     tuple(
-                        _to_part(each, f"{place}.branches[{number}][{index}]", field)
-                        for index, each in enumerate(branch)
+                        tuple(
+                            self.read(each, f"{place}.branches[{number}][{index}]") for index, each in enumerate(branch)
+                        )
+                        for number, branch in enumerate(value)
                     )
-                    for number, branch in enumerate(item.branches)
                 )
+            case "image" | "video":
+                return self._sent(item, name, value, place)
+            case "image_sha256":
+                return self._named("image", value, None, f"{place}.{name}")
+            case "video_sha256":
+                return self._named("video", value, item.num_frames, f"{place}.{name}")
+            case _:
+                raise AssertionError(name)
+
+    def _sent(self, item: BranchPart, kind: MediaKind, text: str, place: str) -> MediaPart:
+        try:
+            data = read_base64(text, kind)
+        except RequestError as error:
+            raise RequestError(f"{place}.{kind}: {error}", "prompt") from None
+        if item.media_type is None:
+            raise RequestError(f"{place} must have a media_type beside {kind}, but has none; add it", "prompt")
+        if self._kept is not None:
+            for file in (data,) if isinstance(data, bytes) else data:
+                self._kept.put(file)
+        return MediaPart(kind, data, item.media_type, item.num_frames)
+
+    def _named(self, kind: MediaKind, names: str, num_frames: int | None, place: str) -> MediaPart:
+        if self._kept is None:
+            raise sees_no(kind, "prompt")
+        files = [self._kept.get(bytes.fromhex(name)) for name in names.split(",")]
+        found = tuple(file for file in files if file is not None)
+        if len(found) < len(files):
+            raise NotFoundError(
+                f"{place} must name a file that was sent lately with the same key and salts, but "
+                f"{len(files) - len(found)} of {len(files)} are not kept here; send the file, as {kind}"
             )
-        case "image" | "video":
-            return _to_media(item, kind, place, field)
-        case _:
-            raise AssertionError(kind)
+        data: MediaFile = found[0] if len(found) == 1 else found
+        return MediaPart(kind, data, NAMED_TYPE, num_frames)
 
 
-def _kind_of(item: BranchPart, place: str, field: str) -> str:
+def _kind_of(item: BranchPart, place: str) -> tuple[str, Any]:
+    """What makes it a part: its name and value. Raises RequestError."""
     given = [name for name in item.KINDS if getattr(item, name) is not None]
     if len(given) != 1:
         rule = f"{place} must have exactly one of {', '.join(item.KINDS)}"
-        raise RequestError(f"{rule}, but has {' and '.join(given) or 'none'}; write each as a part of its own", field)
+        has = " and ".join(given) or "none"
+        raise RequestError(f"{rule}, but has {has}; write each as a part of its own", "prompt")
     for name, kinds in item.WITH.items():
         if getattr(item, name) is not None and given[0] not in kinds:
             rule = f"{place} may have {name} only beside {' or '.join(kinds)}"
-            raise RequestError(f"{rule}, but has {given[0]}; leave it out", field)
-    return given[0]
-
-
-def _to_media(item: BranchPart, kind: Literal["image", "video"], place: str, field: str) -> MediaPart:
-    text = item.image if kind == "image" else item.video
-    assert text is not None
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise RequestError(f"{place}.{kind} must be base64, but is not; encode the file's bytes", field) from None
-    if item.media_type is None:
-        raise RequestError(f"{place} must have a media_type beside {kind}, but has none; add it", field)
-    return MediaPart(kind, data, item.media_type, item.num_frames)
+            raise RequestError(f"{rule}, but has {given[0]}; leave it out", "prompt")
+    return given[0], getattr(item, given[0])

@@ -12,7 +12,7 @@ from jsg.lang.choices import METHODS, check_draw, decide, method_named
 from jsg.lang.tokens.model import ScoredChoices
 from jsg.processing.parts import Part, TextPart
 from jsg.server.caller import CurrentCall
-from jsg.server.front import ReadyFront
+from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_ANSWERS
 from jsg.server.http.body import Body, Checked, Rid, client_names
 from jsg.server.http.event_stream import until_disconnect
@@ -20,7 +20,7 @@ from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.lang_backend import FrontModel
 from jsg.server.native.generate import Salt
-from jsg.server.native.parts import PromptParts, to_parts
+from jsg.server.native.parts import PromptParts, read_parts
 
 MAX_CHOICES = MAX_ANSWERS // 2  # each may be scored twice
 MAX_TEMPERATURE = 100.0
@@ -68,10 +68,12 @@ async def select(body: SelectBody, request: Request, call: CurrentCall, front: R
                 raise RequestError(f"{name} needs a method, but there is none; name one, or leave it out", name)
     else:
         check_draw(body.method, body.temperature or 0.0)
+    namespace = call.caller.namespace(body.cache_salt, body.extra_key)
+    parts = await _parts(body, front, namespace)
     model = FrontModel(
         front,
         call,
-        namespace=call.caller.namespace(body.cache_salt, body.extra_key),
+        namespace=namespace,
         priority=body.priority or 0,
         rid=body.rid,
     )
@@ -79,16 +81,14 @@ async def select(body: SelectBody, request: Request, call: CurrentCall, front: R
         body.method is not None and method_named(body.method).needs_unconditional
     )
     with client_names({"input_ids": "prompt"}):
-        scored = await until_disconnect(
-            request, model.score(_parts(body), tuple(body.choices), unconditional=unconditional)
-        )
+        scored = await until_disconnect(request, model.score(parts, tuple(body.choices), unconditional=unconditional))
     return json_response(_shown(scored) | _chosen(body, scored))
 
 
-def _parts(body: SelectBody) -> tuple[Part, ...]:
+async def _parts(body: SelectBody, front: Front, namespace: str) -> tuple[Part, ...]:
     if isinstance(body.prompt, str):
         return (TextPart(body.prompt, is_markup=True),)
-    return to_parts(body.prompt)
+    return await read_parts(front, body.prompt, namespace)
 
 
 def _shown(scored: ScoredChoices) -> dict[str, Any]:

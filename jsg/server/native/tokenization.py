@@ -37,7 +37,8 @@ class TokenizeBody(Body):
     model: str | None = None
     add_special_tokens: bool | None = Field(
         None,
-        description="With BOS and EOS as the model has them; default true for `prompt`; a template writes its own.",
+        description="With BOS and EOS as the model has them; default true for `prompt`; a template writes its own "
+        "(before it BOS is put where the model sees).",
     )
     add_generation_prompt: bool | None = Field(
         None, description="For `messages`: end with the beginning of the assistant's turn; default true."

@@ -182,7 +182,7 @@ class OpenAIBody(Body):
     response_format: ResponseFormat | None = Field(None, description="The form of the answer; one grammar at most.")
     regex: str | None = Field(None, description="SGLang's: the whole answer matches it.")
     json_schema: Schema | str | None = Field(None, description="SGLang's: the schema, or its text.")
-    ebnf: str | None = Field(None, description="SGLang's: a grammar whose first rule is `root`.")
+    ebnf: str | None = Field(None, description="SGLang's: a grammar, whose rule `root` is the whole answer.")
     choices: Choices | None = Field(None, description="Texts, of which the answer is one.")
     structural_tag: str | dict[str, Any] | None = Field(None, description="SGLang's: JSON, or the value itself.")
     structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's.")
@@ -194,7 +194,7 @@ class OpenAIBody(Body):
     property_order: PropertyOrderOption = None
     jump_forward: JumpForwardOption = None
     return_constraint: bool | None = Field(
-        None, description="Each choice has `constraint`: the share of forced tokens, and what the mask kept."
+        None, description="Each choice has `constraint`: the share that jump-forward wrote, and what the mask kept."
     )
 
     spaces_between_special_tokens: bool | None = None

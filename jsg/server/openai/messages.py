@@ -8,8 +8,9 @@ from pydantic import Field, model_validator
 
 from jsg.errors import RequestError
 from jsg.processing.chat_template import ChatTemplate
+from jsg.processing.media.base64_files import MAX_FRAMES
 from jsg.server.http.body import Body, Checked
-from jsg.server.media_sources import MAX_FRAMES, MediaSource, joined_content
+from jsg.server.media_sources import MediaSource, joined_content
 
 MAX_ARGUMENTS_DEPTH = 64
 ONE_DETAIL = "a model looks at every picture in the one way that it was trained on"
@@ -68,7 +69,9 @@ class ContentPart(Body):
     def _check_type(self) -> Self:
         given = {name for name in _PART_TYPES if getattr(self, name) is not None}
         if given != {self.type}:
-            raise RequestError(f"a part of type {self.type} must have the field {self.type} only", param="messages")
+            rule = f"a part of type {self.type} must have the field {self.type} only"
+            found = " and ".join(sorted(given)) or "none"
+            raise RequestError(f"{rule}, but has {found}; correct it", param="messages")
         return self
 
     @property

@@ -392,7 +392,7 @@ class ResponsesBody(InputTokensBody):
     property_order: PropertyOrderOption = None
     jump_forward: JumpForwardOption = None
     return_constraint: bool | None = Field(
-        None, description="The response has `constraint`: the share of forced tokens, and what the mask kept."
+        None, description="The response has `constraint`: the share that jump-forward wrote, and what the mask kept."
     )
     user: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The end user, for the request log.")
     safety_identifier: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The new name of `user`.")

@@ -79,7 +79,7 @@ ENGINE_SERIES = (
     _plain(
         "jsg:encoded_images_found_total",
         "counter",
-        "Times that a prompt came to an image or a video that was encoded before, for another prompt.",
+        "Times that a prompt came to an image or a video whose encoded tiles were there.",
         "num_found_images",
     ),
     _plain(

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from jsg.constrained.schema.front import schema_annotations, schema_grammar
+from jsg.constrained.compiler import compile_tables
+from jsg.constrained.schema.front import schema_grammar
 from jsg.errors import GrammarError
+from jsg.types import GrammarSpec
 from tests.constrained.schema.emitted import accepts
 from tests.constrained.schema.test_normalise import CASES
 
@@ -162,6 +164,32 @@ def test_the_grammar_takes_exactly_the_valid_values(name: str) -> None:
             '{"type":"object","allOf":[{"not":{"patternProperties":{"a":{"type":"null"}}}},{"minProperties":3}]}',
             "minProperties at # is not supported beside",
         ),
+        (
+            f'{{"properties":{{"a":{{"type":"number","exclusiveMinimum":1{"0" * 310}}}}}}}',
+            r"exclusiveMinimum, .* 1.00e\+310 leaves none; lower it .*#/properties/a",
+        ),
+        (
+            f'{{"properties":{{"a":{{"type":"number","exclusiveMaximum":-1{"0" * 310}}}}}}}',
+            r"exclusiveMaximum, .* -1.00e\+310 leaves none; raise it .*#/properties/a",
+        ),
+        (
+            '{"properties":{"a":{"type":"string","pattern":"^[a-z]+( [a-z]+)*$","maxLength":100000}}}',
+            r"states of the pattern.*\(in the pattern at #/properties/a\)",
+        ),
+        (
+            '{"properties":{"a":{"type":"string","anyOf":[{"pattern":"^[a-z]+( [a-z]+)*$","maxLength":100000},'
+            '{"pattern":"^A"}]}}}',
+            r"states of the pattern.*\(in the pattern at #/properties/a\)",
+        ),
+        (
+            '{"properties":{"a":{"type":"string","format":"email","maxLength":200000}}}',
+            r"states of the pattern.*\(in the format at #/properties/a\)",
+        ),
+        (
+            '{"properties":{"a":{"type":"object","patternProperties":{"^[a-z]+( [a-z]+)*$":{}},'
+            '"propertyNames":{"maxLength":100000}}}}',
+            "patternProperties or propertyNames at #/properties/a: .*states of the pattern",
+        ),
     ],
 )
 def test_what_is_refused_is_named(text: str, words: str | None) -> None:
@@ -170,6 +198,34 @@ def test_what_is_refused_is_named(text: str, words: str | None) -> None:
         return
     with pytest.raises(GrammarError, match=words) as refusal:
         schema_grammar(text)
+    assert refusal.value.param == "json_schema"
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (False, "# is false"),
+        ({"not": {}}, r"# contradicts itself \(not\)"),
+        ({"type": "string", "enum": [1]}, r"# contradicts itself \(type, enum\)"),
+        ({"type": "string", "format": "date", "maxLength": 9}, r"# contradicts itself \(type, format, maxLength\)"),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "array", "items": {"type": "string", "enum": [1]}, "minItems": 2}},
+                "required": ["a"],
+                "description": "no keyword of the contradiction",
+            },
+            r"#/properties/a/items contradicts itself \(type, enum\)",
+        ),
+        (
+            {"type": "object", "required": ["a"], "additionalProperties": False},
+            r"# contradicts itself \(type, required, additionalProperties\)",
+        ),
+    ],
+)
+def test_a_contradiction_is_named(schema: object, words: str) -> None:
+    with pytest.raises(GrammarError, match=f"no value is valid for the schema: {words}; correct it") as refusal:
+        compile_tables(GrammarSpec("json_schema", json.dumps(schema)))
     assert refusal.value.param == "json_schema"
 
 
@@ -183,12 +239,9 @@ def test_annotations_are_told() -> None:
             "$defs": {"unused": {"format": "shade"}},
         }
     )
-    assert schema_annotations(text) == (
+    assert schema_grammar(text).annotations == (
         "$schema 'http://example.com/mine' is not known; read as draft 2020-12",
         "format 'colour' at #/properties/a/format",
         "contentMediaType at #/properties/b/contentMediaType",
     )
-    assert schema_annotations('{"format": "date", "description": "d", "examples": [1], "$comment": "c"}') == ()
-    with pytest.raises(GrammarError) as refusal:
-        schema_annotations('{"format": "iri"}')
-    assert refusal.value.param == "json_schema"
+    assert schema_grammar('{"format": "date", "description": "d", "examples": [1], "$comment": "c"}').annotations == ()

@@ -6,6 +6,8 @@ from decimal import Decimal
 
 import pytest
 
+from jsg.constrained.limits import Limits
+from jsg.constrained.schema import formulas, nodes
 from jsg.constrained.schema.normalise import normalise
 from jsg.constrained.schema.shapes import ANY, NEVER, Array, Const, Number, Object, String
 from jsg.errors import GrammarError
@@ -250,6 +252,46 @@ def test_takes_exactly_the_valid_values(name):
 def test_refuses_by_name(schema, words):
     with pytest.raises(GrammarError, match=words):
         normalise(parse(schema))
+
+
+@pytest.mark.parametrize(
+    ("module", "limit", "value", "schema", "words"),
+    [
+        (
+            formulas,
+            "MAX_MEETINGS",
+            3,
+            {
+                "allOf": [
+                    {"anyOf": [{"minLength": 1}, {"maxLength": 9}]},
+                    {"anyOf": [{"pattern": "a"}, {"pattern": "b"}]},
+                ]
+            },
+            "anyOf, oneOf, allOf and not .* too many combinations",
+        ),
+        (
+            nodes,
+            "MAX_SETS",
+            3,
+            {"allOf": [{"properties": {"b": {"minimum": 1}}}, {"minimum": 2}]},
+            "after allOf, anyOf and the like are worked out",
+        ),
+    ],
+)
+def test_what_is_too_much_to_work_out_has_a_pointer(monkeypatch, module, limit, value, schema, words):
+    monkeypatch.setattr(module, limit, value)
+    with pytest.raises(GrammarError, match=rf"{words}.* \(at #/properties/a\)"):
+        normalise({"properties": {"a": schema}})
+
+
+@pytest.mark.parametrize("keyword", ["pattern", "patternProperties"])
+def test_a_pattern_that_is_too_much_to_work_out_has_a_pointer(keyword):
+    schema = {
+        "pattern": {"enum": ["ab"], "pattern": "a.{9}b"},
+        "patternProperties": {"properties": {"ab": {}}, "patternProperties": {"a.{9}b": {}}},
+    }[keyword]
+    with pytest.raises(GrammarError, match=rf"{keyword} at #/properties/a: .* 5 states of the pattern"):
+        normalise({"properties": {"a": schema}}, Limits(char_states=5))
 
 
 def test_two_dynamic_anchors_are_refused():

@@ -1,0 +1,81 @@
+"""Files as JSON holds them: in base64 (RFC 4648), or in `data:` URLs (RFC 2397), as APIs of chats take them.
+
+In place of a video's file its frames may stand, each the file of a picture, with commas between them; base64 has none.
+"""
+
+import base64
+import binascii
+
+from jsg.errors import RequestError
+from jsg.processing.parts import MediaFile, MediaKind
+
+MAX_HEAD = 256
+"""Characters of a `data:` URL in front of the comma."""
+MAX_FRAMES = 4096
+"""Of a video, whether they are counted or come one by one."""
+
+_NO_LIMIT = 2**62
+_NAMES: dict[MediaKind, str] = {"image": "a picture", "video": "a video"}
+
+
+def write_base64(data: MediaFile) -> str:
+    """What `read_base64` reads."""
+    files = (data,) if isinstance(data, bytes) else data
+    return ",".join(base64.b64encode(file).decode("ascii") for file in files)
+
+
+def write_data_url(data: MediaFile, media_type: str) -> str:
+    """What `read_data_url` reads."""
+    return f"data:{media_type};base64,{write_base64(data)}"
+
+
+def read_data_url(url: str, kind: MediaKind, max_bytes: int = _NO_LIMIT) -> MediaFile:
+    """The file inside `data:[type][;parameter=value];base64,DATA`. What it says of the type counts for nothing.
+
+    Args:
+        url: Begins with `data:`, in any case.
+        kind: Only a video may be frames.
+        max_bytes: Of all files in it; checked before anything is decoded.
+
+    Raises:
+        RequestError: It is not written so, or as `read_base64`.
+    """
+    head, comma, _ = url[: MAX_HEAD + 1].partition(",")
+    if not comma or head[:5].lower() != "data:" or not head.lower().endswith(";base64"):
+        raise RequestError(f"a data: URL must be data:TYPE;base64,DATA, but begins with {head[:40]!r}; encode the file")
+    return read_base64(url[len(head) + 1 :], kind, max_bytes)
+
+
+def read_base64(text: str, kind: MediaKind, max_bytes: int = _NO_LIMIT) -> MediaFile:
+    """A file in base64 with padding, without white space.
+
+    Args:
+        text: Of several frames where it has commas.
+        kind: Only a video may be frames.
+        max_bytes: Of all files in it; checked before anything is decoded.
+
+    Raises:
+        RequestError: It is no base64, a file is empty, or there are too many bytes or frames.
+    """
+    num_bytes = len(text) // 4 * 3 - text[-2:].count("=")
+    if num_bytes > max_bytes:
+        rule = f"{_NAMES[kind]} may have at most {max_bytes} bytes"
+        raise RequestError(f"{rule}, but has {num_bytes}; send a smaller file")
+    if kind == "image" or "," not in text:
+        return _decode(text, _NAMES[kind])
+    frames = text.split(",", MAX_FRAMES)
+    if len(frames) > MAX_FRAMES:
+        raise RequestError(f"a video may have at most {MAX_FRAMES} frames, but has more; send fewer of them")
+    return tuple(_decode(frame, "a frame of a video") for frame in frames)
+
+
+def _decode(text: str, what: str) -> bytes:
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise RequestError(
+            f"{what} must be base64 with padding, but begins with {text[:20]!r}; encode the file's bytes"
+        ) from None
+    if not data:
+        raise RequestError(f"{what} must be a file, but is empty; encode the file's bytes")
+    return data

@@ -1,0 +1,140 @@
+"""The parts of `bench.device` for experts, kernels in 8 bits and images: what they time, they compare first."""
+
+import io
+import json
+import pathlib
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from bench.device import encoder, experts, quantised
+from bench.device.events import Part
+from bench.device.plan import PLANS, TRIAL, Plan
+from bench.shapes import write_model
+from jsg.engine import step
+from jsg.kernels_pallas import ops, reference_routes
+from jsg.models.config import ModelConfig
+from jsg.models.loading import abstract_model
+
+
+class Noted(Part):
+    """A part of the trial plan in this process, and what it has noted."""
+
+    def __init__(self, folder: pathlib.Path):
+        task = {"part": "steps", "plan": TRIAL.as_json(), "rates": [1e9, 1e12], "samples": 1, "folder": str(folder)}
+        self._noted = io.StringIO()
+        super().__init__(task | {"seconds": 600, "started_at": time.time()}, self._noted)
+
+    def figures(self, kind: str) -> list[dict[str, Any]]:
+        """The facts of all figures of this kind."""
+        noted = [json.loads(line) for line in self._noted.getvalue().splitlines()]
+        assert [event for event in noted if "figure" not in event] == []
+        return [event["figure"]["facts"] for event in noted if event["figure"]["facts"]["kind"] == kind]
+
+
+@pytest.fixture
+def part(tmp_path: pathlib.Path) -> Noted:
+    return Noted(tmp_path)
+
+
+def check_floors(figures: list[dict[str, Any]]) -> None:
+    assert all(figure["floor"] > 0 and figure["of_floor"] > 0 and figure["num_bytes"] > 0 for figure in figures)
+
+
+def test_experts_are_compared_and_timed(part: Noted):
+    experts.measure(part)
+    assert [error["is_right"] for error in part.figures("error")] == [True] * 8
+    assert [figure["tokens"] for figure in part.figures("expert-routes")] == [24]
+    products = part.figures("experts")
+    assert [(figure["side"], figure["quantization"]) for figure in products] == [
+        (side, quantization) for side in ("up", "down") for quantization in ("none", "int8", "fp8")
+    ]
+    check_floors(products)
+    exact, *small = (figure["num_bytes"] for figure in products[:3])
+    assert small == [exact / 4] * 2
+    assert exact == 4 * 64 * 96 * 4, "24 tokens choose all of four experts"
+
+
+def test_a_product_of_experts_that_is_wrong_in_one_row_is_told(part: Noted, monkeypatch: pytest.MonkeyPatch):
+    right = ops.grouped_matmul
+
+    def wrong(rows, kernels, sizes, **options):
+        out = right(rows, kernels, sizes, **options)
+        return out.at[sizes[0]].add(0.1)  # the first row of the second group
+
+    monkeypatch.setattr(ops, "grouped_matmul", wrong)
+    with pytest.raises(ArithmeticError, match="wrong on this device: products of 24 tokens' experts, up, float32"):
+        experts.measure(part)
+    assert [error["is_right"] for error in part.figures("error")] == [True] * 2 + [False] * 6
+
+
+def test_a_choice_that_is_wrong_is_told(part: Noted, monkeypatch: pytest.MonkeyPatch):
+    right = ops.expert_routes
+    monkeypatch.setattr(ops, "expert_routes", lambda logits, experts_per_token: right(-logits, experts_per_token))
+    with pytest.raises(ArithmeticError, match="places that are others"):
+        experts.measure(part)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 300])
+def test_the_definition_of_routes_is_that_of_the_reference(num_tokens: int):
+    logits = np.random.default_rng(num_tokens).normal(size=(num_tokens, 8)).astype(np.float32)
+    expected = reference_routes.expert_routes(jnp.asarray(logits), 2)
+    weights, *whole = experts.routes_in_float64(logits.astype(np.float64), 2)
+    np.testing.assert_allclose(weights, expected.weights, rtol=1e-5)
+    assert [np.array_equal(*pair) for pair in zip(whole, expected[1:], strict=True)] == [True] * 3
+
+
+def test_kernels_in_8_bits_are_compared_and_timed(part: Noted):
+    quantised.measure(part)
+    assert [error["is_right"] for error in part.figures("error")] == [True] * 3
+    figures = part.figures("quantised")
+    assert [(figure["quantization"], figure["rows"]) for figure in figures] == [("none", 4), ("int8", 4), ("fp8", 4)]
+    check_floors(figures)
+    assert [figure["num_bytes"] for figure in figures] == [4 * 3 * 128 * 256, *[3 * 128 * 256] * 2]
+
+
+def test_a_kernel_without_its_scale_is_told(part: Noted, monkeypatch: pytest.MonkeyPatch):
+    def without(x, kernel):
+        return x @ kernel.values.astype(x.dtype).reshape(len(kernel.values), -1)
+
+    right = quantised.project
+    monkeypatch.setattr(quantised, "project", lambda x, k: right(x, k) if isinstance(k, jax.Array) else without(x, k))
+    with pytest.raises(ArithmeticError, match=r"products of 4 rows, int8: error, .*float8_e4m3fn: error$"):
+        quantised.measure(part)
+
+
+def test_the_encoder_is_compared_and_timed(part: Noted):
+    encoder.measure(part)
+    figures = part.figures("encode")
+    assert [(figure["is_video"], figure["count"]) for figure in figures] == [
+        (is_video, count) for is_video in (False, True) for count in encoder.ENCODE_SIZES["cpu"]
+    ]
+    assert [error["is_right"] for error in part.figures("error")] == [True] * len(figures)
+    check_floors(figures)
+
+
+def test_tiles_that_are_written_to_others_places_are_told(part: Noted, monkeypatch: pytest.MonkeyPatch):
+    right = step.encode
+
+    def wrong(merge, leaves, vision, pixels, rows, **options):
+        return right(merge, leaves, vision, pixels, rows[::-1], **options)
+
+    monkeypatch.setattr(step, "encode", wrong)
+    with pytest.raises(ArithmeticError, match=r"encode 4 tiles: error, of what the rows are"):
+        encoder.measure(part)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_the_floor_of_an_encoder_counts_each_kernel_once(tmp_path: pathlib.Path, plan: Plan):
+    config = ModelConfig.from_directory(write_model(tmp_path, plan.images))
+    assert config.vision is not None
+    tower = abstract_model(config, plan.dtype).vision
+    expected = sum(node.size for path, node in nnx.iter_graph(tower) if path[-1:] == ("kernel",))
+    cost = encoder.encode_cost(config.vision, config.hidden_size, 1, 4, is_video=False)
+    assert cost.weight_bytes == expected
+    assert cost.matmul_flops == pytest.approx(4 * 2 * config.vision.patches_per_tile * expected, rel=0.07)

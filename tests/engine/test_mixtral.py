@@ -1,0 +1,96 @@
+"""Mixtral through the engine: its answers are those of Hugging Face, whatever runs beside it.
+
+What a token's experts make of it must not depend on the tokens beside it, though all of a step are sorted by expert
+together and no step has the same groups as another.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from jsg.engine.executables import Executables
+from jsg.types import Request, SamplingParams
+from tests.engine import small
+from tests.golden.compare import Recorded
+from tests.golden.variants import random_tensors, write_checkpoint
+
+CHUNK = 23  # the recorded prompt of 40 tokens takes two
+POOL = {"max_total_tokens": 220, "max_running_requests": 6, "schedule_conservativeness": 0.01}
+"""Two of the recorded requests fill it, so that others are retracted."""
+
+
+class Golden(Recorded):
+    """A recorded variant, and an engine of its checkpoint."""
+
+    def __init__(self, variant: str, directory: pathlib.Path, cache_dir: str, **knobs: object):
+        super().__init__(variant)
+        write_checkpoint(directory, variant, random_tensors(variant, self.note["seed"]))
+        with pytest.MonkeyPatch.context() as patch:
+            # What is compiled first suffices.
+            patch.setattr(Executables, "compile_rest_in_background", lambda self: None)
+            fixed = {"load_format": "auto", "forbid_compile": False, "chunked_prefill_size": CHUNK}
+            self.core = small.make_core(directory, cache_dir, **fixed, **POOL, **knobs)
+
+    def question(self, rid: str, **fields: object) -> Request:
+        """The recorded prompt, to be answered as it was; nobody shares it."""
+        prompt = tuple(self.tokens[: int(self.arrays["prompt_len"])])
+        sampling = SamplingParams(temperature=0, ignore_eos=True, max_new_tokens=len(self.greedy))
+        return dataclasses.replace(Request(rid=rid, input_ids=prompt, sampling=sampling, namespace=rid), **fields)
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[Golden]:
+    """Two of four experts, in the shapes that are fastest."""
+    made = Golden("mixtral", tmp_path_factory.mktemp("mixtral"), compile_cache_dir)
+    yield made
+    made.core.close()
+
+
+@pytest.fixture(scope="module")
+def deterministic(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[Golden]:
+    """Three of five experts, in one shape."""
+    directory = tmp_path_factory.mktemp("mixtral_three_of_five")
+    made = Golden("mixtral_three_of_five", directory, compile_cache_dir, deterministic=True)
+    yield made
+    made.core.close()
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_the_answer_is_that_of_hugging_face_although_the_prompt_comes_in_chunks(golden: Golden, overlaps: bool):
+    golden.core._overlaps = overlaps
+    assert small.alone(golden.core, golden.question("r")).token_ids == golden.greedy
+    golden.core._overlaps = True
+
+
+def test_so_it_is_in_a_batch_with_others_that_are_retracted(golden: Golden):
+    assert golden.core.flush_cache()
+    before = golden.core.scheduler.totals.num_retracts
+    asked = [(3 * i, golden.question(f"asked {i}")) for i in range(4)]
+    outcomes = small.run(golden.core, asked + small.traffic(1))
+    assert [outcomes[request.rid].token_ids for _, request in asked] == [golden.greedy] * 4
+    assert golden.core.scheduler.totals.num_retracts > before
+
+
+def test_from_the_cache_the_answer_is_the_same(golden: Golden):
+    first, second = golden.question("a", namespace="x"), golden.question("b", namespace="x")
+    assert small.alone(golden.core, first).cached_tokens == 0
+    again = small.run(golden.core, [(0, second)])["b"]
+    assert again.cached_tokens == len(second.input_ids) - 1
+    assert again.token_ids == golden.greedy
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_deterministic_answers_are_bitwise_the_same_in_any_traffic(deterministic: Golden, seed: int):
+    core = deterministic.core
+    assert core.flush_cache()
+    before = core.scheduler.totals.num_retracts
+    asked = deterministic.question("asked", return_logprob=True, logprob_start_len=0, top_logprobs_num=3)
+    arrivals = [*small.traffic(seed), (4, asked)]
+    outcomes = small.run(core, arrivals)
+    assert core.scheduler.totals.num_retracts > before
+    assert outcomes["asked"].token_ids == deterministic.greedy
+    for _, request in arrivals:
+        found, expected = outcomes[request.rid], small.alone(core, request)
+        assert dataclasses.replace(found, cached_tokens=0) == dataclasses.replace(expected, cached_tokens=0)

@@ -1,0 +1,124 @@
+"""One model on two and on four devices answers as on one (design §1.1), in every family."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jsg.errors import ModelError
+from jsg.models.config import ModelConfig
+from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
+
+MAX_DIFFERENCE = 1e-4
+NUM_NEW = 24
+FAMILIES = {
+    "llama_gqa_head_dim": (2, 4),  # two key-value heads: on four devices each is there twice
+    "llama_tied": (2, 4),  # one
+    "mistral_window": (4,),
+    "mixtral": (2, 4),
+    "qwen2": (2,),
+    "qwen3_biases": (4,),
+}
+
+
+def answers(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.parallel_answers"],
+        input=json.dumps(runs),
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str):
+    """Answers by number of devices, of a small random model of one family."""
+    variant = request.param
+    directory = tmp_path_factory.mktemp(variant)
+    write_checkpoint(directory, variant, random_tensors(variant, 0))
+    common = {"variant": variant, "directory": str(directory), "cache_dir": compile_cache_dir, "num_new": NUM_NEW}
+    counts = (1, *FAMILIES[variant])
+    return variant, dict(zip(counts, answers([{**common, "tp_size": n, "knobs": {}} for n in counts]), strict=True))
+
+
+@pytest.mark.slow
+def test_the_tokens_are_those_of_one_device(family):
+    variant, by_count = family
+    alone = by_count[1]
+    for count in FAMILIES[variant]:
+        several = by_count[count]
+        assert several["tokens"] == alone["tokens"], count
+        for scores in ("logprobs", "prompt_logprobs"):
+            assert len(several[scores]) == len(alone[scores]) > 0
+            assert np.abs(np.subtract(several[scores], alone[scores])).max() < MAX_DIFFERENCE
+
+
+@pytest.mark.slow
+def test_a_step_adds_up_twice_a_layer_and_once_for_the_embedding(family):
+    variant, by_count = family
+    num_layers = VARIANTS[variant]["num_hidden_layers"]
+    assert by_count[1]["collectives"]["forward"] == [0, 0, 0]
+    for count in FAMILIES[variant]:
+        assert by_count[count]["collectives"]["forward"] == [2 * num_layers + 1, 0, 0]
+        assert by_count[count]["collectives"]["write_rows"] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variant", "quantization", "count"),
+    [("llama_biases", "int8", 2), ("mixtral", "fp8", 2)],
+)
+def test_pages_and_8_bits(tmp_path: Path, compile_cache_dir: str, variant: str, quantization: str, count: int):
+    """Kernels in 8 bits have scales that are shared out too; pages of several tokens are copied on every device."""
+    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
+    common = {"variant": variant, "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
+    knobs = {"quantization": quantization, "page_size": 4, "kv_cache_dtype": "fp8_e4m3"}
+    alone, several = answers([{**common, "tp_size": n, "knobs": knobs} for n in (1, count)])
+    assert several["tokens"] == alone["tokens"]
+    assert several["collectives"]["copy_slots"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "what"),
+    [
+        ({}, 3, "num_attention_heads"),
+        ({"num_key_value_heads": 3, "num_attention_heads": 12, "head_dim": 16}, 4, "num_key_value_heads"),
+        ({"intermediate_size": 66}, 4, "intermediate_size"),
+        ({"vocab_size": 97}, 2, "vocab_size"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused_by_name(tmp_path: Path, changes, count, what):
+    (tmp_path / "config.json").write_text(json.dumps(VARIANTS["llama_mha"] | changes))
+    with pytest.raises(ModelError, match=rf"--tp-size must divide {what} of the model"):
+        ModelConfig.from_directory(tmp_path).over_devices(count)
+
+
+@pytest.mark.slow
+def test_grammars_and_pictures(compile_cache_dir: str):
+    """The embedded models, with masks, drafts and the encoder, through `jsg.Engine`."""
+    alone, several = (
+        subprocess.run(
+            [sys.executable, "-m", "tests.engine.parallel_embedded", count, compile_cache_dir],
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=True,
+        ).stdout
+        for count in ("1", "2")
+    )
+    answers = json.loads(alone)
+    assert json.loads(several) == answers
+    for text in answers[:6]:
+        assert json.loads(text).keys() == {"name", "size"}
+    assert answers[6:9] == [" Rome.", " Paris.", " Red."]

@@ -1,0 +1,93 @@
+"""`examples/tiny_vision/picture_judge.py`: the embedded model that sees judges essays about pictures."""
+
+import io
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+import jsg
+from tests.examples.conftest import EXAMPLES
+
+FOLDER = EXAMPLES / "tiny_vision"
+
+
+@pytest.fixture(scope="module")
+def seeing_engine(compile_cache_dir: str) -> Iterator[jsg.Engine]:
+    options = {"max_running_requests": 4, "chunked_prefill_size": 64, "max_total_tokens": 4096}
+    with jsg.Engine("tiny-vision", compilation_cache_dir=compile_cache_dir, **options) as engine:
+        yield engine
+
+
+@pytest.fixture
+def judge(seeing_engine: jsg.Engine) -> Iterator[ModuleType]:
+    """The example as a module, on an engine with an empty cache."""
+    assert seeing_engine.flush_cache()
+    sys.path.insert(0, str(FOLDER))
+    jsg.set_default_backend(seeing_engine)
+    try:
+        yield __import__("picture_judge")
+    finally:
+        jsg.set_default_backend(None)
+        sys.path.remove(str(FOLDER))
+        for name in ("picture_judge", "scenes"):
+            sys.modules.pop(name, None)
+
+
+def png(judge: ModuleType, *shapes: tuple[str, str, int]) -> bytes:
+    """A picture of these: color, kind, cell."""
+    scenes = judge.scenes
+    shown = [scenes.Shape(color, kind, cell, shade=scenes.COLORS[color]) for color, kind, cell in shapes]
+    file = io.BytesIO()
+    scenes.draw(scenes.Scene(tuple(shown)), side=180).save(file, "PNG")
+    return file.getvalue()
+
+
+def num_encoded(engine: jsg.Engine) -> int:
+    return engine.get_server_info()["num_encoded_tiles"]
+
+
+def test_each_essay_gets_its_grade_and_the_picture_is_encoded_once(judge, seeing_engine, capsys):
+    before = num_encoded(seeing_engine)
+    judge.main()
+    lines = capsys.readouterr().out.splitlines()
+    summary = '{"color": "blue", "shape": "star", "place": "top right"}'
+    right, other_color, all_wrong = judge.ESSAYS
+    assert lines[::2] == [f"{right} -> A {summary}", f"{other_color} -> B {summary}", f"{all_wrong} -> D {summary}"]
+    assert lines[3].strip().startswith("Essay: red. Picture: blue. Essay: a star. Picture: a star. ")
+    assert num_encoded(seeing_engine) == before + 1, "one picture, however many questions and essays"
+
+
+def test_branches_share_the_picture(judge, seeing_engine):
+    state = judge.judge.run(png(judge, ("red", "circle", 4)), "I see a red circle in the center.")
+    assert state.ret_value[0] == "A"
+    cached = state.get_meta_info("summary")["cached_tokens"]
+    num_patches = 36
+    assert cached > num_patches
+
+
+def test_a_picture_of_several_things_ends_it_early(judge, seeing_engine):
+    before = num_encoded(seeing_engine)
+    several = png(judge, ("blue", "star", 2), ("green", "circle", 6))
+    state = judge.judge.run(several, judge.ESSAYS[0])
+    assert state["count"] == "Two."
+    assert state.ret_value == ("F", None)
+    assert "compared" not in state and "summary" not in state
+    one = png(judge, ("blue", "star", 2))
+    assert judge.judge.run(one, judge.ESSAYS[0]).ret_value[0] == "A"
+    assert num_encoded(seeing_engine) == before + 2, "as many as there were pictures"
+
+
+@pytest.mark.parametrize(
+    ("answer", "agrees"),
+    [
+        ("Essay: red. Picture: red.", True),
+        ("Essay: red. Picture: blue.", False),
+        ("Essay: red.", False),
+        ("Red.", False),
+        ("", False),
+    ],
+)
+def test_an_answer_of_another_form_agrees_with_nothing(judge, answer, agrees):
+    assert judge.agrees(answer) is agrees

@@ -1,0 +1,59 @@
+"""Steps with kernels in 8 bits, compiled for an H200: no kernel is written anew in a longer type.
+
+As in `test_step.py`, nothing here ran on a device. The figures are those of docs/architecture.md.
+"""
+
+import functools
+
+import pytest
+
+from bench.device.shapes import MIXTRAL_8X7B
+from bench.shapes import LLAMA_8B
+from jsg.sched.buckets import BucketKey, Phase
+from tests.h200 import model
+from tests.h200.test_step import check_forward
+
+SHAPES = {"dense": LLAMA_8B, "experts": MIXTRAL_8X7B}
+KEYS = {
+    "decode-32": BucketKey(Phase.DECODE, 32, 32),
+    "decode-256": BucketKey(Phase.DECODE, 256, 256),
+    "prefill-8192": BucketKey(Phase.EXTEND, model.CHUNK, 256),
+}
+
+
+@functools.cache
+def quantised(shape: str, quantization: str, num_layers: int) -> model.Model:
+    return model.make_model(SHAPES[shape], quantization=quantization, num_hidden_layers=num_layers)
+
+
+MOST = {
+    ("dense", "decode-32"): (13, 2),
+    ("dense", "decode-256"): (11, 10),
+    ("dense", "prefill-8192"): (10, 850),
+    ("experts", "decode-32"): (18, 6),
+    ("experts", "decode-256"): (16, 20),
+    ("experts", "prefill-8192"): (15, 1150),
+}
+"""Launches of a layer, and megabytes of temporaries."""
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+@pytest.mark.parametrize(("shape", "step"), MOST)
+def test_kernels_in_8_bits_are_never_written_in_a_longer_type(shape: str, step: str, quantization: str):
+    of, name = quantised(shape, quantization, 2), ("forward", KEYS[step])
+    program = of.programs.program(name)
+    check_forward(program, of)
+    assert len(of.kernels) == 4 and program.writers_of(of.kernels) == []
+    assert [launch.name for launch in program.launches if "Cublas" in launch.name] == []
+    launches, megabytes = MOST[shape, step]
+    assert program.temporary_bytes <= megabytes * 10**6
+    shallow = quantised(shape, quantization, 1).programs.program(name)
+    assert len(program.launches) - len(shallow.launches) <= launches
+
+
+@pytest.mark.parametrize("step", KEYS)
+def test_left_to_cublas_every_kernel_would_be(step: str):
+    """Why engines with kernels in 8 bits have options of their own."""
+    of = model.make_model(LLAMA_8B, quantization="int8", options_of="none", num_hidden_layers=1)
+    program = of.programs.program(("forward", KEYS[step]))
+    assert len(program.writers_of(of.kernels)) == len(of.kernels) == 4
