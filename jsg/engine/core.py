@@ -239,8 +239,9 @@ class EngineCore:
         self._runner.masks.check_integrity()
 
     def close(self) -> None:
-        """Ends background work. Requests that still run are forgotten."""
+        """Ends background work and frees the device. Requests that still run are forgotten."""
         self._in_flight = None
         if self._profiler is not None:
             self._profiler.close()
         self._executables.close()
+        self._runner.close()

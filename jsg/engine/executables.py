@@ -166,10 +166,11 @@ class Executables:
         return self._compiled[name](*args)
 
     def close(self) -> None:
-        """Ends the background thread after the program it is compiling."""
+        """Ends the background thread after the program it is compiling, and drops every program."""
         self._is_closing.set()
         if self._thread is not None:
             self._thread.join()
+        self.clear()
 
     def _over_devices(
         self, fn: Callable[..., Any], args: tuple[Any, ...], out_specs: Any

@@ -243,6 +243,11 @@ class ModelRunner:
             offset += entry.num_new
         return self._executables(("prompt_logprobs", key.num_tokens), self._leaves, hidden, targets, chosen)
 
+    def close(self) -> None:
+        """Frees the weights and the state at once: an engine lies in reference cycles, so Python would do it later."""
+        for array in jax.tree.leaves((self._leaves, self._state)):
+            array.delete()
+
     # Runs for the sake of the programs. They read and write the dump row and the dump page only.
 
     @property

@@ -4,12 +4,18 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any
+from unittest import mock
 
+import jax
 import numpy as np
 
 from jsg.config import EngineConfig
+from jsg.engine import startup
 from jsg.engine.core import EngineCore
+from jsg.engine.executables import Executables
+from jsg.engine.protocol import Progress
 from jsg.types import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprob
 
 VOCAB = 96
@@ -44,11 +50,53 @@ def write_model(directory: pathlib.Path, **changes: object) -> pathlib.Path:
     return directory
 
 
-def make_core(directory: pathlib.Path, cache_dir: str, **knobs: object) -> EngineCore:
-    """An engine of the small model; every program is compiled before it is ready."""
+class WhenNeeded(dict[Hashable, jax.stages.Compiled]):
+    """Compiled programs, each of which is compiled when it is first looked up."""
+
+    def __init__(self, compile_one: Callable[[Hashable], object]):
+        super().__init__()
+        self._compile_one = compile_one
+
+    def __missing__(self, name: Hashable) -> jax.stages.Compiled:
+        self._compile_one(name)
+        return self[name]
+
+
+class LateExecutables(Executables):
+    """Behaves as if every program were compiled, and compiles each when it is first needed.
+
+    An engine has about 85, which take half a minute; most tests run a few of them.
+    """
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self._compiled = WhenNeeded(self._compile_one)
+
+    def compile(self, names: Iterable[Hashable], report: Callable[[Hashable], None] = lambda name: None) -> None:
+        pass
+
+    def compile_rest_in_background(self) -> None:
+        pass
+
+    def is_ready(self, name: Hashable) -> bool:
+        return name in self._lowered
+
+
+def make_core(
+    directory: pathlib.Path,
+    cache_dir: str,
+    *,
+    is_warm: bool = False,
+    report: Callable[[Progress], None] | None = None,
+    **knobs: object,
+) -> EngineCore:
+    """An engine of the small model, with all its programs; unless `is_warm`, they are compiled when first needed."""
     defaults: dict[str, object] = {"max_running_requests": 4, "max_total_tokens": 1024}
     fixed = {"load_format": "dummy", "forbid_compile": True, "compilation_cache_dir": cache_dir}
-    return EngineCore(EngineConfig(model_path=str(directory), **(defaults | fixed | knobs)))  # pyright: ignore[reportArgumentType]
+    config = EngineConfig(model_path=str(directory), **(defaults | fixed | knobs))  # pyright: ignore[reportArgumentType]
+    is_late = not is_warm and config.forbid_compile
+    with mock.patch.object(startup, "Executables", LateExecutables if is_late else Executables):
+        return EngineCore(config, report=report)
 
 
 @contextlib.contextmanager

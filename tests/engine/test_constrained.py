@@ -251,9 +251,7 @@ def test_a_grammar_that_was_not_sent_is_refused(core: EngineCore):
     assert refusal.value.param == "grammar" and core.scheduler.is_idle
 
 
-def test_a_model_without_a_tokenizer_refuses_grammars_and_runs(
-    small_lettered_model: pathlib.Path, compile_cache_dir: str
-):
+def test_a_model_without_a_tokenizer_refuses_grammars_and_runs(small_model: pathlib.Path, compile_cache_dir: str):
     core = lettered.teach(small.make_core(small_model, compile_cache_dir, **DETERMINISTIC))
     with pytest.raises(RequestError, match="needs the model's tokenizer, but a model directory must have"):
         core.add(request())

@@ -1,7 +1,10 @@
 """What one engine does for single requests: when they stop, what they report, what they refuse."""
 
 import dataclasses
+import gc
+import pathlib
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,6 +14,7 @@ from jsg.types import FinishReason, FinishType, Request, SamplingParams
 from tests.engine import small
 
 PROMPT = tuple(range(2, 40))
+MAPPINGS = pathlib.Path("/proc/self/maps")
 
 
 @pytest.fixture
@@ -214,3 +218,25 @@ def test_a_row_with_logits_that_are_not_finite_fails_alone(small_model, compile_
     assert outcomes["bad"].finish.type is FinishType.ERROR
     assert len(outcomes["good"].token_ids) == 12
     core.close()
+
+
+@pytest.mark.skipif(not MAPPINGS.exists(), reason="only Linux counts them there")
+def test_a_closed_engine_leaves_nothing_behind(small_model, compile_cache_dir: str):
+    """Not even until Python collects garbage: the next engine needs the device's memory, and programs have mappings."""
+
+    def left() -> tuple[int, int]:
+        return sum(array.nbytes for array in jax.live_arrays()), len(MAPPINGS.read_text().splitlines())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = left()
+        core = small.make_core(small_model, compile_cache_dir)
+        small.run(core, small.traffic(1, count=4))
+        during = left()
+        core.close()
+        after = left()
+    finally:
+        gc.enable()
+    assert after[0] == before[0] < during[0]
+    assert after[1] < before[1] + (during[1] - before[1]) / 5

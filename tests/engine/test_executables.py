@@ -115,12 +115,12 @@ def test_every_essential_program_exists_and_stands_in_for_every_batch(core: Engi
     runner, programs = core._runner, core._executables
     essential = set(runner.programs.essential())
     assert essential <= set(programs.names())
-    compiled, programs._compiled = programs._compiled, {n: c for n, c in programs._compiled.items() if n in essential}
+    lowered, programs._lowered = programs._lowered, {n: x for n, x in programs._lowered.items() if n in essential}
     try:
         outcomes = small.run(core, small.traffic(3, count=8))
         assert all(outcome.finish for outcome in outcomes.values())
     finally:
-        programs._compiled = compiled
+        programs._lowered = lowered
 
 
 def test_the_compile_cache_must_be_ours_alone(tmp_path: pathlib.Path):

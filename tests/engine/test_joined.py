@@ -39,18 +39,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
 @pytest.fixture(scope="module")
 def core_for(models: dict[str, pathlib.Path], compile_cache_dir: str) -> Iterator[Callable[..., EngineCore]]:
     """Makes an engine of a family with the given knobs, or returns the one made before, its cache emptied."""
-    cores: dict[tuple, EngineCore] = {}
 
-    def get(family: str = "llama", **knobs: object) -> EngineCore:
-        key = (family, *sorted(knobs.items()))
-        if key not in cores:
-            cores[key] = small.make_core(models[family], compile_cache_dir, load_format="safetensors", **knobs)
-        assert cores[key].flush_cache(), "a test left work in a shared engine"
-        return cores[key]
+    def make(family: str = "llama", **knobs: object) -> EngineCore:
+        return small.make_core(models[family], compile_cache_dir, load_format="safetensors", **knobs)
 
-    yield get
-    for core in cores.values():
-        core.close()
+    with small.shared_cores(make) as get:
+        yield get
 
 
 def random_tokens(rng: np.random.Generator, count: int) -> tuple[int, ...]:

@@ -51,11 +51,8 @@ def test_eight_bits_are_a_quarter_of_the_room_and_hardly_another_answer(
     prompts = np.random.default_rng(0).integers(2, small.VOCAB, (4, 150))
     expected, likeliest = score(core_of(), prompts)
     told: list[Progress] = []
-    config = EngineConfig(
-        model_path=str(small_model), load_format="dummy", compilation_cache_dir=compile_cache_dir,
-        max_running_requests=4, max_total_tokens=1024, chunked_prefill_size=64, kv_cache_dtype=name,
-    )  # fmt: skip
-    core = EngineCore(config, report=told.append)
+    knobs = {"chunked_prefill_size": 64, "kv_cache_dtype": name}
+    core = small.make_core(small_model, compile_cache_dir, report=told.append, **knobs)
     dtype = jnp.dtype(EIGHT_BITS[name])
     assert (core.info.dtype, core.info.kv_dtype) == ("float32", dtype.name)
     plan = next(progress for progress in told if progress.stage == "plan")

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from jsg.engine.executables import Executables
 from jsg.types import Request, SamplingParams
 from tests.engine import small
 from tests.golden.compare import Recorded
@@ -27,11 +26,8 @@ class Golden(Recorded):
     def __init__(self, variant: str, directory: pathlib.Path, cache_dir: str, **knobs: object):
         super().__init__(variant)
         write_checkpoint(directory, variant, random_tensors(variant, self.note["seed"]))
-        with pytest.MonkeyPatch.context() as patch:
-            # What is compiled first suffices.
-            patch.setattr(Executables, "compile_rest_in_background", lambda self: None)
-            fixed = {"load_format": "auto", "forbid_compile": False, "chunked_prefill_size": CHUNK}
-            self.core = small.make_core(directory, cache_dir, **fixed, **POOL, **knobs)
+        fixed = {"load_format": "auto", "chunked_prefill_size": CHUNK}
+        self.core = small.make_core(directory, cache_dir, **fixed, **POOL, **knobs)
 
     def question(self, rid: str, **fields: object) -> Request:
         """The recorded prompt, to be answered as it was; nobody shares it."""

@@ -44,13 +44,9 @@ def test_kernels_take_a_byte_and_answers_hardly_change(
     plain = core_of()
     expected, _ = score(plain, prompts)
     told: list[Progress] = []
-    config = EngineConfig(
-        model_path=str(small_model), load_format="dummy", compilation_cache_dir=compile_cache_dir,
-        max_running_requests=4, max_total_tokens=1024, chunked_prefill_size=64, quantization=name,
-        deterministic=deterministic,
-    )  # fmt: skip
+    knobs = {"chunked_prefill_size": 64, "quantization": name, "deterministic": deterministic}
     with mock.patch.object(startup, "plan_memory", wraps=startup.plan_memory) as planned:
-        core = EngineCore(config, report=told.append)
+        core = small.make_core(small_model, compile_cache_dir, report=told.append, **knobs)
     plan = next(progress for progress in told if progress.stage == "plan")
     assert f"programs: float32, kernels in {name}, " in plan.text
 

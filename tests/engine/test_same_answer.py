@@ -176,7 +176,7 @@ def margin(request: Request, outcome: small.Outcome, index: int) -> float:
 
 def test_no_trace_and_no_compile_after_warm_up(core_of):
     """Not even of an operation outside the engine's own programs: JAX itself is asked."""
-    core: EngineCore = core_of(**SMALL_POOL)
+    core: EngineCore = core_of(**SMALL_POOL, is_warm=True)
     events: list[str] = []
 
     def listen(name: str, duration_s: float, **_: object) -> None:

@@ -10,7 +10,6 @@ import pytest
 from jsg.config import EngineConfig
 from jsg.engine import wire
 from jsg.engine.core import EngineCore
-from jsg.engine.executables import Executables
 from jsg.engine.memory import IMAGES_KEPT, vision_shape
 from jsg.engine.protocol import ToEngine
 from jsg.errors import ConfigError, RequestError
@@ -39,18 +38,15 @@ def golden(directory: pathlib.Path) -> VisionGolden:
 
 @pytest.fixture(scope="module")
 def engine(golden: VisionGolden, directory: pathlib.Path, compile_cache_dir: str) -> Iterator[EngineCore]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Executables, "compile_rest_in_background", lambda self: None)  # what is compiled first suffices
-        core = small.make_core(
-            directory,
-            compile_cache_dir,
-            load_format="auto",
-            forbid_compile=False,
-            context_length=256,
-            max_running_requests=4,
-            max_total_tokens=300,
-            chunked_prefill_size=CHUNK,
-        )
+    core = small.make_core(
+        directory,
+        compile_cache_dir,
+        load_format="auto",
+        context_length=256,
+        max_running_requests=4,
+        max_total_tokens=300,
+        chunked_prefill_size=CHUNK,
+    )
     yield core
     core.close()
 

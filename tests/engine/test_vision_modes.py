@@ -43,7 +43,7 @@ def golden(directory: pathlib.Path) -> VisionGolden:
 
 @pytest.fixture(scope="module")
 def cores(golden: VisionGolden, directory: pathlib.Path, compile_cache_dir: str) -> Iterator[Cores]:
-    """Makes an engine that has compiled everything, or returns the one made before, its cache emptied."""
+    """Makes an engine, or returns the one made before, its cache emptied."""
 
     def make(**knobs: object) -> EngineCore:
         with pytest.MonkeyPatch.context() as patch:
@@ -142,7 +142,7 @@ def check_bitwise(cores: Cores, golden: VisionGolden, items: list[MediaInput], s
 )
 def test_no_trace_and_no_compile_after_warm_up(cores: Cores, golden: VisionGolden, items, knobs: dict):
     """Not even of an operation outside the engine's own programs: JAX itself is asked."""
-    core = cores(**knobs)
+    core = cores(**knobs, is_warm=True)
     events: list[str] = []
 
     def listen(name: str, duration_s: float, **_: object) -> None:
