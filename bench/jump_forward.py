@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 import jsg
+from bench import settled
 from bench.report import Report
-from bench.settled import compiled_engine
 from bench.shapes import LLAMA_100M, write_model
 
 NAMES = r"[A-Za-z ]{1,16}"
@@ -156,7 +156,9 @@ def main(arguments: list[str]) -> None:
         with contextlib.ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             path = "tiny" if model == "tiny" else str(make_100m(directory))
-            engine = stack.enter_context(compiled_engine(path, max_running_requests=32, max_total_tokens=16_384))
+            engine = stack.enter_context(
+                settled.compiled_engine(path, max_running_requests=32, max_total_tokens=16_384)
+            )
             for batch in map(int, options.batch.split(",")):
                 measure(report, model, engine, batch, options.rounds)
     report.close()

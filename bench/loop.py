@@ -8,11 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench import null_model
+from bench import null_model, settled
 from bench.bare import BareStep
 from bench.clock import Sample, alternate, timed
 from bench.report import Report
-from bench.settled import wait_until_compiled
 from bench.shapes import write_model
 from jsg.config import EngineConfig
 from jsg.engine.core import EngineCore
@@ -27,7 +26,7 @@ WARM_UP_STEPS = 5
 def make_engine(directory: Path, **knobs: Any) -> EngineCore:
     """A float32 engine with random weights, once nothing compiles in its background any more and all programs ran."""
     core = EngineCore(EngineConfig(model_path=str(directory), load_format="dummy", dtype="float32", **knobs))
-    wait_until_compiled(core.stats)
+    settled.wait_until_compiled(core.stats)
     while core.has_work:
         core.step()
     return core

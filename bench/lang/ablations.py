@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jsg as sgl
+from bench import settled
 from bench.lang.workloads import Sizes, passage, thought
 from bench.report import Report
-from bench.settled import compiled_engine
 from jsg.lang.executor.compiled import CompiledFunction
 from jsg.lang.graphs.optimise import ALL_ON, Optimisations
 
@@ -152,7 +152,7 @@ class Run(NamedTuple):
 def measure_ablations(report: Report, model: str, *, rounds: int, sizes: Sizes, **knobs: Any) -> None:
     """Wall time and prompt tokens that had to be computed; both sides take turns, with texts of their own."""
     seeds = iter(range(0, 10**9, 1000))
-    with compiled_engine(model, **knobs) as engine:
+    with settled.compiled_engine(model, **knobs) as engine:
         for ablation in ABLATIONS:
             sides = {"all on": ALL_ON, "without it": dataclasses.replace(ALL_ON, **{ablation.name: False})}
             runs: dict[str, list[Run]] = {side: [] for side in sides}

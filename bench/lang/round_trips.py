@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import jsg as sgl
+from bench import settled
 from bench.report import Report
 from bench.served import served
-from bench.settled import wait_until_compiled
 
 TARGET = ">= 1.5"
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 16
@@ -35,7 +35,7 @@ def measure_round_trips(report: Report, *, rounds: int) -> None:
         served(["serve", "tiny", "--port", "0"], log=Path(folder) / "log") as server,
         sgl.RuntimeEndpoint(server.url) as backend,
     ):
-        wait_until_compiled(lambda: sgl.get_server_info(backend)["internal_states"][0])
+        settled.wait_until_compiled(lambda: sgl.get_server_info(backend)["internal_states"][0])
         compiled = chain.compile()
         forms = {
             "interpreted over HTTP": lambda arguments: chain.run(**arguments, backend=backend),

@@ -3,9 +3,9 @@
 import time
 
 import jsg
+from bench import settled
 from bench.lang.workloads import passage
 from bench.report import Report
-from bench.settled import compiled_engine
 
 TARGET = "<= 0.5"
 CONTEXT_WORDS, QUESTION_WORDS = 200, 30
@@ -63,7 +63,7 @@ FORMS = {"one call": one_call, "three calls": three_calls}
 def measure_select(report: Report, model: str, *, rounds: int, **knobs: int) -> None:
     """Wall time of one choice behind a new question to a text that is cached; the forms take turns."""
     context = passage(-1, CONTEXT_WORDS) + "\n"
-    with compiled_engine(model, **knobs) as engine:
+    with settled.compiled_engine(model, **knobs) as engine:
         samples: dict[str, list[float]] = {form: [] for form in FORMS}
         calls = count_calls(engine)
         for turn in range(rounds + 2):

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench import settled
 from bench.lang.workloads import PROGRAMS, Sizes
 from bench.report import Report
-from bench.settled import compiled_engine
 
 ARMS = {
     "parallel": (False, False),
@@ -24,7 +24,7 @@ def measure_sharing(report: Report, model: str, *, rounds: int, sizes: Sizes, **
     """Wall time of one program at a time; the arms take turns, and no text is met twice by an engine."""
     with contextlib.ExitStack() as stack:
         engines = {
-            disabled: stack.enter_context(compiled_engine(model, disable_radix_cache=disabled, **knobs))
+            disabled: stack.enter_context(settled.compiled_engine(model, disable_radix_cache=disabled, **knobs))
             for disabled in (False, True)
         }
         seeds = itertools.count()

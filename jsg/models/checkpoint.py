@@ -64,10 +64,12 @@ class Checkpoint:
                     "quantised checkpoints are not supported"
                 )
 
-    def read(self, name: str) -> np.ndarray:
-        """A copy of one tensor, in the type the file has."""
+    def read(self, name: str, slices: tuple[slice, ...] = ()) -> np.ndarray:
+        """A copy of one tensor, or of a slice along its first axes, in the type the file has."""
         file, stored = self._stored[name]
-        return file.get_tensor(stored)
+        return (
+            file.get_slice(stored)[slices] if any(each != slice(None) for each in slices) else file.get_tensor(stored)
+        )
 
 
 @contextlib.contextmanager

@@ -12,12 +12,14 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jsg.errors import ModelError
+from jsg.models.assemble import Read, assemble
 from jsg.models.checkpoint import open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.config import ModelConfig
-from jsg.models.layers import Origin, Source
+from jsg.models.host_memory import freed_at_once
+from jsg.models.layers import Source
 from jsg.models.llava import Llava, module_name
-from jsg.models.quantise import STORED, Quantised, declare, quantise
+from jsg.models.quantise import STORED, Quantised, declare
 from jsg.models.registry import build_model
 from jsg.models.tensor_parallel import sharding_of
 
@@ -57,13 +59,14 @@ def load_model(
     """
     model = abstract_model(config, dtype, quantization, mesh)
     if load_format == "dummy":
-        _fill(model, lambda source: _dummy_tensor(source, seed), progress)
+        _fill(model, lambda source, slices: _dummy_tensor(source, seed)[slices], progress)
         return model
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
-    with open_checkpoint(directory, str if config.vision is None else module_name) as checkpoint:
-        checkpoint.require(_checkpoint_shapes(model), _unread(config))
-        _fill(model, lambda source: jnp.asarray(checkpoint.read(source.name)), progress)
+    names = str if config.vision is None else module_name
+    with open_checkpoint(directory, names) as checkpoint, freed_at_once():
+        checkpoint.require(checkpoint_shapes(model), _unread(config))
+        _fill(model, lambda source, slices: jnp.asarray(checkpoint.read(source.name, slices)), progress)
     return model
 
 
@@ -116,45 +119,14 @@ def resolve_kv_dtype(name: str, dtype: jnp.dtype) -> jnp.dtype:
     return jnp.dtype(eight_bits.get(name, dtype))
 
 
-def _fill(model: nnx.Module, read: Callable[[Source], Array], progress: Progress | None) -> None:
+def _fill(model: nnx.Module, read: Read, progress: Progress | None) -> None:
     """Gives every parameter its values, one after another: the host holds one tensor at a time."""
     params = list(_parameters(model))
     for done, param in enumerate(params, start=1):
-        declared = param.get_value()
-        value = _value(declared, param.get_metadata("origin"), read)
-        param.set_value(jax.tree.map(_on_devices, value, declared))
+        value = assemble(param.get_value(), param.get_metadata("origin"), read)
+        param.set_value(jax.block_until_ready(value))  # else tensors would pile up that are still being transposed
         if progress is not None:
             progress(done, len(params))
-
-
-def _value(
-    declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, read: Callable[[Source], Array]
-) -> Array | Quantised:
-    """The value of a parameter. Each tensor is rounded before the next is read."""
-    if not isinstance(declared, Quantised):
-        return _assemble(declared.shape, origin, (read(source).astype(declared.dtype) for source in origin.sources))
-    parts = [quantise(read(source), source.name, declared.values.dtype) for source in origin.sources]
-    return Quantised(
-        _assemble(declared.values.shape, origin, (part.values for part in parts)),
-        _assemble(declared.scale.shape, origin, (part.scale for part in parts)),
-    )
-
-
-def _assemble(shape: tuple[int, ...], origin: Origin, tensors: Iterator[Array]) -> Array:
-    """One array from its tensors; see `Origin`. Transposing once here saves it at every step."""
-    axis = origin.join_axis
-    parts = []
-    for source, tensor in zip(origin.sources, tensors, strict=True):
-        lead, once = list(shape[:axis]), tensor.T if origin.transposed else tensor
-        if source.repeats > 1:
-            lead[-1] //= source.repeats
-        part = once.reshape(*lead, -1, *shape[axis + 1 :])
-        parts.append(jnp.repeat(part, source.repeats, axis - 1) if source.repeats > 1 else part)
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
-
-
-def _on_devices(value: Array, declared: jax.ShapeDtypeStruct) -> Array:
-    return value if declared.sharding is None else jax.device_put(value, declared.sharding)
 
 
 def _dummy_tensor(source: Source, seed: int) -> Array:
@@ -177,7 +149,8 @@ def _unread(config: ModelConfig) -> frozenset[str]:
     return head if config.vision is None else head | unread_tensors(config.vision)
 
 
-def _checkpoint_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
+def checkpoint_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that the model's parameters are made of."""
     return {
         source.name: source.shape for param in _parameters(model) for source in param.get_metadata("origin").sources
     }

@@ -104,7 +104,7 @@ def test_a_joined_prompt_gives_what_a_dense_mask_gives(
     data: st.DataObject,
 ):
     """Cold, and again with the branches in the cache; branches of any length, with positions that jump anywhere."""
-    core, model = core_for(family, page_size=page_size), dense.DenseModel(models[family])
+    core, model = core_for(family=family, page_size=page_size), dense.DenseModel(models[family])
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     prefix = random_tokens(rng, data.draw(st.integers(0, 30)))
     sizes = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=5).filter(any))

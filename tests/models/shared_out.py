@@ -1,0 +1,107 @@
+"""Loads a checkpoint on several made-up devices and says what they hold: `python -m tests.models.shared_out DIRECTORY`.
+
+A process of its own, because JAX decides how many CPU devices it makes up when it starts. Standard input has a list of
+runs, each {"count", "options", "is_measured"}; standard output has a result for each.
+"""
+
+import json
+import math
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jsg.models.checkpoint import Checkpoint
+from jsg.models.config import ModelConfig
+from jsg.models.loading import load_model
+from jsg.models.tensor_parallel import make_mesh
+
+
+def leaves(model: nnx.Module) -> list[tuple[str, jax.Array]]:
+    return [
+        ("/".join(map(str, path)), leaf)
+        for path, node in nnx.iter_graph(model)
+        if isinstance(node, nnx.Param)
+        for leaf in jax.tree.leaves(node.get_value())
+    ]
+
+
+def compare(directory: Path, count: int, options: dict[str, Any]) -> dict[str, Any]:
+    """One device and several: the same configuration, whose heads may be repeated for the several."""
+    config = ModelConfig.from_directory(directory).over_devices(count)
+    whole = leaves(load_model(directory, config, **options))
+    num_read = 0
+    read = Checkpoint.read
+
+    def spy(self: Checkpoint, name: str, slices: tuple[slice, ...] = ()) -> np.ndarray:
+        nonlocal num_read
+        tensor = read(self, name, slices)
+        num_read += tensor.size
+        return tensor
+
+    Checkpoint.read = spy
+    try:
+        several = leaves(load_model(directory, config, mesh=make_mesh(count), **options))
+    finally:
+        Checkpoint.read = read
+    shared_out = [leaf for _, leaf in several if not leaf.is_fully_replicated]
+    whole_size = sum(leaf.size for _, leaf in several if leaf.is_fully_replicated)
+    return {
+        "differing": [
+            name
+            for (name, one), (_, many) in zip(whole, several, strict=True)
+            if one.dtype != many.dtype or not np.array_equal(one, many) or len(many.sharding.device_set) != count
+        ],
+        "num_shared_out": len(shared_out),
+        "numbers_read": num_read,
+        "numbers_held": whole_size + sum(math.prod(leaf.shape) for leaf in shared_out),
+    }
+
+
+def measure(directory: Path, count: int, options: dict[str, Any]) -> dict[str, Any]:
+    """The most anonymous memory while it loads, beyond what there was before."""
+
+    def anonymous() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+    def watch() -> None:
+        nonlocal peak
+        while not is_done.wait(0.002):
+            peak = max(peak, anonymous())
+
+    config = ModelConfig.from_directory(directory).over_devices(count)
+    mesh = make_mesh(count)
+    jax.block_until_ready(jax.numpy.zeros(3) + 1)
+    before = peak = anonymous()
+    is_done = threading.Event()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    started = time.perf_counter()
+    model = load_model(directory, config, mesh=mesh, **options)
+    seconds = time.perf_counter() - started
+    is_done.set()
+    watcher.join()
+    return {
+        "bytes": sum(shard.data.nbytes for _, leaf in leaves(model) for shard in leaf.addressable_shards),
+        "peak_bytes": peak - before,
+        "seconds": seconds,
+    }
+
+
+def main() -> None:
+    runs, directory = json.load(sys.stdin), Path(sys.argv[1])
+    jax.config.update("jax_num_cpu_devices", max(run["count"] for run in runs))
+    results = [
+        (measure if run.get("is_measured") else compare)(directory, run["count"], run["options"]) for run in runs
+    ]
+    json.dump(results, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What several devices hold of a checkpoint: each its slices, which together are the parameters of one device."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from jsg.models.config import ModelConfig
+from jsg.models.loading import abstract_model, checkpoint_shapes
+from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
+
+LARGE = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8192, "num_hidden_layers": 8}
+MIB = 2**20
+
+
+def loaded(directory: pathlib.Path, *runs: dict[str, Any]) -> list[dict[str, Any]]:
+    """What `shared_out.py` says of loading this checkpoint."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.models.shared_out", str(directory)],
+        input=json.dumps(runs),
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("variant", "count", "options"),
+    [
+        ("llama_gqa_head_dim", 4, {}),  # two key-value heads: each is there twice
+        ("llama_biases", 2, {"load_format": "dummy"}),
+        ("mixtral_three_of_five", 4, {"quantization": "int8"}),
+        pytest.param("mixtral", 2, {"quantization": "fp8"}, marks=pytest.mark.slow),
+        pytest.param("qwen3_biases", 4, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_devices_hold_what_one_would(tmp_path: pathlib.Path, variant: str, count: int, options: dict[str, Any]):
+    """Bit for bit, also in 8 bits and of random weights."""
+    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
+    [result] = loaded(tmp_path, {"count": count, "options": options})
+    assert result["differing"] == []
+    assert result["num_shared_out"] > 4
+
+
+def test_each_device_reads_its_part_only(tmp_path: pathlib.Path):
+    write_checkpoint(tmp_path, "qwen2", random_tensors("qwen2", 0))
+    [result] = loaded(tmp_path, {"count": 2, "options": {}})
+    assert result["differing"] == []
+    assert result["numbers_read"] == result["numbers_held"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="only Linux tells it there")
+def test_the_host_holds_what_its_devices_hold_and_one_tensor(tmp_path: pathlib.Path):
+    """Beside it, that tensor as the device has it. What is freed goes back to the system."""
+    (tmp_path / "config.json").write_text(json.dumps(VARIANTS["llama_mha"] | LARGE))
+    shapes = checkpoint_shapes(abstract_model(ModelConfig.from_directory(tmp_path), np.float32))
+    rng = np.random.default_rng(0)
+    save_file(
+        {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()},
+        tmp_path / "model.safetensors",
+    )
+    largest = 4 * max(np.prod(shape) for shape in shapes.values())
+    [result] = loaded(tmp_path, {"count": 2, "options": {}, "is_measured": True})
+    assert result["bytes"] > 150 * MIB
+    assert result["peak_bytes"] < result["bytes"] + 2 * largest + 24 * MIB
