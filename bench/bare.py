@@ -136,7 +136,8 @@ class BareStep:
             return step.forward(self._merge, key, leaves, pool, page_table, last_token, packed)
 
         def sample(logits, packed, last_token, tables, chosen):
-            return step.sample(logits, packed, last_token, tables, chosen, is_sampled=False, num_top=1)
+            options = {"is_sampled": False, "has_thresholds": False, "num_top": 1}
+            return step.sample(logits, packed, last_token, tables, chosen, **options)
 
         packed = jax.ShapeDtypeStruct((sum(step.packed_sizes(key)),), jnp.int32)
         state = (self._leaves, self._pool, self._page_table, self._last_token)

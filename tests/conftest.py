@@ -3,6 +3,7 @@
 The environment is set before anything imports JAX, so that this process and its children agree.
 """
 
+import gc
 import os
 import pathlib
 import sys
@@ -15,6 +16,8 @@ from tests.parity import RECORDS, Parity, read, write
 
 ROOT = pathlib.Path(__file__).parent.parent
 COMPILE_CACHE = ROOT / ".cache" / "jax"
+MAPPINGS = pathlib.Path("/proc/self/maps")
+MANY_MAPPINGS = 20_000
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that wants the network is wrong
@@ -61,6 +64,23 @@ def pytest_runtest_setup() -> None:
     """
     if jax := sys.modules.get("jax"):
         jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After a file of tests, frees what JAX compiled, if that is much.
+
+    Each program has dozens of memory mappings, and where a process reaches the 65530 that Linux allows LLVM aborts it.
+    """
+    if nextitem is not None and nextitem.path == item.path:
+        return
+    if (jax := sys.modules.get("jax")) and num_mappings() > MANY_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
+
+
+def num_mappings() -> int:
+    """Of this process; 0 where the system does not tell."""
+    return len(MAPPINGS.read_bytes().splitlines()) if MAPPINGS.exists() else 0
 
 
 @pytest.fixture(scope="session")

@@ -29,10 +29,13 @@ def threefry(key: Words, counter: Words) -> Words:
     return x, y
 
 
-def gumbel(seeds: UInt[Array, "R 2"], output_index: Int[Array, " R"], vocab: int) -> Float[Array, "R {vocab}"]:
-    """Standard Gumbel noise for each row and vocabulary id."""
+def gumbel(
+    seeds: UInt[Array, "R 2"], output_index: Int[Array, " R"], vocab: int, first: Array | int = 0
+) -> Float[Array, "R {vocab}"]:
+    """Standard Gumbel noise for each row and so many vocabulary ids, the first of which is `first`."""
     key = (seeds[:, 0, None], seeds[:, 1, None])
-    counter = (output_index[:, None].astype(jnp.uint32), jnp.arange(vocab, dtype=jnp.uint32)[None])
+    ids = jnp.arange(vocab, dtype=jnp.uint32) + jnp.uint32(first)
+    counter = (output_index[:, None].astype(jnp.uint32), ids[None])
     bits, _ = threefry(key, counter)
     uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
     return -jnp.log(-jnp.log(uniform))

@@ -181,6 +181,11 @@ def pack_forced(batch: Batch, key: BucketKey) -> np.ndarray:
     return forced
 
 
+def has_thresholds(sampling: SamplingParams, vocab_size: int) -> bool:
+    """Whether a request's top-k, top-p and min-p may keep a token away."""
+    return 0 < sampling.top_k < vocab_size or sampling.top_p < 1 or sampling.min_p > 0
+
+
 def needs_tables(sampling: SamplingParams) -> bool:
     """Whether a request needs its rows of the penalty tables."""
     return bool(

@@ -33,9 +33,10 @@ EncodeName = tuple[Literal["encode"], int, bool]
 
 
 class Variant(NamedTuple):
-    """What a sampling executable can do; a batch that needs less may use it."""
+    """What a sampling executable can do; a batch that needs less may use it. Thresholds are top-k, top-p and min-p."""
 
     is_sampled: bool
+    has_thresholds: bool
     has_tables: bool
     has_logprobs: bool
     has_masks: bool = False
@@ -45,15 +46,16 @@ class Variant(NamedTuple):
         return all(mine or not theirs for mine, theirs in zip(self, other, strict=True))
 
 
-GREEDY = Variant(is_sampled=False, has_tables=False, has_logprobs=False)
-SAMPLED = Variant(is_sampled=True, has_tables=False, has_logprobs=False)
-SCORED = Variant(is_sampled=False, has_tables=False, has_logprobs=True)
-PENALISED = Variant(is_sampled=True, has_tables=True, has_logprobs=False)
-EVERYTHING = Variant(is_sampled=True, has_tables=True, has_logprobs=True)
+GREEDY = Variant(is_sampled=False, has_thresholds=False, has_tables=False, has_logprobs=False)
+DRAWN = GREEDY._replace(is_sampled=True)
+SAMPLED = DRAWN._replace(has_thresholds=True)
+SCORED = GREEDY._replace(has_logprobs=True)
+PENALISED = SAMPLED._replace(has_tables=True)
+EVERYTHING = PENALISED._replace(has_logprobs=True)
 MASKED_GREEDY = GREEDY._replace(has_masks=True)
 MASKED_SAMPLED = SAMPLED._replace(has_masks=True)
 MASKED_EVERYTHING = EVERYTHING._replace(has_masks=True)
-PLAIN_VARIANTS = (GREEDY, SAMPLED, SCORED, PENALISED, EVERYTHING)
+PLAIN_VARIANTS = (GREEDY, DRAWN, SAMPLED, SCORED, PENALISED, EVERYTHING)
 MASKED_VARIANTS = (MASKED_GREEDY, MASKED_SAMPLED, MASKED_EVERYTHING)
 VARIANTS = PLAIN_VARIANTS + MASKED_VARIANTS
 """The cheapest first, those with masks last: a batch without a grammar takes one only where it is all there is yet."""
@@ -273,6 +275,7 @@ class Programs:
                 chosen,
                 masks,
                 is_sampled=variant.is_sampled,
+                has_thresholds=variant.has_thresholds,
                 num_top=self._config.num_top,
             )
 

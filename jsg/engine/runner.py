@@ -353,13 +353,15 @@ class ModelRunner:
 
     def _settings(self, running: RunningRequest) -> tuple[np.ndarray, Variant]:
         request, sampling = running.request, running.request.sampling
+        vocab_size, is_sampled = self._config.vocab_size, sampling.temperature > 0
         needs = Variant(
-            is_sampled=sampling.temperature > 0,
+            is_sampled=is_sampled,
+            has_thresholds=is_sampled and packing.has_thresholds(sampling, vocab_size),
             has_tables=packing.needs_tables(sampling),
             has_logprobs=request.return_logprob or (sampling.return_constraint and sampling.grammar is not None),
             has_masks=sampling.grammar is not None,
         )
-        return packing.sampling_row(sampling, sampling.sampling_seed or 0, self._config.vocab_size), needs
+        return packing.sampling_row(sampling, sampling.sampling_seed or 0, vocab_size), needs
 
     def _end_minimum(self, batch: Batch, rows: np.ndarray) -> list[RunningRequest]:
         """Lets requests end that have just reached their `min_new_tokens`; returns those for which that raises."""

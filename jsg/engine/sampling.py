@@ -93,6 +93,7 @@ def choose_tokens(
     allowed: Bool[Array, "R V"] | None = None,
     *,
     is_sampled: bool,
+    has_thresholds: bool = True,
 ) -> Int[Array, " R"]:
     """The next token of each row; -1 where the logits are not finite.
 
@@ -102,33 +103,37 @@ def choose_tokens(
         tables: None where no row has penalties or a bias.
         allowed: What a grammar allows; None where no row has one.
         is_sampled: Static; False where every row is greedy.
+        has_thresholds: Static; False where top-k, top-p and min-p keep every token of every row.
     """
-    adjusted = logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
-    adjusted = adjusted if tables is None else _penalised(adjusted, inputs, tables)
+    scores = logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
+    scores = scores if tables is None else _penalised(scores, inputs, tables)
     if is_sampled:
-        is_greedy = inputs.temperature == 0
-        temperature = jnp.where(is_greedy, 1.0, inputs.temperature)
-        is_kept = _is_kept(adjusted, jnp.max(adjusted, axis=-1), temperature, inputs)
-        noise = gumbel(inputs.seeds, inputs.output_index, logits.shape[1])
-        drawn = jnp.where(is_kept, adjusted / temperature[:, None] + noise, -jnp.inf)
-        adjusted = jnp.where(is_greedy[:, None], adjusted, drawn)
+        is_kept = None
+        if has_thresholds:
+            is_kept = _is_kept(scores, jnp.max(scores, axis=-1), _divisor(inputs), inputs)
+        scores = _perturbed(scores, inputs, is_kept)
     is_bad = jnp.isnan(logits).any(axis=-1)  # asked of all: on a CPU the maximum of a long row passes over NaN
-    return jnp.where(is_bad, -1, jnp.argmax(adjusted, axis=-1)).astype(jnp.int32)
+    return jnp.where(is_bad, -1, jnp.argmax(scores, axis=-1)).astype(jnp.int32)
 
 
-def largest_tokens(logits: Float[Array, "R part"], allowed: Bool[Array, "R V"] | None) -> Int[Array, " R"]:
-    """What `choose_tokens` gives to greedy rows without tables, of logits that devices share by columns.
+def best_tokens(
+    logits: Float[Array, "R part"], inputs: SamplingInputs, allowed: Bool[Array, "R V"] | None, *, is_sampled: bool
+) -> Int[Array, " R"]:
+    """What `choose_tokens` gives without tables and thresholds, of logits that devices share by columns.
 
-    Each device offers its largest; of equal ones the lower token wins. All that they exchange is a pair for each row.
+    Each device offers its best; of equal ones the lower token wins. All that they exchange is a pair for each row.
     """
-    if num_parts() > 1 and allowed is not None:
-        allowed = lax.dynamic_slice_in_dim(allowed, first_index(logits.shape[1]), logits.shape[1], 1)
-    adjusted = logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
-    best = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
-    token = jnp.where(jnp.isnan(logits).any(axis=-1), -1, best + first_index(logits.shape[1]))
+    length = logits.shape[1]
+    first = first_index(length)
     if num_parts() == 1:
-        return token
-    score = jnp.take_along_axis(adjusted, best[:, None], axis=-1)[:, 0]
+        return choose_tokens(logits, inputs, None, allowed, is_sampled=is_sampled, has_thresholds=False)
+    if allowed is not None:
+        allowed = lax.dynamic_slice_in_dim(allowed, first, length, 1)
+    scores = logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
+    scores = _perturbed(scores, inputs, None, first) if is_sampled else scores
+    best = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    token = jnp.where(jnp.isnan(logits).any(axis=-1), -1, best + first)
+    score = jnp.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
     pairs = jnp.stack([lax.bitcast_convert_type(score, jnp.int32), token])
     offered = lax.all_gather(pairs, AXIS)  # [devices, 2, R]
     scores, tokens = lax.bitcast_convert_type(offered[:, 0], jnp.float32), offered[:, 1]
@@ -170,6 +175,27 @@ def _penalised(logits: Float[Array, "R V"], inputs: SamplingInputs, tables: Pena
     once = jnp.minimum(counts, 1)  # a comparison used twice would be kept in memory by XLA, [R, V]
     out -= inputs.frequency[:, None] * counts + inputs.presence[:, None] * once
     return jnp.where(inputs.uses_tables[:, None], out + tables.bias[inputs.rows], logits)
+
+
+def _divisor(inputs: SamplingInputs) -> Float[Array, " R"]:
+    """What logits are divided by: the temperature, but 1 for a greedy row."""
+    return jnp.where(inputs.temperature == 0, 1.0, inputs.temperature)
+
+
+def _perturbed(
+    scores: Float[Array, "R part"],
+    inputs: SamplingInputs,
+    is_kept: Bool[Array, "R part"] | None,
+    first: Array | int = 0,
+) -> Float[Array, "R part"]:
+    """Scores whose largest is a token drawn at the row's temperature; those of greedy rows as they are.
+
+    Of several devices' columns, those that begin at token `first`.
+    """
+    noise = gumbel(inputs.seeds, inputs.output_index, scores.shape[1], first)
+    drawn = scores / _divisor(inputs)[:, None] + noise
+    drawn = drawn if is_kept is None else jnp.where(is_kept, drawn, -jnp.inf)
+    return jnp.where((inputs.temperature == 0)[:, None], scores, drawn)
 
 
 def _is_kept(

@@ -17,10 +17,10 @@ from jsg.engine.sampling import (
     SamplingInputs,
     TokenMasks,
     allowed_tokens,
+    best_tokens,
     choose_tokens,
     count_tokens,
     kept_mass,
-    largest_tokens,
     token_logprobs,
 )
 from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
@@ -178,20 +178,21 @@ def sample(
     masks: TokenMasks | None = None,
     *,
     is_sampled: bool,
+    has_thresholds: bool,
     num_top: int,
 ) -> tuple[StepOutput, Int[Array, " R"], PenaltyTables | None]:
     """Tokens (and log-probabilities where `chosen` is given), and the tables after them.
 
-    On several devices each has a slice of the logits' columns. Where the largest is all that is asked for, each offers
-    its own; for all else they gather the logits.
+    On several devices each has a slice of the logits' columns. Where each token is looked at by itself, each device
+    offers its best; for all else they gather the logits.
     """
     inputs = unpack_sampling(packed)
     allowed = None if masks is None else allowed_tokens(masks, logits.shape[1] * num_parts())
-    if is_sampled or tables is not None or chosen is not None:
+    if has_thresholds or tables is not None or chosen is not None:
         logits = gather_columns(logits)
-        tokens = choose_tokens(logits, inputs, tables, allowed, is_sampled=is_sampled)
+        tokens = choose_tokens(logits, inputs, tables, allowed, is_sampled=is_sampled, has_thresholds=has_thresholds)
     else:
-        tokens = largest_tokens(logits, allowed)
+        tokens = best_tokens(logits, inputs, allowed, is_sampled=is_sampled)
     if masks is not None:
         tokens = jnp.where((masks.forced >= 0) & (tokens >= 0), masks.forced, tokens)
     if tables is not None:

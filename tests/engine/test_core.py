@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import pathlib
 
 import jax
 import numpy as np
@@ -11,10 +10,10 @@ import pytest
 from jsg.engine.core import EngineCore
 from jsg.errors import ContextLengthError, QueueFullError, RequestError
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
+from tests.conftest import num_mappings
 from tests.engine import small
 
 PROMPT = tuple(range(2, 40))
-MAPPINGS = pathlib.Path("/proc/self/maps")
 
 
 @pytest.fixture
@@ -220,12 +219,11 @@ def test_a_row_with_logits_that_are_not_finite_fails_alone(small_model, compile_
     core.close()
 
 
-@pytest.mark.skipif(not MAPPINGS.exists(), reason="only Linux counts them there")
 def test_a_closed_engine_leaves_nothing_behind(small_model, compile_cache_dir: str):
     """Not even until Python collects garbage: the next engine needs the device's memory, and programs have mappings."""
 
     def left() -> tuple[int, int]:
-        return sum(array.nbytes for array in jax.live_arrays()), len(MAPPINGS.read_text().splitlines())
+        return sum(array.nbytes for array in jax.live_arrays()), num_mappings()
 
     gc.collect()
     gc.disable()
@@ -239,4 +237,4 @@ def test_a_closed_engine_leaves_nothing_behind(small_model, compile_cache_dir: s
     finally:
         gc.enable()
     assert after[0] == before[0] < during[0]
-    assert after[1] < before[1] + (during[1] - before[1]) / 5
+    assert after[1] <= before[1] + (during[1] - before[1]) / 5

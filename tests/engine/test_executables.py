@@ -102,13 +102,13 @@ def test_the_rest_is_compiled_in_the_background_and_a_failure_is_logged(caplog: 
 def test_a_shape_that_is_not_compiled_yet_rounds_up_to_one_that_is(core: EngineCore):
     request = Request(rid="r", input_ids=(2, 3, 4), sampling=SamplingParams(max_new_tokens=6, temperature=0))
     expected = small.alone(core, request).token_ids
-    compiled = core._executables._compiled
-    missing = {("forward", BucketKey(Phase.DECODE, 1, 1)): None}
-    removed = {name: compiled.pop(name) for name in missing}
+    lowered, name = core._executables._lowered, ("forward", BucketKey(Phase.DECODE, 1, 1))
+    removed = lowered.pop(name)
+    assert not core._executables.is_ready(name)
     try:
         assert small.alone(core, request).token_ids == expected
     finally:
-        compiled.update(removed)
+        lowered[name] = removed
 
 
 def test_every_essential_program_exists_and_stands_in_for_every_batch(core: EngineCore):

@@ -29,8 +29,11 @@ def inputs_of(*samplings: SamplingParams, output_index: int = 0, seeds: list[int
     return step.unpack_sampling(jnp.asarray(packed))
 
 
+choose_jitted = jax.jit(choose_tokens, static_argnames=("is_sampled", "has_thresholds"))
+
+
 def choose(logits: np.ndarray, inputs: SamplingInputs, tables: PenaltyTables | None = None) -> np.ndarray:
-    return np.asarray(jax.jit(choose_tokens, static_argnames="is_sampled")(logits, inputs, tables, is_sampled=True))
+    return np.asarray(choose_jitted(logits, inputs, tables, is_sampled=True))
 
 
 def kept_by_sorting(logits: np.ndarray, sampling: SamplingParams) -> set[int]:
@@ -53,6 +56,21 @@ def drawn(logits: np.ndarray, sampling: SamplingParams, count: int = 3000) -> np
     """Tokens of `count` rows that differ in their seeds only."""
     inputs = inputs_of(*[sampling] * count, seeds=list(range(count)))
     return choose(np.tile(logits, (count, 1)), inputs)
+
+
+def test_without_thresholds_the_tokens_are_those_of_thresholds_that_keep_all():
+    fields = [{"temperature": 0.7}, {"temperature": 0}, {"temperature": 1.3, "top_k": VOCAB}] * 20
+    samplings = [SamplingParams(**each) for each in fields]
+    assert not any(packing.has_thresholds(each, VOCAB) for each in samplings)
+    logits = np.random.default_rng(4).normal(size=(60, VOCAB)).astype(np.float32)
+    inputs = inputs_of(*samplings, seeds=list(range(60)))
+    plain = choose_jitted(logits, inputs, None, is_sampled=True, has_thresholds=False)
+    np.testing.assert_array_equal(plain, choose(logits, inputs))
+
+
+@pytest.mark.parametrize("fields", [{"top_k": VOCAB - 1}, {"top_p": 0.99}, {"min_p": 0.01}], ids=str)
+def test_what_may_keep_a_token_away_is_a_threshold(fields: dict):
+    assert packing.has_thresholds(SamplingParams(**fields), VOCAB)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +249,15 @@ def sample_masked(
     chosen = jnp.zeros((len(samplings), 1), jnp.int32)
     last_token = jnp.zeros(1, jnp.int32)
     return step.sample(
-        jnp.asarray(logits), jnp.asarray(packed), last_token, None, chosen, masks, is_sampled=is_sampled, num_top=VOCAB
+        jnp.asarray(logits),
+        jnp.asarray(packed),
+        last_token,
+        None,
+        chosen,
+        masks,
+        is_sampled=is_sampled,
+        has_thresholds=is_sampled,
+        num_top=VOCAB,
     )[0]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jsg.engine.programs import GREEDY, SAMPLED
+from jsg.engine.programs import DRAWN, GREEDY, SAMPLED, Variant
 from jsg.sched.buckets import BucketKey, Phase
 from tests.h200 import model
 from tests.h200.compiler import Program
@@ -82,8 +82,10 @@ def test_a_step_adds_up_twice_a_layer_and_once_for_the_embedding(shared: model.M
     } | {"get-tuple-element"}
 
 
-def test_the_largest_logit_costs_one_pair_for_each_row(shared: model.Model):
-    program = shared.programs.program(("sample", 256, GREEDY))
+@pytest.mark.parametrize("variant", [GREEDY, DRAWN], ids=str)
+def test_the_best_token_costs_one_pair_for_each_row(shared: model.Model, variant: Variant):
+    """The largest logit, or the token that is drawn from all."""
+    program = shared.programs.program(("sample", 256, variant))
     assert collectives(program) == {"all-gather": 1}
     (shape,) = re.findall(r"= \(?(?:\w+\[[\d,]*\]\S*, )?s32\[([\d,]+)\]\S*\)? all-gather", program.hlo)
     assert sorted(map(int, shape.split(",")))[-1] <= 256 * 2 * NUM_DEVICES
