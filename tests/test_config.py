@@ -23,6 +23,9 @@ from jsg.errors import ConfigError
         ({"dtype": "int8"}, "--dtype"),
         ({"load_format": "gguf"}, "--load-format"),
         ({"model_path": None}, "--model-path"),
+        ({"tp_size": 0}, "--tp-size"),
+        ({"tp_size": 65}, "--tp-size"),
+        ({"tp_size": True}, "--tp-size"),
     ],
 )
 def test_a_wrong_knob_is_named(knobs: dict, option: str):

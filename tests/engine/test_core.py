@@ -7,8 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+from jsg.config import EngineConfig
+from jsg.engine import startup
 from jsg.engine.core import EngineCore
-from jsg.errors import ContextLengthError, QueueFullError, RequestError
+from jsg.engine.device import Device
+from jsg.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
 from tests.conftest import num_mappings
 from tests.engine import small
@@ -238,3 +241,10 @@ def test_a_closed_engine_leaves_nothing_behind(small_model, compile_cache_dir: s
         gc.enable()
     assert after[0] == before[0] < during[0]
     assert after[1] <= before[1] + (during[1] - before[1]) / 5
+
+
+def test_deterministic_mode_has_two_gpus_at_most(small_model):
+    """Three or more add up in an order that depends on where a number lies; a CPU's add up as one does."""
+    config = EngineConfig(model_path=str(small_model), deterministic=True, tp_size=4)
+    with pytest.raises(ConfigError, match="--deterministic needs --tp-size 1 or 2, but got 4"):
+        startup._settle(config, Device(platform="gpu", kind="NVIDIA H200", gpu=None, why="", count=4))
