@@ -1,4 +1,4 @@
-"""Models with experts and models that see, as they were published: what of them runs on an accelerator is measured.
+"""Large models, those with experts and those that see, as they were published: what runs on an accelerator.
 
 Shapes only, as in `bench.shapes`.
 """
@@ -7,6 +7,13 @@ from typing import Any
 
 from bench.shapes import LLAMA_8B
 
+LLAMA_70B: dict[str, Any] = LLAMA_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28_672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 8192,
+}
 MISTRAL_7B: dict[str, Any] = LLAMA_8B | {
     "architectures": ["MistralForCausalLM"],
     "model_type": "mistral",

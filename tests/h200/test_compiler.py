@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.h200 import compiler, machine_code
-from tests.h200.compiler import IN_PLACE, array, compile_for_h200
+from bench.h200 import compiler, machine_code
+from bench.h200.compiler import IN_PLACE, array, compile_for_h200
 
 POOL = 1_000_000
 

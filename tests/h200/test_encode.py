@@ -8,10 +8,10 @@ import functools
 import pytest
 
 from bench.device.shapes import CLIP_L_336, MISTRAL_7B
+from bench.h200 import model
+from bench.h200.compiler import IN_PLACE, SHARED_MEMORY_BYTES
 from bench.shapes import llava_next_video
 from jsg.engine.startup import OTHER_ENCODE_SIZES
-from tests.h200 import model
-from tests.h200.compiler import IN_PLACE, SHARED_MEMORY_BYTES
 from tests.h200.test_step import WORKSPACE_BYTES
 
 MAX_LAUNCHES = 22

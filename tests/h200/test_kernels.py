@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from bench.attention_cases import MODELS
+from bench.h200.compiler import IN_PLACE, SHARED_MEMORY_BYTES, Program, array, compile_for_h200
 from jsg.kernels_pallas.cascade import cascade
 from jsg.kernels_pallas.expert_routes import expert_routes
 from jsg.kernels_pallas.grouped_matmul import grouped_matmul
@@ -21,7 +22,6 @@ from jsg.kernels_pallas.ragged_paged_attention import ragged_paged_attention
 from jsg.kernels_pallas.rotate_and_write import rotate_and_write
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
 from jsg.kernels_pallas.token_threshold import kept_threshold, top_logits
-from tests.h200.compiler import IN_PLACE, SHARED_MEMORY_BYTES, Program, array, compile_for_h200
 
 ROWS = 256
 CONTEXT_LEN = 8192

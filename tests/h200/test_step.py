@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import pytest
 
 from bench.device.shapes import CLIP_L_336, MISTRAL_7B, MIXTRAL_8X7B, MIXTRAL_8X22B
+from bench.h200 import model
+from bench.h200.compiler import IN_PLACE, SHARED_MEMORY_BYTES, Program
 from bench.shapes import LLAMA_8B, llava_next_video
 from jsg.engine.programs import GREEDY, VARIANTS, Variant
 from jsg.sched.buckets import BucketKey, Phase
-from tests.h200 import model
-from tests.h200.compiler import IN_PLACE, SHARED_MEMORY_BYTES, Program
 
 MAX_LAUNCHES = 10
 """Of a dense layer: two norms, four matmuls, rotation with the write to the pool, the activation, and attention in two:

@@ -2,51 +2,19 @@
 
 import re
 from collections import Counter
-from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
+from bench.device.shapes import LLAMA_70B, MIXTRAL_8X7B
+from bench.h200 import model
+from bench.h200.compiler import Program
 from jsg.engine.programs import DRAWN, GREEDY, SAMPLED, Variant
 from jsg.sched.buckets import BucketKey, Phase
-from tests.h200 import model
-from tests.h200.compiler import Program
 
 NUM_DEVICES = 4
 USABLE_BYTES = int(0.85 * 139 * 2**30)  # of one, as `--mem-fraction-static` has it
 POOL_TOKENS = 400_000
-LLAMA_70B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 128_256,
-    "hidden_size": 8192,
-    "intermediate_size": 28_672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500_000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "eos_token_id": 128_001,
-}
-MIXTRAL_8X7B: dict[str, Any] = LLAMA_70B | {
-    "architectures": ["MixtralForCausalLM"],
-    "model_type": "mixtral",
-    "vocab_size": 32_000,
-    "hidden_size": 4096,
-    "intermediate_size": 14_336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 32_768,
-    "rope_theta": 1e6,
-    "sliding_window": None,
-    "eos_token_id": 2,
-}
 MODELS = {"Llama-70B": LLAMA_70B, "Mixtral-8x7B": MIXTRAL_8X7B}
 KEYS = (
     BucketKey(Phase.DECODE, 32, 32),

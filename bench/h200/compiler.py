@@ -20,7 +20,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests.h200 import machine_code
+from bench.h200 import machine_code
 
 TARGET = pathlib.Path(__file__).with_name("h200_target_config.txtpb")
 SHARED_MEMORY_BYTES = 232_448

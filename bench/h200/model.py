@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from bench.h200 import compiler
+from bench.h200.compiler import Program, placed
 from jsg.cache.pool import make_pool
 from jsg.config import EngineConfig
 from jsg.engine.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables
@@ -24,8 +26,6 @@ from jsg.models.config import ModelConfig
 from jsg.models.llava import Llava
 from jsg.models.loading import abstract_model
 from jsg.sched.buckets import Buckets, make_buckets
-from tests.h200 import compiler
-from tests.h200.compiler import Program, placed
 
 MAX_RUNNING = 256
 CHUNK = 8192
