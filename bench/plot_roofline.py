@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from bench.plots import save
 
 STYLES = {
     "decode": ("o", "C0", "decode step"),
@@ -108,10 +109,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("run", type=Path, help="JSON file that bench.device has written")
     parser.add_argument("-o", "--output", type=Path, required=True, help="image; its ending names the format")
     options = parser.parse_args(arguments)
-    run = json.loads(options.run.read_text(encoding="utf-8"))
-    with mpl.rc_context({"svg.hashsalt": "roofline", "svg.fonttype": "none"}):
-        metadata = {"Date": None} if options.output.suffix == ".svg" else None  # the same run gives the same file
-        draw(run).savefig(options.output, metadata=metadata)
+    save(draw(json.loads(options.run.read_text(encoding="utf-8"))), options.output)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,14 @@ They need XLA's CUDA plugin. Where it is installed JAX starts differently, so it
 tests run in processes of their own: with `--h200`, and are skipped without it.
 """
 
-import importlib.util
-import os
 import pathlib
 import shutil
 
 import pytest
 
+from bench.h200.plugin import use_plugin
+
 HERE = pathlib.Path(__file__).parent
-PLUGIN = "jax_plugins.xla_cuda13"
 TOOLS = HERE.parent.parent / ".venv" / "h200" / "bin"
 
 
@@ -24,13 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--h200", default=False):
         return
     try:
-        found = importlib.util.find_spec(PLUGIN)
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise pytest.UsageError("--h200 needs XLA's CUDA plugin on PYTHONPATH; `make test-h200` fetches it")
-    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # there is no driver to ask
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # what is found in a cache leaves no list of launches
+        use_plugin()
+    except RuntimeError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,0 +1,23 @@
+"""XLA's CUDA plugin, which compiles for GPUs on a machine that has none; `make test-h200` fetches it."""
+
+import importlib.util
+import os
+
+PLUGIN = "jax_plugins.xla_cuda13"
+
+
+def use_plugin() -> None:
+    """Says to JAX, which must not have started yet, that it shall compile for a GPU that is not there.
+
+    Raises:
+        RuntimeError: There is no plugin.
+    """
+    try:
+        found = importlib.util.find_spec(PLUGIN)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise RuntimeError("XLA's CUDA plugin must be on PYTHONPATH; `make test-h200` puts it into .venv/h200")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # there is no driver to ask
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # what is found in a cache leaves no list of launches

@@ -1,0 +1,131 @@
+"""The run of `bench.tp`: compiles, counts, and works out times and room."""
+
+import argparse
+import dataclasses
+import gc
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bench.device.shapes import LLAMA_70B, MIXTRAL_8X7B
+from bench.h200 import model as h200
+from bench.report import Report
+from bench.roofline import Cost, Rates, step_cost
+from bench.tp.compiled import collectives
+from bench.tp.interconnect import Collective
+from jsg.engine.programs import GREEDY
+from jsg.models.config import ModelConfig
+from jsg.models.loading import num_parameters
+from jsg.sched.buckets import BucketKey, Phase
+
+MODELS = {"Llama-70B": LLAMA_70B, "Mixtral-8x7B": MIXTRAL_8X7B}
+COUNTS = (1, 2, 4, 8)
+RATES = Rates(copy_bytes_per_s=4.3e12, matmul_flops_per_s=790e12)
+"""What a copy and a large product in bfloat16 reach on an H200, of 4.8 TB/s and 990 TFLOP/s."""
+USABLE_BYTES = int(0.85 * 139 * 2**30)
+"""Of one H200, as `--mem-fraction-static` has it."""
+POOL_TOKENS = 100_000  # only the shape of what is compiled; what fits is worked out
+ITEM_BYTES = jnp.bfloat16.dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """A shape of step, and a load that fills it: new tokens of so many requests over so many others."""
+
+    name: str
+    key: BucketKey
+    rows: int
+    cached: int
+    new: int
+
+
+STEPS = (
+    Step("decode, 1 request of 1024", BucketKey(Phase.DECODE, 8, 8), 1, 1023, 1),
+    Step("decode, 32 requests of 1024", BucketKey(Phase.DECODE, 32, 32), 32, 1023, 1),
+    Step("decode, 256 requests of 1024", BucketKey(Phase.DECODE, 256, 256), 256, 1023, 1),
+    Step("prefill, 8 of 1024", BucketKey(Phase.EXTEND, 8192, 256), 8, 0, 1024),
+)
+
+
+def shared(cost: Cost, num_devices: int) -> Cost:
+    """What one of several devices moves and computes."""
+    fields = {field.name: getattr(cost, field.name) // num_devices for field in dataclasses.fields(cost)}
+    return Cost(**fields)
+
+
+def measure(report: Report, name: str, num_devices: int) -> None:
+    """One model on so many devices."""
+    model = h200.make_model(MODELS[name], num_devices=num_devices, pool_tokens=POOL_TOKENS)
+    config, most_temporary, weights = model.config, 0, 0
+    for step in STEPS:
+        program = model.programs.program(("forward", step.key))
+        sampling = model.programs.program(("sample", step.key.num_rows, GREEDY))
+        found = [*collectives(program.hlo), *collectives(sampling.hlo)]
+        most_temporary = max(most_temporary, program.temporary_bytes)
+        # What it is given, without what it changes in place.
+        weights = program.compiled.memory_analysis().argument_size_in_bytes - model.donated_bytes // num_devices
+        cost = step_cost(config, ITEM_BYTES, rows=step.rows, cached=step.cached, new=step.new)
+        floor_ms = shared(cost, num_devices).floor_ms(RATES)
+        times = [1e3 * sum(each) for each in zip(*(c.seconds(num_devices) for c in found), strict=True)] or [0.0, 0.0]
+        report.add(
+            f"{name}, {num_devices} devices: {step.name}",
+            "ms",
+            [floor_ms + each for each in times],
+            kind="step",
+            model=name,
+            devices=num_devices,
+            step=step.name,
+            floor_ms=round(floor_ms, 3),
+            collectives={f"{c.kind} of {c.num_bytes}": c.count for c in found},
+            exchanged_bytes=sum(c.num_bytes * c.count for c in found),
+            temporary_bytes=program.temporary_bytes,
+        )
+        check(config, step, found, num_devices)
+    expected = num_parameters(config) * ITEM_BYTES / num_devices
+    token_bytes = config.kv_bytes_per_token(ITEM_BYTES) // num_devices
+    room = USABLE_BYTES - weights - most_temporary
+    report.add(
+        f"{name}, {num_devices} devices: weights of one",
+        "GB",
+        [weights / 1e9],
+        kind="memory",
+        model=name,
+        devices=num_devices,
+        parameters_gb=round(expected / 1e9, 2),
+        temporary_gb=round(most_temporary / 1e9, 2),
+        kv_tokens=max(0, room // token_bytes),
+    )
+
+
+def check(config: ModelConfig, step: Step, found: list[Collective], num_devices: int) -> None:
+    """That the program exchanges what the model of the cost says. Raises AssertionError."""
+    activations = [Collective("all-reduce", step.key.num_tokens * config.hidden_size * ITEM_BYTES)] if found else []
+    expected = [dataclasses.replace(each, count=2 * config.num_layers + 1) for each in activations]
+    assert (num_devices > 1) == bool(found), "one device talks to nobody"
+    assert [each for each in found if each.kind == "all-reduce"] == expected, found
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    parser = argparse.ArgumentParser(prog="python -m bench.tp", description=__doc__)
+    parser.add_argument("--model", choices=MODELS, help="one of them only")
+    parser.add_argument("--devices", type=int, choices=COUNTS, help="one number only")
+    parser.add_argument("--output", type=Path, help="JSON file with every figure")
+    options = parser.parse_args(arguments)
+    report = Report("bench.tp", arguments, options.output, device="none: compiled for H200s, times are modelled")
+    for name, count in chosen(options):
+        measure(report, name, count)
+        jax.clear_caches()
+        gc.collect()
+    report.close()
+
+
+def chosen(options: Any) -> Iterator[tuple[str, int]]:
+    """Models and numbers of devices that were asked for."""
+    for name in [options.model] if options.model else MODELS:
+        for count in [options.devices] if options.devices else COUNTS:
+            yield name, count
