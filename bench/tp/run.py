@@ -15,14 +15,20 @@ from bench.device.shapes import LLAMA_70B, MIXTRAL_8X7B
 from bench.h200 import model as h200
 from bench.report import Report
 from bench.roofline import Cost, Rates, step_cost
+from bench.shapes import LLAMA_8B
 from bench.tp.compiled import collectives
 from bench.tp.interconnect import Collective
 from jsg.engine.programs import GREEDY
 from jsg.models.config import ModelConfig
-from jsg.models.loading import num_parameters
 from jsg.sched.buckets import BucketKey, Phase
 
-MODELS = {"Llama-70B": LLAMA_70B, "Mixtral-8x7B": MIXTRAL_8X7B}
+MODELS = {
+    "Llama-8B": (LLAMA_8B, "none"),
+    "Llama-70B": (LLAMA_70B, "none"),
+    "Llama-70B in int8": (LLAMA_70B, "int8"),
+    "Mixtral-8x7B": (MIXTRAL_8X7B, "none"),
+}
+"""Shapes, and what their kernels are kept in (`--quantization`)."""
 COUNTS = (1, 2, 4, 8)
 RATES = Rates(copy_bytes_per_s=4.3e12, matmul_flops_per_s=790e12)
 """What a copy and a large product in bfloat16 reach on an H200, of 4.8 TB/s and 990 TFLOP/s."""
@@ -59,7 +65,9 @@ def shared(cost: Cost, num_devices: int) -> Cost:
 
 def measure(report: Report, name: str, num_devices: int) -> None:
     """One model on so many devices."""
-    model = h200.make_model(MODELS[name], num_devices=num_devices, pool_tokens=POOL_TOKENS)
+    shape, quantization = MODELS[name]
+    model = h200.make_model(shape, quantization=quantization, num_devices=num_devices, pool_tokens=POOL_TOKENS)
+    kernel_bytes = ITEM_BYTES if quantization == "none" else 1
     config, most_temporary, weights = model.config, 0, 0
     for step in STEPS:
         program = model.programs.program(("forward", step.key))
@@ -68,7 +76,8 @@ def measure(report: Report, name: str, num_devices: int) -> None:
         most_temporary = max(most_temporary, program.temporary_bytes)
         # What it is given, without what it changes in place.
         weights = program.compiled.memory_analysis().argument_size_in_bytes - model.donated_bytes // num_devices
-        cost = step_cost(config, ITEM_BYTES, rows=step.rows, cached=step.cached, new=step.new)
+        load = {"rows": step.rows, "cached": step.cached, "new": step.new}
+        cost = step_cost(config, ITEM_BYTES, kernel_itemsize=kernel_bytes, **load)
         floor_ms = shared(cost, num_devices).floor_ms(RATES)
         times = [1e3 * sum(each) for each in zip(*(c.seconds(num_devices) for c in found), strict=True)] or [0.0, 0.0]
         report.add(
@@ -85,7 +94,6 @@ def measure(report: Report, name: str, num_devices: int) -> None:
             temporary_bytes=program.temporary_bytes,
         )
         check(config, step, found, num_devices)
-    expected = num_parameters(config) * ITEM_BYTES / num_devices
     token_bytes = config.kv_bytes_per_token(ITEM_BYTES) // num_devices
     room = USABLE_BYTES - weights - most_temporary
     report.add(
@@ -95,7 +103,6 @@ def measure(report: Report, name: str, num_devices: int) -> None:
         kind="memory",
         model=name,
         devices=num_devices,
-        parameters_gb=round(expected / 1e9, 2),
         temporary_gb=round(most_temporary / 1e9, 2),
         kv_tokens=max(0, room // token_bytes),
     )
