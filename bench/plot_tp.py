@@ -53,6 +53,7 @@ def _draw_step(axes: Axes, chosen: Sequence[dict[str, Any]], fits: Sequence[bool
             bar.set(hatch=None if has_room else "//", alpha=1 if has_room else 0.4)
         bottom = tops
     axes.bar_label(axes.containers[-1], [f"{top:.3g}" for top in high], fontsize=7)
+    axes.margins(y=0.1)
     axes.set(xlabel="H200s", ylabel="ms")
 
 

@@ -15,6 +15,7 @@ from bench.device.plan import Load, Plan
 from jsg.config import EngineConfig
 from jsg.engine import startup
 from jsg.engine.core import EngineCore
+from jsg.engine.executables import Executables
 from jsg.engine.programs import GREEDY
 from jsg.engine.protocol import Progress
 from jsg.sched.buckets import Buckets, Phase, make_buckets
@@ -29,8 +30,9 @@ AGREEMENT_ROWS = 8
 def measure(part: Part) -> None:
     """One engine for everything, with the shapes that are measured and no others: lowering all would take too long."""
     startup.make_buckets = functools.partial(_few_buckets, part.plan)
+    # The variants that nobody will use would compile beside what is measured.
+    Executables.compile_rest_in_background = lambda self: None
     core = EngineCore(_config(part, chunk=part.plan.chunk, cache="cache"))
-    core.close()  # the variants that nobody will use would compile beside what is measured
     _compile_what_is_measured(core)
     part.header(engine=dataclasses.asdict(core.info) | {"model_path": "random weights"})
     for rows in part.plan.batches:

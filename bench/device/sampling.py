@@ -24,7 +24,7 @@ def measure(part: Part) -> None:
     """Milliseconds of each variant, beside the time that reading the logits once takes."""
     for rows in part.plan.sampling_rows:
         for variant in VARIANTS:
-            words = [name for name, has in zip(("sampled", "tables", "logprobs", "masks"), variant, strict=True) if has]
+            words = [field.split("_")[1] for field, has in zip(Variant._fields, variant, strict=True) if has]
             name = f"sample B={rows}, {' and '.join(words) or 'greedy'}"
             part.attempt(name, functools.partial(_measure, part, name, rows, variant))
 
@@ -39,7 +39,12 @@ def _measure(part: Part, name: str, rows: int, variant: Variant) -> None:
         tables = PenaltyTables(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape))
     chosen = np.zeros((rows, MAX_TOP_LOGPROBS), np.int32) if variant.has_logprobs else None
     masks = _masks(rows, vocab) if variant.has_masks else None
-    sample = functools.partial(step.sample, is_sampled=variant.is_sampled, num_top=min(MAX_TOP_LOGPROBS, vocab))
+    sample = functools.partial(
+        step.sample,
+        is_sampled=variant.is_sampled,
+        has_thresholds=variant.has_thresholds,
+        num_top=min(MAX_TOP_LOGPROBS, vocab),
+    )
     program = jax.jit(sample, donate_argnums=(2, 3)).lower(
         logits, _packed(rows, vocab, variant), last_token, tables, chosen, masks
     )
