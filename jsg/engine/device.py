@@ -84,7 +84,8 @@ class Device:
     def __str__(self) -> str:
         memory = ""
         if self.gpu is not None:
-            memory = f", {self.gpu.total_bytes / 2**30:.1f} GiB, {self.gpu.free_bytes / 2**30:.1f} GiB free"
+            free = "free" if self.count == 1 else "free on the fullest"
+            memory = f", {self.gpu.total_bytes / 2**30:.1f} GiB, {self.gpu.free_bytes / 2**30:.1f} GiB {free}"
         return f"{self.name}{memory}; {self.why}"
 
 

@@ -160,7 +160,8 @@ def start(config: EngineConfig, report: Report) -> Parts:
         mesh=settings.mesh,
     )
     plan = _plan(settings, executables)
-    report(Progress("plan", 1, 1, f"{settings}\n{plan}"))
+    where = f", on each of {settings.device.count} devices" if settings.device.count > 1 else ""
+    report(Progress("plan", 1, 1, f"{settings}\n{plan}{where}"))
     model = load_model(
         settings.directory,
         settings.model,

@@ -45,10 +45,12 @@ def requests_of(tokens: list[int], num_new: int, *, vocab: int) -> list[Request]
 
 def answer(run: dict[str, Any]) -> dict[str, Any]:
     """The answers of one engine, some requests coming while others run; and which collectives a decode step has."""
+    plans: list[str] = []
     core = small.make_core(
         Path(run["directory"]),
         run["cache_dir"],
         tp_size=run["tp_size"],
+        report=lambda progress: plans.append(progress.text) if progress.stage == "plan" else None,
         **{"load_format": "auto", "chunked_prefill_size": 64, "max_total_tokens": 1024} | run["knobs"],
     )
     try:
@@ -59,6 +61,7 @@ def answer(run: dict[str, Any]) -> dict[str, Any]:
             "logprobs": [scored.logprob for scored in outcomes["scored"].logprobs],
             "prompt_logprobs": [scored.logprob for scored in (outcomes["scored"].prompt_logprobs or ())],
             "collectives": collectives(core),
+            "plan": plans[0],
         }
     finally:
         core.close()

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from jsg.engine import device
-from jsg.engine.device import Gpu, choose, find_gpus, parse_gpus
+from jsg.engine.device import Device, Gpu, choose, find_gpus, parse_gpus
 from jsg.errors import MemoryPlanError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -140,6 +140,12 @@ class TestChoice:
         named = choose((other, FREE, BUSY), 0.85, {device.VISIBLE: f"{FREE.uuid},{BUSY.uuid}"}, 2)
         assert named.gpu == BUSY and named.environment[device.FRACTION] == chosen.environment[device.FRACTION]
         assert choose((FREE, BUSY), 0.85, {device.VISIBLE: f"{FREE.uuid},MIG-1"}, 2).gpu is None
+
+    def test_people_are_told_which_memory_is_meant(self):
+        one = Device(platform="gpu", kind="NVIDIA H200", gpu=FREE, why="chosen")
+        assert str(one) == "gpu: NVIDIA H200, 140.0 GiB, 139.0 GiB free; chosen"
+        several = dataclasses.replace(one, gpu=BUSY, count=2)
+        assert str(several) == "gpu: 2 x NVIDIA H200, 140.0 GiB, 40.0 GiB free on the fullest; chosen"
 
     def test_memory_that_others_hold_is_not_reserved(self):
         chosen = choose((BUSY,), 0.85, {})

@@ -64,6 +64,14 @@ def test_the_tokens_are_those_of_one_device(family):
 
 
 @pytest.mark.slow
+def test_the_memory_plan_is_that_of_each_device(family):
+    variant, by_count = family
+    assert "devices" not in by_count[1]["plan"]
+    for count in FAMILIES[variant]:
+        assert by_count[count]["plan"].endswith(f" MiB, on each of {count} devices")
+
+
+@pytest.mark.slow
 def test_a_step_adds_up_twice_a_layer_and_once_for_the_embedding(family):
     variant, by_count = family
     num_layers = VARIANTS[variant]["num_hidden_layers"]
