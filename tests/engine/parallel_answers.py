@@ -62,6 +62,7 @@ def answer(run: dict[str, Any]) -> dict[str, Any]:
             "prompt_logprobs": [scored.logprob for scored in (outcomes["scored"].prompt_logprobs or ())],
             "collectives": collectives(core),
             "plan": plans[0],
+            "stats": {name: core.stats()[name] for name in ("num_retracts", "cached_tokens", "num_evicted_tokens")},
         }
     finally:
         core.close()

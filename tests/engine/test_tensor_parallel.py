@@ -96,6 +96,19 @@ def test_pages_and_8_bits(tmp_path: Path, compile_cache_dir: str, variant: str, 
     assert several["collectives"]["copy_slots"] == [0, 0, 0]
 
 
+@pytest.mark.slow
+def test_retracts_and_prefixes(tmp_path: Path, compile_cache_dir: str):
+    """In a pool that is too small the scheduler does as with one device, and so do the answers."""
+    variant = "llama_gqa_head_dim"
+    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
+    common = {"variant": variant, "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 40}
+    knobs = {"max_total_tokens": 152, "schedule_conservativeness": 0.01, "schedule_policy": "lpm"}
+    alone, several = answers([{**common, "tp_size": n, "knobs": knobs} for n in (1, 2)])
+    assert several["tokens"] == alone["tokens"]
+    assert several["stats"] == alone["stats"]
+    assert all(several["stats"].values()), "there were retracts, hits and evictions"
+
+
 @pytest.mark.parametrize(
     ("changes", "count", "what"),
     [
