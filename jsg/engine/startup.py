@@ -1,6 +1,7 @@
 """From knobs to an engine that is ready: model directory, memory plan, weights, programs."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -170,7 +171,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
         quantization=config.quantization,
         seed=config.random_seed,
         mesh=settings.mesh,
-        progress=lambda done, total: report(Progress("load", done, total)),
+        progress=_load_progress(report),
     )
     allocator = PageAllocator(plan.pool_tokens // settings.page_size + 1)
     state = _with_newline(settings.make_state(allocator.num_total + 1), model)
@@ -182,6 +183,18 @@ def start(config: EngineConfig, report: Report) -> Parts:
     steps = _decode_steps(settings, plan, runner)
     constraints = _constraints(settings, lexicon)
     return Parts(_info(settings, plan), steps, scheduler, cache, allocator, runner, executables, constraints)
+
+
+def _load_progress(report: Report) -> Callable[[int, int, int], None]:
+    """Tells how much of a model is loaded, and how fast it is read."""
+    started = time.monotonic()
+
+    def tell(done: int, total: int, num_bytes: int) -> None:
+        rate = num_bytes / 1e9 / max(time.monotonic() - started, 1e-9)
+        text = f"{num_bytes / 2**20:.0f} MiB, {rate:.1f} GB/s" if num_bytes else ""
+        report(Progress("load", done, total, text))
+
+    return tell
 
 
 def _with_newline(state: DeviceState, model: nnx.Module) -> DeviceState:

@@ -24,10 +24,15 @@ IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 
 class Checkpoint:
-    """Tensors by name, read one at a time from memory-mapped files. Made by `open_checkpoint`."""
+    """Tensors by name, read one at a time from memory-mapped files. Made by `open_checkpoint`.
+
+    Attributes:
+        num_bytes_read: Of all tensors and slices so far.
+    """
 
     def __init__(self, files: Mapping[str, Any], rename: Callable[[str], str] = str):
         """Takes the open safetensors file of each tensor name, and what each is called from here on."""
+        self.num_bytes_read = 0
         self._stored = {rename(name): (file, name) for name, file in files.items()}
         if len(self._stored) != len(files):
             raise ModelError("the checkpoint names a tensor twice, in the old way and in the new one; save it again")
@@ -67,9 +72,10 @@ class Checkpoint:
     def read(self, name: str, slices: tuple[slice, ...] = ()) -> np.ndarray:
         """A copy of one tensor, or of a slice along its first axes, in the type the file has."""
         file, stored = self._stored[name]
-        return (
-            file.get_slice(stored)[slices] if any(each != slice(None) for each in slices) else file.get_tensor(stored)
-        )
+        is_whole = all(each == slice(None) for each in slices)
+        tensor = file.get_tensor(stored) if is_whole else file.get_slice(stored)[slices]
+        self.num_bytes_read += tensor.nbytes
+        return tensor
 
 
 @contextlib.contextmanager

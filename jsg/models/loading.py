@@ -23,8 +23,8 @@ from jsg.models.quantise import STORED, Quantised, declare
 from jsg.models.registry import build_model
 from jsg.models.tensor_parallel import sharding_of
 
-Progress = Callable[[int, int], None]
-"""Called with (parameters loaded, parameters in all) after each."""
+Progress = Callable[[int, int, int], None]
+"""Called with (parameters loaded, parameters in all, bytes read so far) after each; random weights read nothing."""
 
 TIED_HEAD = frozenset({"lm_head.weight"})
 """Some checkpoints of models with tied embeddings hold the table twice; the second is not read."""
@@ -59,14 +59,18 @@ def load_model(
     """
     model = abstract_model(config, dtype, quantization, mesh)
     if load_format == "dummy":
-        _fill(model, lambda source, slices: _dummy_tensor(source, seed)[slices], progress)
+        _fill(model, lambda source, slices: _dummy_tensor(source, seed)[slices], lambda: 0, progress)
         return model
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
     names = str if config.vision is None else module_name
     with open_checkpoint(directory, names) as checkpoint, freed_at_once():
         checkpoint.require(checkpoint_shapes(model), _unread(config))
-        _fill(model, lambda source, slices: jnp.asarray(checkpoint.read(source.name, slices)), progress)
+
+        def read(source: Source, slices: tuple[slice, ...]) -> Array:
+            return jnp.asarray(checkpoint.read(source.name, slices))
+
+        _fill(model, read, lambda: checkpoint.num_bytes_read, progress)
     return model
 
 
@@ -119,14 +123,14 @@ def resolve_kv_dtype(name: str, dtype: jnp.dtype) -> jnp.dtype:
     return jnp.dtype(eight_bits.get(name, dtype))
 
 
-def _fill(model: nnx.Module, read: Read, progress: Progress | None) -> None:
+def _fill(model: nnx.Module, read: Read, num_bytes_read: Callable[[], int], progress: Progress | None) -> None:
     """Gives every parameter its values, one after another: the host holds one tensor at a time."""
     params = list(_parameters(model))
     for done, param in enumerate(params, start=1):
         value = assemble(param.get_value(), param.get_metadata("origin"), read)
         param.set_value(jax.block_until_ready(value))  # else tensors would pile up that are still being transposed
         if progress is not None:
-            progress(done, len(params))
+            progress(done, len(params), num_bytes_read())
 
 
 def _dummy_tensor(source: Source, seed: int) -> Array:

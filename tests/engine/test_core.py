@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import re
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from jsg.config import EngineConfig
 from jsg.engine import startup
 from jsg.engine.core import EngineCore
 from jsg.engine.device import Device
+from jsg.engine.protocol import Progress
 from jsg.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
 from tests.conftest import num_mappings
@@ -248,3 +250,13 @@ def test_deterministic_mode_has_two_gpus_at_most(small_model):
     config = EngineConfig(model_path=str(small_model), deterministic=True, tp_size=4)
     with pytest.raises(ConfigError, match="--deterministic needs --tp-size 1 or 2, but got 4"):
         startup._settle(config, Device(platform="gpu", kind="NVIDIA H200", gpu=None, why="", count=4))
+
+
+def test_who_waits_for_a_model_is_told_how_fast_it_is_read():
+    told: list[Progress] = []
+    tell = startup._load_progress(told.append)
+    tell(1, 2, 3 * 2**20)
+    tell(2, 2, 0)  # random weights
+    read, drawn = told
+    assert (read.stage, read.done, read.total) == ("load", 1, 2)
+    assert re.fullmatch(r"3 MiB, \d+\.\d GB/s", read.text) and drawn.text == ""

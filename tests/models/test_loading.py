@@ -166,11 +166,14 @@ def test_index_and_shards_must_agree(tmp_path):
 
 
 def test_progress_counts_every_parameter(tmp_path):
-    checkpoint(tmp_path)
+    tensors = checkpoint(tmp_path)
     seen = []
-    model = load(tmp_path, progress=lambda done, total: seen.append((done, total)))
+    model = load(tmp_path, progress=lambda *counts: seen.append(counts))
     total = len(leaves(model))
-    assert seen == [(done, total) for done in range(1, total + 1)]
+    assert [(done, every) for done, every, _ in seen] == [(done, total) for done in range(1, total + 1)]
+    num_bytes = [read for _, _, read in seen]
+    assert num_bytes == sorted(num_bytes) and num_bytes[0] > 0
+    assert num_bytes[-1] == sum(tensor.nbytes for tensor in tensors.values())
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
