@@ -66,6 +66,7 @@ def pytest_runtest_setup() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)
 
 
+@pytest.hookimpl(trylast=True)  # when the fixtures of the file are gone
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """After a file of tests, frees what JAX compiled, if that is much.
 

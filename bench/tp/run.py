@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from bench.device.shapes import LLAMA_70B, MIXTRAL_8X7B
 from bench.h200 import model as h200
@@ -18,8 +19,13 @@ from bench.roofline import Cost, Rates, step_cost
 from bench.shapes import LLAMA_8B
 from bench.tp.compiled import collectives
 from bench.tp.interconnect import Collective
-from jsg.engine.programs import GREEDY
+from jsg.config import EngineConfig
+from jsg.engine.memory import MemoryPlan, largest_step_bytes, plan_memory
+from jsg.engine.programs import GREEDY, MASKED_EVERYTHING
+from jsg.errors import MemoryPlanError
 from jsg.models.config import ModelConfig
+from jsg.models.loading import abstract_model
+from jsg.models.tensor_parallel import bytes_on_one_device
 from jsg.sched.buckets import BucketKey, Phase
 
 MODELS = {
@@ -68,16 +74,14 @@ def measure(report: Report, name: str, num_devices: int) -> None:
     shape, quantization = MODELS[name]
     model = h200.make_model(shape, quantization=quantization, num_devices=num_devices, pool_tokens=POOL_TOKENS)
     kernel_bytes = ITEM_BYTES if quantization == "none" else 1
-    config, most_temporary, weights = model.config, 0, 0
+    config = model.config
     for step in STEPS:
         program = model.programs.program(("forward", step.key))
         sampling = model.programs.program(("sample", step.key.num_rows, GREEDY))
         found = [*collectives(program.hlo), *collectives(sampling.hlo)]
-        most_temporary = max(most_temporary, program.temporary_bytes)
-        # What it is given, without what it changes in place.
-        weights = program.compiled.memory_analysis().argument_size_in_bytes - model.donated_bytes // num_devices
         load = {"rows": step.rows, "cached": step.cached, "new": step.new}
         cost = step_cost(config, ITEM_BYTES, kernel_itemsize=kernel_bytes, **load)
+        check(config, step, found, num_devices)
         floor_ms = shared(cost, num_devices).floor_ms(RATES)
         times = [1e3 * sum(each) for each in zip(*(c.seconds(num_devices) for c in found), strict=True)] or [0.0, 0.0]
         report.add(
@@ -93,27 +97,58 @@ def measure(report: Report, name: str, num_devices: int) -> None:
             exchanged_bytes=sum(c.num_bytes * c.count for c in found),
             temporary_bytes=program.temporary_bytes,
         )
-        check(config, step, found, num_devices)
-    token_bytes = config.kv_bytes_per_token(ITEM_BYTES) // num_devices
-    room = USABLE_BYTES - weights - most_temporary
+    plan = memory_plan(model, quantization, num_devices)
     report.add(
         f"{name}, {num_devices} devices: weights of one",
         "GB",
-        [weights / 1e9],
+        [weight_bytes(config, quantization, model) / 1e9],
         kind="memory",
         model=name,
         devices=num_devices,
-        temporary_gb=round(most_temporary / 1e9, 2),
-        kv_tokens=max(0, room // token_bytes),
+        step_gb=round(plan.temporary_bytes / 1e9, 2) if plan else 0,
+        kv_tokens=plan.pool_tokens if plan else 0,
     )
 
 
+def weight_bytes(config: ModelConfig, quantization: str, model: h200.Model) -> int:
+    """Of one device, as the engine plans them."""
+    declared = abstract_model(config, jnp.bfloat16, quantization, model.programs.mesh)
+    return sum(map(bytes_on_one_device, jax.tree.leaves(nnx.state(declared))))
+
+
+def memory_plan(model: h200.Model, quantization: str, num_devices: int) -> MemoryPlan | None:
+    """What the engine would plan on an H200, from the largest program of each kind; None where nothing fits."""
+    config, key = model.config, h200.BUCKETS.extend[-1]
+    most_rows = max(key.num_rows for key in h200.BUCKETS.all)
+    names = [("forward", key), ("sample", most_rows, MASKED_EVERYTHING), ("prompt_logprobs", key.num_tokens)]
+    programs = [model.programs.program(name).compiled for name in names]
+    weights = weight_bytes(config, quantization, model)
+    given = programs[0].memory_analysis().argument_size_in_bytes - model.donated_bytes // num_devices
+    assert abs(given / weights - 1) < 0.01, "the program is given the weights that are planned"
+    try:
+        return plan_memory(
+            EngineConfig(),
+            config,
+            platform="gpu",
+            limit_bytes=USABLE_BYTES,
+            page_size=1,
+            kv_itemsize=ITEM_BYTES,
+            weights_bytes=weights,
+            temporary_bytes=largest_step_bytes(programs, h200.BUCKETS, config),
+            max_running=h200.MAX_RUNNING,
+            context_length=config.max_position_embeddings,
+            num_devices=num_devices,
+        )
+    except MemoryPlanError:
+        return None
+
+
 def check(config: ModelConfig, step: Step, found: list[Collective], num_devices: int) -> None:
-    """That the program exchanges what the model of the cost says. Raises AssertionError."""
-    activations = [Collective("all-reduce", step.key.num_tokens * config.hidden_size * ITEM_BYTES)] if found else []
-    expected = [dataclasses.replace(each, count=2 * config.num_layers + 1) for each in activations]
-    assert (num_devices > 1) == bool(found), "one device talks to nobody"
-    assert [each for each in found if each.kind == "all-reduce"] == expected, found
+    """That the programs exchange what the model of the cost says. Raises AssertionError."""
+    size = step.key.num_tokens * config.hidden_size * ITEM_BYTES
+    sums = [Collective("all-reduce", size, 2 * config.num_layers + 1)] if num_devices > 1 else []
+    pairs = [Collective("all-gather", 8 * num_devices * step.key.num_rows)] if num_devices > 1 else []
+    assert found == sums + pairs, found
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 
 import jax
 
@@ -11,6 +12,7 @@ from jsg.engine.mask_pool import NUM_MASKS, num_words
 from jsg.errors import ConfigError, MemoryPlanError
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
 from jsg.models.config import ModelConfig
+from jsg.sched.buckets import Buckets
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape
 
 CPU_POOL_BYTES = 2**30
@@ -85,6 +87,24 @@ def usable_bytes(mem_fraction: float, device: Device) -> int:
     if device.platform != "gpu":
         return int(reserved * mem_fraction)
     return reserved if device.gpu is None else min(reserved, int(device.gpu.total_bytes * mem_fraction))
+
+
+def largest_step_bytes(programs: Sequence[jax.stages.Compiled], buckets: Buckets, model: ModelConfig) -> int:
+    """Bytes that a step needs at most on one device, beside what its programs are given.
+
+    They run one after another. Each needs its intermediate results, and its outputs that are not donated inputs; those
+    of the forward pass are still there while the others run. A pass with drafts has logits of more rows than that one.
+
+    Args:
+        programs: The largest of each kind, the forward pass first.
+        buckets: The shapes of all steps.
+        model: Whose logits they are.
+    """
+    analyses = [program.memory_analysis() for program in programs]
+    outputs = [a.output_size_in_bytes - a.alias_size_in_bytes if a else 0 for a in analyses]
+    needs = [out + (a.temp_size_in_bytes if a else 0) for out, a in zip(outputs, analyses, strict=True)]
+    more_rows = max(key.num_rows for key in buckets.all) - buckets.extend[-1].num_rows
+    return max(needs[0], outputs[0] + more_rows * model.vocab_size * 4 + max(needs[1:]))
 
 
 def plan_memory(

@@ -112,8 +112,7 @@ def choose_tokens(
         if has_thresholds:
             is_kept = _is_kept(scores, jnp.max(scores, axis=-1), _divisor(inputs), inputs)
         scores = _perturbed(scores, inputs, is_kept)
-    is_bad = jnp.isnan(logits).any(axis=-1)  # asked of all: on a CPU the maximum of a long row passes over NaN
-    return jnp.where(is_bad, -1, jnp.argmax(scores, axis=-1)).astype(jnp.int32)
+    return jnp.where(_is_broken(logits), -1, jnp.argmax(scores, axis=-1)).astype(jnp.int32)
 
 
 def best_tokens(
@@ -132,7 +131,7 @@ def best_tokens(
     scores = logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
     scores = _perturbed(scores, inputs, None, first) if is_sampled else scores
     best = jnp.argmax(scores, axis=-1).astype(jnp.int32)
-    token = jnp.where(jnp.isnan(logits).any(axis=-1), -1, best + first)
+    token = jnp.where(_is_broken(logits), -1, best + first)
     score = jnp.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
     pairs = jnp.stack([lax.bitcast_convert_type(score, jnp.int32), token])
     offered = lax.all_gather(pairs, AXIS)  # [devices, 2, R]
@@ -175,6 +174,11 @@ def _penalised(logits: Float[Array, "R V"], inputs: SamplingInputs, tables: Pena
     once = jnp.minimum(counts, 1)  # a comparison used twice would be kept in memory by XLA, [R, V]
     out -= inputs.frequency[:, None] * counts + inputs.presence[:, None] * once
     return jnp.where(inputs.uses_tables[:, None], out + tables.bias[inputs.rows], logits)
+
+
+def _is_broken(logits: Float[Array, "R part"]) -> Bool[Array, " R"]:
+    """Whether a row has NaN or +inf, asked of every number: on a CPU the maximum of a long row passes over NaN."""
+    return (~(logits < jnp.inf)).any(axis=-1)
 
 
 def _divisor(inputs: SamplingInputs) -> Float[Array, " R"]:

@@ -25,7 +25,7 @@ from jsg.engine.executables import (
     use_compilation_cache,
 )
 from jsg.engine.lexicon import LexiconLoader
-from jsg.engine.memory import MemoryPlan, plan_memory, usable_bytes, vision_shape
+from jsg.engine.memory import MemoryPlan, largest_step_bytes, plan_memory, usable_bytes, vision_shape
 from jsg.engine.profile import profiled_compiler_options
 from jsg.engine.programs import DeviceState, RunnerConfig, make_state, over_devices
 from jsg.engine.protocol import ModelInfo, Progress
@@ -310,22 +310,12 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
 
 
 def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.Module, pool_tokens: int) -> int:
-    """Compiles the largest programs; returns the bytes that a step needs beside what it is given.
-
-    They run one after another. Each needs its intermediate results, and its outputs that are not donated inputs; those
-    of the forward pass, which is the first, are still there while the others run. A pass with drafts has logits of more
-    rows than that one.
-    """
+    """Compiles the largest programs; returns the bytes that a step needs beside what it is given."""
     state = settings.abstract_state(pool_tokens // settings.page_size + 1)
     runner = ModelRunner(model, settings.runner_config(), state, settings.buckets, executables)
     names = runner.programs.lower_largest()
     executables.compile(names)
-    analyses = [executables.compiled(name).memory_analysis() for name in names]
-    outputs = [a.output_size_in_bytes - a.alias_size_in_bytes if a else 0 for a in analyses]
-    needs = [out + (a.temp_size_in_bytes if a else 0) for out, a in zip(outputs, analyses, strict=True)]
-    keys, largest = settings.buckets.all, settings.buckets.extend[-1]
-    more_logits = (max(key.num_rows for key in keys) - largest.num_rows) * settings.model.vocab_size * 4
-    return max(needs[0], outputs[0] + more_logits + max(needs[1:]))
+    return largest_step_bytes([executables.compiled(name) for name in names], settings.buckets, settings.model)
 
 
 def _warm_up(runner: ModelRunner, executables: Executables, config: EngineConfig, report: Report) -> None:

@@ -1,7 +1,7 @@
 """One parameter of tensors of a checkpoint; of a parameter that devices share out, each device's slice by itself.
 
 A device that holds a slice needs a slice of each tensor, and only that is read: so a host holds what its devices hold
-and one tensor more, however large the model is. See `Origin` for how tensors become a parameter.
+and the tensors of one parameter more, however large the model is. See `Origin` for how tensors become a parameter.
 """
 
 import math

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 
-M_MMAP_THRESHOLD = -3  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 LARGE = 2**20
 LARGEST = 32 * 2**20
 """Bytes of a block that is never put on the heap: as high as glibc would raise it by itself."""
@@ -25,4 +25,6 @@ def freed_at_once() -> Iterator[None]:
     try:
         yield
     finally:
+        # What glibc would have come to by itself; once told, it leaves both as they are.
         library.mallopt(M_MMAP_THRESHOLD, LARGEST)
+        library.mallopt(M_TRIM_THRESHOLD, 2 * LARGEST)

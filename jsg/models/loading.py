@@ -124,7 +124,7 @@ def resolve_kv_dtype(name: str, dtype: jnp.dtype) -> jnp.dtype:
 
 
 def _fill(model: nnx.Module, read: Read, num_bytes_read: Callable[[], int], progress: Progress | None) -> None:
-    """Gives every parameter its values, one after another: the host holds one tensor at a time."""
+    """Gives every parameter its values, one after another: the host holds the tensors of one at a time."""
     params = list(_parameters(model))
     for done, param in enumerate(params, start=1):
         value = assemble(param.get_value(), param.get_metadata("origin"), read)

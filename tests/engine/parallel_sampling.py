@@ -43,7 +43,8 @@ def main() -> None:
     rng = np.random.default_rng(0)
     inputs, mesh = inputs_of(rng), make_mesh(DEVICES)
     smooth = rng.normal(size=(ROWS, VOCAB)).astype(np.float32)
-    broken = np.where(rng.random((ROWS, VOCAB)) < 0.01, np.nan, smooth)
+    broken = np.where(rng.random((ROWS, VOCAB)) < 0.005, np.nan, smooth)
+    broken = np.where(rng.random((ROWS, VOCAB)) < 0.005, np.inf, broken)
     kinds = {"smooth": smooth, "ties": np.round(smooth), "broken": broken}
     masks = {"all": None, "some": rng.random((ROWS, VOCAB)) < 0.1}
     masks["some"][:, 90] = True

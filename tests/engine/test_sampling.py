@@ -130,11 +130,14 @@ def test_seed_and_output_index_both_change_the_noise():
     assert len(set(tokens.values())) > 12
 
 
-def test_logits_that_are_not_finite_give_minus_one_and_leave_other_rows_alone():
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("has_thresholds", [True, False])
+def test_logits_that_are_not_finite_give_minus_one_and_leave_other_rows_alone(bad: float, has_thresholds: bool):
     logits = np.zeros((2, VOCAB), np.float32)
-    logits[0, 3], logits[1, 5] = np.nan, 9
+    logits[0, 3], logits[1, 5] = bad, 9
     inputs = inputs_of(SamplingParams(), SamplingParams(temperature=0))
-    assert choose(logits, inputs).tolist() == [-1, 5]
+    found = choose_jitted(logits, inputs, None, is_sampled=True, has_thresholds=has_thresholds)
+    assert found.tolist() == [-1, 5]
 
 
 @pytest.mark.parametrize("num_bad", [1, 1408])

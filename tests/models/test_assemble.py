@@ -61,8 +61,8 @@ def test_each_device_reads_its_part_only(tmp_path: pathlib.Path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="only Linux tells it there")
-def test_the_host_holds_what_its_devices_hold_and_one_tensor(tmp_path: pathlib.Path):
-    """Beside it, that tensor as the device has it. What is freed goes back to the system."""
+def test_the_host_holds_what_its_devices_hold_and_the_tensors_of_one_parameter(tmp_path: pathlib.Path):
+    """The largest, as the file and as the device has it. What is freed goes back to the system."""
     (tmp_path / "config.json").write_text(json.dumps(VARIANTS["llama_mha"] | LARGE))
     shapes = checkpoint_shapes(abstract_model(ModelConfig.from_directory(tmp_path), np.float32))
     rng = np.random.default_rng(0)
