@@ -1,4 +1,4 @@
-"""What loading a model asks of `malloc`, and that it is over afterwards: in a process of its own, which it holds for."""
+"""What loading a model asks of `malloc`, and that it is over afterwards; in a process of its own."""
 
 import subprocess
 import sys
