@@ -17,6 +17,7 @@ from jsg.engine.constraints import PATIENCE
 from jsg.engine.core import EngineCore
 from jsg.engine.executables import Executables
 from jsg.engine.mask_pool import MaskPool, num_words
+from jsg.engine.programs import GREEDY
 from jsg.errors import QueueFullError, RequestError
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.types import FinishType, JumpForward
@@ -147,7 +148,7 @@ def test_a_batch_without_grammars_runs_nothing_for_them(taught_core_of, monkeypa
     monkeypatch.setattr(Executables, "__call__", spy)
     run(core, [(0, request(grammar=None)), (1, request("b"))])
     alone = [name[2] for name in names if name[0] == "sample"][:1]
-    assert alone == [(False, False, False, False)]
+    assert alone == [GREEDY]
     assert any(name[0] == "write_masks" for name in names)
     names.clear()
     run(core, [(0, request(grammar=None)), (0, request("b", grammar=None, temperature=1))])
