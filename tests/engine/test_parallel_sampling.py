@@ -1,25 +1,14 @@
 """Devices that share the columns of the logits choose the tokens that one would."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.own_process import said
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, tuple[list[int], list[int]]]:
     """By case, the tokens of one device and of four."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.parallel_sampling"],
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    return said("tests.engine.parallel_sampling")
 
 
 def test_each_offers_its_best_and_the_best_of_all_wins(results):

@@ -1,9 +1,6 @@
 """One model on two and on four devices answers as on one (design §1.1), in every family."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import pytest
 from jsg.errors import ModelError
 from jsg.models.config import ModelConfig
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
+from tests.own_process import said
 
 MAX_DIFFERENCE = 1e-4
 NUM_NEW = 24
@@ -27,17 +25,7 @@ FAMILIES = {
 
 
 def answers(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.parallel_answers"],
-        input=json.dumps(runs),
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return said("tests.engine.parallel_answers", told=runs)
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
@@ -127,19 +115,8 @@ def test_what_cannot_be_shared_out_is_refused_by_name(tmp_path: Path, changes, c
 @pytest.mark.slow
 def test_grammars_and_pictures(compile_cache_dir: str):
     """The embedded models, with masks, drafts and the encoder, through `jsg.Engine`."""
-    alone, several = (
-        subprocess.run(
-            [sys.executable, "-m", "tests.engine.parallel_embedded", count, compile_cache_dir],
-            env=os.environ | {"JAX_PLATFORMS": "cpu"},
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=True,
-        ).stdout
-        for count in ("1", "2")
-    )
-    answers = json.loads(alone)
-    assert json.loads(several) == answers
+    answers, several = (said("tests.engine.parallel_embedded", count, compile_cache_dir) for count in ("1", "2"))
+    assert several == answers
     for text in answers[:6]:
         assert json.loads(text).keys() == {"name", "size"}
     assert answers[6:9] == [" Rome.", " Paris.", " Red."]

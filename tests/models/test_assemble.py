@@ -1,10 +1,7 @@
 """What several devices hold of a checkpoint: each its slices, which together are the parameters of one device."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -14,6 +11,7 @@ from safetensors.numpy import save_file
 from jsg.models.config import ModelConfig
 from jsg.models.loading import abstract_model, checkpoint_shapes
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
+from tests.own_process import said
 
 LARGE = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8192, "num_hidden_layers": 8}
 MIB = 2**20
@@ -21,17 +19,7 @@ MIB = 2**20
 
 def loaded(directory: pathlib.Path, *runs: dict[str, Any]) -> list[dict[str, Any]]:
     """What `shared_out.py` says of loading this checkpoint."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.models.shared_out", str(directory)],
-        input=json.dumps(runs),
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return said("tests.models.shared_out", str(directory), told=runs)
 
 
 @pytest.mark.parametrize(
