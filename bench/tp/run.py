@@ -97,11 +97,13 @@ def measure(report: Report, name: str, num_devices: int) -> None:
             exchanged_bytes=sum(c.num_bytes * c.count for c in found),
             temporary_bytes=program.temporary_bytes,
         )
-    plan = memory_plan(model, quantization, num_devices)
+    declared = abstract_model(config, jnp.bfloat16, quantization, model.programs.mesh)
+    weights = sum(map(bytes_on_one_device, jax.tree.leaves(nnx.state(declared))))  # as the engine plans them
+    plan = memory_plan(model, weights, num_devices)
     report.add(
         f"{name}, {num_devices} devices: weights of one",
         "GB",
-        [weight_bytes(config, quantization, model) / 1e9],
+        [weights / 1e9],
         kind="memory",
         model=name,
         devices=num_devices,
@@ -110,19 +112,12 @@ def measure(report: Report, name: str, num_devices: int) -> None:
     )
 
 
-def weight_bytes(config: ModelConfig, quantization: str, model: h200.Model) -> int:
-    """Of one device, as the engine plans them."""
-    declared = abstract_model(config, jnp.bfloat16, quantization, model.programs.mesh)
-    return sum(map(bytes_on_one_device, jax.tree.leaves(nnx.state(declared))))
-
-
-def memory_plan(model: h200.Model, quantization: str, num_devices: int) -> MemoryPlan | None:
+def memory_plan(model: h200.Model, weights: int, num_devices: int) -> MemoryPlan | None:
     """What the engine would plan on an H200, from the largest program of each kind; None where nothing fits."""
     config, key = model.config, h200.BUCKETS.extend[-1]
     most_rows = max(key.num_rows for key in h200.BUCKETS.all)
     names = [("forward", key), ("sample", most_rows, MASKED_EVERYTHING), ("prompt_logprobs", key.num_tokens)]
     programs = [model.programs.program(name).compiled for name in names]
-    weights = weight_bytes(config, quantization, model)
     given = programs[0].memory_analysis().argument_size_in_bytes - model.donated_bytes // num_devices
     assert abs(given / weights - 1) < 0.01, "the program is given the weights that are planned"
     try:

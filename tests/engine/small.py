@@ -122,6 +122,29 @@ def shared_cores(make: Callable[..., EngineCore]) -> Iterator[Callable[..., Engi
             core.close()
 
 
+@contextlib.contextmanager
+def nothing_compiled(core: EngineCore) -> Iterator[None]:
+    """Asserts that JAX traces and compiles nothing inside, not even an operation outside the engine's own programs."""
+    events: list[str] = []
+
+    def listen(name: str, duration_s: float, **_: object) -> None:
+        events.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        jax.jit(lambda x: x + 1)(1.0)
+        assert events, "the listener hears compilations"
+        events.clear()
+        before = core.stats()
+        yield
+        after = core.stats()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not events
+    for counter in ("num_lowered", "num_compiled"):
+        assert after[counter] == before[counter]
+
+
 @dataclasses.dataclass
 class Outcome:
     """Everything the engine said of one request."""

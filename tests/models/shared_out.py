@@ -8,7 +8,6 @@ import json
 import math
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +81,12 @@ def measure(directory: Path, count: int, options: dict[str, Any]) -> dict[str, A
     is_done = threading.Event()
     watcher = threading.Thread(target=watch)
     watcher.start()
-    started = time.perf_counter()
     model = load_model(directory, config, mesh=mesh, **options)
-    seconds = time.perf_counter() - started
     is_done.set()
     watcher.join()
     return {
         "bytes": sum(shard.data.nbytes for _, leaf in leaves(model) for shard in leaf.addressable_shards),
         "peak_bytes": peak - before,
-        "seconds": seconds,
     }
 
 
