@@ -19,8 +19,7 @@ from jsg.cache.pool import make_pool
 from jsg.config import EngineConfig
 from jsg.engine.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables
 from jsg.engine.memory import vision_shape
-from jsg.engine.programs import RunnerConfig, make_state, over_devices
-from jsg.engine.runner import ModelRunner
+from jsg.engine.programs import Programs, RunnerConfig, make_state, over_devices
 from jsg.engine.startup import OTHER_ENCODE_SIZES, ROW_MULTIPLE
 from jsg.models.config import ModelConfig
 from jsg.models.llava import Llava
@@ -45,7 +44,7 @@ class Declared:
 
 
 class H200Executables(Executables):
-    """Keeps what a `ModelRunner` declares, and compiles for an H200 what a test asks for."""
+    """Keeps what `Programs` declares, and compiles for an H200 what a test asks for."""
 
     def __init__(self, hidden_size: int, quantization: str, num_devices: int = 1):
         options = COMPILER_OPTIONS if quantization == "none" else QUANTISED_OPTIONS
@@ -148,8 +147,7 @@ def make_model(
     programs = H200Executables(config.hidden_size, quantization if options_of is None else options_of, num_devices)
     state = over_devices(state, programs.mesh)
     model = abstract_model(config, jnp.bfloat16, quantization, programs.mesh)
-    runner = ModelRunner(model, settings, state, buckets, programs)
-    runner.programs.lower()
+    Programs(model, settings, state, buckets, programs).lower()
     is_seeing = isinstance(model, Llava)
     donated = jax.tree.leaves((state.pool, state.page_table))
     return Model(

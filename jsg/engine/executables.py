@@ -37,6 +37,10 @@ each kernel anew in bfloat16 at every step; its own matmuls convert the block th
 images has no kernels in 8 bits, and keeps the options above: some of its matmuls XLA's own cannot do."""
 
 
+class HostArray(jax.ShapeDtypeStruct):
+    """The shape of an argument that comes from the host at every call."""
+
+
 class Executables:
     """Programs by name: declared, lowered, compiled, called.
 
@@ -71,6 +75,7 @@ class Executables:
         self._cold: dict[Hashable, int] = {}  # compiled programs that are not ready, and how often they have to run
         self._forbid_compile = forbid_compile
         self._is_sealed = False
+        self._arguments: dict[Hashable, tuple[Any, ...]] = {}  # shapes, as they were declared
         self._lowered: dict[Hashable, jax.stages.Lowered] = {}
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
         self._thread: threading.Thread | None = None
@@ -96,6 +101,7 @@ class Executables:
             return
         if self._is_sealed and self._forbid_compile:
             raise ForbiddenCompileError(f"{name} would be compiled after warm-up, which --forbid-compile forbids")
+        self._arguments[name] = jax.tree.map(_shape_of, args)
         fn, args = self._over_devices(fn, args, out_specs)
         self._lowered[name] = jax.jit(fn, donate_argnums=donate).lower(*args)
         self.num_lowered += 1
@@ -109,6 +115,7 @@ class Executables:
 
     def clear(self) -> None:
         """Drops every program, so that they can be lowered for other shapes."""
+        self._arguments.clear()
         self._lowered.clear()
         self._compiled.clear()
         self._cold.clear()
@@ -149,6 +156,14 @@ class Executables:
     def output_shape(self, name: Hashable) -> Any:
         """Shapes and types of what a lowered program returns."""
         return self._lowered[name].out_info
+
+    def argument_shapes(self, name: Hashable) -> tuple[Any, ...]:
+        """Shapes, types and shardings of what a lowered program takes."""
+        return self._arguments[name]
+
+    def host_shapes(self, name: Hashable) -> tuple[HostArray, ...]:
+        """Those of them that come from the host, in order."""
+        return tuple(leaf for leaf in jax.tree.leaves(self._arguments[name]) if isinstance(leaf, HostArray))
 
     def compiled(self, name: Hashable) -> jax.stages.Compiled:
         """The program itself, for those who read its memory analysis."""
@@ -210,6 +225,10 @@ class Executables:
                 self._compile_one(name)
             except Exception:  # a larger program stands in for it, so it costs speed and not answers
                 logger.exception("compiling %s in the background failed", name)
+
+
+def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
+    return x if isinstance(x, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
 def compilation_cache_path(directory: str | None) -> Path:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jsg.cache.pool import HEADS_AXIS, KVPool, copy_slots
 from jsg.engine import step
-from jsg.engine.executables import Executables
+from jsg.engine.executables import Executables, HostArray
 from jsg.engine.mask_pool import NUM_MASKS, UPLOAD_SIZES, num_words
 from jsg.engine.sampling import PenaltyTables, TokenMasks
 from jsg.models.model import Model
@@ -216,7 +216,7 @@ class Programs:
         return all(map(self._executables.is_ready, names))
 
     def _lower_forward(self, key: BucketKey) -> None:
-        packed = jax.ShapeDtypeStruct((sum(step.packed_sizes(key)),), jnp.int32)
+        packed = HostArray((sum(step.packed_sizes(key)),), jnp.int32)
 
         def forward(leaves, pool, page_table, last_token, packed, vision=None):  # noqa: ANN001, ANN202
             return step.forward(self._merge, key, leaves, pool, page_table, last_token, packed, vision)
@@ -246,8 +246,8 @@ class Programs:
             return step.encode(self._merge, leaves, vision, pixels, rows, is_video=is_video)
 
         size = shape.image_size
-        pixels = jax.ShapeDtypeStruct((num_tiles, 3, size, size), jnp.float32)
-        rows = jax.ShapeDtypeStruct((num_tiles, shape.rows_of(is_video=is_video)), jnp.int32)
+        pixels = HostArray((num_tiles, 3, size, size), jnp.float32)
+        rows = HostArray((num_tiles, shape.rows_of(is_video=is_video)), jnp.int32)
         self._executables.lower(name, encode, self.leaves, self._shapes.vision, pixels, rows, donate=(1,))
 
     def _lower_prompt_logprobs(self, key: BucketKey) -> None:
@@ -255,8 +255,8 @@ class Programs:
             return step.prompt_logprobs(self._merge, leaves, hidden, targets, chosen, num_top=self._config.num_top)
 
         hidden = self._executables.output_shape(("forward", key))[1]
-        targets = jax.ShapeDtypeStruct((key.num_tokens,), jnp.int32)
-        chosen = jax.ShapeDtypeStruct((key.num_tokens, MAX_TOP_LOGPROBS), jnp.int32)
+        targets = HostArray((key.num_tokens,), jnp.int32)
+        chosen = HostArray((key.num_tokens, MAX_TOP_LOGPROBS), jnp.int32)
         self._executables.lower(
             ("prompt_logprobs", key.num_tokens), prompt_logprobs, self.leaves, hidden, targets, chosen
         )
@@ -279,8 +279,8 @@ class Programs:
                 num_top=self._config.num_top,
             )
 
-        def column(dtype: jax.typing.DTypeLike = jnp.int32, *dims: int) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((num_rows, *dims), dtype)
+        def column(dtype: jax.typing.DTypeLike = jnp.int32, *dims: int) -> HostArray:
+            return HostArray((num_rows, *dims), dtype)
 
         shapes_of_rows: Any = (column(), column())
         self._executables.lower(
@@ -296,8 +296,8 @@ class Programs:
         )
 
     def _lower_tables(self) -> None:
-        def shape(*dims: int, dtype: jax.typing.DTypeLike = jnp.int32) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(dims, dtype)
+        def shape(*dims: int, dtype: jax.typing.DTypeLike = jnp.int32) -> HostArray:
+            return HostArray(dims, dtype)
 
         state, columns = self._shapes, self._config.columns
         for k in ROWS_AT_A_TIME:

@@ -1,15 +1,14 @@
-"""Runs batches on the device: packs their arrays, calls the executables, keeps the device's state.
+"""From batches to calls of programs: chooses the programs and packs what they take from the host.
 
 Nothing here waits for the device but `InFlight.read`; the engine calls it one step late.
 """
 
 import dataclasses
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import jax
 import numpy as np
-from flax import nnx
 
 from jsg.engine import packing, step
 from jsg.engine.executables import Executables
@@ -27,10 +26,10 @@ from jsg.engine.programs import (
     Programs,
     RunnerConfig,
     Variant,
-    seen,
 )
+from jsg.engine.replica import Calls, Replica
 from jsg.engine.results import InFlight
-from jsg.engine.sampling import Logprobs, TokenMasks
+from jsg.engine.sampling import Logprobs
 from jsg.sched.buckets import BucketKey, Buckets, Phase
 from jsg.sched.records import Batch, Encoding, RunningRequest
 from jsg.sched.table import RequestTable
@@ -48,7 +47,6 @@ class Started:
         batch: The step.
         key: The shape that it runs in.
         variant: What its sampling must do.
-        logits: Of the forward pass.
         prompt_scores: Log-probabilities of prompt tokens where any request wants them.
         failed: Requests that could not be set up for it.
     """
@@ -56,36 +54,37 @@ class Started:
     batch: Batch
     key: BucketKey
     variant: Variant
-    logits: jax.Array
     prompt_scores: Logprobs | None
     failed: list[RunningRequest]
 
 
 class ModelRunner:
-    """The device side of the engine: model, state and executables.
+    """What makes calls of programs from batches, and pads them.
 
     Attributes:
         programs: Everything that it can run.
         masks: What the device's pool of token masks holds; what is put there is sent with the next step that has masks.
         num_encoder_calls: Times that the vision encoder ran for requests.
-
-    Invariant: `_state` holds the result of the last dispatch; every array that was donated to it is gone.
     """
 
     def __init__(
-        self, model: nnx.Module, config: RunnerConfig, state: DeviceState, buckets: Buckets, executables: Executables
+        self, programs: Programs, config: RunnerConfig, state: DeviceState, buckets: Buckets, executables: Executables
     ):
-        self.programs = Programs(model, config, state, buckets, executables)
+        self.programs = programs
         self.masks = MaskPool(num_words(config.vocab_size))
         self.num_encoder_calls = 0
-        self._leaves = self.programs.leaves
+        self.replica = Replica(programs, state, executables)
+        self._calls: Calls = self.replica
         self._config = config
-        self._state = state
         self._buckets = buckets
         self._executables = executables
         self._constants = np.zeros((config.num_rows, step.SAMPLING_COLUMNS - 2), np.int32)
         self._needs = np.zeros((config.num_rows, len(GREEDY)), bool)  # the variant that each request row needs
         self._min_new_tokens = np.zeros(config.num_rows, np.int32)
+
+    def make_calls_to(self, calls: Calls) -> None:
+        """From now on calls go there, which passes them on to `replica`."""
+        self._calls = calls
 
     # Steps.
 
@@ -109,9 +108,9 @@ class ModelRunner:
         needed = Variant(*np.any(self._needs[rows], axis=0).tolist())
         key, variant = self._ready(batch, needed, scores_prompt)
         packed = packing.pack_forward(batch, key, table.pages, self._config.page_size)
-        logits, hidden = self._run_forward(key, packed)
-        scores = self._prompt_logprobs(batch, key, hidden) if scores_prompt else None
-        return Started(batch, key, variant, logits, scores, failed)
+        self._calls.call(("forward", key), packed)
+        scores = self._prompt_logprobs(batch, key) if scores_prompt else None
+        return Started(batch, key, variant, scores, failed)
 
     def sample(self, started: Started, mask_rows: np.ndarray | None) -> InFlight:
         """The second part of `dispatch`.
@@ -121,10 +120,12 @@ class ModelRunner:
             mask_rows: Row of `masks` for each row of logits of the batch; None where no request of it has a grammar.
         """
         batch, key, variant = started.batch, started.key, started.variant
-        chosen = _chosen_ids(batch, key.num_rows) if variant.has_logprobs else None
-        masks = self._token_masks(batch, key, mask_rows) if variant.has_masks else None
-        packed = packing.pack_sampling(batch, key, self._constants)
-        output = self._run_sample(variant, started.logits, packed, chosen, masks)
+        arrays = [packing.pack_sampling(batch, key, self._constants)]
+        if variant.has_logprobs:
+            arrays.append(_chosen_ids(batch, key.num_rows))
+        if variant.has_masks:
+            arrays += self._token_masks(batch, key, mask_rows)
+        output = self._calls.call(("sample", key.num_rows, variant), *arrays)
         for array in jax.tree.leaves(output):
             array.copy_to_host_async()
         return InFlight(batch, output, started.prompt_scores, tuple(started.failed))
@@ -132,7 +133,7 @@ class ModelRunner:
     @property
     def vision_row_bytes(self) -> int:
         """Bytes of one row of the vision pool; 0 where the model takes text only."""
-        vision = self._state.vision
+        vision = self.replica.state.vision
         return 0 if vision is None else vision.shape[1] * vision.dtype.itemsize
 
     @property
@@ -165,26 +166,17 @@ class ModelRunner:
                     return larger, variant
         raise AssertionError(f"no program can run {key} with {needed}")
 
-    def _token_masks(self, batch: Batch, key: BucketKey, mask_rows: np.ndarray | None) -> TokenMasks:
+    def _token_masks(self, batch: Batch, key: BucketKey, mask_rows: np.ndarray | None) -> list[np.ndarray]:
+        """Rows of the mask pool, which is made current first, and the tokens that are forced."""
         for upload in self.masks.take_uploads():
             self._write_masks(upload)
         rows = np.zeros(key.num_rows, np.int32)
         if mask_rows is not None:
             rows[: len(mask_rows)] = mask_rows
-        return TokenMasks(self._state.masks, rows, packing.pack_forced(batch, key))  # pyright: ignore[reportArgumentType]
+        return [rows, packing.pack_forced(batch, key)]
 
     def _write_masks(self, upload: Upload) -> None:
-        masks = self._executables(("write_masks", len(upload.rows)), self._state.masks, upload.rows, upload.masks)
-        self._state = self._state._replace(masks=masks)
-
-    def _run_forward(self, key: BucketKey, packed: np.ndarray) -> tuple[jax.Array, jax.Array]:
-        """Logits and hidden states of a packed step; its keys and values are in the pool."""
-        state = self._state
-        logits, hidden, pool, page_table = self._executables(
-            ("forward", key), self._leaves, state.pool, state.page_table, state.last_token, packed, *seen(state, key)
-        )
-        self._state = state._replace(pool=pool, page_table=page_table)
-        return logits, hidden
+        self._calls.call(("write_masks", len(upload.rows)), upload.rows, upload.masks)
 
     def _encode(self, encodings: Sequence[Encoding]) -> None:
         """Encodes tiles, then frames, whosever they are, each time with the largest program that they fill.
@@ -196,7 +188,7 @@ class ModelRunner:
             while left:
                 name = self._encode_program(len(left), is_video=is_video)
                 part, left = left[: name[1]], left[name[1] :]
-                self._run_encode(name, *packing.pack_encodings(part, name[1]))
+                self._calls.call(name, *packing.pack_encodings(part, name[1]))
                 self.num_encoder_calls += 1
 
     def _encode_program(self, count: int, *, is_video: bool) -> EncodeName:
@@ -205,32 +197,7 @@ class ModelRunner:
         ready = [name for name in encoders if self._executables.is_ready(name)]
         return next((name for name in ready if name[1] <= count), ready[-1])
 
-    def _run_encode(self, name: Hashable, pixels: np.ndarray, rows: np.ndarray) -> None:
-        vision = self._executables(name, self._leaves, self._state.vision, pixels, rows)
-        self._state = self._state._replace(vision=vision)
-
-    def _run_sample(
-        self,
-        variant: Variant,
-        logits: jax.Array | np.ndarray,
-        packed: np.ndarray,
-        chosen: np.ndarray | None,
-        masks: TokenMasks | None = None,
-    ) -> step.StepOutput:
-        state = self._state
-        output, last_token, penalties = self._executables(
-            ("sample", len(packed), variant),
-            logits,
-            packed,
-            state.last_token,
-            state.penalties if variant.has_tables else None,
-            chosen,
-            masks,
-        )
-        self._state = state._replace(last_token=last_token, penalties=penalties or state.penalties)
-        return output
-
-    def _prompt_logprobs(self, batch: Batch, key: BucketKey, hidden: jax.Array) -> Logprobs:
+    def _prompt_logprobs(self, batch: Batch, key: BucketKey) -> Logprobs:
         targets = np.zeros(key.num_tokens, np.int32)
         chosen = np.zeros((key.num_tokens, MAX_TOP_LOGPROBS), np.int32)
         offset = 0
@@ -241,12 +208,11 @@ class ModelRunner:
                 ids = entry.running.request.token_ids_logprob
                 chosen[offset : offset + entry.num_new, : len(ids)] = ids
             offset += entry.num_new
-        return self._executables(("prompt_logprobs", key.num_tokens), self._leaves, hidden, targets, chosen)
+        return self._calls.call(("prompt_logprobs", key.num_tokens), targets, chosen)
 
     def close(self) -> None:
-        """Frees the weights and the state at once: an engine lies in reference cycles, so Python would do it later."""
-        for array in jax.tree.leaves((self._leaves, self._state)):
-            array.delete()
+        """Frees the device."""
+        self.replica.close()
 
     # Runs for the sake of the programs. They read and write the dump row and the dump page only.
 
@@ -259,7 +225,7 @@ class ModelRunner:
         """Runs compiled programs until all are ready, and waits for the device."""
         while not self.is_warm:
             self.warm_one()
-        jax.block_until_ready(self._state)
+        jax.block_until_ready(self.replica.state)
 
     def warm_one(self) -> None:
         """Runs one program that is not ready yet, once; does not wait. Nothing happens where all are."""
@@ -288,49 +254,37 @@ class ModelRunner:
             key: The shape.
             packed: `step.PackedInputs` that name slot 0 for every token. They read what the page table names.
         """
-        logits, _ = self._run_forward(key, packed)
-        return self._run_sample(GREEDY, logits, np.zeros((key.num_rows, step.SAMPLING_COLUMNS), np.int32), None).tokens
+        self._calls.call(("forward", key), packed)
+        sampling = np.zeros((key.num_rows, step.SAMPLING_COLUMNS), np.int32)
+        return self._calls.call(("sample", key.num_rows, GREEDY), sampling).tokens
 
     def write_pages(self, pages: np.ndarray) -> None:
         """Fills the device's page table, [rows, pages of a row]; only while no request runs."""
         self._write_rows(range(1, self._config.num_rows), pages)
 
     def _run_on_padding(self, name: Hashable) -> None:
-        vocab_size, columns = self._config.vocab_size, self._config.columns
+        self.replica.forget_forward(name)
+        self._calls.call(name, *self._padding(name))
+
+    def _padding(self, name: Hashable) -> Iterable[np.ndarray]:
+        """Arrays for a call that changes nothing but what is never read."""
+        zeros: list[np.ndarray] = [np.zeros(shape.shape, shape.dtype) for shape in self._executables.host_shapes(name)]
         match name:
             case ("forward", BucketKey() as key):
-                self._run_forward(key, packing.pack_padding(key))
-            case ("encode", int(num_tiles), bool(is_video)):
-                shape = self._config.vision
-                assert shape is not None, "a text model encodes nothing"
-                pixels = np.zeros((num_tiles, 3, shape.image_size, shape.image_size), np.float32)
-                rows = np.full((num_tiles, shape.rows_of(is_video=is_video)), DUMP_ROW, np.int32)
-                self._run_encode(name, pixels, rows)
-            case ("sample", int(num_rows), Variant() as variant):
-                chosen = np.zeros((num_rows, MAX_TOP_LOGPROBS), np.int32) if variant.has_logprobs else None
-                logits = np.zeros((num_rows, vocab_size), np.float32)
-                packed, zeros = np.zeros((num_rows, step.SAMPLING_COLUMNS), np.int32), np.zeros(num_rows, np.int32)
-                masks = TokenMasks(self._state.masks, zeros, zeros - 1) if variant.has_masks else None  # pyright: ignore[reportArgumentType]
-                self._run_sample(variant, logits, packed, chosen, masks)
-            case ("prompt_logprobs", int(num_tokens)):
-                keys = self._buckets.extend + self._buckets.drafts
-                key = next(key for key in keys if key.num_tokens == num_tokens)
-                hidden = self._executables.output_shape(("forward", key))[1]
-                targets, chosen = np.zeros(num_tokens, np.int32), np.zeros((num_tokens, MAX_TOP_LOGPROBS), np.int32)
-                self._executables(name, self._leaves, np.zeros(hidden.shape, hidden.dtype), targets, chosen)
-            case ("write_rows", int(k)):
-                self._write_rows([0] * k, np.zeros((1, columns), np.int32))
-            case ("copy_slots",):
-                self._copy_slots(np.zeros(1, np.int32), np.zeros(1, np.int32))
-            case ("write_masks", int(k)):
-                words = np.full((k, num_words(vocab_size)), 0xFFFFFFFF, np.uint32)
-                self._write_masks(Upload(np.zeros(k, np.int32), words))
+                return [packing.pack_padding(key)]
+            case ("encode", *_):
+                return [zeros[0], zeros[1] + DUMP_ROW]
+            case ("sample", _, Variant(has_masks=True)):
+                return [*zeros[:-1], zeros[-1] - 1]  # no token is forced
+            case ("write_masks", _):
+                return [zeros[0], np.invert(zeros[1])]  # row 0 allows everything
             case ("write_counts",):
-                self._call_write_counts(0, True, np.full(COUNT_CHUNK, -1, np.int32), np.zeros(COUNT_CHUNK, np.int32))
+                row, _, ids, is_output = zeros
+                return [row, np.ones_like(row), ids - 1, is_output]  # id -1 is padding
             case ("write_bias",):
-                self._write_bias(0, (np.full(BIAS_CHUNK, -1, np.int32), np.zeros(BIAS_CHUNK, np.float32)))
+                return [zeros[0], zeros[1] - 1, zeros[2]]
             case _:
-                raise AssertionError(f"nobody knows how to run {name}")
+                return zeros
 
     # Device tables.
 
@@ -399,14 +353,10 @@ class ModelRunner:
             self._call_write_counts(row, start == 0, ids, is_output)
 
     def _call_write_counts(self, row: int, resets: bool, ids: np.ndarray, is_output: np.ndarray) -> None:
-        penalties = self._executables(
-            ("write_counts",), self._state.penalties, np.int32(row), np.int32(resets), ids, is_output
-        )
-        self._state = self._state._replace(penalties=penalties)
+        self._calls.call(("write_counts",), np.array(row, np.int32), np.array(resets, np.int32), ids, is_output)
 
     def _write_bias(self, row: int, bias: tuple[np.ndarray, np.ndarray]) -> None:
-        penalties = self._executables(("write_bias",), self._state.penalties, np.int32(row), *bias)
-        self._state = self._state._replace(penalties=penalties)
+        self._calls.call(("write_bias",), np.array(row, np.int32), *bias)
 
     def _write_rows(self, dirty: Sequence[int], pages: np.ndarray) -> None:
         largest = ROWS_AT_A_TIME[-1]
@@ -415,15 +365,14 @@ class ModelRunner:
             k = next(k for k in ROWS_AT_A_TIME if k >= len(part))
             rows = np.zeros(k, np.int32)
             rows[: len(part)] = part
-            table = self._executables(("write_rows", k), self._state.page_table, rows, pages[rows])
-            self._state = self._state._replace(page_table=table)
+            self._calls.call(("write_rows", k), rows, pages[rows])
 
     def _copy_slots(self, source: np.ndarray, target: np.ndarray) -> None:
         for start in range(0, len(source), COPY_CHUNK):
             slots = np.zeros((2, COPY_CHUNK), np.int32)
             for padded, part in zip(slots, (source, target), strict=True):
                 padded[: len(part) - start] = part[start : start + COPY_CHUNK]
-            self._state = self._state._replace(pool=self._executables(("copy_slots",), self._state.pool, *slots))
+            self._calls.call(("copy_slots",), *slots)
 
 
 def _chosen_ids(batch: Batch, num_rows: int) -> np.ndarray:

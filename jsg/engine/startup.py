@@ -27,7 +27,7 @@ from jsg.engine.executables import (
 from jsg.engine.lexicon import LexiconLoader
 from jsg.engine.memory import MemoryPlan, largest_step_bytes, plan_memory, usable_bytes, vision_shape
 from jsg.engine.profile import profiled_compiler_options
-from jsg.engine.programs import DeviceState, RunnerConfig, make_state, over_devices
+from jsg.engine.programs import DeviceState, Programs, RunnerConfig, make_state, over_devices
 from jsg.engine.protocol import ModelInfo, Progress
 from jsg.engine.runner import ModelRunner
 from jsg.engine.selfcheck import DecodeSteps
@@ -175,7 +175,8 @@ def start(config: EngineConfig, report: Report) -> Parts:
     )
     allocator = PageAllocator(plan.pool_tokens // settings.page_size + 1)
     state = _with_newline(settings.make_state(allocator.num_total + 1), model)
-    runner = ModelRunner(model, settings.runner_config(), state, settings.buckets, executables)
+    programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)
+    runner = ModelRunner(programs, settings.runner_config(), state, settings.buckets, executables)
     _warm_up(runner, executables, config, report)
     lexicon.wait()
     cache = RadixCache(settings.page_size, allocator, enabled=not config.disable_radix_cache)
@@ -312,8 +313,8 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
 def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.Module, pool_tokens: int) -> int:
     """Compiles the largest programs; returns the bytes that a step needs beside what it is given."""
     state = settings.abstract_state(pool_tokens // settings.page_size + 1)
-    runner = ModelRunner(model, settings.runner_config(), state, settings.buckets, executables)
-    names = runner.programs.lower_largest()
+    programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)
+    names = programs.lower_largest()
     executables.compile(names)
     return largest_step_bytes([executables.compiled(name) for name in names], settings.buckets, settings.model)
 

@@ -52,6 +52,18 @@ def sharding_of(mesh: Mesh | None, axis: int | None, num_axes: int) -> NamedShar
     return None if mesh is None else NamedSharding(mesh, along(axis, num_axes))
 
 
+def place(value: np.ndarray | jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:
+    """An array that this process has whole, where the sharding wants it. No program runs and no other host is asked.
+
+    Of several hosts each gives its devices their slices; all must have the same value.
+    """
+    if sharding is None:
+        return jax.device_put(value)
+    slices = sharding.addressable_devices_indices_map(value.shape)
+    parts = [jax.device_put(value[index], device) for device, index in slices.items()]
+    return jax.make_array_from_single_device_arrays(value.shape, sharding, parts)
+
+
 def spec_of(x: object) -> PartitionSpec:
     """How an array, or the shape of one, is split; whole where it does not say."""
     sharding = getattr(x, "sharding", None)

@@ -211,10 +211,10 @@ def test_the_cache_can_be_flushed_as_soon_as_the_last_request_has_ended(core: En
 
 def test_a_row_with_logits_that_are_not_finite_fails_alone(small_model, compile_cache_dir: str):
     core = small.make_core(small_model, compile_cache_dir)
-    leaves = list(core._runner._leaves)
+    leaves = list(core._runner.replica.leaves)
     broken = [i for i, leaf in enumerate(leaves) if leaf.shape == (small.VOCAB, 32)]
     leaves[broken[0]] = leaves[broken[0]].at[90].set(np.nan)
-    core._runner._leaves = tuple(leaves)
+    core._runner.replica.leaves = tuple(leaves)
     good = Request(rid="good", input_ids=PROMPT, sampling=greedy())
     bad = Request(rid="bad", input_ids=(*PROMPT[:9], 90), sampling=greedy())
     outcomes = small.run(core, [(0, bad), (0, good)])

@@ -27,7 +27,7 @@ def forward_keys(core: EngineCore) -> list[BucketKey]:
 
 
 def test_the_forward_pass_writes_its_pools_in_place(core: EngineCore):
-    state = core._runner._state
+    state = core._runner.replica.state
     pool_bytes = sum(x.nbytes for x in jax.tree.leaves(state.pool))
     shape = "f32[" + ",".join(map(str, state.pool.layers[0][0].shape)) + "]"
     for key in forward_keys(core):
@@ -41,9 +41,9 @@ def test_the_forward_pass_writes_its_pools_in_place(core: EngineCore):
 
 
 def test_a_step_keeps_the_pool_where_it_is(core: EngineCore):
-    before = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(core._runner._state.pool)]
+    before = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(core._runner.replica.state.pool)]
     small.run(core, [(0, Request(rid="r", input_ids=(2, 3, 4), sampling=SamplingParams(max_new_tokens=5)))])
-    assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(core._runner._state.pool)] == before
+    assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(core._runner.replica.state.pool)] == before
 
 
 def test_no_two_steps_share_a_packed_array(core: EngineCore, monkeypatch: pytest.MonkeyPatch):

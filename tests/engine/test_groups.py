@@ -103,13 +103,14 @@ def tokens_of(outcomes: dict[str, small.Outcome]) -> dict[str, list[int]]:
 def forward_keys(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> list[BucketKey]:
     """The shapes of the forward passes, as they run."""
     keys = []
-    run_forward = core._runner._run_forward
+    call = core._runner.replica.call
 
-    def noted(key: BucketKey, packed: np.ndarray) -> object:
-        keys.append(key)
-        return run_forward(key, packed)
+    def noted(name: tuple, *arrays: np.ndarray) -> object:
+        if name[0] == "forward":
+            keys.append(name[1])
+        return call(name, *arrays)
 
-    monkeypatch.setattr(core._runner, "_run_forward", noted)
+    monkeypatch.setattr(core._runner.replica, "call", noted)
     return keys
 
 

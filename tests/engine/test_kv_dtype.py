@@ -58,7 +58,7 @@ def test_eight_bits_are_a_quarter_of_the_room_and_hardly_another_answer(
     plan = next(progress for progress in told if progress.stage == "plan")
     per_token = 2 * small.MODEL["num_hidden_layers"] * small.MODEL["num_key_value_heads"] * small.MODEL["head_dim"]
     assert f"1024 tokens of {per_token} bytes" in plan.text and dtype.name in plan.text
-    assert all(array.dtype == dtype for layer in core._runner._state.pool.layers for array in layer)
+    assert all(array.dtype == dtype for layer in core._runner.replica.state.pool.layers for array in layer)
     found, top = score(core, prompts)
     core.close()
     differences = np.abs(found - expected)  # `error` is the largest of one rounding, relative

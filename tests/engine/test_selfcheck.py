@@ -80,16 +80,16 @@ def test_the_engines_own_programs_are_timed(core: EngineCore):
 
 def test_nothing_is_harmed(core: EngineCore):
     expected = small.alone(core, REQUEST).token_ids
-    before = [np.asarray(x) for x in jax.tree.leaves(core._runner._state._replace(page_table=None))]
+    before = [np.asarray(x) for x in jax.tree.leaves(core._runner.replica.state._replace(page_table=None))]
     core.selfcheck(0.5)
-    after = jax.tree.leaves(core._runner._state._replace(page_table=None))
+    after = jax.tree.leaves(core._runner.replica.state._replace(page_table=None))
     num_dump = 0
     for was, now in zip(before, after, strict=True):
         changed = np.flatnonzero(np.any(was.reshape(len(was), -1) != np.asarray(now).reshape(len(was), -1), axis=1))
         assert set(changed) <= {0}
         num_dump += len(changed)
     assert num_dump <= 1, "only the last token of the dump row"
-    np.testing.assert_array_equal(np.asarray(core._runner._state.page_table), core.scheduler.table.pages)
+    np.testing.assert_array_equal(np.asarray(core._runner.replica.state.page_table), core.scheduler.table.pages)
     core.check_integrity()
     outcome = small.run(core, [(0, REQUEST)])["r"]
     assert outcome.token_ids == expected

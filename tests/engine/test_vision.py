@@ -185,7 +185,7 @@ def test_what_images_take_of_the_pool_is_told_and_flushed(core: EngineCore, gold
 
 
 def test_the_encoder_writes_into_the_pool_where_it_lies(core: EngineCore):
-    vision, executables = core._runner._state.vision, core._executables
+    vision, executables = core._runner.replica.state.vision, core._executables
     assert vision is not None
     names = [name for name in core._runner.programs.encoders if executables.is_ready(name)]
     assert {is_video for _, _, is_video in names} == {False, True}

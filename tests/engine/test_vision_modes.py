@@ -172,8 +172,8 @@ def test_answers_are_right_while_encoders_make_their_first_runs(
     assert [answer.token_ids for answer in answers.values()] == [golden.arrays["greedy"].tolist()] * 4
     assert {("encode", 2, False), ("encode", 2, True)} <= cold & set(calls), "they ran on padding beside the requests"
     assert all(map(executables.is_ready, executables.names()))
-    before = np.asarray(runner._state.vision)
+    before = np.asarray(runner.replica.state.vision)
     for name in runner.programs.encoders:
         runner._run_on_padding(name)
-    assert np.array_equal(before[1:], np.asarray(runner._state.vision)[1:]), "only row 0 is for padding"
+    assert np.array_equal(before[1:], np.asarray(runner.replica.state.vision)[1:]), "only row 0 is for padding"
     core.close()

@@ -40,7 +40,7 @@ def test_the_first_runs_touch_the_dump_row_and_the_dump_page_only(core: EngineCo
     core._executables._thread.join()  # pyright: ignore[reportOptionalMemberAccess]
     core._runner.warm_up()
     assert all(core._executables.is_ready(name) for name in core._executables.names())
-    state = core._runner._state
+    state = core._runner.replica.state
     rows = [state.page_table, state.last_token, *state.penalties]
     assert not any(np.asarray(array)[1:].any() for array in rows)
     assert not any(np.asarray(array).any() for array in jax.tree.leaves(state.pool))
