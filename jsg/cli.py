@@ -12,6 +12,7 @@ import json
 import logging
 import pathlib
 import select
+import signal
 import sys
 import time
 import types
@@ -162,6 +163,8 @@ def _given(options: argparse.Namespace, config: type[EngineConfig | ServerConfig
 
 
 def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int:
+    if engine.node_rank > 0:
+        return _follow(engine)
     from jsg.engine.child import EngineChild
     from jsg.sources import resolve_model
 
@@ -174,6 +177,17 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
     from jsg.server.run import serve
 
     asyncio.run(serve(engine, server, child, tokenizer_dir=tokenizer_dir, started_at=started_at, model_dir=model_dir))
+    return 0
+
+
+def _follow(config: EngineConfig) -> int:
+    """Is one of several hosts until the leader ends. Ctrl-C and SIGTERM end it at once, and the leader hears of it."""
+    from jsg.engine.startup import follow
+    from jsg.server.progress import StartDisplay
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with StartDisplay() as display:
+        follow(config, display.show)
     return 0
 
 

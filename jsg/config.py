@@ -44,6 +44,16 @@ class EngineConfig:
         KV_CACHE_DTYPES,
     )
     tp_size: int = _knob(1, "devices that share the model, each with a slice of every layer; CPU devices are made up")
+    nnodes: int = _knob(1, "hosts that share the model, each with as many of the devices; 'jsg serve' runs on each")
+    node_rank: int = _knob(
+        0, "which of the hosts this is; 0 leads and serves over HTTP, on the others the server's options mean nothing"
+    )
+    dist_init_addr: str | None = _knob(
+        None, "HOST:PORT of the leader that the other hosts reach; it listens there and at the port behind it"
+    )
+    dist_timeout: float = _knob(
+        8.0, "seconds that a step of several hosts may take, or a host be silent, before the engine is ended"
+    )
     context_length: int | None = _knob(None, "tokens of prompt and output together; default: the model's")
     mem_fraction_static: float = _knob(0.85, "fraction of the device's whole memory that the engine may use")
     max_running_requests: int | None = _knob(None, "requests in one batch at most; default 32 on CPU, 256 elsewhere")
@@ -90,6 +100,7 @@ class EngineConfig:
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("jump_forward", self.jump_forward, JUMP_FORWARD)
         _between("tp_size", self.tp_size, 1, 64)
+        self._check_hosts()
         _between("mem_fraction_static", self.mem_fraction_static, 0.01, 1.0)
         _between("schedule_conservativeness", self.schedule_conservativeness, 0.01, 100.0)
         if self.page_size is not None:
@@ -105,6 +116,22 @@ class EngineConfig:
                 _between(name, getattr(self, name), 1, 2**31 - 1)
         if self.vision_cache_size is not None:
             _between("vision_cache_size", self.vision_cache_size, 1, 2**20)
+
+    def _check_hosts(self) -> None:
+        _between("nnodes", self.nnodes, 1, 64)
+        _between("node_rank", self.node_rank, 0, self.nnodes - 1)
+        _between("dist_timeout", self.dist_timeout, 2, 1e6)
+        if self.nnodes > 1 and self.dist_init_addr is None:
+            raise ConfigError("--nnodes above 1 needs --dist-init-addr; name HOST:PORT of the leader, on every host")
+        if self.nnodes == 1 and self.dist_init_addr is not None:
+            raise ConfigError(
+                "--dist-init-addr is for several hosts, but --nnodes is 1; leave it out or raise --nnodes"
+            )
+        if self.tp_size % self.nnodes:
+            raise ConfigError(
+                f"--tp-size counts the devices of all hosts, so --nnodes must divide it, but {self.nnodes} does not "
+                f"divide {self.tp_size}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ class EngineCore:
         self._runner = parts.runner
         self.grammars = parts.constraints
         self._executables = parts.executables
+        self._hosts = parts.hosts
         self._decode_steps = parts.decode_steps
         self._overlaps = not config.disable_overlap_schedule
         self._in_flight: InFlight | None = None
@@ -243,5 +244,7 @@ class EngineCore:
         self._in_flight = None
         if self._profiler is not None:
             self._profiler.close()
+        if self._hosts is not None:
+            self._hosts.close()
         self._executables.close()
         self._runner.close()

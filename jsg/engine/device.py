@@ -115,7 +115,7 @@ def open_device(mem_fraction: float, count: int = 1) -> Device:
             jax.config.update("jax_num_cpu_devices", count)
     try:
         with _environment(choice.environment):
-            device = jax.devices()[0]
+            device = jax.local_devices()[0]
     except RuntimeError as error:
         raise ConfigError(
             f"JAX must find a device of JAX_PLATFORMS={_platforms()}, but could not start one; unset it, or repair the "

@@ -7,6 +7,7 @@ like those that follow, it is ready only after some that whoever calls has made 
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +79,9 @@ class Executables:
         self._arguments: dict[Hashable, tuple[Any, ...]] = {}  # shapes, as they were declared
         self._lowered: dict[Hashable, jax.stages.Lowered] = {}
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+        self._order: dict[Hashable, int] = {}  # in which programs are compiled, the same on every host
+        self._num_in_order = 0
+        self._num_elsewhere: Callable[[], int] = lambda: sys.maxsize
         self._thread: threading.Thread | None = None
         self._is_closing = threading.Event()
 
@@ -109,12 +113,15 @@ class Executables:
     def compile(self, names: Iterable[Hashable], report: Callable[[Hashable], None] = lambda name: None) -> None:
         """Compiles lowered programs now, `COMPILE_THREADS` at a time; `report` is told of each that is done."""
         missing = [name for name in names if name not in self._compiled]
+        self._put_in_order(missing)
         with ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="compile") as pool:
             for name in pool.map(self._compile_one, missing):
                 report(name)
 
     def clear(self) -> None:
         """Drops every program, so that they can be lowered for other shapes."""
+        self._order.clear()
+        self._num_in_order = 0
         self._arguments.clear()
         self._lowered.clear()
         self._compiled.clear()
@@ -123,6 +130,7 @@ class Executables:
     def compile_rest_in_background(self) -> None:
         """Compiles what is lowered but not compiled in a thread, in the order it was lowered."""
         rest = [name for name in self._lowered if name not in self._compiled]
+        self._put_in_order(rest)
         if rest:
             self._thread = threading.Thread(target=self._compile_rest, args=(rest,), name="compile", daemon=True)
             self._thread.start()
@@ -135,13 +143,28 @@ class Executables:
         """Everything that was lowered, in that order."""
         return list(self._lowered)
 
+    def share(self, num_elsewhere: Callable[[], int]) -> None:
+        """From now on a program is called only if it is compiled on the other hosts as well.
+
+        Args:
+            num_elsewhere: The least `num_in_order` of the others; it may lag behind.
+        """
+        self._num_elsewhere = num_elsewhere
+
+    @property
+    def num_in_order(self) -> int:
+        """How many programs are compiled up to the first that is not: every host compiles them in one order."""
+        names = list(self._order)[self._num_in_order :]
+        self._num_in_order += next((i for i, name in enumerate(names) if name not in self._compiled), len(names))
+        return self._num_in_order
+
     def is_ready(self, name: Hashable) -> bool:
         """Whether the program can be called and runs as it always will."""
-        return name in self._compiled and name not in self._cold
+        return name in self._compiled and name not in self._cold and self._is_elsewhere(name)
 
     def cold(self) -> list[Hashable]:
         """Compiled programs that have to run before they are ready."""
-        return list(self._cold)
+        return [name for name in list(self._cold) if self._is_elsewhere(name)]
 
     @property
     def num_compiled(self) -> int:
@@ -186,6 +209,13 @@ class Executables:
         if self._thread is not None:
             self._thread.join()
         self.clear()
+
+    def _put_in_order(self, names: Iterable[Hashable]) -> None:
+        for name in names:
+            self._order.setdefault(name, len(self._order))
+
+    def _is_elsewhere(self, name: Hashable) -> bool:
+        return self._order[name] < self._num_elsewhere()
 
     def _over_devices(
         self, fn: Callable[..., Any], args: tuple[Any, ...], out_specs: Any

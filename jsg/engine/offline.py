@@ -366,7 +366,13 @@ def _make_config(model_path: str, knobs: dict[str, Any]) -> EngineConfig:
     known = EngineConfig.__dataclass_fields__
     if unknown := sorted(set(knobs) - set(known)):
         raise ConfigError(f"unknown engine option {unknown[0]!r}; known are {', '.join(known)}")
-    return EngineConfig(model_path=model_path, **knobs)
+    config = EngineConfig(model_path=model_path, **knobs)
+    if config.nnodes > 1:
+        raise ConfigError(
+            f"--nnodes must be 1 in an engine of one process, but got {config.nnodes}; several hosts share a model "
+            "under 'jsg serve' only"
+        )
+    return config
 
 
 def _one_each(given: SamplingFields | Sequence[SamplingFields], count: int) -> list[SamplingParams]:

@@ -38,8 +38,8 @@ class Replica:
         self.leaves = programs.leaves
         self.state = state
         self._executables = executables
-        self._logits: Any = None  # of the last forward pass, and its hidden states
-        self._hidden: Any = None
+        self._logits: jax.Array | None = None  # of the last forward pass, and its hidden states
+        self._hidden: jax.Array | None = None
 
     def call(self, name: Hashable, *arrays: np.ndarray) -> Any:
         """Runs a program on these arrays of the host, on the parameters and on the state. Does not wait.
@@ -61,7 +61,7 @@ class Replica:
             case ("sample", int(), Variant() as variant):
                 return self._sample(name, variant, *arrays)
             case ("prompt_logprobs", int()):
-                return run(name, self.leaves, self._hidden, *arrays)
+                return run(name, self.leaves, self._or_zeros(self._hidden, name, 1), *arrays)
             case ("encode", int(), bool()):
                 self.state = state._replace(vision=run(name, self.leaves, state.vision, *arrays))
             case ("write_rows", int()):
@@ -76,14 +76,6 @@ class Replica:
                 raise AssertionError(f"nobody knows how to call {name}")
         return None
 
-    def forget_forward(self, name: Hashable) -> None:
-        """Puts zeros in place of what a sampling, or the scoring of a prompt, reads of the forward pass before it."""
-        match name:
-            case ("sample", *_):
-                self._logits = _zeros(self._executables.argument_shapes(name)[0])
-            case ("prompt_logprobs", *_):
-                self._hidden = _zeros(self._executables.argument_shapes(name)[1])
-
     def close(self) -> None:
         """Frees parameters and state at once: an engine lies in reference cycles, so Python would do it later."""
         self._logits = self._hidden = None
@@ -96,14 +88,18 @@ class Replica:
         chosen = left.pop(0) if variant.has_logprobs else None
         masks = TokenMasks(state.masks, *left) if variant.has_masks else None  # pyright: ignore[reportArgumentType]
         penalties = state.penalties if variant.has_tables else None
-        logits, self._logits, self._hidden = self._logits, None, None  # the next forward pass needs the memory
+        logits = self._or_zeros(self._logits, name, 0)
+        self._logits = self._hidden = None  # the next forward pass needs the memory
         output, last_token, penalties = self._executables(
             name, logits, packed, state.last_token, penalties, chosen, masks
         )
         self.state = state._replace(last_token=last_token, penalties=penalties or state.penalties)
         return output
 
-
-def _zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """An array of zeros, made without a program."""
-    return place(np.zeros(shape.shape, shape.dtype), shape.sharding)
+    def _or_zeros(self, given: jax.Array | None, name: Hashable, index: int) -> jax.Array:
+        """What a forward pass left for an argument of a program; zeros in a run for its own sake, which has none."""
+        shape = self._executables.argument_shapes(name)[index]
+        if given is not None and given.shape == shape.shape:
+            return given
+        # Made without a program: nothing compiles after warm-up.
+        return place(np.zeros(shape.shape, shape.dtype), shape.sharding)

@@ -24,6 +24,7 @@ from jsg.engine.executables import (
     compilation_cache_path,
     use_compilation_cache,
 )
+from jsg.engine.hosts.party import Follower, Leader, Party, meet
 from jsg.engine.lexicon import LexiconLoader
 from jsg.engine.memory import MemoryPlan, largest_step_bytes, plan_memory, usable_bytes, vision_shape
 from jsg.engine.profile import profiled_compiler_options
@@ -72,6 +73,7 @@ class Parts:
     runner: ModelRunner
     executables: Executables
     constraints: Constraints
+    hosts: Leader | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class _Settings:
     device: Device
     vision: VisionShape | None
     mesh: Mesh | None
+    party: Party | None
 
     @property
     def platform(self) -> str:
@@ -100,8 +103,9 @@ class _Settings:
         """What was chosen and why, for people; the memory plan comes after it."""
         implementation, shapes, quantization = ops.best_implementation(), self.buckets, self.config.quantization
         kernels = "" if quantization == "none" else f", kernels in {quantization}"
+        hosts = "" if self.party is None else f", number {self.config.node_rank} of {self.config.nnodes} hosts"
         return (
-            f"device: {self.device}\n"
+            f"device: {self.device}{hosts}\n"
             f"programs: {self.dtype.name}{kernels}, attention by {implementation!r}, KV pool in {self.kv_dtype.name}, "
             f"page size {self.page_size}; steps of up to {shapes.max_rows} requests and {shapes.max_tokens} new tokens "
             f"in {len(shapes.all)} shapes"
@@ -146,13 +150,70 @@ class _Settings:
 def start(config: EngineConfig, report: Report) -> Parts:
     """Loads the model, plans memory, compiles what is needed at once and the rest in the background.
 
+    Of several hosts this is the one that schedules.
+
     Raises:
         JsgError: The model, the knobs or the memory do not allow it.
     """
+    settings = _begin(config, report)
+    lexicon = _load_lexicon(settings)
+    ready = _make_runner(settings, report)
+    runner, party, num_pages = ready.runner, settings.party, ready.num_pages
+    lexicon.wait()
+    if isinstance(party, Leader):
+        party.open(runner.replica, ready.executables)
+        runner.make_calls_to(party)
+    allocator = PageAllocator(num_pages)
+    cache = RadixCache(settings.page_size, allocator, enabled=not config.disable_radix_cache)
+    return Parts(
+        info=_info(settings, ready.plan),
+        decode_steps=_decode_steps(settings, ready.plan, runner),
+        scheduler=Scheduler(_scheduler_config(settings), allocator, cache),
+        cache=cache,
+        allocator=allocator,
+        runner=runner,
+        executables=ready.executables,
+        constraints=_constraints(settings, lexicon),
+        hosts=party if isinstance(party, Leader) else None,
+    )
+
+
+def follow(config: EngineConfig, report: Report) -> None:
+    """Is one of several hosts, and not the one that schedules, until that one ends.
+
+    Raises:
+        JsgError: As `start`.
+    """
+    settings = _begin(config, report)
+    assert isinstance(settings.party, Follower), "a host that follows has a rank above 0"
+    ready = _make_runner(settings, report)
+    settings.party.follow(ready.runner.replica, ready.executables)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Ready:
+    """A warm runner, and what was decided for it."""
+
+    runner: ModelRunner
+    executables: Executables
+    plan: MemoryPlan
+    num_pages: int
+
+
+def _begin(config: EngineConfig, report: Report) -> _Settings:
+    """Meets the other hosts, if there are any, starts JAX and decides every default."""
     if not config.disable_compilation_cache:
         use_compilation_cache(config.compilation_cache_dir)
-    settings = _settle(config, open_device(config.mem_fraction_static, config.tp_size))
-    lexicon = _load_lexicon(settings)
+    directory, party = resolve_model(config.model_path), None
+    if config.nnodes > 1:
+        party = meet(config, directory, lambda there, count: report(Progress("hosts", there, count)))
+    device = open_device(config.mem_fraction_static, config.tp_size // config.nnodes)
+    return _settle(config, directory, device, party)
+
+
+def _make_runner(settings: _Settings, report: Report) -> _Ready:
+    """Plans memory, loads the model, compiles and warms up."""
+    config = settings.config
     executables = Executables(
         forbid_compile=config.forbid_compile,
         runs_before_ready=RUNS_BEFORE_READY.get(settings.platform, 0),
@@ -161,7 +222,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
         mesh=settings.mesh,
     )
     plan = _plan(settings, executables)
-    where = f", on each of {settings.device.count} devices" if settings.device.count > 1 else ""
+    where = f", on each of {config.tp_size} devices" if config.tp_size > 1 else ""
     report(Progress("plan", 1, 1, f"{settings}\n{plan}{where}"))
     model = load_model(
         settings.directory,
@@ -173,17 +234,12 @@ def start(config: EngineConfig, report: Report) -> Parts:
         mesh=settings.mesh,
         progress=_load_progress(report),
     )
-    allocator = PageAllocator(plan.pool_tokens // settings.page_size + 1)
-    state = _with_newline(settings.make_state(allocator.num_total + 1), model)
+    num_pages = plan.pool_tokens // settings.page_size + 1
+    state = _with_newline(settings.make_state(num_pages), model)
     programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)
     runner = ModelRunner(programs, settings.runner_config(), state, settings.buckets, executables)
     _warm_up(runner, executables, config, report)
-    lexicon.wait()
-    cache = RadixCache(settings.page_size, allocator, enabled=not config.disable_radix_cache)
-    scheduler = Scheduler(_scheduler_config(settings), allocator, cache)
-    steps = _decode_steps(settings, plan, runner)
-    constraints = _constraints(settings, lexicon)
-    return Parts(_info(settings, plan), steps, scheduler, cache, allocator, runner, executables, constraints)
+    return _Ready(runner, executables, plan, num_pages)
 
 
 def _load_progress(report: Report) -> Callable[[int, int, int], None]:
@@ -226,12 +282,11 @@ def _compiler_options(config: EngineConfig, platform: str, quantization: str) ->
     return {**options.get(platform, {}), **profiled}
 
 
-def _settle(config: EngineConfig, device: Device) -> _Settings:
-    directory = resolve_model(config.model_path)
-    model = ModelConfig.from_directory(directory).over_devices(device.count)
-    if config.deterministic and device.count > 2 and device.platform != "cpu":
+def _settle(config: EngineConfig, directory: Path, device: Device, party: Party | None) -> _Settings:
+    model = ModelConfig.from_directory(directory).over_devices(config.tp_size)
+    if config.deterministic and config.tp_size > 2 and (device.platform != "cpu" or party is not None):
         raise ConfigError(
-            f"--deterministic needs --tp-size 1 or 2, but got {device.count}: the order in which more devices add up "
+            f"--deterministic needs --tp-size 1 or 2, but got {config.tp_size}: the order in which more devices add up "
             "depends on where a token lies; leave one of them out"
         )
     on_cpu = device.platform == "cpu"
@@ -255,7 +310,8 @@ def _settle(config: EngineConfig, device: Device) -> _Settings:
         buckets=_buckets(config, model, max_running, device.platform),
         device=device,
         vision=vision_shape(config, model, platform=device.platform, row_bytes=row_bytes),
-        mesh=make_mesh(device.count),
+        mesh=make_mesh(config.tp_size),
+        party=party,
     )
 
 
@@ -285,6 +341,8 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
     """
     model = abstract_model(settings.model, settings.dtype, settings.config.quantization, settings.mesh)
     limit_bytes = usable_bytes(settings.config.mem_fraction_static, settings.device)
+    if settings.party is not None:
+        limit_bytes = settings.party.agree("devices", settings.device.name, limit_bytes)
 
     def plan(temporary_bytes: int) -> MemoryPlan:
         return plan_memory(
@@ -299,7 +357,7 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
             max_running=settings.max_running,
             context_length=settings.context_length,
             vision_bytes=settings.vision.num_rows * settings.vision_row_bytes if settings.vision else 0,
-            num_devices=settings.device.count,
+            num_devices=settings.config.tp_size,
         )
 
     first = plan(0)
@@ -332,6 +390,8 @@ def _warm_up(runner: ModelRunner, executables: Executables, config: EngineConfig
 
     executables.compile(names, tell)
     runner.warm_up()
+    if config.nnodes > 1:
+        runner.rehearse()
     report(Progress("warm-up", len(names), len(names)))
     executables.seal()
     executables.compile_rest_in_background()
@@ -363,11 +423,11 @@ def _decode_steps(settings: _Settings, plan: MemoryPlan, runner: ModelRunner) ->
         model=settings.model,
         itemsize=settings.dtype.itemsize,
         kernel_itemsize=settings.dtype.itemsize if settings.config.quantization == "none" else 1,
-        bytes_per_token=plan.bytes_per_token * settings.device.count,
+        bytes_per_token=plan.bytes_per_token * settings.config.tp_size,
         pool_tokens=plan.pool_tokens,
         context_length=settings.context_length,
         page_size=settings.page_size,
-        num_devices=1 if settings.platform == "cpu" else settings.device.count,  # CPU devices share one processor
+        num_devices=1 if settings.platform == "cpu" else settings.config.tp_size,  # CPU devices share one processor
     )
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Array
 
 from jsg.models.layers import Origin, Source
 from jsg.models.quantise import Quantised, quantise
+from jsg.models.tensor_parallel import place
 
 Span = tuple[int, int]
 """First index and the one after the last, along the axis that devices share out."""
@@ -37,7 +38,7 @@ def assemble(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, read: R
         return _part(declared, origin, read, None)
     if axis is None or any(each.shape[axis] == 1 for each in scale):
         whole = _part(declared, origin, read, None)
-        return jax.tree.map(lambda value, shape: jax.device_put(value, shape.sharding), whole, declared)
+        return jax.tree.map(lambda value, shape: place(value, shape.sharding), whole, declared)
     parts = []
     for device, index in numbers.sharding.addressable_devices_indices_map(numbers.shape).items():
         first, last, _ = index[axis].indices(numbers.shape[axis])

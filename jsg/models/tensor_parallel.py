@@ -38,8 +38,12 @@ def first_index(length: int) -> jax.Array | int:
 
 
 def make_mesh(count: int) -> Mesh | None:
-    """The mesh of JAX's first devices; None for one alone, whose programs need none."""
-    return Mesh(np.array(jax.local_devices()[:count]), (AXIS,)) if count > 1 else None
+    """The mesh of JAX's first devices, of each host as many; None for one alone, whose programs need none."""
+    if count == 1:
+        return None
+    hosts = range(jax.process_count())
+    devices = [jax.local_devices(host)[: count // len(hosts)] for host in hosts]
+    return Mesh(np.array(devices).ravel(), (AXIS,))
 
 
 def along(axis: int | None, num_axes: int) -> PartitionSpec:

@@ -1,0 +1,59 @@
+"""JAX on several hosts: one program runs on the devices of all of them.
+
+JAX's coordinator listens at the port behind that of `--dist-init-addr`, on that address only (left alone it takes all
+interfaces). What carries sums between hosts is told to use the interface that faces the leader: gloo on CPUs, which
+would take whatever the host's name resolves to, and NCCL on GPUs, unless NCCL_SOCKET_IFNAME says otherwise.
+"""
+
+import logging
+import os
+
+import jax
+from jax._src import distributed, xla_bridge  # JAX has no public way to say where gloo listens
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+from jsg.engine.hosts.address import interface_of, parse_address
+
+logger = logging.getLogger(__name__)
+
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+START_S = 60
+END_S = 5
+
+
+def connect(address: str, *, num_hosts: int, rank: int, own_address: str) -> None:
+    """Joins this process to those of the other hosts; before JAX looks for a device, and once in a process.
+
+    Args:
+        address: `--dist-init-addr`.
+        num_hosts: Of them all.
+        rank: Of this one.
+        own_address: Where the others reach this one.
+    """
+    host, port = parse_address(address)
+    coordinator = f"[{host}]:{port + 1}" if ":" in host else f"{host}:{port + 1}"
+    if NCCL_INTERFACE not in os.environ and (name := interface_of(own_address)) is not None:
+        os.environ[NCCL_INTERFACE] = f"={name}"
+    jax.distributed.initialize(
+        coordinator,
+        num_hosts,
+        rank,
+        cluster_detection_method="deactivate",
+        initialization_timeout=START_S,
+        shutdown_timeout_seconds=END_S,
+        coordinator_bind_address=coordinator,
+    )
+
+    def make_client():  # noqa: ANN202 # of jaxlib
+        client = distributed.global_state.client
+        return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(client, hostname=own_address))
+
+    xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
+
+
+def disconnect() -> None:
+    """Leaves together with the other hosts; when they do not come, alone."""
+    try:
+        jax.distributed.shutdown()
+    except RuntimeError as error:
+        logger.warning("the hosts did not end together: %s", error)

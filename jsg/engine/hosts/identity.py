@@ -1,0 +1,80 @@
+"""What the hosts of an engine must have in common, as texts that can be compared and named. No JAX."""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import jsg
+from jsg.config import EngineConfig, option
+
+PACKAGES = ("jax", "jaxlib", "flax", "jax-cuda12-plugin", "jax-cuda13-plugin")
+OWN_KNOBS = frozenset(
+    {
+        *("model_path", "tokenizer_path", "node_rank", "dist_init_addr"),
+        *("compilation_cache_dir", "disable_compilation_cache", "profile_dir"),
+    }
+)
+"""Knobs that name something of one host."""
+MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors")
+MISSING = "missing"
+SAMPLES, SAMPLE_BYTES = 64, 4096
+
+
+def identity(config: EngineConfig, directory: Path) -> dict[str, str]:
+    """Name → text of all that must be the same on every host: versions, options, the model.
+
+    Args:
+        config: The knobs of this host.
+        directory: Its model directory.
+    """
+    versions = {name: _version(name) for name in PACKAGES}
+    knobs = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    options = {option(name): str(value) for name, value in knobs.items() if name not in OWN_KNOBS}
+    files = {f"the model's {path.name}": _fingerprint(path) for path in _model_files(config, directory)}
+    return {"jsg": jsg.__version__, "jsg's source": _source_digest()} | versions | options | files
+
+
+def difference(leader: Mapping[str, str], follower: Mapping[str, str]) -> str | None:
+    """What two hosts differ in, for the follower's user; None where they agree."""
+    for name in {**leader, **follower}:
+        theirs, ours = leader.get(name, MISSING), follower.get(name, MISSING)
+        if theirs != ours:
+            return f"{name} must be the same on every host, but is {theirs} on the leader and {ours} on this one"
+    return None
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return MISSING
+
+
+def _source_digest() -> str:
+    """Of every file of the package's code: two checkouts may bear one version."""
+    root, digest = Path(jsg.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)} ".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _model_files(config: EngineConfig, directory: Path) -> Iterator[Path]:
+    """Those that decide what is computed; without the weights where they are made up."""
+    patterns = MODEL_FILES[:2] if config.load_format == "dummy" else MODEL_FILES
+    return (path for pattern in patterns for path in sorted(directory.glob(pattern)))
+
+
+def _fingerprint(path: Path) -> str:
+    """A digest of the size and of samples all over the file: all of a small one, and quick for a large one."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        if size <= SAMPLES * SAMPLE_BYTES:
+            digest.update(file.read())
+        else:
+            for index in range(SAMPLES):
+                file.seek(index * (size - SAMPLE_BYTES) // (SAMPLES - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:16]

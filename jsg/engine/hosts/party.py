@@ -1,0 +1,174 @@
+"""The hosts of an engine, as each of them sees the others."""
+
+import contextlib
+import hashlib
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from jsg.config import EngineConfig
+from jsg.engine.executables import Executables
+from jsg.engine.hosts.distributed import connect, disconnect
+from jsg.engine.hosts.identity import identity
+from jsg.engine.hosts.rendezvous import Arrived, Connections, Gathering, join
+from jsg.engine.hosts.watch import Standing, Watch, end_process
+from jsg.engine.hosts.wire import CallCodec, receive_message, send_message
+from jsg.engine.replica import Replica
+from jsg.errors import ConfigError
+
+Schema = dict[Hashable, Sequence[Any]]
+
+
+@final
+class Leader:
+    """The host that schedules. Calls go to the replicas of all hosts."""
+
+    def __init__(self, config: EngineConfig, others: dict[int, Connections]):
+        self._plans = {f"host {rank}": others[rank].plan for rank in sorted(others)}
+        self._standing = Standing()
+        beats = {f"host {rank}": others[rank].beats for rank in sorted(others)}
+        self._watch = Watch(beats, self._standing, config.dist_timeout, judges_steps=True)
+        self._replica: Replica | None = None
+        self._codec = CallCodec({})
+
+    def agree(self, topic: str, value: str, number: int = 0) -> int:
+        """See `Follower.agree`."""
+        answers = {name: _receive(plan) for name, plan in self._plans.items()}
+        wrong = next((f"{name} has {said['value']}" for name, said in answers.items() if said["value"] != value), None)
+        number = min(number, *(said["number"] for said in answers.values()))
+        refusal = None if wrong is None else f"{topic} must be the same on every host, but {wrong}, the leader {value}"
+        for plan in self._plans.values():
+            send_message(plan, {"refused": refusal, "number": number})
+        if refusal is not None:
+            raise ConfigError(refusal)
+        return number
+
+    def open(self, replica: Replica, executables: Executables) -> None:
+        """From now on calls reach the followers, which must have come as far."""
+        schema = schema_of(executables)
+        self._standing.count_programs = lambda: executables.num_in_order
+        at_least = self.agree("programs", digest(schema), executables.num_in_order)
+        executables.share(lambda: max(at_least, self._watch.num_programs))
+        self._codec = CallCodec(schema)
+        self._replica = replica
+
+    def call(self, name: Hashable, *arrays: np.ndarray) -> Any:
+        """See `Replica.call`. The others get it first: they work while this host starts its own part."""
+        assert self._replica is not None, "calls come after open()"
+        self._codec.send(list(self._plans.values()), name, arrays)
+        result = self._replica.call(name, *arrays)
+        if is_step(name):
+            self._standing.begin(result.tokens)
+        return result
+
+    def close(self) -> None:
+        """Ends the followers as well."""
+        self._watch.stop()
+        if self._replica is not None:
+            with contextlib.suppress(OSError):  # one that has ended already
+                self._codec.send_end(list(self._plans.values()))
+            disconnect()
+        self._watch.close()
+        for plan in self._plans.values():
+            plan.close()
+
+
+@final
+class Follower:
+    """A host that makes the calls that the leader makes."""
+
+    def __init__(self, config: EngineConfig, leader: Connections):
+        self._plan = leader.plan
+        self._standing = Standing()
+        self._watch = Watch({"the leader": leader.beats}, self._standing, config.dist_timeout, judges_steps=False)
+
+    def agree(self, topic: str, value: str, number: int = 0) -> int:
+        """The least `number` of all hosts, once every one of them has come here.
+
+        Args:
+            topic: What the value is, for the error.
+            value: Must be the same on all of them.
+            number: May differ.
+
+        Raises:
+            ConfigError: The value differs; on every host.
+        """
+        send_message(self._plan, {"value": value, "number": number})
+        answer = _receive(self._plan)
+        if answer["refused"] is not None:
+            raise ConfigError(answer["refused"])
+        return answer["number"]
+
+    def follow(self, replica: Replica, executables: Executables) -> None:
+        """Makes the leader's calls until it says that there are no more. Ends the process where the leader is lost."""
+        schema = schema_of(executables)
+        self._standing.count_programs = lambda: executables.num_in_order
+        self.agree("programs", digest(schema), executables.num_in_order)
+        codec = CallCodec(schema)
+        try:
+            while (call := codec.receive(self._plan)) is not None:
+                name, arrays = call
+                result = replica.call(name, *arrays)
+                if is_step(name):
+                    self._standing.begin(result.tokens)
+        except OSError as error:
+            end_process(f"the leader is gone: {error}")
+        self._watch.stop()
+        disconnect()
+        self._watch.close()
+        self._plan.close()
+
+
+Party = Leader | Follower
+
+
+def meet(config: EngineConfig, directory: Path, arrived: Arrived) -> Party:
+    """Waits for the other hosts and starts JAX together with them.
+
+    Args:
+        config: The knobs of this host.
+        directory: Its model directory.
+        arrived: Told of hosts that have come, on the leader.
+
+    Raises:
+        ConfigError: The hosts do not fit together, or are not all there in time.
+    """
+    address, own = config.dist_init_addr, identity(config, directory)
+    assert address is not None, "EngineConfig wants an address where there are several hosts"
+    if config.node_rank == 0:
+        others = Gathering(address, config.nnodes, own).wait(arrived)
+        party: Party = Leader(config, others)
+        own_address = others[1].own_address
+    else:
+        leader = join(address, config.node_rank, own)
+        party, own_address = Follower(config, leader), leader.own_address
+    party.agree("hosts", "")  # all are there, before JAX begins to count the seconds
+    connect(address, num_hosts=config.nnodes, rank=config.node_rank, own_address=own_address)
+    return party
+
+
+def schema_of(executables: Executables) -> Schema:
+    """What every program takes from the host."""
+    return {name: executables.host_shapes(name) for name in executables.names()}
+
+
+def digest(schema: Schema) -> str:
+    """Of the names of all programs and what they take, in order."""
+    text = repr([(name, [(each.shape, str(each.dtype)) for each in shapes]) for name, shapes in schema.items()])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_step(name: Hashable) -> bool:
+    """Whether a call of this program is the last of a step."""
+    return isinstance(name, tuple) and name[0] == "sample"
+
+
+def _receive(connection: Any) -> dict[str, Any]:
+    """The next message. Where the other side is gone the process ends: its watch would end it at any moment."""
+    try:
+        return receive_message(connection)
+    except OSError as error:
+        end_process(f"another host is gone: {error}")
+        raise

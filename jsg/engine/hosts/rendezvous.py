@@ -1,0 +1,217 @@
+"""How the hosts of an engine find each other: the leader listens at `--dist-init-addr`, the others call, in any order.
+
+Each follower has two connections: one for messages and calls, one for beats. What calls and is no host of this engine
+is told why, and dropped; the leader goes on waiting. Standard library only.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, final
+
+from jsg.engine.hosts.address import parse_address
+from jsg.engine.hosts.identity import difference
+from jsg.engine.hosts.wire import WireError, receive_message, send_message
+from jsg.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 600.0
+"""How long hosts wait for each other to be started."""
+RETRY_S = 0.25
+HELLO_S = 5.0  # for a caller to say who it is
+TOKEN_BYTES = 16
+
+Arrived = Callable[[int, int], None]
+"""Called with (hosts that are there, hosts in all) while the leader waits."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Connections:
+    """Those between two hosts.
+
+    Attributes:
+        own_address: Where this host is reached by the other.
+        plan: For messages, then calls.
+        beats: For signs of life.
+    """
+
+    own_address: str
+    plan: socket.socket
+    beats: socket.socket
+
+
+@final
+class Gathering:
+    """The leader's side: waits until every follower is there.
+
+    Args:
+        address: `--dist-init-addr`.
+        num_hosts: Of them all, the leader included.
+        identity: What the others must be like.
+    """
+
+    def __init__(self, address: str, num_hosts: int, identity: Mapping[str, str]):
+        self._host, self._port = parse_address(address)
+        self._num_hosts = num_hosts
+        self._identity = identity
+        self._plans: dict[int, socket.socket] = {}
+        self._tokens: dict[int, str] = {}
+        self._beats: dict[int, socket.socket] = {}
+
+    def wait(self, arrived: Arrived) -> dict[int, Connections]:
+        """The connections to every follower, by rank.
+
+        Raises:
+            ConfigError: The address cannot be listened on, or a host is not there in time.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        with _listen(self._host, self._port) as listener:
+            listener.settimeout(RETRY_S)
+            while len(self._beats) < self._num_hosts - 1:
+                if time.monotonic() > deadline:
+                    raise ConfigError(self._who_is_missing())
+                self._forget_those_that_left()
+                arrived(1 + len(self._beats), self._num_hosts)
+                with contextlib.suppress(TimeoutError):
+                    connection, _ = listener.accept()
+                    self._greet(connection)
+        arrived(self._num_hosts, self._num_hosts)
+        return {rank: Connections(plan.getsockname()[0], plan, self._beats[rank]) for rank, plan in self._plans.items()}
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Takes a caller in, or tells it why not."""
+        connection.settimeout(HELLO_S)
+        try:
+            why = self._take(connection, receive_message(connection))
+            if why is None:
+                _prepare(connection)
+                return
+            logger.warning("a host that called was refused: %s", why)
+            send_message(connection, {"refused": why})
+        except OSError as error:  # a stranger, who may say anything
+            logger.warning("a caller was no host of this engine: %s", error)
+        connection.close()
+
+    def _take(self, connection: socket.socket, hello: dict[str, Any]) -> str | None:
+        """Why a caller is refused; None where it was taken in."""
+        rank, token, identity = hello.get("rank"), hello.get("token"), hello.get("identity")
+        if not isinstance(rank, int) or not 1 <= rank < self._num_hosts:
+            return (
+                f"--node-rank must be in [1, {self._num_hosts - 1}] on a host that is not the leader, but is {rank!r}"
+            )
+        if isinstance(token, str):
+            if rank not in self._tokens or not secrets.compare_digest(token.encode(), self._tokens[rank].encode()):
+                return "it does not know what this host was told"
+            self._beats[rank] = connection
+            send_message(connection, {"welcome": ""})
+            return None
+        if rank in self._plans:
+            return f"a host with --node-rank {rank} is there already; give every host a rank of its own"
+        if not isinstance(identity, dict):
+            return "a host must say what it is, but did not"
+        if (why := difference(self._identity, identity)) is not None:
+            return why
+        self._plans[rank], self._tokens[rank] = connection, secrets.token_hex(TOKEN_BYTES)
+        send_message(connection, {"welcome": self._tokens[rank]})
+        return None
+
+    def _forget_those_that_left(self) -> None:
+        """A host that was ended before all were there may be started again."""
+        for rank, connection in list(self._plans.items()):
+            if _has_ended(connection):
+                for connections in (self._plans, self._beats):
+                    if rank in connections:
+                        connections.pop(rank).close()
+                del self._tokens[rank]
+
+    def _who_is_missing(self) -> str:
+        missing = [str(rank) for rank in range(1, self._num_hosts) if rank not in self._beats]
+        return (
+            f"every host must be there within {PATIENCE_S:g} s, but --node-rank {', '.join(missing)} did not call at "
+            "--dist-init-addr; start it, or look whether it reaches that address"
+        )
+
+
+def join(address: str, rank: int, identity: Mapping[str, str]) -> Connections:
+    """The follower's side: calls until the leader is there.
+
+    Args:
+        address: `--dist-init-addr`.
+        rank: Of this host.
+        identity: What it is like.
+
+    Raises:
+        ConfigError: The leader refuses this host, or is not there in time.
+    """
+    host, port = parse_address(address)
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return _join(host, port, rank, identity)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"the leader must be there within {PATIENCE_S:g} s, but --dist-init-addr {address} gave: {error}; "
+                    "start the host with --node-rank 0, or correct the address"
+                ) from None
+            time.sleep(RETRY_S)
+
+
+def _join(host: str, port: int, rank: int, identity: Mapping[str, str]) -> Connections:
+    with contextlib.ExitStack() as opened:
+        plan = opened.enter_context(socket.create_connection((host, port), HELLO_S))
+        token = _ask(plan, {"rank": rank, "identity": dict(identity)})
+        beats = opened.enter_context(socket.create_connection((host, port), HELLO_S))
+        _ask(beats, {"rank": rank, "token": token})
+        opened.pop_all()
+    for connection in (plan, beats):
+        _prepare(connection)
+    return Connections(plan.getsockname()[0], plan, beats)
+
+
+def _ask(connection: socket.socket, hello: dict[str, Any]) -> str:
+    """What the leader welcomes us with."""
+    send_message(connection, hello)
+    answer = receive_message(connection)
+    if "refused" in answer:
+        raise ConfigError(f"the leader refuses this host: {answer['refused']}")
+    if not isinstance(token := answer.get("welcome"), str):
+        raise WireError("what answers is no leader of jsg")
+    return token
+
+
+@contextlib.contextmanager
+def _listen(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address, family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"--dist-init-addr must be a free address of the leader, but {host} with {port} gave: {error.strerror}; "
+            "name another, or end what uses it"
+        ) from None
+    with listener:
+        yield listener
+
+
+def _prepare(connection: socket.socket) -> None:
+    """Small messages go out at once; who waits, waits for as long as it takes: the watch sees to it that it ends."""
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        connection.setblocking(True)

@@ -1,0 +1,72 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from jsg.config import EngineConfig
+from jsg.engine.hosts import identity as module
+from jsg.engine.hosts.identity import SAMPLE_BYTES, SAMPLES, difference, identity
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(SAMPLES * SAMPLE_BYTES * 3))
+    return tmp_path
+
+
+CONFIG = EngineConfig(nnodes=2, tp_size=2, dist_init_addr="a:1")
+
+
+def test_knobs_of_one_host_may_differ(directory: Path):
+    other = dataclasses.replace(CONFIG, node_rank=1, model_path="elsewhere", compilation_cache_dir="here")
+    assert difference(identity(CONFIG, directory), identity(other, directory)) is None
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"), [("page_size", 4), ("quantization", "int8"), ("deterministic", True), ("dist_timeout", 9.0)]
+)
+def test_another_knob_is_named(directory: Path, knob: str, value: object):
+    other = dataclasses.replace(CONFIG, **{knob: value})
+    why = difference(identity(CONFIG, directory), identity(other, directory))
+    assert why == (
+        f"--{knob.replace('_', '-')} must be the same on every host, but is {getattr(CONFIG, knob)} on the leader and "
+        f"{value} on this one"
+    )
+
+
+def test_another_model_is_named(directory: Path, tmp_path_factory: pytest.TempPathFactory):
+    other = tmp_path_factory.mktemp("other")
+    for path in directory.iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    ours = identity(CONFIG, directory)
+    assert difference(ours, identity(CONFIG, other)) is None
+    weights = bytearray((other / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (other / "model.safetensors").write_bytes(weights)
+    assert "the model's model.safetensors must be the same" in (difference(ours, identity(CONFIG, other)) or "")
+    (other / "config.json").write_text("{ }")
+    assert "the model's config.json must be the same" in (difference(ours, identity(CONFIG, other)) or "")
+    (other / "model.safetensors").unlink()
+    (other / "config.json").write_text("{}")
+    assert "is missing" not in (difference(ours, ours) or "")
+    assert "missing on this one" in (difference(ours, identity(CONFIG, other)) or "")
+
+
+def test_made_up_weights_need_no_files(directory: Path):
+    dummy = dataclasses.replace(CONFIG, load_format="dummy")
+    before = identity(dummy, directory)
+    (directory / "model.safetensors").unlink()
+    assert difference(before, identity(dummy, directory)) is None
+
+
+def test_another_version_is_named(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    ours = identity(CONFIG, directory)
+    monkeypatch.setattr(module.importlib.metadata, "version", lambda package: "9" if package == "jax" else "1")
+    assert (difference(ours, identity(CONFIG, directory)) or "").startswith("jax must be the same on every host")
+
+
+def test_another_source_of_the_same_version_is_named(directory: Path):
+    ours = identity(CONFIG, directory)
+    why = difference(ours, ours | {"jsg's source": "edited"})
+    assert (why or "").startswith("jsg's source must be the same")

@@ -1,0 +1,133 @@
+"""Hosts that call in any order, twice, wrongly, or are none."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from jsg.engine.hosts import rendezvous
+from jsg.engine.hosts.rendezvous import Connections, Gathering, join
+from jsg.errors import ConfigError
+from tests.server.conftest import free_port
+
+SAME = {"jsg": "1", "--page-size": "1"}
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that fails leaves a leader that waits."""
+    monkeypatch.setattr(rendezvous, "PATIENCE_S", 20.0)
+
+
+@pytest.fixture
+def address() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+@contextlib.contextmanager
+def leader(address: str, num_hosts: int = 2) -> Iterator[Future[dict[int, Connections]]]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(Gathering(address, num_hosts, SAME).wait, lambda there, count: None)
+
+
+def close(*connections: Connections) -> None:
+    for each in connections:
+        each.plan.close()
+        each.beats.close()
+
+
+@pytest.mark.parametrize("leader_first", [True, False])
+def test_any_order(address: str, leader_first: bool):
+    with ThreadPoolExecutor(3) as pool:
+        gathering = Gathering(address, 3, SAME)
+        calls = [lambda: gathering.wait(lambda there, count: None)]
+        calls += [lambda rank=rank: join(address, rank, SAME) for rank in (2, 1)]
+        futures = []
+        for call in calls if leader_first else calls[::-1]:
+            futures.append(pool.submit(call))
+            time.sleep(0.3)
+        results = [future.result(30) for future in futures]
+    others = results[0] if leader_first else results[-1]
+    assert sorted(others) == [1, 2]
+    ranks = {1: results[2 if leader_first else 0], 2: results[1]}
+    for rank, joined in ranks.items():
+        assert joined.own_address == "127.0.0.1"
+        for mine, theirs in ((others[rank].plan, joined.plan), (others[rank].beats, joined.beats)):
+            mine.sendall(b"x")
+            assert theirs.recv(1) == b"x"
+            assert mine.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        close(others[rank], joined)
+
+
+def test_a_host_that_differs_is_told_in_what_and_the_leader_waits_on(address: str):
+    with leader(address) as gathered:
+        with pytest.raises(ConfigError, match=r"the leader refuses this host: --page-size must be the same .* is 1 on"):
+            join(address, 1, SAME | {"--page-size": "4"})
+        with pytest.raises(ConfigError, match=r"--node-rank must be in \[1, 1\]"):
+            join(address, 2, SAME)
+        joined = join(address, 1, SAME)
+        close(joined, *gathered.result(10).values())
+
+
+def test_a_rank_is_given_once(address: str):
+    with leader(address, 3) as gathered:
+        first = join(address, 1, SAME)
+        with pytest.raises(ConfigError, match="--node-rank 1 is there already"):
+            join(address, 1, SAME)
+        second = join(address, 2, SAME)
+        close(first, second, *gathered.result(10).values())
+
+
+def test_a_host_that_was_ended_meanwhile_may_come_again(address: str):
+    with leader(address, 3) as gathered:
+        close(join(address, 1, SAME))
+        time.sleep(2 * rendezvous.RETRY_S)
+        again, other = join(address, 1, SAME), join(address, 2, SAME)
+        others = gathered.result(10)
+        others[1].plan.sendall(b"x")
+        assert again.plan.recv(1) == b"x"
+        close(again, other, *others.values())
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02{}", b'\x00\x00\x00\x1b{"rank": 1, "token": "guess"}']
+)
+def test_strangers_are_dropped(address: str, said: bytes):
+    with leader(address) as gathered:
+        for _ in range(100):
+            with contextlib.suppress(ConnectionRefusedError):
+                stranger = socket.create_connection(rendezvous.parse_address(address))
+                break
+            time.sleep(0.05)
+        with stranger:
+            with contextlib.suppress(OSError):  # the leader may have hung up already
+                stranger.sendall(said)
+                stranger.shutdown(socket.SHUT_WR)
+            joined = join(address, 1, SAME)
+        close(joined, *gathered.result(10).values())
+
+
+def test_nothing_listens_once_all_are_there(address: str):
+    with leader(address) as gathered:
+        joined = join(address, 1, SAME)
+        others = gathered.result(10)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(rendezvous.parse_address(address), 1)
+    close(joined, *others.values())
+
+
+def test_who_does_not_come_is_named(address: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rendezvous, "PATIENCE_S", 0.1)
+    with pytest.raises(ConfigError, match=r"--node-rank 1, 2 did not call"):
+        Gathering(address, 3, SAME).wait(lambda there, count: None)
+    with pytest.raises(ConfigError, match="the leader must be there within"):
+        join(address, 1, SAME)
+
+
+def test_an_address_in_use_is_an_error(address: str):
+    taken = socket.create_server(rendezvous.parse_address(address))
+    with taken, pytest.raises(ConfigError, match="--dist-init-addr must be a free address"):
+        Gathering(address, 2, SAME).wait(lambda there, count: None)
