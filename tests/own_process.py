@@ -8,7 +8,10 @@ from typing import Any
 
 
 def said(module: str, *arguments: str, told: Any = None) -> Any:
-    """What `python -m module` writes to standard output, as JSON; `told` is what it reads."""
+    """What `python -m module` writes to standard output last, a line of JSON; `told` is what it reads.
+
+    Before it gloo may have said how many hosts it has found.
+    """
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         input=json.dumps(told),
@@ -19,4 +22,4 @@ def said(module: str, *arguments: str, told: Any = None) -> Any:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])

@@ -79,6 +79,14 @@ class EngineCore:
         token, or has proposed tokens, the old one is taken first: which step comes next depends on it. A program that
         was compiled in the background makes its first runs here, one a step.
         """
+        try:
+            return self._step()
+        except Exception:
+            if self._hosts is not None:
+                self._hosts.find_out()
+            raise
+
+    def _step(self) -> list[RequestOutput]:
         self._runner.warm_one()
         if self._profiler is not None and self._serves:
             self._profiler.before_step()

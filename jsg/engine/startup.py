@@ -188,6 +188,8 @@ def follow(config: EngineConfig, report: Report) -> None:
     assert isinstance(settings.party, Follower), "a host that follows has a rank above 0"
     ready = _make_runner(settings, report)
     settings.party.follow(ready.runner.replica, ready.executables)
+    ready.executables.close()  # before Python ends: a thread that still compiles would abort the process
+    ready.runner.close()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

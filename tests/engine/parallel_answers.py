@@ -1,7 +1,8 @@
 """What engines on one and on several devices answer, as JSON: `python -m tests.engine.parallel_answers`.
 
 A process of its own, because JAX decides how many CPU devices it makes up when it starts. Standard input has a list of
-runs, each {"variant", "directory", "tp_size", "knobs"}; standard output has their answers in that order.
+runs, each {"variant", "directory", "tp_size", "knobs"}; standard output has their answers in that order. A run whose
+knobs say that this is a host which follows has none: null.
 """
 
 import json
@@ -43,16 +44,19 @@ def requests_of(tokens: list[int], num_new: int, *, vocab: int) -> list[Request]
     return made
 
 
-def answer(run: dict[str, Any]) -> dict[str, Any]:
+def answer(run: dict[str, Any]) -> dict[str, Any] | None:
     """The answers of one engine, some requests coming while others run; and which collectives a decode step has."""
     plans: list[str] = []
-    core = small.make_core(
+    make = small.follow if run["knobs"].get("node_rank") else small.make_core
+    core = make(
         Path(run["directory"]),
         run["cache_dir"],
         tp_size=run["tp_size"],
         report=lambda progress: plans.append(progress.text) if progress.stage == "plan" else None,
         **{"load_format": "auto", "chunked_prefill_size": 64, "max_total_tokens": 1024} | run["knobs"],
     )
+    if core is None:
+        return None
     try:
         requests = requests_of(run["tokens"], run["num_new"], vocab=core.info.vocab_size)
         outcomes = small.run(core, [(2 * index, request) for index, request in enumerate(requests)])
@@ -83,7 +87,7 @@ def collectives(core: EngineCore) -> dict[str, list[int]]:
 
 def main() -> None:
     runs = json.load(sys.stdin)
-    jax.config.update("jax_num_cpu_devices", max(run["tp_size"] for run in runs))
+    jax.config.update("jax_num_cpu_devices", max(run["tp_size"] // run["knobs"].get("nnodes", 1) for run in runs))
     for run in runs:
         run["tokens"] = random_tokens(run["variant"], 0, 100)
     json.dump([answer(run) for run in runs], sys.stdout)

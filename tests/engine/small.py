@@ -91,12 +91,25 @@ def make_core(
     **knobs: object,
 ) -> EngineCore:
     """An engine of the small model, with all its programs; unless `is_warm`, they are compiled when first needed."""
-    defaults: dict[str, object] = {"max_running_requests": 4, "max_total_tokens": 1024}
-    fixed = {"load_format": "dummy", "forbid_compile": True, "compilation_cache_dir": cache_dir}
-    config = EngineConfig(model_path=str(directory), **(defaults | fixed | knobs))  # pyright: ignore[reportArgumentType]
+    config = make_config(directory, cache_dir, **knobs)
     is_late = not is_warm and config.forbid_compile
     with mock.patch.object(startup, "Executables", LateExecutables if is_late else Executables):
         return EngineCore(config, report=report)
+
+
+def follow(
+    directory: pathlib.Path, cache_dir: str, *, report: Callable[[Progress], None] | None = None, **knobs: object
+) -> None:
+    """Is a host of such an engine that follows, until its leader ends."""
+    with mock.patch.object(startup, "Executables", LateExecutables):
+        startup.follow(make_config(directory, cache_dir, **knobs), report or (lambda progress: None))
+
+
+def make_config(directory: pathlib.Path, cache_dir: str, **knobs: object) -> EngineConfig:
+    """The knobs of an engine of the small model."""
+    defaults: dict[str, object] = {"max_running_requests": 4, "max_total_tokens": 1024}
+    fixed = {"load_format": "dummy", "forbid_compile": True, "compilation_cache_dir": cache_dir}
+    return EngineConfig(model_path=str(directory), **(defaults | fixed | knobs))  # pyright: ignore[reportArgumentType]
 
 
 @contextlib.contextmanager

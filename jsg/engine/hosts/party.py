@@ -63,6 +63,10 @@ class Leader:
             self._standing.begin(result.tokens)
         return result
 
+    def find_out(self) -> None:
+        """A step has failed. Ends the process with the reason where another host is gone; else returns."""
+        self._watch.find_out()
+
     def close(self) -> None:
         """Ends the followers as well."""
         self._watch.stop()
@@ -115,6 +119,9 @@ class Follower:
                     self._standing.begin(result.tokens)
         except OSError as error:
             end_process(f"the leader is gone: {error}")
+        except Exception:  # most often a sum that another host takes no part in
+            self._watch.find_out()
+            raise
         self._watch.stop()
         disconnect()
         self._watch.close()

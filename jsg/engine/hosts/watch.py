@@ -23,6 +23,7 @@ from typing import Protocol, final, runtime_checkable
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.5
+FIND_OUT_S = 2.0
 HOST_LOST = 3
 """Exit status of a process that has lost another host."""
 
@@ -130,6 +131,10 @@ class Watch:
     def num_programs(self) -> int:
         """The least that another host was last heard to have compiled."""
         return min(other.num_programs for other in self._others.values())
+
+    def find_out(self) -> None:
+        """After something has failed here: leaves the thread the time to see that another host was the cause."""
+        self._thread.join(FIND_OUT_S)
 
     def stop(self) -> None:
         """From now on nobody is lost any more. Connections stay open: the others may still look."""

@@ -1,0 +1,70 @@
+"""One model on two hosts answers as in one process (design §1.1), in every family: two processes on loopback."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.test_tensor_parallel import MAX_DIFFERENCE, answers
+from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
+from tests.server.conftest import free_port
+
+FAMILIES = {
+    "llama_gqa_head_dim": 4,  # two devices on each host, and key-value heads that are there twice
+    "llama_tied": 2,
+    "mistral_window": 2,
+    "mixtral": 2,
+    "qwen2": 2,
+    "qwen3_biases": 2,
+}
+
+
+def answers_of_hosts(run: dict[str, Any], num_hosts: int = 2) -> dict[str, Any]:
+    """The answers of an engine on so many hosts, its leader started last."""
+    hosts = {"nnodes": num_hosts, "dist_init_addr": f"127.0.0.1:{free_port()}", "dist_timeout": 120.0}
+    runs = [run | {"knobs": run["knobs"] | hosts | {"node_rank": rank}} for rank in reversed(range(num_hosts))]
+    with ThreadPoolExecutor(num_hosts) as pool:
+        *followers, (said,) = pool.map(answers, [[each] for each in runs])
+    assert followers == [[None]] * (num_hosts - 1), "the others have followed to the end"
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", sorted(FAMILIES))
+def test_the_tokens_are_those_of_one_process(tmp_path: Path, compile_cache_dir: str, variant: str):
+    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
+    common = {"variant": variant, "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 24}
+    (alone,) = answers([{**common, "tp_size": 1, "knobs": {}}])
+    together = answers_of_hosts({**common, "tp_size": FAMILIES[variant], "knobs": {}})
+    assert together["tokens"] == alone["tokens"]
+    for scores in ("logprobs", "prompt_logprobs"):
+        assert len(together[scores]) == len(alone[scores]) > 0
+        assert np.abs(np.subtract(together[scores], alone[scores])).max() < MAX_DIFFERENCE
+    assert together["collectives"]["forward"] == [2 * VARIANTS[variant]["num_hidden_layers"] + 1, 0, 0]
+
+
+@pytest.mark.slow
+def test_8_bits_pages_and_retracts(tmp_path: Path, compile_cache_dir: str):
+    variant = "llama_biases"
+    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
+    common = {"variant": variant, "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 40}
+    knobs = {"quantization": "int8", "page_size": 4, "max_total_tokens": 152, "schedule_conservativeness": 0.01}
+    (alone,) = answers([{**common, "tp_size": 1, "knobs": knobs}])
+    together = answers_of_hosts({**common, "tp_size": 2, "knobs": knobs})
+    assert together["tokens"] == alone["tokens"]
+    assert together["stats"] == alone["stats"]
+    assert together["stats"]["num_retracts"]
+
+
+@pytest.mark.slow
+def test_deterministic_answers_are_those_of_two_devices_to_the_last_bit(tmp_path: Path, compile_cache_dir: str):
+    variant = "llama_tied"
+    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
+    common = {"variant": variant, "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
+    knobs = {"deterministic": True}
+    (alone,) = answers([{**common, "tp_size": 2, "knobs": knobs}])
+    together = answers_of_hosts({**common, "tp_size": 2, "knobs": knobs})
+    for part in ("tokens", "logprobs", "prompt_logprobs"):
+        assert together[part] == alone[part]

@@ -1,0 +1,173 @@
+"""`jsg serve` on two hosts, which are two processes on loopback: what clients see, and what ends the other host."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from jsg.engine.hosts.watch import HOST_LOST
+from tests.server.battery import engine_pid
+from tests.server.conftest import RunningServer, free_port, running, wait_until
+from tests.server.real_model import write_real_model
+
+END_S = 15.0
+FEW_PROGRAMS = ("--deterministic", "--max-running-requests", "4", "--max-total-tokens", "32768")
+"""A host that follows compiles its programs at every start: on CPUs JAX keeps none of them."""
+ADDRESS = "127.0.0.2"  # what listens on the wrong interface listens on 127.0.0.1, or on all
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_real_model(tmp_path_factory.mktemp("hosts") / "model")
+
+
+@dataclasses.dataclass
+class Hosts:
+    """A leader that is ready and the host that follows it."""
+
+    leader: RunningServer
+    follower: subprocess.Popen[str]
+    said: Path
+
+    def exit_status_of_leader(self) -> int:
+        return self.leader.process.wait(END_S)
+
+
+@pytest.fixture
+def make_hosts(model: Path, tmp_path: Path, compile_cache_dir: str) -> Callable[..., contextlib.AbstractContextManager]:
+    """Starts both; `program` is what runs the follower, and `before` is called before it is started."""
+
+    @contextlib.contextmanager
+    def make(*options: str, program: tuple[str, ...] = ("jsg.cli",), before: Callable[[list[str]], None] | None = None):
+        address = f"{ADDRESS}:{free_port()}"
+        command = ["serve", str(model), "--port", "0", "--compilation-cache-dir", compile_cache_dir, *FEW_PROGRAMS]
+        command += ["--tp-size", "2", "--nnodes", "2", "--dist-init-addr", address, "--dist-timeout", "5", *options]
+        said = tmp_path / "follower.txt"
+        with running(["-m", "jsg.cli", *command, "--node-rank", "0"], wait=False) as leader, said.open("w") as output:
+            if before is not None:
+                before(command)
+            follower = subprocess.Popen(
+                [sys.executable, "-m", *program, *command, "--node-rank", "1"],
+                stdout=output,
+                stderr=output,
+                text=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+            try:
+                leader.wait_until_ready()
+                yield Hosts(leader, follower, said)
+            finally:
+                follower.kill()
+                follower.wait()
+
+    return make
+
+
+@contextlib.contextmanager
+def streaming(hosts: Hosts) -> Iterator[Iterator[str]]:
+    """The lines of an answer that does not end soon, after the first of them."""
+    body = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 20_000, "ignore_eos": True}}
+    with hosts.leader.http.stream("POST", "/generate", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        yield lines
+
+
+def listeners(pid: int) -> set[str]:
+    """Addresses at which a process listens for TCP."""
+    lines = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
+    mine = [line for line in lines if f"pid={pid}," in line]
+    return {line.split()[3].rpartition(":")[0].removeprefix("[::ffff:").removesuffix("]") for line in mine}
+
+
+@pytest.mark.slow
+def test_two_hosts_serve_together_and_end_together(make_hosts):
+    def start_a_wrong_one(command: list[str]) -> None:
+        wrong = [*command, "--node-rank", "1", "--page-size", "4"]
+        done = subprocess.run([sys.executable, "-m", "jsg.cli", *wrong], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert "the leader refuses this host: " in done.stderr
+        assert "Traceback" not in done.stderr
+
+    with make_hosts(before=start_a_wrong_one) as hosts:
+        http = hosts.leader.http
+        sampling = {"max_new_tokens": 12, "temperature": 0}
+        first, again = (
+            http.post("/generate", json={"text": "the city of", "sampling_params": sampling}).json() for _ in range(2)
+        )
+        assert first["text"] == again["text"]
+        assert again["meta_info"]["cached_tokens"] > 0
+        schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
+        body = {"messages": [{"role": "user", "content": "a"}], "response_format": schema, "max_tokens": 100}
+        answer = http.post("/v1/chat/completions", json=body, timeout=60).json()
+        assert json.loads(answer["choices"][0]["message"]["content"]).keys() == {"city"}
+        assert listeners(engine_pid(hosts.leader)) <= {ADDRESS}
+        assert listeners(hosts.follower.pid) <= {ADDRESS, "127.0.0.1"}  # the address that faces the leader
+        hosts.leader.process.send_signal(signal.SIGTERM)
+        assert hosts.exit_status_of_leader() == 0
+        assert hosts.follower.wait(END_S) == 0
+        assert "Traceback" not in hosts.said.read_text()
+
+
+def kill(hosts: Hosts) -> None:
+    hosts.follower.kill()
+
+
+def stop(hosts: Hosts) -> None:
+    hosts.follower.send_signal(signal.SIGSTOP)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("harm", "reason"), [(kill, "host 1 is gone"), (stop, "host 1 has given no sign of life")])
+def test_a_follower_that_is_lost(make_hosts, capfd, harm: Callable[[Hosts], None], reason: str):
+    with make_hosts() as hosts, streaming(hosts) as lines:
+        harm(hosts)
+        since = time.monotonic()
+        last = [line for line in lines if line.startswith("data: {")][-1]
+        assert "error" in json.loads(last.removeprefix("data: "))
+        with contextlib.suppress(httpx.TransportError):  # the front may be gone by now
+            assert hosts.leader.http.get("/health").status_code == 503
+        assert hosts.exit_status_of_leader() != 0
+        assert time.monotonic() - since < END_S
+        assert reason in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_follower_that_is_slow(make_hosts, tmp_path: Path, capfd):
+    file = tmp_path / "slow"
+    with make_hosts(program=("tests.server.slow_host", str(file))) as hosts, streaming(hosts) as lines:
+        file.touch()
+        since = time.monotonic()
+        assert "error" in [line for line in lines if line.startswith("data: {")][-1]
+        assert hosts.exit_status_of_leader() != 0
+        assert time.monotonic() - since < END_S
+        assert re.search(r"a step has taken more than 5 s .* and host 1 has not begun it", capfd.readouterr().err)
+
+
+@pytest.mark.slow
+def test_a_leader_that_is_lost(make_hosts):
+    with make_hosts() as hosts:
+        os.kill(engine_pid(hosts.leader), signal.SIGKILL)
+        assert hosts.follower.wait(END_S) == HOST_LOST
+        assert hosts.exit_status_of_leader() != 0
+        assert "the leader is gone" in hosts.said.read_text()
+
+
+@pytest.mark.slow
+def test_a_follower_that_is_told_to_end_ends_the_engine(make_hosts):
+    with make_hosts() as hosts:
+        hosts.follower.send_signal(signal.SIGTERM)
+        assert hosts.follower.wait(END_S) == -signal.SIGTERM
+        wait_until(lambda: hosts.leader.process.poll() is not None)
+        assert hosts.leader.process.returncode != 0
