@@ -33,7 +33,6 @@ class EngineCore:
         self._runner = parts.runner
         self.grammars = parts.constraints
         self._executables = parts.executables
-        self._hosts = parts.hosts
         self._decode_steps = parts.decode_steps
         self._overlaps = not config.disable_overlap_schedule
         self._in_flight: InFlight | None = None
@@ -82,8 +81,7 @@ class EngineCore:
         try:
             return self._step()
         except Exception:
-            if self._hosts is not None:
-                self._hosts.find_out()
+            self._runner.find_out()
             raise
 
     def _step(self) -> list[RequestOutput]:
@@ -252,7 +250,5 @@ class EngineCore:
         self._in_flight = None
         if self._profiler is not None:
             self._profiler.close()
-        if self._hosts is not None:
-            self._hosts.close()
-        self._executables.close()
         self._runner.close()
+        self._executables.close()

@@ -80,7 +80,6 @@ class Executables:
         self._lowered: dict[Hashable, jax.stages.Lowered] = {}
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
         self._order: dict[Hashable, int] = {}  # in which programs are compiled, the same on every host
-        self._num_in_order = 0
         self._num_elsewhere: Callable[[], int] = lambda: sys.maxsize
         self._thread: threading.Thread | None = None
         self._is_closing = threading.Event()
@@ -121,7 +120,6 @@ class Executables:
     def clear(self) -> None:
         """Drops every program, so that they can be lowered for other shapes."""
         self._order.clear()
-        self._num_in_order = 0
         self._arguments.clear()
         self._lowered.clear()
         self._compiled.clear()
@@ -154,9 +152,8 @@ class Executables:
     @property
     def num_in_order(self) -> int:
         """How many programs are compiled up to the first that is not: every host compiles them in one order."""
-        names = list(self._order)[self._num_in_order :]
-        self._num_in_order += next((i for i, name in enumerate(names) if name not in self._compiled), len(names))
-        return self._num_in_order
+        names = list(self._order)
+        return next((index for index, name in enumerate(names) if name not in self._compiled), len(names))
 
     def is_ready(self, name: Hashable) -> bool:
         """Whether the program can be called and runs as it always will."""

@@ -25,6 +25,14 @@ class Calls(Protocol):
         """See `Replica.call`."""
         ...
 
+    def find_out(self) -> None:
+        """A call, or reading what it gave, has failed. Ends the process if another host was the cause."""
+        ...
+
+    def close(self) -> None:
+        """Frees what it holds; there will be no more calls."""
+        ...
+
 
 class Replica:
     """Parameters, state and programs of this process.
@@ -75,6 +83,9 @@ class Replica:
             case _:
                 raise AssertionError(f"nobody knows how to call {name}")
         return None
+
+    def find_out(self) -> None:
+        """There is no other host."""
 
     def close(self) -> None:
         """Frees parameters and state at once: an engine lies in reference cycles, so Python would do it later."""

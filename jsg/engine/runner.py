@@ -210,9 +210,13 @@ class ModelRunner:
             offset += entry.num_new
         return self._calls.call(("prompt_logprobs", key.num_tokens), targets, chosen)
 
+    def find_out(self) -> None:
+        """See `Calls.find_out`."""
+        self._calls.find_out()
+
     def close(self) -> None:
         """Frees the device."""
-        self.replica.close()
+        self._calls.close()
 
     # Runs for the sake of the programs. They read and write the dump row and the dump page only.
 

@@ -73,7 +73,6 @@ class Parts:
     runner: ModelRunner
     executables: Executables
     constraints: Constraints
-    hosts: Leader | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -174,7 +173,6 @@ def start(config: EngineConfig, report: Report) -> Parts:
         runner=runner,
         executables=ready.executables,
         constraints=_constraints(settings, lexicon),
-        hosts=party if isinstance(party, Leader) else None,
     )
 
 
@@ -188,8 +186,8 @@ def follow(config: EngineConfig, report: Report) -> None:
     assert isinstance(settings.party, Follower), "a host that follows has a rank above 0"
     ready = _make_runner(settings, report)
     settings.party.follow(ready.runner.replica, ready.executables)
-    ready.executables.close()  # before Python ends: a thread that still compiles would abort the process
     ready.runner.close()
+    ready.executables.close()  # before Python ends: a thread that still compiles would abort the process
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

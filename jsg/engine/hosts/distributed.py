@@ -34,6 +34,7 @@ def connect(address: str, *, num_hosts: int, rank: int, own_address: str) -> Non
     coordinator = f"[{host}]:{port + 1}" if ":" in host else f"{host}:{port + 1}"
     if NCCL_INTERFACE not in os.environ and (name := interface_of(own_address)) is not None:
         os.environ[NCCL_INTERFACE] = f"={name}"
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself, and not end
     jax.distributed.initialize(
         coordinator,
         num_hosts,

@@ -64,15 +64,16 @@ class Leader:
         return result
 
     def find_out(self) -> None:
-        """A step has failed. Ends the process with the reason where another host is gone; else returns."""
+        """See `Calls.find_out`."""
         self._watch.find_out()
 
     def close(self) -> None:
-        """Ends the followers as well."""
+        """Frees the replica, and ends the followers."""
         self._watch.stop()
         if self._replica is not None:
             with contextlib.suppress(OSError):  # one that has ended already
                 self._codec.send_end(list(self._plans.values()))
+            self._replica.close()
             disconnect()
         self._watch.close()
         for plan in self._plans.values():
