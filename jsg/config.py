@@ -44,6 +44,11 @@ class EngineConfig:
         KV_CACHE_DTYPES,
     )
     tp_size: int = _knob(1, "devices that share the model, each with a slice of every layer; CPU devices are made up")
+    ep_size: int = _knob(
+        1,
+        "groups of these devices, each with experts of its own, for a model that has experts; a group's devices share "
+        "the columns of each. 1 shares out the columns only, the number of devices whole experts only",
+    )
     context_length: int | None = _knob(None, "tokens of prompt and output together; default: the model's")
     mem_fraction_static: float = _knob(0.85, "fraction of the device's whole memory that the engine may use")
     max_running_requests: int | None = _knob(None, "requests in one batch at most; default 32 on CPU, 256 elsewhere")
@@ -90,6 +95,12 @@ class EngineConfig:
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("jump_forward", self.jump_forward, JUMP_FORWARD)
         _between("tp_size", self.tp_size, 1, 64)
+        _between("ep_size", self.ep_size, 1, 64)
+        if self.tp_size % self.ep_size:
+            raise ConfigError(
+                f"--ep-size must divide --tp-size, which is {self.tp_size}, for groups of devices are of one size, but "
+                f"got {self.ep_size}; choose another"
+            )
         _between("mem_fraction_static", self.mem_fraction_static, 0.01, 1.0)
         _between("schedule_conservativeness", self.schedule_conservativeness, 0.01, 100.0)
         if self.page_size is not None:

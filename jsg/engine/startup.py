@@ -100,6 +100,7 @@ class _Settings:
         """What was chosen and why, for people; the memory plan comes after it."""
         implementation, shapes, quantization = ops.best_implementation(), self.buckets, self.config.quantization
         kernels = "" if quantization == "none" else f", kernels in {quantization}"
+        kernels += f", experts in {self.config.ep_size} groups" if self.config.ep_size > 1 else ""
         return (
             f"device: {self.device}\n"
             f"programs: {self.dtype.name}{kernels}, attention by {implementation!r}, KV pool in {self.kv_dtype.name}, "
@@ -227,7 +228,7 @@ def _compiler_options(config: EngineConfig, platform: str, quantization: str) ->
 
 def _settle(config: EngineConfig, device: Device) -> _Settings:
     directory = resolve_model(config.model_path)
-    model = ModelConfig.from_directory(directory).over_devices(device.count)
+    model = ModelConfig.from_directory(directory).over_devices(device.count, config.ep_size)
     if config.deterministic and device.count > 2 and device.platform != "cpu":
         raise ConfigError(
             f"--deterministic needs --tp-size 1 or 2, but got {device.count}: the order in which more devices add up "
@@ -254,7 +255,7 @@ def _settle(config: EngineConfig, device: Device) -> _Settings:
         buckets=_buckets(config, model, max_running, device.platform),
         device=device,
         vision=vision_shape(config, model, platform=device.platform, row_bytes=row_bytes),
-        mesh=make_mesh(device.count),
+        mesh=make_mesh(device.count, config.ep_size),
     )
 
 
@@ -356,6 +357,7 @@ def _scheduler_config(settings: _Settings) -> SchedulerConfig:
 
 
 def _decode_steps(settings: _Settings, plan: MemoryPlan, runner: ModelRunner) -> DecodeSteps:
+    is_cpu = settings.platform == "cpu"  # whose devices share one processor
     return DecodeSteps(
         runner=runner,
         buckets=settings.buckets,
@@ -366,7 +368,8 @@ def _decode_steps(settings: _Settings, plan: MemoryPlan, runner: ModelRunner) ->
         pool_tokens=plan.pool_tokens,
         context_length=settings.context_length,
         page_size=settings.page_size,
-        num_devices=1 if settings.platform == "cpu" else settings.device.count,  # CPU devices share one processor
+        num_devices=1 if is_cpu else settings.device.count,
+        num_groups=1 if is_cpu else settings.config.ep_size,
     )
 
 
