@@ -46,8 +46,8 @@ class EngineConfig:
     tp_size: int = _knob(1, "devices that share the model, each with a slice of every layer; CPU devices are made up")
     ep_size: int = _knob(
         1,
-        "groups of these devices, each with experts of its own, for a model that has experts; a group's devices share "
-        "the columns of each. 1 shares out the columns only, the number of devices whole experts only",
+        "groups of these devices that have experts of their own, for a model with experts; its devices share "
+        "the columns of each. With 1 all share all experts so, with as many as --tp-size each has whole ones",
     )
     context_length: int | None = _knob(None, "tokens of prompt and output together; default: the model's")
     mem_fraction_static: float = _knob(0.85, "fraction of the device's whole memory that the engine may use")

@@ -1,8 +1,8 @@
 """How many experts of a layer a step reads, and how many copies of tokens they compute.
 
 Which experts tokens choose is not known beforehand. Here every choice is as likely as any other, and tokens choose
-independently: what Mixtral's router was trained towards, and near what it does, whatever the text is about
-(arXiv:2401.04088, section 5; consecutive tokens share experts more often than that, which this leaves out).
+independently. Mixtral's authors found no obvious pattern by topic, but that consecutive tokens share experts more often
+than by chance (arXiv:2401.04088, section 5): a real step may be less even than this, and a chunk of one text most.
 
 Groups of devices that have experts of their own wait for each other behind every layer, so the busiest of each layer
 counts. What it has on average is drawn rather than worked out: `numpy`, one seed, the same figures at every call.
