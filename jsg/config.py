@@ -44,6 +44,11 @@ class EngineConfig:
         KV_CACHE_DTYPES,
     )
     tp_size: int = _knob(1, "devices that share the model, each with a slice of every layer; CPU devices are made up")
+    ep_size: int = _knob(
+        1,
+        "groups of these devices that have experts of their own, for a model with experts; its devices share "
+        "the columns of each. With 1 all share all experts so, with as many as --tp-size each has whole ones",
+    )
     nnodes: int = _knob(1, "hosts that share the model, each with as many of the devices; 'jsg serve' runs on each")
     node_rank: int = _knob(
         0, "which of the hosts this is; 0 leads and serves over HTTP, on the others the server's options mean nothing"
@@ -100,6 +105,12 @@ class EngineConfig:
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("jump_forward", self.jump_forward, JUMP_FORWARD)
         _between("tp_size", self.tp_size, 1, 64)
+        _between("ep_size", self.ep_size, 1, 64)
+        if self.tp_size % self.ep_size:
+            raise ConfigError(
+                f"--ep-size must divide --tp-size, which is {self.tp_size}, for groups of devices are of one size, but "
+                f"got {self.ep_size}; choose another"
+            )
         self._check_hosts()
         _between("mem_fraction_static", self.mem_fraction_static, 0.01, 1.0)
         _between("schedule_conservativeness", self.schedule_conservativeness, 0.01, 100.0)

@@ -26,6 +26,10 @@ from jsg.errors import ConfigError
         ({"tp_size": 0}, "--tp-size"),
         ({"tp_size": 65}, "--tp-size"),
         ({"tp_size": True}, "--tp-size"),
+        ({"ep_size": 0}, "--ep-size"),
+        ({"ep_size": 2.0, "tp_size": 2}, "--ep-size"),
+        ({"ep_size": 2}, "--ep-size must divide --tp-size, which is 1"),
+        ({"ep_size": 3, "tp_size": 4}, "--ep-size must divide --tp-size, which is 4"),
     ],
 )
 def test_a_wrong_knob_is_named(knobs: dict, option: str):

@@ -21,6 +21,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bench.h200 import machine_code
+from jsg.models.tensor_parallel import AXES
 
 TARGET = pathlib.Path(__file__).with_name("h200_target_config.txtpb")
 SHARED_MEMORY_BYTES = 232_448
@@ -148,12 +149,12 @@ def _cuts(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 
 
 @functools.cache
-def mesh(num_devices: int = 1) -> Mesh:
-    """H200s that can be compiled for, along one axis `tensor`."""
+def mesh(num_devices: int = 1, num_groups: int = 1) -> Mesh:
+    """H200s that can be compiled for, as `jsg.models.tensor_parallel.make_mesh` has its devices."""
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=TARGET.read_text(encoding="utf-8"), topology=f"1x1x{num_devices}"
     )
-    return topologies.make_mesh(topo=topology, mesh_shape=(num_devices,), axis_names=("tensor",))
+    return topologies.make_mesh(topology, (num_groups, num_devices // num_groups), AXES)
 
 
 def placed(tree: Any, num_devices: int = 1) -> Any:
@@ -172,6 +173,7 @@ def compile_for_h200(
     *args: Any,
     donate: tuple[int, ...] = (),
     num_devices: int = 1,
+    num_groups: int = 1,
     options: Mapping[str, bool | int | str] | None = None,
 ) -> Program:
     """Traces, lowers and compiles `fn`.
@@ -181,9 +183,10 @@ def compile_for_h200(
         args: Shapes, at least one of them `placed`.
         donate: Arguments that results may take the place of.
         num_devices: How many H200s; the trace sees their mesh, so that ops choose kernels for a GPU.
+        num_groups: See `mesh`.
         options: Compiler options.
     """
-    with jax.sharding.use_abstract_mesh(mesh(num_devices).abstract_mesh):
+    with jax.sharding.use_abstract_mesh(mesh(num_devices, num_groups).abstract_mesh):
         lowered = jax.jit(fn, donate_argnums=donate).lower(*args)
     folder = tempfile.mkdtemp()
     try:

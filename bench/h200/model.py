@@ -46,12 +46,12 @@ class Declared:
 class H200Executables(Executables):
     """Keeps what `Programs` declares, and compiles for an H200 what a test asks for."""
 
-    def __init__(self, hidden_size: int, quantization: str, num_devices: int = 1):
+    def __init__(self, hidden_size: int, quantization: str, num_devices: int = 1, num_groups: int = 1):
         options = COMPILER_OPTIONS if quantization == "none" else QUANTISED_OPTIONS
-        mesh = compiler.mesh(num_devices) if num_devices > 1 else None
+        mesh = compiler.mesh(num_devices, num_groups) if num_devices > 1 else None
         by_kind = {"encode": COMPILER_OPTIONS["gpu"]}
         super().__init__(forbid_compile=False, compiler_options=options["gpu"], options_by_kind=by_kind, mesh=mesh)
-        self._num_devices = num_devices
+        self._num_devices, self._num_groups = num_devices, num_groups
         self._hidden_size = hidden_size
         self._declared: dict[Hashable, Declared] = {}
 
@@ -78,6 +78,7 @@ class H200Executables(Executables):
             *args,
             donate=declared.donate,
             num_devices=self._num_devices,
+            num_groups=self._num_groups,
             options=self.compiler_options(name),
         )
 
@@ -112,6 +113,7 @@ def make_model(
     quantization: str = "none",
     options_of: str | None = None,
     num_devices: int = 1,
+    num_groups: int = 1,
     pool_tokens: int = POOL_TOKENS,
     **changes: Any,
 ) -> Model:
@@ -125,10 +127,11 @@ def make_model(
         quantization: Of its kernels.
         options_of: The quantization that XLA's options are for, where that is another one.
         num_devices: H200s that share it.
+        num_groups: Groups of them that have experts of their own.
         pool_tokens: KV slots.
         changes: Fields of the text model's config that are others.
     """
-    config = _config(shape, changes).over_devices(num_devices)
+    config = _config(shape, changes).over_devices(num_devices, num_groups)
     vision = vision_shape(EngineConfig(), config, platform="gpu", row_bytes=2 * config.hidden_size)
     if vision is not None:
         buckets = dataclasses.replace(buckets, encode=OTHER_ENCODE_SIZES)
@@ -144,7 +147,8 @@ def make_model(
     shapes = (config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim)
     rows = None if vision is None else jax.ShapeDtypeStruct((vision.num_rows, config.hidden_size), jnp.bfloat16)
     state = jax.eval_shape(lambda rows: make_state(settings, make_pool(*shapes, kv_dtype), rows), rows)
-    programs = H200Executables(config.hidden_size, quantization if options_of is None else options_of, num_devices)
+    options_of = quantization if options_of is None else options_of
+    programs = H200Executables(config.hidden_size, options_of, num_devices, num_groups)
     state = over_devices(state, programs.mesh)
     model = abstract_model(config, jnp.bfloat16, quantization, programs.mesh)
     Programs(model, settings, state, buckets, programs).lower()

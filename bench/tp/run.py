@@ -15,7 +15,7 @@ from flax import nnx
 from bench.device.shapes import LLAMA_70B, MIXTRAL_8X7B
 from bench.h200 import model as h200
 from bench.report import Report
-from bench.roofline import Cost, Rates, step_cost
+from bench.roofline import Rates, step_cost
 from bench.shapes import LLAMA_8B
 from bench.tp.compiled import collectives
 from bench.tp.interconnect import Collective
@@ -28,13 +28,6 @@ from jsg.models.loading import abstract_model
 from jsg.models.tensor_parallel import bytes_on_one_device
 from jsg.sched.buckets import BucketKey, Phase
 
-MODELS = {
-    "Llama-8B": (LLAMA_8B, "none"),
-    "Llama-70B": (LLAMA_70B, "none"),
-    "Llama-70B in int8": (LLAMA_70B, "int8"),
-    "Mixtral-8x7B": (MIXTRAL_8X7B, "none"),
-}
-"""Shapes, and what their kernels are kept in (`--quantization`)."""
 COUNTS = (1, 2, 4, 8)
 RATES = Rates(copy_bytes_per_s=4.3e12, matmul_flops_per_s=790e12)
 """What a copy and a large product in bfloat16 reach on an H200, of 4.8 TB/s and 990 TFLOP/s."""
@@ -42,6 +35,34 @@ USABLE_BYTES = int(0.85 * 139 * 2**30)
 """Of one H200, as `--mem-fraction-static` has it."""
 POOL_TOKENS = 100_000  # only the shape of what is compiled; what fits is worked out
 ITEM_BYTES = jnp.bfloat16.dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Served:
+    """A model, and how devices share it.
+
+    Attributes:
+        shape: Its `config.json`.
+        quantization: What its kernels are kept in (`--quantization`).
+        has_own_experts: Each device has whole experts (`--ep-size` is `--tp-size`), not columns of all.
+    """
+
+    shape: dict[str, Any]
+    quantization: str = "none"
+    has_own_experts: bool = False
+
+    def num_groups(self, num_devices: int) -> int:
+        """`--ep-size` on so many devices."""
+        return num_devices if self.has_own_experts else 1
+
+
+MODELS = {
+    "Llama-8B": Served(LLAMA_8B),
+    "Llama-70B": Served(LLAMA_70B),
+    "Llama-70B in int8": Served(LLAMA_70B, quantization="int8"),
+    "Mixtral-8x7B": Served(MIXTRAL_8X7B),
+    "Mixtral-8x7B by experts": Served(MIXTRAL_8X7B, has_own_experts=True),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,16 +84,11 @@ STEPS = (
 )
 
 
-def shared(cost: Cost, num_devices: int) -> Cost:
-    """What one of several devices moves and computes."""
-    fields = {field.name: getattr(cost, field.name) // num_devices for field in dataclasses.fields(cost)}
-    return Cost(**fields)
-
-
 def measure(report: Report, name: str, num_devices: int) -> None:
     """One model on so many devices."""
-    shape, quantization = MODELS[name]
-    model = h200.make_model(shape, quantization=quantization, num_devices=num_devices, pool_tokens=POOL_TOKENS)
+    served, quantization = MODELS[name], MODELS[name].quantization
+    shared = {"num_devices": num_devices, "num_groups": served.num_groups(num_devices)}
+    model = h200.make_model(served.shape, quantization=quantization, pool_tokens=POOL_TOKENS, **shared)
     kernel_bytes = ITEM_BYTES if quantization == "none" else 1
     config = model.config
     for step in STEPS:
@@ -80,9 +96,9 @@ def measure(report: Report, name: str, num_devices: int) -> None:
         sampling = model.programs.program(("sample", step.key.num_rows, GREEDY))
         found = [*collectives(program.hlo), *collectives(sampling.hlo)]
         load = {"rows": step.rows, "cached": step.cached, "new": step.new}
-        cost = step_cost(config, ITEM_BYTES, kernel_itemsize=kernel_bytes, **load)
+        cost = step_cost(config, ITEM_BYTES, kernel_itemsize=kernel_bytes, **load, **shared)
         check(config, step, found, num_devices)
-        floor_ms = shared(cost, num_devices).floor_ms(RATES)
+        floor_ms = cost.floor_ms(RATES)
         times = [1e3 * sum(each) for each in zip(*(c.seconds(num_devices) for c in found), strict=True)] or [0.0, 0.0]
         report.add(
             f"{name}, {num_devices} devices: {step.name}",
@@ -93,6 +109,7 @@ def measure(report: Report, name: str, num_devices: int) -> None:
             devices=num_devices,
             step=step.name,
             floor_ms=round(floor_ms, 3),
+            weight_gb=round(cost.weight_bytes / 1e9, 3),
             collectives={f"{c.kind} of {c.num_bytes}": c.count for c in found},
             exchanged_bytes=sum(c.num_bytes * c.count for c in found),
             temporary_bytes=program.temporary_bytes,
@@ -162,7 +179,8 @@ def main() -> None:
 
 
 def chosen(options: Any) -> Iterator[tuple[str, int]]:
-    """Models and numbers of devices that were asked for."""
+    """Models and numbers of devices that were asked for; of what needs several devices, those."""
     for name in [options.model] if options.model else MODELS:
         for count in [options.devices] if options.devices else COUNTS:
-            yield name, count
+            if count > 1 or not MODELS[name].has_own_experts:
+                yield name, count

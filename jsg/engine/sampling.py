@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 from jsg.engine.noise import gumbel
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.reference_threshold import sortable
-from jsg.models.tensor_parallel import AXIS, first_index, num_parts
+from jsg.models.tensor_parallel import AXES, first_index, num_parts
 
 
 class SamplingInputs(NamedTuple):
@@ -134,7 +134,7 @@ def best_tokens(
     token = jnp.where(_is_broken(logits), -1, best + first)
     score = jnp.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
     pairs = jnp.stack([lax.bitcast_convert_type(score, jnp.int32), token])
-    offered = lax.all_gather(pairs, AXIS)  # [devices, 2, R]
+    offered = lax.all_gather(pairs, AXES)  # [devices, 2, R]
     scores, tokens = lax.bitcast_convert_type(offered[:, 0], jnp.float32), offered[:, 1]
     winner = jnp.argmax(scores, axis=0)
     chosen = jnp.take_along_axis(tokens, winner[None], axis=0)[0]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsg.engine.executables import Executables
+from jsg.engine.expert_load import ExpertLoad, expert_load
 from jsg.engine.runner import ModelRunner
 from jsg.engine.step import PackedInputs, packed_sizes
 from jsg.models.config import ModelConfig
@@ -48,7 +49,7 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a step must move and compute, whatever the implementation.
+    """What a step must move and compute, whatever the implementation; of several devices, the busiest one.
 
     Attributes:
         weight_bytes: Every weight but the embedding table, once; of several experts only those that run.
@@ -138,6 +139,8 @@ class DecodeSteps:
         pool_tokens: Size of the KV pool.
         context_length: Tokens of one request at most.
         page_size: KV slots in one page.
+        num_devices: That work at the same time.
+        num_groups: Groups of them that have experts of their own.
     """
 
     runner: ModelRunner
@@ -150,6 +153,7 @@ class DecodeSteps:
     context_length: int
     page_size: int
     num_devices: int = 1
+    num_groups: int = 1
 
     def keys(self) -> list[BucketKey]:
         """The smallest, the middle and the largest shape; none in deterministic mode, which has no decode steps."""
@@ -180,9 +184,10 @@ class DecodeSteps:
             new=1,
             kv_bytes_per_token=self.bytes_per_token,
             kernel_itemsize=self.kernel_itemsize,
+            num_devices=self.num_devices,
+            num_groups=self.num_groups,
         )
-        floor_ms = cost.floor_ms(rates) / self.num_devices  # what they say to each other is not counted
-        return StepTime(num_rows=key.num_rows, context=context, ms=ms, floor_ms=floor_ms)
+        return StepTime(num_rows=key.num_rows, context=context, ms=ms, floor_ms=cost.floor_ms(rates))
 
     def _pages(self, num_rows: int, num_tokens: int) -> np.ndarray:
         """A page table whose rows have pages of their own that lie anywhere in the pool, as after long service."""
@@ -254,11 +259,13 @@ def step_cost(
     new: int,
     kv_bytes_per_token: int | None = None,
     kernel_itemsize: int | None = None,
+    num_devices: int = 1,
+    num_groups: int = 1,
 ) -> Cost:
     """A step of `rows` requests with `new` tokens each over `cached` others, one row of logits for each.
 
-    Activations, which can stay on the chip, are not counted, nor are the scales of kernels in 8 bits. Of several
-    experts those count that the tokens choose, on average where every choice is as likely as any other.
+    Activations, which can stay on the chip, are not counted, nor are the scales of kernels in 8 bits, nor what devices
+    say to each other. Of several experts those count that the tokens choose: see `expert_load`.
 
     Args:
         config: The shape of the model.
@@ -268,29 +275,28 @@ def step_cost(
         new: New tokens of each.
         kv_bytes_per_token: Where keys and values are stored in another type than weights.
         kernel_itemsize: Bytes of one weight of the layers, where that is not `itemsize`.
+        num_devices: That share the model; each has the router of experts.
+        num_groups: Groups of them that have experts of their own.
     """
     width, heads_dim = config.hidden_size, config.num_heads * config.head_dim
     kv_dim = config.num_kv_heads * config.head_dim
-    projections, block = width * (heads_dim + 2 * kv_dim) + heads_dim * width, 3 * width * config.intermediate_size
-    num_blocks = config.experts_per_token if config.num_experts else 1
-    used = config.num_layers * (projections + num_blocks * block)  # by each token
-    read = used + config.num_layers * (_experts_read(config, rows * new) - num_blocks) * block
-    head, routers = width * config.vocab_size, config.num_layers * width * config.num_experts
+    num_tokens = rows * new
+    projections = (width * (heads_dim + 2 * kv_dim) + heads_dim * width) / num_devices
+    block = 3 * width * config.intermediate_size * num_groups / num_devices  # a device's part of one feed-forward block
+    load = ExpertLoad(1.0, float(num_tokens))
+    if config.num_experts:
+        load = expert_load(config.num_experts, config.experts_per_token, num_tokens, num_groups)
+    read = config.num_layers * (projections + load.num_read * block)
+    used = config.num_layers * (projections * num_tokens + load.num_copies * block)  # by all tokens
+    head, routers = width * config.vocab_size / num_devices, config.num_layers * width * config.num_experts
     keys, pairs = zip(*(_keys_and_pairs(cached, new, window) for window in config.layer_windows), strict=True)
     per_token = config.kv_bytes_per_token(itemsize) if kv_bytes_per_token is None else kv_bytes_per_token
     return Cost(
-        weight_bytes=round((kernel_itemsize or itemsize) * read) + itemsize * (head + routers),
-        kv_bytes=per_token * rows * sum(keys) // config.num_layers,
-        matmul_flops=2 * (used + routers) * rows * new + 2 * head * rows,
-        attention_flops=4 * heads_dim * rows * sum(pairs),
+        weight_bytes=round((kernel_itemsize or itemsize) * read + itemsize * (head + routers)),
+        kv_bytes=per_token * rows * sum(keys) // config.num_layers // num_devices,
+        matmul_flops=round(2 * (used + routers * num_tokens + head * rows)),
+        attention_flops=4 * heads_dim * rows * sum(pairs) // num_devices,
     )
-
-
-def _experts_read(config: ModelConfig, num_tokens: int) -> float:
-    """Feed-forward blocks of a layer that at least one token goes through, on average."""
-    if not config.num_experts:
-        return 1.0
-    return config.num_experts * (1 - (1 - config.experts_per_token / config.num_experts) ** num_tokens)
 
 
 def _keys_and_pairs(cached: int, new: int, window: int | None) -> tuple[int, int]:

@@ -102,6 +102,7 @@ class _Settings:
         """What was chosen and why, for people; the memory plan comes after it."""
         implementation, shapes, quantization = ops.best_implementation(), self.buckets, self.config.quantization
         kernels = "" if quantization == "none" else f", kernels in {quantization}"
+        kernels += f", experts in {self.config.ep_size} groups" if self.config.ep_size > 1 else ""
         hosts = "" if self.party is None else f", number {self.config.node_rank} of {self.config.nnodes} hosts"
         return (
             f"device: {self.device}{hosts}\n"
@@ -283,7 +284,7 @@ def _compiler_options(config: EngineConfig, platform: str, quantization: str) ->
 
 
 def _settle(config: EngineConfig, directory: Path, device: Device, party: Party | None) -> _Settings:
-    model = ModelConfig.from_directory(directory).over_devices(config.tp_size)
+    model = ModelConfig.from_directory(directory).over_devices(config.tp_size, config.ep_size)
     if config.deterministic and config.tp_size > 2 and (device.platform != "cpu" or party is not None):
         raise ConfigError(
             f"--deterministic needs --tp-size 1 or 2, but got {config.tp_size}: the order in which more devices add up "
@@ -310,7 +311,7 @@ def _settle(config: EngineConfig, directory: Path, device: Device, party: Party 
         buckets=_buckets(config, model, max_running, device.platform),
         device=device,
         vision=vision_shape(config, model, platform=device.platform, row_bytes=row_bytes),
-        mesh=make_mesh(config.tp_size),
+        mesh=make_mesh(config.tp_size, config.ep_size),
         party=party,
     )
 
@@ -417,6 +418,7 @@ def _scheduler_config(settings: _Settings) -> SchedulerConfig:
 
 
 def _decode_steps(settings: _Settings, plan: MemoryPlan, runner: ModelRunner) -> DecodeSteps:
+    is_cpu = settings.platform == "cpu"  # whose devices share one processor
     return DecodeSteps(
         runner=runner,
         buckets=settings.buckets,
@@ -427,7 +429,8 @@ def _decode_steps(settings: _Settings, plan: MemoryPlan, runner: ModelRunner) ->
         pool_tokens=plan.pool_tokens,
         context_length=settings.context_length,
         page_size=settings.page_size,
-        num_devices=1 if settings.platform == "cpu" else settings.config.tp_size,  # CPU devices share one processor
+        num_devices=1 if is_cpu else settings.config.tp_size,
+        num_groups=1 if is_cpu else settings.config.ep_size,
     )
 
 

@@ -3,7 +3,7 @@
 What XLA makes of it are sorts and scatters, some ten launches for a few thousand numbers. Here one program goes over
 the tokens twice, a block at a time:
 
-    first    how many copies each expert gets; so where the copies of each begin
+    first    how many copies each expert gets; so where the copies of each begin, those of this device in front
     second   within a block, how many earlier tokens chose the same expert; so where each copy stands
 """
 
@@ -45,7 +45,14 @@ class _Choice(NamedTuple):
     chosen: tuple[Int[Array, "t e"], ...]
 
 
-def expert_routes(logits: Float[Array, "T E"], experts_per_token: int, *, interpret: bool = False) -> Routes:
+def expert_routes(
+    logits: Float[Array, "T E"],
+    experts_per_token: int,
+    *,
+    first: Int[Array, ""] | int,
+    num_own: int,
+    interpret: bool = False,
+) -> Routes:
     """See `ops.expert_routes`."""
     num_tokens, num_experts = logits.shape
     sizes = Sizes(**sizes_for("expert_routes", rows=num_tokens))
@@ -57,11 +64,11 @@ def expert_routes(logits: Float[Array, "T E"], experts_per_token: int, *, interp
             jax.ShapeDtypeStruct(each, jnp.float32),
             jax.ShapeDtypeStruct(each, jnp.int32),
             jax.ShapeDtypeStruct((num_tokens * experts_per_token,), jnp.int32),
-            jax.ShapeDtypeStruct((num_experts,), jnp.int32),
+            jax.ShapeDtypeStruct((num_own,), jnp.int32),
         ),
         compiler_params=plgpu.CompilerParams(num_warps=sizes.num_warps, num_stages=1),
         interpret=interpret,
-    )(logits)
+    )(logits, jnp.full(1, first, jnp.int32))
     return Routes(*parts)
 
 
@@ -69,12 +76,13 @@ def expert_routes_kernel(
     block: int,
     experts_per_token: int,
     logits: jax.Ref,
+    first: jax.Ref,
     weights: jax.Ref,
     places: jax.Ref,
     tokens: jax.Ref,
     sizes: jax.Ref,
 ) -> None:
-    """The only program. Its results are those of `Routes`.
+    """The only program. `first` has one number, and the results are those of `Routes`.
 
     Grid: (). Blocks: every array stays in device memory. Owns: all.
 
@@ -92,7 +100,9 @@ def expert_routes_kernel(
 
     totals = lax.fori_loop(0, num_blocks, count, jnp.zeros(padded, jnp.int32))
     expert = jnp.arange(padded)
-    plgpu.store(sizes.at[expert], totals, mask=expert < num_experts)
+    own = expert - first[0]
+    is_own = (own >= 0) & (own < len(sizes))
+    plgpu.store(sizes.at[jnp.where(is_own, own, len(sizes))], totals, mask=is_own)
 
     def place(index: Int[Array, ""], next_places: Int[Array, " e"]) -> Int[Array, " e"]:
         choice = choose(index)
@@ -103,12 +113,16 @@ def expert_routes_kernel(
         for column, (weight, hot) in enumerate(zip(choice.weights, choice.chosen, strict=True)):
             is_token = token < num_tokens
             at = jnp.where(is_token, (hot * behind).sum(1), len(tokens))
-            plgpu.store(weights.at[token, column], weight / total, mask=is_token)
+            is_here = (hot * is_own).sum(1) > 0
+            plgpu.store(weights.at[token, column], jnp.where(is_here, weight / total, 0.0), mask=is_token)
             plgpu.store(places.at[token, column], at, mask=is_token)
             plgpu.store(tokens.at[at], token, mask=is_token)
         return next_places + in_block.sum(0)
 
-    lax.fori_loop(0, num_blocks, place, jnp.cumsum(totals, 0) - totals)
+    before = jnp.cumsum(totals, 0) - totals
+    others = jnp.where(own < 0, totals, 0).sum()  # of the experts in front of the device's, which come last
+    starts = before - others + jnp.where(own < 0, totals.sum(), 0)
+    lax.fori_loop(0, num_blocks, place, starts)
 
 
 def _choose(logits: jax.Ref, token: Int[Array, " t"], padded: int, experts_per_token: int) -> _Choice:

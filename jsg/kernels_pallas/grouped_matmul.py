@@ -7,6 +7,7 @@ part, so a step of R rows has at most R // block_m + E tiles:
     tiles     '-----' '   '-'   '-----' '---'
 
 A program owns one tile and `block_n` columns. In a step of few tokens what counts is that each kernel is read once.
+Rows behind the last group are in no tile: nothing reads them, and their part of the result is what the memory held.
 """
 
 import functools

@@ -129,19 +129,31 @@ def paged_attention(
     return jnp.asarray(out, queries.dtype)
 
 
-def expert_routes(logits: Float[Array, "T E"], experts_per_token: int, *, implementation: str | None = None) -> Routes:
+def expert_routes(
+    logits: Float[Array, "T E"],
+    experts_per_token: int,
+    *,
+    first: Int[Array, ""] | int = 0,
+    num_own: int | None = None,
+    implementation: str | None = None,
+) -> Routes:
     """The `experts_per_token` most likely experts of each token, and its copies sorted by expert.
 
+    The choice is the same on every device, whichever experts it has.
+
     Args:
-        logits: Of the router. A token with NaN has some experts or other, and NaN for weights.
+        logits: Of the router. A token with NaN has some experts or other, and NaN for their weights.
         experts_per_token: At most E.
+        first: Of the experts that this device has, which are successive ones; their copies are sorted to the front.
+        num_own: How many it has, first + num_own at most E; None for all.
         implementation: "triton", "reference", or None for the best that works here.
     """
+    num_own = logits.shape[1] if num_own is None else num_own
     if (implementation or best_implementation()) == "triton":
         from jsg.kernels_pallas import expert_routes as kernel
 
-        return kernel.expert_routes(logits, experts_per_token, interpret=_interprets())
-    return reference_routes.expert_routes(logits, experts_per_token)
+        return kernel.expert_routes(logits, experts_per_token, first=first, num_own=num_own, interpret=_interprets())
+    return reference_routes.expert_routes(logits, experts_per_token, first=first, num_own=num_own)
 
 
 def grouped_matmul(
@@ -155,10 +167,13 @@ def grouped_matmul(
 ) -> Float[Array, "R F"]:
     """rows · kernels[e] for the rows of each group e, summed in float32.
 
+    Rows behind the last group are of experts that other devices have. Nothing is promised of their results, not even
+    that they are numbers, and they change no other result, whatever they hold.
+
     Args:
         rows: Those of group 0 first, then those of group 1, and so on.
         kernels: One for each group; with `scale` of any type whose numbers are exact in that of the rows.
-        sizes: Rows of each group; they add up to R.
+        sizes: Rows of each group; they add up to R at most.
         scale: What the sums of each column are multiplied by, in float32.
         result: Type of the result.
         implementation: "triton", "reference", or None for the best that works here. The reference is XLA's own, which

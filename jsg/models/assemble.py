@@ -27,6 +27,8 @@ def assemble(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, read: R
     Each tensor is rounded before the next is read. Where devices share out what a scale belongs to, none of them has
     all the numbers that decide it, so it is made whole first.
 
+    A group of devices that has experts of its own takes their sources only.
+
     Args:
         declared: Shapes, types and shardings of the value.
         origin: The tensors it is made of.
@@ -36,19 +38,35 @@ def assemble(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, read: R
     axis = origin.split_axis
     if numbers.sharding is None:
         return _part(declared, origin, read, None)
-    if axis is None or any(each.shape[axis] == 1 for each in scale):
+    is_cut = axis is not None and numbers.sharding.shard_shape(numbers.shape)[axis] < numbers.shape[axis]
+    if axis is None or (is_cut and any(each.shape[axis] == 1 for each in scale)):
         whole = _part(declared, origin, read, None)
         return jax.tree.map(lambda value, shape: place(value, shape.sharding), whole, declared)
     parts = []
     for device, index in numbers.sharding.addressable_devices_indices_map(numbers.shape).items():
-        first, last, _ = index[axis].indices(numbers.shape[axis])
+        spans = [each.indices(size)[:2] for each, size in zip(index, numbers.shape, strict=True)]
         with jax.default_device(device):
-            parts.append(_part(declared, origin, read, (first, last)))
+            parts.append(_part(*_own_experts(declared, origin, spans), read, spans[axis] if is_cut else None))
     return jax.tree.map(
         lambda shape, *arrays: jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, list(arrays)),
         declared,
         *parts,
     )
+
+
+def _own_experts(
+    declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, spans: list[Span]
+) -> tuple[jax.ShapeDtypeStruct | Quantised, Origin]:
+    """The shape and the origin of the experts in the spans of a device, as if there were no others."""
+    axis = origin.expert_axis
+    if axis is None:
+        return declared, origin
+    first, last = spans[axis]
+
+    def own(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((*x.shape[:axis], last - first, *x.shape[axis + 1 :]), x.dtype)
+
+    return jax.tree.map(own, declared), origin._replace(sources=origin.sources[first:last])
 
 
 def _part(

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Literal, get_args
 
-from jsg.errors import ModelError
+from jsg.errors import ConfigError, ModelError
 from jsg.fields import Fields, read_json
 from jsg.models.vision_config import VISION_KINDS, VisionConfig, read_vision
 
@@ -124,24 +124,44 @@ class ModelConfig:
     vision: VisionConfig | None = None
     kv_repeats: int = 1
 
-    def over_devices(self, count: int) -> "ModelConfig":
+    def over_devices(self, count: int, groups: int = 1) -> "ModelConfig":
         """The same model for so many devices, where each has at least one key-value head: as often as it takes.
+
+        Args:
+            count: Devices.
+            groups: Groups of them that have experts of their own; divides `count`.
 
         Raises:
             ModelError: The heads, the feed-forward width or the vocabulary cannot be shared out evenly.
+            ConfigError: There are several groups, and no experts, or experts that cannot be shared out evenly.
         """
+        self._check_groups(groups)
         repeats = max(1, count // self.num_kv_heads)
-        for what, value in (
-            ("num_attention_heads", self.num_heads),
-            ("num_key_value_heads", self.num_kv_heads * repeats),
-            ("intermediate_size", self.intermediate_size),
-            ("vocab_size", self.vocab_size),
+        for what, value, parts in (
+            ("num_attention_heads", self.num_heads, count),
+            ("num_key_value_heads", self.num_kv_heads * repeats, count),
+            ("intermediate_size", self.intermediate_size, count // groups),
+            ("vocab_size", self.vocab_size, count),
         ):
-            if value % count:
+            if value % parts:
+                divisor = "--tp-size" if parts == count else f"--tp-size / --ep-size = {count} / {groups}"
                 raise ModelError(
-                    f"--tp-size must divide {what} of the model, which is {value}, but got {count}; choose another"
+                    f"{divisor} must divide {what} of the model, which is {value}, but got {parts}; choose another"
                 )
         return dataclasses.replace(self, num_kv_heads=self.num_kv_heads * repeats, kv_repeats=repeats)
+
+    def _check_groups(self, groups: int) -> None:
+        """That experts can be shared out over so many groups of devices."""
+        if groups > 1 and not self.num_experts:
+            raise ConfigError(
+                f"--ep-size above 1 needs a model with experts, which {self.architecture} has not, but got {groups}; "
+                "leave it out, --tp-size shares out such a model"
+            )
+        if groups > 1 and self.num_experts % groups:
+            raise ConfigError(
+                f"--ep-size must divide the number of experts of the model, which is {self.num_experts}, but got "
+                f"{groups}; choose another"
+            )
 
     @property
     def sliding_window(self) -> int | None:

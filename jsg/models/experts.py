@@ -2,6 +2,9 @@
 
 Shazeer et al. 2017 (arXiv:1701.06538), with the router of Mixtral (arXiv:2401.04088): a softmax over the experts, of
 which the `experts_per_token` largest count, made to sum to one.
+
+Of several devices each has the router, and so knows where all copies of all tokens go. It computes those that go to
+experts of its group, which stand first, and adds nothing for the others; the sum over all devices has every copy once.
 """
 
 import jax
@@ -13,7 +16,7 @@ from jsg.kernels_pallas import ops
 from jsg.models.config import ModelConfig
 from jsg.models.layers import Origin, Source, activation_result, parameter, project
 from jsg.models.quantise import Quantised
-from jsg.models.tensor_parallel import add_up
+from jsg.models.tensor_parallel import add_up, first_expert, num_groups
 
 
 class SparseFeedForward(nnx.Module):
@@ -21,7 +24,7 @@ class SparseFeedForward(nnx.Module):
 
     def __init__(self, config: ModelConfig, layer: int, dtype: jax.typing.DTypeLike):
         prefix, width, inner = f"model.layers.{layer}.block_sparse_moe", config.hidden_size, config.intermediate_size
-        self.experts_per_token = config.experts_per_token
+        self.num_experts, self.experts_per_token = config.num_experts, config.experts_per_token
         router = Origin((Source(f"{prefix}.gate.weight", (config.num_experts, width)),), transposed=True)
         self.router = parameter((width, config.num_experts), dtype, router)
         names = [f"{prefix}.experts.{expert}" for expert in range(config.num_experts)]
@@ -31,18 +34,23 @@ class SparseFeedForward(nnx.Module):
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """Each token on its own. Its copies, one for each of its experts, are sorted by expert, and back."""
-        routes = ops.expert_routes(project(x, self.router[...]), self.experts_per_token)
+        num_own = self.num_experts // num_groups()
+        logits, first = project(x, self.router[...]), first_expert(num_own)
+        routes = ops.expert_routes(logits, self.experts_per_token, first=first, num_own=num_own)
         copies = x[routes.tokens]
         gated = jax.nn.silu(_grouped(copies, self.gate, routes.sizes)) * _grouped(copies, self.up, routes.sizes)
         made = _grouped(gated, self.down, routes.sizes)[routes.places]
         weights = routes.weights.astype(x.dtype).astype(jnp.float32)  # rounded as the published model rounds them
-        return add_up((weights[..., None] * made).sum(1).astype(x.dtype))  # no matmul, which may round
+        weighted = weights[..., None] * made
+        if num_groups() > 1:  # others' copies were not computed, and what stands there may be NaN
+            weighted = jnp.where((weights != 0)[..., None], weighted, 0)
+        return add_up(weighted.sum(1).astype(x.dtype))  # no matmul, which may round
 
 
 def _stacked(names: list[str], in_dim: int, out_dim: int, dtype: jax.typing.DTypeLike, *, split_axis: int) -> nnx.Param:
-    """One kernel [in_dim, out_dim] for each expert, of which every device has a slice."""
+    """One kernel [in_dim, out_dim] for each expert; a device has its slice of each of its group's."""
     sources = tuple(Source(f"{name}.weight", (out_dim, in_dim)) for name in names)
-    origin = Origin(sources, join_axis=0, transposed=True, split_axis=split_axis)
+    origin = Origin(sources, join_axis=0, transposed=True, split_axis=split_axis, expert_axis=0)
     return parameter((len(names), in_dim, out_dim), dtype, origin, summed_axis=1)
 
 

@@ -46,12 +46,15 @@ class Origin(NamedTuple):
         join_axis: Of the parameter.
         transposed: Whether the sources are.
         split_axis: The axis of the parameter along which devices share it out; None where each has it all.
+        expert_axis: The axis of experts, each made of one source, of which groups of devices have their own; those of a
+            group share the other axis. None where there are none.
     """
 
     sources: tuple[Source, ...]
     join_axis: int = 0
     transposed: bool = False
     split_axis: int | None = None
+    expert_axis: int | None = None
 
 
 def parameter(

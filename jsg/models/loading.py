@@ -17,7 +17,7 @@ from jsg.models.checkpoint import open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.config import ModelConfig
 from jsg.models.host_memory import freed_at_once
-from jsg.models.layers import Source
+from jsg.models.layers import Origin, Source
 from jsg.models.llava import Llava, module_name
 from jsg.models.quantise import STORED, Quantised, declare
 from jsg.models.registry import build_model
@@ -89,18 +89,19 @@ def abstract_model(
     model = nnx.eval_shape(build)
     if mesh is not None:
         for param in _parameters(model):
-            param.set_value(_shared_out(param.get_value(), param.get_metadata("origin").split_axis, mesh))
+            param.set_value(_shared_out(param.get_value(), param.get_metadata("origin"), mesh))
     return model
 
 
 def _shared_out(
-    declared: jax.ShapeDtypeStruct | Quantised, axis: int | None, mesh: Mesh
+    declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, mesh: Mesh
 ) -> jax.ShapeDtypeStruct | Quantised:
     """The shape of a parameter, with its sharding. An axis of length 1, that of scales, is not shared out."""
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        split = None if axis is None or x.shape[axis] == 1 else axis
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(mesh, split, len(x.shape)))
+        axis = None if origin.split_axis is None or x.shape[origin.split_axis] == 1 else origin.split_axis
+        sharding = sharding_of(mesh, axis, len(x.shape), expert_axis=origin.expert_axis)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     return jax.tree.map(place, declared)
 

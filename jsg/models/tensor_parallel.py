@@ -1,12 +1,25 @@
 """One model on several devices: each holds a slice of the kernels, and what they computed is added up.
 
-Shoeybi et al. 2019 (arXiv:1909.08053). A step runs under `shard_map` on a mesh with the axis `AXIS`; every device runs
+Shoeybi et al. 2019 (arXiv:1909.08053). A step runs under `shard_map` on a mesh of the axes `AXES`; every device runs
 the same program on its slices. Heads and feed-forward columns are split, so a layer has two sums over all devices, one
 behind each of its two blocks; the embedding, split by rows of its table, has one, and logits are split by columns. All
 else, the residual stream foremost, is the same on every device.
 
+Only experts know that the axes are two. Along `EXPERT_AXIS` are groups of devices, each of which has experts of its own
+(Lepikhin et al. 2020, arXiv:2006.16668, without their exchange of tokens: every device has them all); along
+`TENSOR_AXIS` are the devices of a group, which share the columns of each of its experts:
+
+    4 devices in 2 groups, 8 experts        tensor 0               tensor 1
+                                expert 0    0: experts 0 to 3,     1: experts 0 to 3,
+                                               left columns           right columns
+                                expert 1    2: experts 4 to 7, …   3: experts 4 to 7, …
+
+All else is shared out over both axes as if they were one, device after device.
+
 Outside such a mesh everything here does nothing, so models are written once.
 """
+
+import math
 
 import jax
 import numpy as np
@@ -14,46 +27,75 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-AXIS = "tensor"
+EXPERT_AXIS = "expert"
+TENSOR_AXIS = "tensor"
+AXES = (EXPERT_AXIS, TENSOR_AXIS)
 
 
 def num_parts() -> int:
     """Devices that run the program that is being traced."""
-    return jax.sharding.get_abstract_mesh().shape.get(AXIS, 1)
+    shape = jax.sharding.get_abstract_mesh().shape
+    return math.prod(shape.get(axis, 1) for axis in AXES)
+
+
+def num_groups() -> int:
+    """Groups of them that have experts of their own."""
+    return jax.sharding.get_abstract_mesh().shape.get(EXPERT_AXIS, 1)
 
 
 def add_up(x: Float[Array, "*any"]) -> Float[Array, "*any"]:
     """The sum over all devices, on all devices."""
-    return lax.psum(x, AXIS) if num_parts() > 1 else x
+    return lax.psum(x, AXES) if num_parts() > 1 else x
 
 
 def gather_columns(x: Float[Array, "R part"]) -> Float[Array, "R V"]:
     """All columns, in order, on all devices."""
-    return lax.all_gather(x, AXIS, axis=1, tiled=True) if num_parts() > 1 else x
+    return lax.all_gather(x, AXES, axis=1, tiled=True) if num_parts() > 1 else x
 
 
 def first_index(length: int) -> jax.Array | int:
     """Where this device's slice begins, if each has `length`."""
-    return lax.axis_index(AXIS) * length if num_parts() > 1 else 0
+    return lax.axis_index(AXES) * length if num_parts() > 1 else 0
 
 
-def make_mesh(count: int) -> Mesh | None:
-    """The mesh of JAX's first devices, of each host as many; None for one alone, whose programs need none."""
+def first_expert(length: int) -> jax.Array | int:
+    """Which expert this device's group has first, if each has `length`."""
+    return lax.axis_index(EXPERT_AXIS) * length if num_groups() > 1 else 0
+
+
+def make_mesh(count: int, groups: int = 1) -> Mesh | None:
+    """The mesh of JAX's first devices, of each host as many, in `groups` of equal size.
+
+    None for one device alone, whose programs need none.
+    """
     if count == 1:
         return None
     hosts = range(jax.process_count())
     devices = [jax.local_devices(host)[: count // len(hosts)] for host in hosts]
-    return Mesh(np.array(devices).ravel(), (AXIS,))
+    return Mesh(np.array(devices).reshape(groups, -1), AXES)
 
 
-def along(axis: int | None, num_axes: int) -> PartitionSpec:
-    """An array that is split along one of its axes, or whole on every device."""
-    return PartitionSpec(*(AXIS if index == axis else None for index in range(num_axes)))
+def along(axis: int | None, num_axes: int, *, expert_axis: int | None = None) -> PartitionSpec:
+    """An array that is split along one of its axes, or whole on every device.
+
+    Args:
+        axis: That one; split over all devices, or with `expert_axis` over those of a group.
+        num_axes: Axes of the array.
+        expert_axis: That of experts, of which each group has its own; None where the array has none.
+    """
+    names: list[str | tuple[str, ...] | None] = [None] * num_axes
+    if axis is not None:
+        names[axis] = AXES if expert_axis is None else TENSOR_AXIS
+    if expert_axis is not None:
+        names[expert_axis] = EXPERT_AXIS
+    return PartitionSpec(*names)
 
 
-def sharding_of(mesh: Mesh | None, axis: int | None, num_axes: int) -> NamedSharding | None:
+def sharding_of(
+    mesh: Mesh | None, axis: int | None, num_axes: int, *, expert_axis: int | None = None
+) -> NamedSharding | None:
     """The same as JAX's allocator takes it; None without a mesh."""
-    return None if mesh is None else NamedSharding(mesh, along(axis, num_axes))
+    return None if mesh is None else NamedSharding(mesh, along(axis, num_axes, expert_axis=expert_axis))
 
 
 def place(value: np.ndarray | jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:

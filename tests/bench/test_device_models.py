@@ -17,7 +17,7 @@ from bench.device.events import Part
 from bench.device.plan import PLANS, TRIAL, Plan
 from bench.shapes import write_model
 from jsg.engine import step
-from jsg.kernels_pallas import ops, reference_routes
+from jsg.kernels_pallas import ops
 from jsg.models.config import ModelConfig
 from jsg.models.loading import abstract_model
 
@@ -83,7 +83,7 @@ def test_a_choice_that_is_wrong_is_told(part: Noted, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("num_tokens", [1, 7, 300])
 def test_the_definition_of_routes_is_that_of_the_reference(num_tokens: int):
     logits = np.random.default_rng(num_tokens).normal(size=(num_tokens, 8)).astype(np.float32)
-    expected = reference_routes.expert_routes(jnp.asarray(logits), 2)
+    expected = ops.expert_routes(jnp.asarray(logits), 2, implementation="reference")
     weights, *whole = experts.routes_in_float64(logits.astype(np.float64), 2)
     np.testing.assert_allclose(weights, expected.weights, rtol=1e-5)
     assert [np.array_equal(*pair) for pair in zip(whole, expected[1:], strict=True)] == [True] * 3

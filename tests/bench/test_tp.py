@@ -1,11 +1,13 @@
 """What `bench.tp` reads of a compiled program, and what it makes of it."""
 
+import argparse
 import json
 import pathlib
 
 import pytest
 
 from bench import plot_tp
+from bench.tp import run
 from bench.tp.compiled import collectives
 from bench.tp.interconnect import PAIR_LATENCY_S, RING_BYTES_PER_S, Collective
 
@@ -38,6 +40,15 @@ def test_little_takes_a_latency_which_grows_with_the_ring():
     assert eight == pytest.approx(PAIR_LATENCY_S, rel=1e-3) and eight_ring == pytest.approx(5 * eight, rel=1e-3)
 
 
+def test_whole_experts_want_several_devices_each_with_its_own():
+    options = argparse.Namespace(model=None, devices=None)
+    pairs = list(run.chosen(options))
+    counts = {name: [count for other, count in pairs if other == name] for name in run.MODELS}
+    assert counts.pop("Mixtral-8x7B by experts") == [2, 4, 8]
+    assert set(map(tuple, counts.values())) == {(1, 2, 4, 8)}
+    assert [run.MODELS[name].num_groups(4) for name in run.MODELS] == [1, 1, 1, 1, 4]
+
+
 def figures(devices: int, kv_tokens: int) -> list[dict[str, object]]:
     facts = {"model": "M", "devices": devices}
     step = {"kind": "step", "step": "decode", "floor_ms": 8 / devices}
@@ -48,11 +59,11 @@ def figures(devices: int, kv_tokens: int) -> list[dict[str, object]]:
 
 
 def test_the_plot_has_a_bar_for_each_number_of_devices(tmp_path: pathlib.Path):
-    run, first, second = tmp_path / "run.json", tmp_path / "a.svg", tmp_path / "a2" / "a.svg"
+    file, first, second = tmp_path / "run.json", tmp_path / "a.svg", tmp_path / "a2" / "a.svg"
     second.parent.mkdir()
-    run.write_text(json.dumps({"figures": [*figures(1, 0), *figures(2, 100)]}))
+    file.write_text(json.dumps({"figures": [*figures(1, 0), *figures(2, 100)]}))
     for output in (first, second):
-        plot_tp.main([str(run), "-o", str(output)])
+        plot_tp.main([str(file), "-o", str(output)])
     assert first.read_bytes() == second.read_bytes()
     text = first.read_text()
     assert "M: decode" in text and ">10<" in text and ">6<" in text

@@ -67,9 +67,16 @@ def answer(run: dict[str, Any]) -> dict[str, Any] | None:
             "collectives": collectives(core),
             "plan": plans[0],
             "stats": {name: core.stats()[name] for name in ("num_retracts", "cached_tokens", "num_evicted_tokens")},
+            "scored_alone": again(core, requests[1]),
         }
     finally:
         core.close()
+
+
+def again(core: EngineCore, request: Request) -> list[float]:
+    """The log-probabilities of the prompt and of the answer, where nothing is cached and nothing runs beside it."""
+    outcome = small.alone(core, request)
+    return [scored.logprob for scored in (*(outcome.prompt_logprobs or ()), *outcome.logprobs)]
 
 
 def collectives(core: EngineCore) -> dict[str, list[int]]:

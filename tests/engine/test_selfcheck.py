@@ -1,6 +1,7 @@
 """The check of a step against the device: what a step must cost, what is timed, and that nothing is harmed by it."""
 
 import dataclasses
+import functools
 import itertools
 import statistics
 import time
@@ -67,6 +68,26 @@ def test_of_several_experts_those_count_that_tokens_choose(tmp_path):
     assert in_8_bits.weight_bytes == weights(1) + 3 * head_and_routers
     flops = selfcheck.step_cost(config, 1, rows=7, cached=0, new=1).matmul_flops
     assert flops == 7 * 2 * weights(1), "whatever runs beside it, a token runs its own experts"
+
+
+def test_each_device_reads_its_part_and_the_busiest_one_counts(tmp_path):
+    config = read(tmp_path, VARIANTS["mixtral"])  # two of four experts
+    cost = functools.partial(selfcheck.step_cost, config, 1, cached=0, new=1, kv_bytes_per_token=16)
+    routers = config.num_layers * config.hidden_size * config.num_experts  # which every device has
+    block = config.num_layers * 3 * config.hidden_size * config.intermediate_size
+    for rows in (1, 2, 999):
+        whole, half = cost(rows=rows), cost(rows=rows, num_devices=2)
+        assert half.weight_bytes - routers == pytest.approx((whole.weight_bytes - routers) / 2, abs=1)
+        assert half.kv_bytes == whole.kv_bytes / 2 and half.attention_flops == whole.attention_flops / 2
+        assert half.matmul_flops == (whole.matmul_flops + 2 * rows * routers) / 2
+    one, own = cost(rows=1, num_devices=4), cost(rows=1, num_devices=4, num_groups=4)
+    assert own.weight_bytes - one.weight_bytes == pytest.approx(block - 2 * block / 4), (
+        "one whole expert, not two quarters"
+    )
+    assert own.matmul_flops - one.matmul_flops == pytest.approx(2 * (block - 2 * block / 4))
+    many, many_own = cost(rows=999, num_devices=4), cost(rows=999, num_devices=4, num_groups=4)
+    assert many_own.weight_bytes == many.weight_bytes, "all are chosen"
+    assert 1 < many_own.matmul_flops / many.matmul_flops < 1.1, "not equally often"
 
 
 def test_the_engines_own_programs_are_timed(core: EngineCore):

@@ -1,5 +1,6 @@
 """One model on two and on four devices answers as on one (design §1.1), in every family."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jsg.errors import ModelError
+from jsg.errors import ConfigError, ModelError
 from jsg.models.config import ModelConfig
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.own_process import said
@@ -84,6 +85,47 @@ def test_pages_and_8_bits(tmp_path: Path, compile_cache_dir: str, variant: str, 
     assert several["collectives"]["copy_slots"] == [0, 0, 0]
 
 
+@pytest.fixture(scope="module")
+def by_experts(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> dict[tuple[int, int], dict]:
+    """Answers of a small Mixtral by numbers of devices and of groups that have experts of their own."""
+    directory = tmp_path_factory.mktemp("by_experts")
+    write_checkpoint(directory, "mixtral", random_tensors("mixtral", 0))
+    common = {"variant": "mixtral", "directory": str(directory), "cache_dir": compile_cache_dir, "num_new": NUM_NEW}
+    counts = ((1, 1), (2, 2), (4, 4), (4, 2))
+    runs = [{**common, "tp_size": count, "knobs": {"ep_size": groups}} for count, groups in counts]
+    return dict(zip(counts, answers(runs), strict=True))
+
+
+@pytest.mark.slow
+def test_devices_with_experts_of_their_own_answer_as_one(by_experts):
+    alone = by_experts[1, 1]
+    for count, several in by_experts.items():
+        assert several["tokens"] == alone["tokens"], count
+        for scores in ("logprobs", "prompt_logprobs"):
+            assert np.abs(np.subtract(several[scores], alone[scores])).max() < MAX_DIFFERENCE
+
+
+@pytest.mark.slow
+def test_they_add_up_as_often_and_say_what_they_share(by_experts):
+    num_sums = 2 * VARIANTS["mixtral"]["num_hidden_layers"] + 1
+    for (count, groups), several in by_experts.items():
+        assert several["collectives"]["forward"] == [num_sums if count > 1 else 0, 0, 0]
+        assert (f"experts in {groups} groups" in several["plan"]) == (groups > 1)
+
+
+@pytest.mark.slow
+def test_experts_of_their_own_in_8_bits_and_bit_for_bit(tmp_path: Path, compile_cache_dir: str):
+    """Deterministically an answer has the same bits alone, and from other chunks, as beside others."""
+    write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
+    common = {"variant": "mixtral", "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
+    knobs = {"quantization": "int8"}
+    runs = [{**common, "tp_size": 1, "knobs": knobs}, {**common, "tp_size": 4, "knobs": knobs | {"ep_size": 4}}]
+    runs += [{**common, "tp_size": 4, "knobs": {"ep_size": 2, "deterministic": True}}]
+    alone, several, deterministic = answers(runs)
+    assert several["tokens"] == alone["tokens"]
+    assert deterministic["scored_alone"] == deterministic["prompt_logprobs"] + deterministic["logprobs"]
+
+
 @pytest.mark.slow
 def test_retracts_and_prefixes(tmp_path: Path, compile_cache_dir: str):
     """In a pool that is too small the scheduler does as with one device, and so do the answers."""
@@ -110,6 +152,38 @@ def test_what_cannot_be_shared_out_is_refused_by_name(tmp_path: Path, changes, c
     (tmp_path / "config.json").write_text(json.dumps(VARIANTS["llama_mha"] | changes))
     with pytest.raises(ModelError, match=rf"--tp-size must divide {what} of the model"):
         ModelConfig.from_directory(tmp_path).over_devices(count)
+
+
+@pytest.mark.parametrize(
+    ("variant", "count", "groups", "error", "message"),
+    [
+        (
+            "llama_mha",
+            2,
+            2,
+            ConfigError,
+            "--ep-size above 1 needs a model with experts, which Llama.* has not, but got 2",
+        ),
+        ("mixtral_three_of_five", 2, 2, ConfigError, "--ep-size must divide the number of experts .* is 5, but got 2"),
+        ("mixtral", 8, 2, ModelError, "--tp-size must divide num_attention_heads of the model, which is 4, but got 8"),
+    ],
+)
+def test_experts_that_cannot_be_shared_out_are_refused(tmp_path: Path, variant, count, groups, error, message):
+    (tmp_path / "config.json").write_text(json.dumps(VARIANTS[variant]))
+    with pytest.raises(error, match=message):
+        ModelConfig.from_directory(tmp_path).over_devices(count, groups)
+
+
+def test_whole_experts_need_no_width_that_devices_divide(tmp_path: Path):
+    """Only those of a group share an expert's columns."""
+    (tmp_path / "config.json").write_text(json.dumps(VARIANTS["mixtral"] | {"intermediate_size": 98}))
+    config = ModelConfig.from_directory(tmp_path)
+    assert config.over_devices(4, 4).intermediate_size == config.over_devices(4, 2).intermediate_size == 98
+    with pytest.raises(ModelError, match="--tp-size must divide intermediate_size"):
+        config.over_devices(4)
+    odd = dataclasses.replace(config, intermediate_size=97)
+    with pytest.raises(ModelError, match=r"--tp-size / --ep-size = 4 / 2 must divide intermediate_size .* got 2"):
+        odd.over_devices(4, 2)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 
 from bench.h200 import compiler, machine_code
 from bench.h200.compiler import IN_PLACE, array, compile_for_h200
+from jsg.models.tensor_parallel import AXES
 
 POOL = 1_000_000
 
@@ -70,7 +71,7 @@ def test_launches_have_names_and_shared_memory():
 
 
 def test_one_program_for_four_devices():
-    sharding = jax.sharding.NamedSharding(compiler.mesh(4), jax.sharding.PartitionSpec("tensor"))
+    sharding = jax.sharding.NamedSharding(compiler.mesh(4), jax.sharding.PartitionSpec(AXES))
     x = jax.ShapeDtypeStruct((8, 1024), jnp.float32, sharding=sharding)
     program = compile_for_h200(lambda x: jnp.sum(x, axis=0), x, num_devices=4)
     assert " all-reduce" in program.hlo

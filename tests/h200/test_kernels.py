@@ -266,11 +266,16 @@ def test_experts_in_8_bits_are_converted_in_the_launch_that_reads_them(side: str
     assert all(copy.endswith(".128") for copy in having(counts, "LDGSTS")) and having(counts, "HMMA|HGMMA")
 
 
+@pytest.mark.parametrize("num_own", [8, 2])
 @pytest.mark.parametrize("num_tokens", [256, 8192])
-def test_experts_are_chosen_in_one_launch_that_spills_nothing(num_tokens: int, nvdisasm):
-    """XLA's own are sorts and scatters, some ten launches."""
-    choose = functools.partial(expert_routes, experts_per_token=2)
-    program = compile_for_h200(choose, array(num_tokens, 8, dtype="float32"))
+def test_experts_are_chosen_in_one_launch_that_spills_nothing(num_tokens: int, num_own: int, nvdisasm):
+    """XLA's own are sorts and scatters, some ten launches. Also for a device that has some of them."""
+    choose = functools.partial(expert_routes, experts_per_token=2, num_own=num_own)
+    logits = array(num_tokens, 8, dtype="float32")
+    if num_own == 8:
+        program = compile_for_h200(lambda logits: choose(logits, first=0), logits)
+    else:
+        program = compile_for_h200(lambda logits, first: choose(logits, first=first), logits, array(dtype="int32"))
     (launch,) = program.launches
     assert program.temporary_bytes == 0
     assert having(program.instructions(launch.name, nvdisasm), "LDL|STL") == set(), "registers spill"

@@ -14,8 +14,13 @@ from jsg.sched.buckets import BucketKey, Phase
 
 NUM_DEVICES = 4
 USABLE_BYTES = int(0.85 * 139 * 2**30)  # of one, as `--mem-fraction-static` has it
-POOL_TOKENS = 400_000
-MODELS = {"Llama-70B": LLAMA_70B, "Mixtral-8x7B": MIXTRAL_8X7B}
+MODELS = {
+    "Llama-70B": (LLAMA_70B, 1, 400_000),
+    "Mixtral-8x7B": (MIXTRAL_8X7B, 1, 400_000),
+    "Mixtral-8x7B by experts": (MIXTRAL_8X7B, 4, 1_000_000),
+}
+"""Shapes, groups of devices that have experts of their own, and tokens of the pool: one layer's is larger than what
+whole experts make of a step."""
 KEYS = (
     BucketKey(Phase.DECODE, 32, 32),
     BucketKey(Phase.DECODE, 256, 256),
@@ -31,7 +36,8 @@ def collectives(program: Program) -> Counter[str]:
 
 @pytest.fixture(scope="module", params=MODELS)
 def shared(request: pytest.FixtureRequest) -> model.Model:
-    return model.make_model(MODELS[request.param], num_devices=NUM_DEVICES, pool_tokens=POOL_TOKENS)
+    shape, num_groups, pool_tokens = MODELS[request.param]
+    return model.make_model(shape, num_devices=NUM_DEVICES, num_groups=num_groups, pool_tokens=pool_tokens)
 
 
 @pytest.mark.parametrize("key", KEYS, ids=str)

@@ -94,6 +94,17 @@ def test_a_row_that_is_not_finite_stays_alone():
         assert np.array_equal(np.delete(found, 3, 0), np.delete(clean, 3, 0))
 
 
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
+@pytest.mark.parametrize("sizes", [[0, 0, 0], [5, 0, 2], [0, 40, 0], [17, 4, 19]], ids=str)
+def test_rows_behind_the_last_group_change_nothing(implementation: str, sizes: list[int]):
+    """A device without a token, and one that has all of them; what is not its own may be anything."""
+    rows, kernels, _ = case([40, 0, 0], 48, 24, "float32")
+    num_own = sum(sizes)
+    found = np.asarray(compiled(implementation, "float32")(rows.at[num_own:].set(jnp.nan), kernels, jnp.array(sizes)))
+    expected = definition(rows[:num_own], kernels, jnp.array(sizes))
+    np.testing.assert_allclose(found[:num_own], expected, rtol=0, atol=1e-5)
+
+
 def test_the_result_has_the_type_that_was_asked_for():
     assert compiled("triton", "bfloat16")(*case([4], 32, 16, "bfloat16")).dtype == jnp.bfloat16
 

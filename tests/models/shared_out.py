@@ -1,7 +1,7 @@
 """Loads a checkpoint on several made-up devices and says what they hold: `python -m tests.models.shared_out DIRECTORY`.
 
 A process of its own, because JAX decides how many CPU devices it makes up when it starts. Standard input has a list of
-runs, each {"count", "options", "is_measured"}; standard output has a result for each.
+runs, each {"count", "groups", "options", "is_measured"}; standard output has a result for each.
 """
 
 import json
@@ -30,9 +30,19 @@ def leaves(model: nnx.Module) -> list[tuple[str, jax.Array]]:
     ]
 
 
-def compare(directory: Path, count: int, options: dict[str, Any]) -> dict[str, Any]:
+def shards(leaf: jax.Array) -> list[Any]:
+    """What each device holds, in their order."""
+    return sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
+
+
+def are_slices(leaf: jax.Array, whole: np.ndarray) -> bool:
+    """Whether every device holds what its sharding says."""
+    return all(np.array_equal(shard.data, whole[shard.index]) for shard in leaf.addressable_shards)
+
+
+def compare(directory: Path, count: int, groups: int, options: dict[str, Any]) -> dict[str, Any]:
     """One device and several: the same configuration, whose heads may be repeated for the several."""
-    config = ModelConfig.from_directory(directory).over_devices(count)
+    config = ModelConfig.from_directory(directory).over_devices(count, groups)
     whole = leaves(load_model(directory, config, **options))
     num_read = 0
     read = Checkpoint.read
@@ -45,7 +55,7 @@ def compare(directory: Path, count: int, options: dict[str, Any]) -> dict[str, A
 
     Checkpoint.read = spy
     try:
-        several = leaves(load_model(directory, config, mesh=make_mesh(count), **options))
+        several = leaves(load_model(directory, config, mesh=make_mesh(count, groups), **options))
     finally:
         Checkpoint.read = read
     shared_out = [leaf for _, leaf in several if not leaf.is_fully_replicated]
@@ -54,15 +64,22 @@ def compare(directory: Path, count: int, options: dict[str, Any]) -> dict[str, A
         "differing": [
             name
             for (name, one), (_, many) in zip(whole, several, strict=True)
-            if one.dtype != many.dtype or not np.array_equal(one, many) or len(many.sharding.device_set) != count
+            if one.dtype != many.dtype or len(many.addressable_shards) != count or not are_slices(many, np.asarray(one))
         ],
         "num_shared_out": len(shared_out),
         "numbers_read": num_read,
+        "spans": {
+            name: [
+                [part.indices(size)[:2] for part, size in zip(shard.index, leaf.shape, strict=True)]
+                for shard in shards(leaf)
+            ]
+            for name, leaf in several
+        },
         "numbers_held": whole_size + sum(math.prod(leaf.shape) for leaf in shared_out),
     }
 
 
-def measure(directory: Path, count: int, options: dict[str, Any]) -> dict[str, Any]:
+def measure(directory: Path, count: int, groups: int, options: dict[str, Any]) -> dict[str, Any]:
     """The most anonymous memory while it loads, beyond what there was before."""
 
     def anonymous() -> int:
@@ -74,8 +91,8 @@ def measure(directory: Path, count: int, options: dict[str, Any]) -> dict[str, A
         while not is_done.wait(0.002):
             peak = max(peak, anonymous())
 
-    config = ModelConfig.from_directory(directory).over_devices(count)
-    mesh = make_mesh(count)
+    config = ModelConfig.from_directory(directory).over_devices(count, groups)
+    mesh = make_mesh(count, groups)
     jax.block_until_ready(jax.numpy.zeros(3) + 1)
     before = peak = anonymous()
     is_done = threading.Event()
@@ -94,7 +111,8 @@ def main() -> None:
     runs, directory = json.load(sys.stdin), Path(sys.argv[1])
     jax.config.update("jax_num_cpu_devices", max(run["count"] for run in runs))
     results = [
-        (measure if run.get("is_measured") else compare)(directory, run["count"], run["options"]) for run in runs
+        (measure if run.get("is_measured") else compare)(directory, run["count"], run.get("groups", 1), run["options"])
+        for run in runs
     ]
     json.dump(results, sys.stdout)
 

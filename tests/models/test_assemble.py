@@ -47,6 +47,30 @@ def test_each_device_reads_its_part_only(tmp_path: pathlib.Path):
     assert result["numbers_read"] == result["numbers_held"]
 
 
+def test_groups_of_devices_hold_experts_of_their_own(tmp_path: pathlib.Path):
+    """Bit for bit; a device reads no expert of another group, and of its group's its columns only."""
+    write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
+    cases = ((2, 2), (4, 4), (4, 2))
+    told = [{"count": count, "groups": groups, "options": {}} for count, groups in cases]
+    for (count, groups), result in zip(cases, loaded(tmp_path, *told), strict=True):
+        assert result["differing"] == []
+        assert result["numbers_read"] == result["numbers_held"]
+        parts, experts, columns = count // groups, 4 // groups, 96 * groups // count
+        for device, spans in enumerate(result["spans"]["layers/0/mlp/gate"]):
+            expert, column = device // parts * experts, device % parts * columns
+            assert spans == [[expert, expert + experts], [0, 64], [column, column + columns]]
+
+
+@pytest.mark.slow
+def test_so_do_they_in_8_bits(tmp_path: pathlib.Path):
+    """Of whole experts a device can tell the scales alone; those of one that a group shares, all its devices have."""
+    write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
+    runs = [{"count": 4, "groups": 4, "options": {"quantization": "int8"}}]
+    runs += [{"count": 4, "groups": 2, "options": {"quantization": "fp8"}}]
+    whole, shared = loaded(tmp_path, *runs)
+    assert whole["differing"] == shared["differing"] == []
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="only Linux tells it there")
 def test_the_host_holds_what_its_devices_hold_and_the_tensors_of_one_parameter(tmp_path: pathlib.Path):

@@ -9,8 +9,9 @@ from flax import nnx
 from jsg.errors import ModelError
 from jsg.kernels_pallas import ops
 from jsg.models.experts import SparseFeedForward
-from tests.golden.variants import VARIANTS
+from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.models.test_config import read
+from tests.own_process import said
 
 CONFIG = VARIANTS["mixtral_three_of_five"]
 WIDTH, INNER, EXPERTS, CHOSEN = 64, 96, 5, 3
@@ -90,3 +91,17 @@ def test_a_group_may_be_empty():
 def test_numbers_of_experts_are_checked(tmp_path, changes: dict, message: str):
     with pytest.raises(ModelError, match=message):
         read(tmp_path, CONFIG | changes)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "quantization"),
+    [("reference", "none"), ("triton", "none"), pytest.param("triton", "int8", marks=pytest.mark.slow)],
+)
+def test_devices_with_experts_of_their_own_make_what_one_makes(tmp_path, implementation: str, quantization: str):
+    """Four devices in one, two and four groups; some of them without a token. What is not finite stays alone."""
+    write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
+    told = [{"implementation": implementation, "quantization": quantization, "groups": groups} for groups in (1, 2, 4)]
+    for result in said("tests.models.shared_experts", str(tmp_path), told=told):
+        assert max(result["differences"]) < 1e-5
+        assert result["broken"] == [3, 4, 9]
+        assert result["others_are_as_before"]
