@@ -16,6 +16,7 @@ from tests.server.scrape import scrape
 pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = 400
+EXACT = ("--deterministic", "--chunked-prefill-size", "64")
 GREEDY = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 4}
 
 
@@ -40,7 +41,7 @@ def answer_all(server: RunningServer, asked: list[dict[str, Any]]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def two(make_real_server: ServerMaker) -> Iterator[RunningServer]:
-    with make_real_server("--dp-size", "2", "--deterministic") as server:
+    with make_real_server("--dp-size", "2", *EXACT) as server:
         yield server
 
 
@@ -50,7 +51,7 @@ def states(server: RunningServer) -> list[dict[str, Any]]:
 
 def test_greedy_answers_are_those_of_one_engine(two: RunningServer, make_real_server: ServerMaker):
     asked = bodies(40, 200)
-    with make_real_server("--deterministic") as one:
+    with make_real_server(*EXACT) as one:
         expected = [answer["output_ids"] for answer in answer_all(one, asked)]
     assert [answer["output_ids"] for answer in answer_all(two, asked)] == expected
 

@@ -95,11 +95,21 @@ async def version() -> Response:
 async def _stats(front: Front) -> dict[int, dict[str, int | float]]:
     """The counters of each engine that moves, by its number. Raises EngineDeadError where none lives."""
     engines = front.client.engines
-    able = [i for i, engine in enumerate(engines) if len(engines) == 1 or (engine.is_alive and not engine.is_stalled)]
-    if not able:
+    if len(engines) == 1:
+        return {0: await answer_in_time(front, engines[0].stats())}
+
+    async def ask(number: int) -> tuple[int, dict[str, int | float] | None]:
+        try:
+            return number, await engines[number].stats()
+        except EngineDeadError:
+            return number, None
+
+    able = [number for number, engine in enumerate(engines) if state_of(engine) == "ok"]
+    told = await answer_in_time(front, asyncio.gather(*map(ask, able)))
+    found = {number: stats for number, stats in told if stats is not None}
+    if not found:
         raise EngineDeadError("no engine process answers; see /health, and the server's log")
-    told = await answer_in_time(front, asyncio.gather(*(engines[i].stats() for i in able)))
-    return dict(zip(able, told, strict=True))
+    return found
 
 
 async def _internal_states(front: Front) -> list[dict[str, Any]]:
