@@ -122,8 +122,8 @@ def main(arguments: list[str]) -> None:
         os.sched_setaffinity(0, {options.front_core})  # before there is a second thread
     from jsg.server.run import serve
 
-    tokenizer_dir = resolve_model("tiny")
-    asyncio.run(serve(engine, ServerConfig(port=options.port), child, tokenizer_dir=tokenizer_dir, started_at=started))
+    server, tokenizer_dir = ServerConfig(port=options.port), resolve_model("tiny")
+    asyncio.run(serve(engine, server, [child], tokenizer_dir=tokenizer_dir, started_at=started))
 
 
 if __name__ == "__main__":

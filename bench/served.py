@@ -111,7 +111,15 @@ def _address(process: subprocess.Popen[str]) -> str:
 
 
 def engine_of(pid: int) -> int:
-    """The engine process of a front, which also has children that compile grammars."""
+    """The engine process of a front that has one."""
+    engines = engines_of(pid)
+    if len(engines) != 1:
+        raise RuntimeError(f"the server should have one engine process, but has {len(engines)}")
+    return engines[0]
+
+
+def engines_of(pid: int) -> list[int]:
+    """The engine processes of a front, which also has children that compile grammars; oldest first."""
     engines = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -119,9 +127,7 @@ def engine_of(pid: int) -> int:
                 is_child = int(_read(int(entry), "stat").rpartition(")")[2].split()[1]) == pid
                 if is_child and ENGINE_MODULE in _read(int(entry), "cmdline").split("\0"):
                     engines.append(int(entry))
-    if len(engines) != 1:
-        raise RuntimeError(f"the server should have one engine process, but has {len(engines)}")
-    return engines[0]
+    return sorted(engines)
 
 
 def _read(pid: int, name: str) -> str:

@@ -163,20 +163,30 @@ def _given(options: argparse.Namespace, config: type[EngineConfig | ServerConfig
 
 
 def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int:
+    if server.dp_size > 1 and engine.nnodes > 1:
+        raise ConfigError(
+            f"--dp-size must be 1 where --nnodes is above 1, but got {server.dp_size}: several engines share one "
+            "machine; start a server for each group of hosts"
+        )
     if engine.node_rank > 0:
         return _follow(engine)
     from jsg.engine.child import EngineChild
+    from jsg.engine.gpus import device_groups
     from jsg.sources import resolve_model
 
     model_dir = resolve_model(engine.model_path)
     tokenizer_dir = model_dir if engine.tokenizer_path is None else resolve_model(engine.tokenizer_path)
-    child = EngineChild.spawn(dataclasses.replace(engine, model_path=str(model_dir)))
-    # While the child loads, the front imports what it needs itself.
+    config = dataclasses.replace(engine, model_path=str(model_dir))
+    groups = device_groups(server.dp_size, engine.tp_size)
+    children = [EngineChild.spawn(config, environment=group) for group in groups]
+    # While the children load, the front imports what it needs itself.
     import asyncio
 
     from jsg.server.run import serve
 
-    asyncio.run(serve(engine, server, child, tokenizer_dir=tokenizer_dir, started_at=started_at, model_dir=model_dir))
+    asyncio.run(
+        serve(engine, server, children, tokenizer_dir=tokenizer_dir, started_at=started_at, model_dir=model_dir)
+    )
     return 0
 
 

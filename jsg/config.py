@@ -149,6 +149,9 @@ class EngineConfig:
 class ServerConfig:
     """Knobs of the HTTP front."""
 
+    dp_size: int = _knob(
+        1, "engines on this machine, each with --tp-size devices and a KV pool of its own; CPU engines share the cores"
+    )
     host: str = _knob("127.0.0.1", "address to listen on")
     port: int = _knob(30000, "port to listen on")
     api_key: tuple[str, ...] = _knob(
@@ -193,6 +196,7 @@ class ServerConfig:
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         _check_types(self)
+        _between("dp_size", self.dp_size, 1, 64)
         _between("port", self.port, 0, 65535)
         _between("max_request_bytes", self.max_request_bytes, 1024, 2**31)
         _between("max_media_bytes", self.max_media_bytes, 1024, 2**30)

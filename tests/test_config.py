@@ -38,7 +38,12 @@ def test_a_wrong_knob_is_named(knobs: dict, option: str):
 
 
 def test_a_wrong_knob_of_the_server_is_named():
-    for knobs, option in (({"port": 70_000}, "--port"), ({"port": "80"}, "--port"), ({"host": 1}, "--host")):
+    for knobs, option in (
+        ({"port": 70_000}, "--port"),
+        ({"port": "80"}, "--port"),
+        ({"host": 1}, "--host"),
+        ({"dp_size": 0}, "--dp-size"),
+    ):
         with pytest.raises(ConfigError, match=option):
             ServerConfig(**knobs)
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from typing import final
 
 from jsg.config import EngineConfig
@@ -30,8 +31,10 @@ class EngineChild:
         self._directory = directory
 
     @classmethod
-    def spawn(cls, config: EngineConfig, *, core: str = ENGINE_CORE) -> "EngineChild":
-        """Starts the engine process; returns at once.
+    def spawn(
+        cls, config: EngineConfig, *, core: str = ENGINE_CORE, environment: Mapping[str, str] | None = None
+    ) -> "EngineChild":
+        """Starts the engine process; returns at once. `environment` is added to that of its parent.
 
         The child imports what its parent would import, gets no stdin, writes to stderr only, and sits in a process
         group of its own so that Ctrl-C in a terminal reaches the front alone.
@@ -51,7 +54,9 @@ class EngineChild:
             stdout=STDERR,
             process_group=0,
             pass_fds=(writing_fd,),
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env=os.environ
+            | dict(environment or {})
+            | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
         os.close(writing_fd)
         return cls(process, directory, reading_fd)

@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Literal, final
 
 import msgspec
@@ -28,6 +28,7 @@ from jsg.engine.grammar_ledger import GrammarLedger
 from jsg.engine.grammars import GrammarCompiler
 from jsg.engine.heartbeat import HeartbeatMonitor
 from jsg.engine.protocol import ENGINE_CORE, Call, FromEngine, GrammarTables, ModelInfo, Progress, ToEngine
+from jsg.engine.routing import Reason
 from jsg.engine.streams import Stream, Streams
 from jsg.errors import EngineDeadError, JsgError, QueueFullError, RequestError
 from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOutput
@@ -81,9 +82,21 @@ class EngineClient:
     """
 
     def __init__(
-        self, child: EngineChild, config: EngineConfig, on_progress: Callable[[Progress], None] | None = None
+        self,
+        child: EngineChild,
+        config: EngineConfig,
+        on_progress: Callable[[Progress], None] | None = None,
+        *,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """Listens for the child. Must run on the event loop that will use the client."""
+        """Listens for the child. Must run on the event loop that will use the client.
+
+        Args:
+            child: The engine process.
+            config: Its knobs.
+            on_progress: Told of the progress of its start.
+            grammars: Compiles what requests name, for several clients that are closed together; None makes one.
+        """
         self._child = child
         self._config = config
         self._on_progress = on_progress
@@ -95,7 +108,7 @@ class EngineClient:
         self._streams = Streams()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._outbox: _Outbox | None = None
-        self.grammars = GrammarCompiler()
+        self.grammars = grammars or GrammarCompiler()
         self._ledger = GrammarLedger()
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[ModelInfo] = loop.create_future()
@@ -139,6 +152,21 @@ class EngineClient:
     def is_stalled(self) -> bool:
         """Whether the engine process has given no sign of life for some seconds; it may yet go on."""
         return not self._death.done() and self._heartbeat.is_stalled
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many requests run and wait as may."""
+        return self._streams.count(None) >= self._limit
+
+    @property
+    def engines(self) -> "tuple[EngineClient, ...]":
+        """This one; see `fleet.py` for several."""
+        return (self,)
+
+    @property
+    def routed(self) -> Mapping[tuple[int, Reason], int]:
+        """Nothing: with one engine there is no choice."""
+        return {}
 
     async def generate(
         self, request: Request, owner: str = "", *, is_streamed: bool = True
@@ -236,10 +264,13 @@ class EngineClient:
         if self._death.done():
             raise EngineDeadError(self._death.result())
         _check_encodable(request.namespace, "namespace")
-        limit = self._config.max_queued_requests + self.info.max_running_requests
-        if self._streams.count(None) >= limit:
-            raise QueueFullError(f"at most {limit} requests may run and wait, and so many do; try again later")
+        if self.is_full:
+            raise QueueFullError(f"at most {self._limit} requests may run and wait, and so many do; try again later")
         return self._streams.open(owner, request.rid)
+
+    @property
+    def _limit(self) -> int:
+        return self._config.max_queued_requests + self.info.max_running_requests
 
     def _send(self, stream: Stream, request: Request, *, is_streamed: bool) -> None:
         # Stop strings are found where text is made, in the front: the engine has no use for them. Of a grammar it has

@@ -6,40 +6,23 @@ many as `--tp-size` says, so it shows JAX those with the most free memory, and l
 """
 
 import contextlib
-import csv
 import dataclasses
-import importlib.util
 import logging
 import os
-import subprocess
 from collections.abc import Iterator, Mapping
 
 import jax
 from jax._src import xla_bridge  # JAX has no public way to ask whether it has started
 
+from jsg.engine.gpus import MIB, VISIBLE, Gpu, find_gpus, has_cuda_plugin, may_use_cuda, most_free, named_gpus
 from jsg.errors import ConfigError, MemoryPlanError
 
 logger = logging.getLogger(__name__)
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 FRACTIONS = (FRACTION, "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX raises where both are set
-NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits")
-NVIDIA_SMI_TIMEOUT_S = 20.0  # a driver that has to wake up first takes seconds
 OUTSIDE_BYTES = 2**30
 """Left free beside what JAX reserves, for the CUDA context and loaded programs. Not measured on a device."""
-MIB = 2**20
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU as `nvidia-smi` sees it."""
-
-    index: int
-    uuid: str
-    name: str
-    total_bytes: int
-    free_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +87,11 @@ def open_device(mem_fraction: float, count: int = 1) -> Device:
         choice = Choice(gpu=None, why="JAX had started before, with the memory that it took then", environment={})
         gpus = ()
     else:
-        gpus = find_gpus() if _may_use_cuda(os.environ) else ()
+        gpus = find_gpus() if may_use_cuda(os.environ, _platforms()) else ()
         try:
             choice = choose(gpus, mem_fraction, os.environ, count)
         except MemoryPlanError:
-            if _has_cuda_plugin():
+            if has_cuda_plugin():
                 raise
             choice = choose((), mem_fraction, os.environ)  # JAX cannot use a GPU, so it matters to nobody who does
         if count > 1:
@@ -153,9 +136,9 @@ def choose(gpus: tuple[Gpu, ...], mem_fraction: float, environment: Mapping[str,
     """
     to_set: dict[str, str] = {}
     if VISIBLE in environment:
-        used, why = _named(gpus, environment, count), f"{VISIBLE} names {'it' if count == 1 else 'them'}"
+        used, why = named_gpus(gpus, environment, count), f"{VISIBLE} names {'it' if count == 1 else 'them'}"
     elif gpus:
-        used = _most_free(gpus, count)
+        used = most_free(gpus, count)
         numbers = ", ".join(str(gpu.index) for gpu in used)
         most = f"number {numbers} has" if len(used) == 1 else f"numbers {numbers} have"
         why = f"of {len(gpus)} GPUs {most} the most free memory" if len(gpus) > len(used) else "all GPUs"
@@ -185,72 +168,13 @@ def _free_part(gpu: Gpu) -> float:
     return (gpu.free_bytes - OUTSIDE_BYTES) / gpu.total_bytes
 
 
-def _most_free(gpus: tuple[Gpu, ...], count: int) -> tuple[Gpu, ...]:
-    """So many GPUs of one kind, or all of the kind that there are most of; in the order of their numbers."""
-    by_kind = [
-        sorted((gpu for gpu in gpus if gpu.name == name), key=lambda gpu: (-gpu.free_bytes, gpu.index))[:count]
-        for name in {gpu.name: None for gpu in gpus}
-    ]
-    best = max(by_kind, key=lambda kind: (len(kind), kind[-1].free_bytes, -kind[-1].index))
-    return tuple(sorted(best, key=lambda gpu: gpu.index))
-
-
-def find_gpus() -> tuple[Gpu, ...]:
-    """What `nvidia-smi` lists; nothing where it is missing, fails, or says anything that is not understood."""
-    try:
-        done = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True)
-        return parse_gpus(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return ()
-
-
-def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """The answer to `NVIDIA_SMI`. Raises ValueError for a line that is no GPU with its memory in whole MiB."""
-    gpus = []
-    for fields in csv.reader(text.splitlines(), skipinitialspace=True):
-        index, uuid, name, total, free = (field.strip() for field in fields)
-        gpu = Gpu(int(index), uuid, name, int(total) * MIB, int(free) * MIB)
-        if not uuid.startswith("GPU-") or not 0 <= gpu.free_bytes <= gpu.total_bytes or not gpu.total_bytes:
-            raise ValueError(f"no GPU: {fields}")
-        gpus.append(gpu)
-    return tuple(gpus)
-
-
-def _named(gpus: tuple[Gpu, ...], environment: Mapping[str, str], count: int) -> tuple[Gpu, ...]:
-    """The first GPUs that CUDA_VISIBLE_DEVICES names, as many as are used; none where one of them is not sure.
-
-    A number is CUDA's, which counts the fastest kind first unless it is told otherwise; `nvidia-smi` counts by slot.
-    """
-    is_counted_alike = len({gpu.name for gpu in gpus}) == 1 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    used: list[Gpu] = []
-    for name in environment[VISIBLE].split(",")[:count]:
-        name = name.strip()
-        if name.isdecimal() and is_counted_alike:
-            found = [gpu for gpu in gpus if gpu.index == int(name)]
-        else:
-            found = [gpu for gpu in gpus if name.startswith("GPU-") and gpu.uuid.startswith(name)]
-        if len(found) != 1:
-            return ()
-        used += found
-    return tuple(used)
-
-
-def _may_use_cuda(environment: Mapping[str, str]) -> bool:
-    is_hidden = environment.get(VISIBLE) in ("", "-1")
-    return not is_hidden and (not _platforms() or not {"cuda", "gpu"}.isdisjoint(_platforms().split(",")))
-
-
 def _platforms() -> str:
     """What JAX was told to use; empty for whatever it finds."""
     return jax.config.jax_platforms or ""
 
 
-def _has_cuda_plugin() -> bool:
-    return any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
-
-
 def _why_no_gpu(gpu: Gpu) -> str:
-    if _has_cuda_plugin():
+    if has_cuda_plugin():
         remedy = "JAX's CUDA plugin is installed but did not start: is the driver as new as its CUDA version needs?"
     else:
         remedy = "JAX for CUDA is not installed: pip install 'jsg[cuda]'"

@@ -45,9 +45,7 @@ class Streams:
     def open(self, owner: str, rid: str) -> Stream:
         """A new stream. Raises RequestError where the owner has a live one of that rid."""
         if self.find(owner, rid) is not None:
-            raise RequestError(
-                f"rid must be unique among running requests, but {rid!r} is running; choose another", param="rid"
-            )
+            raise name_in_use(rid)
         stream = Stream(owner, rid, str(next(self._numbers)))
         self._by_wire_name[stream.wire_name] = stream
         self._by_owner.setdefault(owner, {})[rid] = stream
@@ -80,3 +78,10 @@ class Streams:
     def count(self, owner: str | None) -> int:
         """How many live requests the owner has, or all owners together; takes no time."""
         return len(self._by_wire_name if owner is None else self._by_owner.get(owner, {}))
+
+
+def name_in_use(rid: str) -> RequestError:
+    """What a second request of a name is told."""
+    return RequestError(
+        f"rid must be unique among running requests, but {rid!r} is running; choose another", param="rid"
+    )

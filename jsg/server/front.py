@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
 
 from jsg.config import EngineConfig, ServerConfig
-from jsg.engine.client import EngineClient
+from jsg.engine.served import EngineProcess, ServedEngine
 from jsg.errors import ModelNotFoundError
 from jsg.processing.turns import ChatTurns
 from jsg.server.chat_prompt import ChatPrompt
@@ -32,7 +32,7 @@ class Front:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: ServedEngine,
         generator: Generator,
         chat: ChatPrompt,
         threads: TextThreads,
@@ -76,14 +76,20 @@ class FrontDoor:
 
     @property
     def status(self) -> str:
-        """In a word: "loading", "ok", "shutting down", "stalled" (the engine gives no sign) or "dead" (it ended)."""
+        """In a word: "loading", "ok", "shutting down", "stalled" (the engine gives no sign) or "dead" (it ended).
+
+        Of several engines "degraded", while some of them work.
+        """
         if self.front is None:
             return "loading"
-        if not self.front.client.is_alive:
+        client = self.front.client
+        if not client.is_alive:
             return "dead"
-        if self.front.client.is_stalled:
+        if client.is_stalled:
             return "stalled"
-        return "shutting down" if self.front.generator.admission.is_closed else "ok"
+        if self.front.generator.admission.is_closed:
+            return "shutting down"
+        return "ok" if all(state_of(engine) == "ok" for engine in client.engines) else "degraded"
 
     @property
     def media_body_bytes(self) -> int:
@@ -92,13 +98,13 @@ class FrontDoor:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the engine is warm and works, for `/health`: who restarts a server asks this."""
-        return self.status in ("ok", "shutting down")
+        """Whether the engine, or one of several, is warm and works, for `/health`: who restarts a server asks this."""
+        return self.is_open or self.status == "shutting down"
 
     @property
     def is_open(self) -> bool:
         """Whether it also takes new requests, for `/ready`: who routes requests asks this."""
-        return self.status == "ok"
+        return self.status in ("ok", "degraded")
 
 
 def public_name(model_path: str) -> str:
@@ -115,3 +121,10 @@ async def _ready_front(request: Request) -> Front:
 
 
 ReadyFront = Annotated[Front, Depends(_ready_front)]
+
+
+def state_of(engine: EngineProcess) -> str:
+    """Of one engine process in a word: "ok", "stalled" or "dead"."""
+    if not engine.is_alive:
+        return "dead"
+    return "stalled" if engine.is_stalled else "ok"

@@ -11,8 +11,8 @@ from typing import final
 
 from jsg.constrained.special_tokens import check_names
 from jsg.constrained.stop_patterns import stop_patterns
-from jsg.engine.client import EngineClient
 from jsg.engine.protocol import ModelInfo
+from jsg.engine.served import Generating
 from jsg.errors import JsgError, RequestError, check_length
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ class Generation:
         call: ApiCall,
         prompts: Sequence[Prompt],
         answers: Sequence[Answer],
-        client: EngineClient,
+        client: Generating,
         admission: Admission,
         observers: Sequence[Observer],
     ) -> None:
@@ -187,7 +187,7 @@ class Generator:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: Generating,
         tokenizer: Tokenizer,
         *,
         random_seed: int,

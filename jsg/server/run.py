@@ -2,8 +2,8 @@
 
 The socket listens at once, so a probe sees 503 rather than a refused connection while the engine loads. One signal
 ends the server in order: no new requests, `--shutdown-timeout` for those under way, then an error for the rest. A
-second one ends it at once. When the engine dies, streams end with an error and probes see 503 for a moment before the
-exit.
+second one ends it at once. When the engine dies, of several the last one, streams end with an error and probes see 503
+for a moment before the exit.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import final
 
@@ -28,8 +28,9 @@ import uvicorn
 from jsg.config import EngineConfig, ServerConfig
 from jsg.constrained.stop_patterns import warm_patterns
 from jsg.engine.child import EngineChild
-from jsg.engine.client import EngineClient
+from jsg.engine.fleet import open_engines
 from jsg.engine.media_reader import ModelMediaReader
+from jsg.engine.served import ServedEngine
 from jsg.errors import ConfigError
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
@@ -57,7 +58,7 @@ SIGNALLED = 128  # exit status after a second signal, with its number added
 async def serve(
     engine: EngineConfig,
     server: ServerConfig,
-    child: EngineChild,
+    children: Sequence[EngineChild],
     *,
     tokenizer_dir: Path,
     started_at: float,
@@ -68,24 +69,24 @@ async def serve(
     Args:
         engine: The knobs, with the model under the name that clients see.
         server: The knobs of the front.
-        child: The engine process, which may still be loading.
+        children: The engine processes, which may still be loading.
         tokenizer_dir: Where the tokenizer is.
         started_at: `time.monotonic()` at the start of the program, for the message that it is ready.
         model_dir: Where the model is, which says how it wants pictures; None for one that sees nothing.
 
     Raises:
         ConfigError: The address is not free, or a key, an origin or what watches the server cannot work.
-        EngineDeadError: The engine process ended.
+        EngineDeadError: The engine process ended; of several, all of them.
         JsgError: What the engine's start raised.
     """
     _give_back_buffers()
     directories = _Directories(tokenizer_dir, model_dir)
     with StartDisplay() as display:
-        client = EngineClient(child, engine, display.show)
+        client = open_engines(children, engine, display.show)
         try:
             telemetry = Telemetry(server, server.served_model_name or public_name(engine.model_path))
             async with telemetry.running():
-                await _serve(client, child, engine, server, telemetry, directories, started_at)
+                await _serve(client, children, engine, server, telemetry, directories, started_at)
         finally:
             await client.close()
 
@@ -106,8 +107,8 @@ class _Directories:
 
 
 async def _serve(
-    client: EngineClient,
-    child: EngineChild,
+    client: ServedEngine,
+    children: Sequence[EngineChild],
     engine: EngineConfig,
     server: ServerConfig,
     telemetry: Telemetry,
@@ -116,7 +117,7 @@ async def _serve(
 ) -> None:
     door = FrontDoor()
     http = _HttpServer(_uvicorn_config(door, server, telemetry))
-    told_to_end = _on_signals(child)  # first: who sees that it listens may tell it to end
+    told_to_end = _on_signals(children)  # first: who sees that it listens may tell it to end
     listener = _listen(server)
     _warn_if_open_to_all(listener, server)
     serving = asyncio.create_task(http.serve([listener]))
@@ -161,7 +162,7 @@ async def _drain(http: "_HttpServer", front: Front) -> None:
 
 
 async def _open(
-    client: EngineClient,
+    client: ServedEngine,
     engine: EngineConfig,
     server: ServerConfig,
     telemetry: Telemetry,
@@ -223,15 +224,16 @@ def _give_back_buffers() -> None:
             libc.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
 
-def _on_signals(child: EngineChild) -> asyncio.Event:
-    """What the first SIGINT or SIGTERM sets; a second one ends both processes on the spot."""
+def _on_signals(children: Sequence[EngineChild]) -> asyncio.Event:
+    """What the first SIGINT or SIGTERM sets; a second one ends all processes on the spot."""
     loop = asyncio.get_running_loop()
     told_to_end = asyncio.Event()
 
     def end(number: int) -> None:
         if told_to_end.is_set():
-            child.kill()
-            child.remove_directory()
+            for child in children:
+                child.kill()
+                child.remove_directory()
             os._exit(SIGNALLED + number)
         told_to_end.set()
 

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from jsg.engine import device
-from jsg.engine.device import Device, Gpu, choose, find_gpus, parse_gpus
+from jsg.engine import device, gpus
+from jsg.engine.device import Device, choose
+from jsg.engine.gpus import Gpu, find_gpus, parse_gpus
 from jsg.errors import MemoryPlanError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -47,7 +48,7 @@ def start_jax(folder: pathlib.Path, **environment: str) -> subprocess.CompletedP
     plugin = folder / "modules" / "jax_plugins" / "spy"
     plugin.mkdir(parents=True)
     (plugin / "__init__.py").write_text(PLUGIN)
-    unset = {"JAX_PLATFORMS", *device.FRACTIONS, device.VISIBLE}
+    unset = {"JAX_PLATFORMS", *device.FRACTIONS, gpus.VISIBLE}
     inherited = {name: value for name, value in os.environ.items() if name not in unset}
     paths = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": f"{folder / 'modules'}:{ROOT}"}
     command = [sys.executable, "-c", START]
@@ -58,7 +59,7 @@ def start_jax(folder: pathlib.Path, **environment: str) -> subprocess.CompletedP
 
 class TestProcess:
     def test_jax_is_shown_the_gpu_with_the_most_free_memory_while_it_starts(self, tmp_path: pathlib.Path):
-        write_nvidia_smi(tmp_path / "bin", f'[ "$1" = "{device.NVIDIA_SMI[1]}" ] && cat <<EOF\n{LISTING}EOF')
+        write_nvidia_smi(tmp_path / "bin", f'[ "$1" = "{gpus.NVIDIA_SMI[1]}" ] && cat <<EOF\n{LISTING}EOF')
         done = start_jax(tmp_path)
         seen, first, second = done.stdout.splitlines()
         assert json.loads(seen) == {"CUDA_VISIBLE_DEVICES": "GPU-bbbb-2", "XLA_CLIENT_MEM_FRACTION": "0.8500"}
@@ -83,7 +84,7 @@ class TestProcess:
     def test_who_wants_no_gpu_is_not_asked_about_one(self, tmp_path: pathlib.Path, environment: dict[str, str]):
         write_nvidia_smi(tmp_path / "bin", f'touch "{tmp_path}/asked"')
         done = start_jax(tmp_path, **environment)
-        assert json.loads(done.stdout.splitlines()[0])["CUDA_VISIBLE_DEVICES"] == environment.get(device.VISIBLE)
+        assert json.loads(done.stdout.splitlines()[0])["CUDA_VISIBLE_DEVICES"] == environment.get(gpus.VISIBLE)
         assert not (tmp_path / "asked").exists()
         assert "NVIDIA" not in done.stderr
 
@@ -133,13 +134,13 @@ class TestChoice:
         other = dataclasses.replace(FREE, index=5, uuid="GPU-other", name="NVIDIA A100", free_bytes=FREE.total_bytes)
         chosen = choose((other, FREE, BUSY), 0.85, {}, 2)
         assert chosen.gpu == BUSY
-        assert chosen.environment[device.VISIBLE] == ",".join(
+        assert chosen.environment[gpus.VISIBLE] == ",".join(
             gpu.uuid for gpu in sorted((FREE, BUSY), key=lambda gpu: gpu.index)
         )
         assert chosen.environment[device.FRACTION] == choose((BUSY,), 0.85, {}).environment[device.FRACTION]
-        named = choose((other, FREE, BUSY), 0.85, {device.VISIBLE: f"{FREE.uuid},{BUSY.uuid}"}, 2)
+        named = choose((other, FREE, BUSY), 0.85, {gpus.VISIBLE: f"{FREE.uuid},{BUSY.uuid}"}, 2)
         assert named.gpu == BUSY and named.environment[device.FRACTION] == chosen.environment[device.FRACTION]
-        assert choose((FREE, BUSY), 0.85, {device.VISIBLE: f"{FREE.uuid},MIG-1"}, 2).gpu is None
+        assert choose((FREE, BUSY), 0.85, {gpus.VISIBLE: f"{FREE.uuid},MIG-1"}, 2).gpu is None
 
     def test_people_are_told_which_memory_is_meant(self):
         one = Device(platform="gpu", kind="NVIDIA H200", gpu=FREE, why="chosen")
@@ -158,17 +159,17 @@ class TestChoice:
 
     @pytest.mark.parametrize(("visible", "gpu"), [("GPU-bbbb", FREE), ("GPU-bbbb-2,GPU-aaaa-1", FREE), ("1", FREE)])
     def test_a_gpu_that_the_user_names_is_known(self, visible: str, gpu: Gpu):
-        chosen = choose((BUSY, FREE), 0.5, {device.VISIBLE: visible})
+        chosen = choose((BUSY, FREE), 0.5, {gpus.VISIBLE: visible})
         assert chosen.gpu == gpu
         assert chosen.environment == {device.FRACTION: "0.5000"}
 
     def test_a_number_is_known_where_cuda_counts_as_nvidia_smi_does(self):
         mixed = (dataclasses.replace(BUSY, name="NVIDIA L4"), FREE)
-        assert choose(mixed, 0.5, {device.VISIBLE: "1"}).gpu is None, "CUDA counts the faster one first"
-        assert choose(mixed, 0.5, {device.VISIBLE: "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).gpu == FREE
-        assert choose((BUSY, FREE), 0.5, {device.VISIBLE: "7"}).gpu is None
+        assert choose(mixed, 0.5, {gpus.VISIBLE: "1"}).gpu is None, "CUDA counts the faster one first"
+        assert choose(mixed, 0.5, {gpus.VISIBLE: "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).gpu == FREE
+        assert choose((BUSY, FREE), 0.5, {gpus.VISIBLE: "7"}).gpu is None
 
     def test_a_limit_of_the_users_is_kept_and_named(self):
         chosen = choose((FREE,), 0.85, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"})
-        assert chosen.environment == {device.VISIBLE: FREE.uuid}
+        assert chosen.environment == {gpus.VISIBLE: FREE.uuid}
         assert "XLA_PYTHON_CLIENT_MEM_FRACTION limits its memory" in chosen.why

@@ -155,6 +155,11 @@ def test_an_unknown_option_is_refused_by_name():
         jsg.Engine(page_sise=16)
 
 
+def test_several_engines_are_the_servers():
+    with pytest.raises(ConfigError, match="jsg serve --dp-size"):
+        jsg.Engine(dp_size=2)
+
+
 def test_a_closed_engine_says_so(compile_cache_dir: str):
     engine = jsg.Engine(max_running_requests=4, chunked_prefill_size=64, compilation_cache_dir=compile_cache_dir)
     running = engine.generate("Hello", GREEDY | {"max_new_tokens": 3000}, stream=True)

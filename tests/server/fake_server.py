@@ -15,14 +15,14 @@ from jsg.errors import JsgError
 def main(argument: str) -> int:
     knobs = json.loads(argument)
     engine, server = EngineConfig(**knobs["engine"]), ServerConfig(**knobs["server"])
-    child = EngineChild.spawn(engine, core="tests.engine.fake_core:FakeCore")
+    children = [EngineChild.spawn(engine, core="tests.engine.fake_core:FakeCore") for _ in range(server.dp_size)]
     logging.basicConfig(level=logging.WARNING)
     from jsg.server.run import serve
 
     status = 0
     try:
         asyncio.run(
-            serve(engine, server, child, tokenizer_dir=Path(knobs["tokenizer_dir"]), started_at=time.monotonic())
+            serve(engine, server, children, tokenizer_dir=Path(knobs["tokenizer_dir"]), started_at=time.monotonic())
         )
     except JsgError as error:
         print(json.dumps({"error": str(error)}), file=sys.stderr)

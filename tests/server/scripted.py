@@ -65,6 +65,10 @@ class ScriptedClient:
     is_alive = True
     is_stalled = False
 
+    @property
+    def engines(self) -> "tuple[ScriptedClient]":
+        return (self,)
+
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.answer = "hello"
         self.finish = END_OF_TEXT

@@ -256,6 +256,7 @@ def test_scrapes_share_one_question_and_the_last_answer_is_kept():
         def __init__(self) -> None:
             self.num_asked = 0
             self.answered = asyncio.Event()
+            self.engines = (self,)
 
         async def stats(self) -> dict[str, int]:
             self.num_asked += 1

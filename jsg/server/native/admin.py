@@ -74,7 +74,10 @@ class RadixQuery(BaseModel):
 
 @router.get("/debug/radix")
 async def radix(query: Annotated[RadixQuery, Query()], caller: CurrentCaller, front: ReadyFront) -> Response:
-    """The shape of the prefix cache: lengths, locks, ages; no text, no tokens, namespaces as digests. For admins."""
+    """The shape of the prefix cache: lengths, locks, ages; no text, no tokens, namespaces as digests. For admins.
+
+    Of several engines under `engines`, in the order of their numbers.
+    """
     _check_admin(caller, "/debug/radix shows what all keys share")
     return json_response(await answer_in_time(front, front.client.dump_cache(query.depth, query.nodes)))
 

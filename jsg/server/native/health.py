@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from jsg import types
-from jsg.engine.client import EngineClient
+from jsg.engine.served import Generating
 from jsg.errors import EngineDeadError, QueueFullError
 from jsg.server.front import FrontDoor, ReadyFront
 from jsg.server.http.event_stream import until_disconnect
@@ -28,7 +28,7 @@ router = new_router()
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 while the engine is warm and gives signs of life, also while the server shuts down; else 503."""
+    """200 while the engine, or one of several, is warm and gives signs of life, in a shutdown too; else 503."""
     door: FrontDoor = request.app.state.door
     return json_response({"status": door.status}, 200 if door.is_healthy else 503)
 
@@ -42,7 +42,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/health_generate")
 async def health_generate(request: Request, front: ReadyFront) -> Response:
-    """200 once the whole engine has made one token, 503 when none comes within `--health-timeout`.
+    """200 once the whole engine, of several one that has least to do, has made a token; 503 after `--health-timeout`.
 
     Probes that come while one runs share its token.
     """
@@ -58,7 +58,7 @@ class EngineProbe:
     def __init__(self) -> None:
         self._running: asyncio.Task[str | None] | None = None
 
-    async def run(self, client: EngineClient, timeout_s: float) -> None:
+    async def run(self, client: Generating, timeout_s: float) -> None:
         """Waits for the token of the probe that runs, or of a new one. That a waiter leaves is nothing to the others.
 
         Raises:
@@ -71,7 +71,7 @@ class EngineProbe:
             raise HTTPException(503, failure, {"Retry-After": "1"})
 
 
-async def _probe(client: EngineClient, timeout_s: float) -> str | None:
+async def _probe(client: Generating, timeout_s: float) -> str | None:
     """None once there is a token, or why there is none. It raises nothing: perhaps nobody waits any more."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -84,7 +84,7 @@ async def _probe(client: EngineClient, timeout_s: float) -> str | None:
     return None
 
 
-async def _makes_token(client: EngineClient) -> bool:
+async def _makes_token(client: Generating) -> bool:
     """False where the queue is full, or somebody aborted everything, this too."""
     request = types.Request(
         rid=uuid.uuid4().hex,

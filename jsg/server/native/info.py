@@ -1,12 +1,14 @@
 """What the server is and how busy it is. Nothing here is a secret, a path or an address."""
 
+import asyncio
 import dataclasses
 from typing import Any
 
 from starlette.responses import Response
 
 import jsg
-from jsg.server.front import Front, ReadyFront, public_name
+from jsg.errors import EngineDeadError
+from jsg.server.front import Front, ReadyFront, public_name, state_of
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.native.engine_call import answer_in_time
@@ -52,27 +54,28 @@ async def chat_template(front: ReadyFront) -> Response:
 @router.get("/server_info")
 @router.get("/get_server_info")
 async def server_info(front: ReadyFront) -> Response:
-    """The knobs, the model, and the engine's counters; no key, no address, and no path of this machine."""
-    stats = await answer_in_time(front, front.client.stats())
+    """The knobs, the model, and the engine's counters; no key, no address, and no path of this machine.
+
+    Of several engines `internal_states` has one for each, with its number and its state.
+    """
     knobs: dict[str, Any] = dataclasses.asdict(front.server_config) | dataclasses.asdict(front.engine_config)
     shown = {name: value for name, value in knobs.items() if name not in HIDDEN_KNOBS} | _names(front)
     state = {"version": jsg.__version__, "model_info": _model_info(front)}
-    return json_response(shown | state | {"internal_states": [stats]})
+    return json_response(shown | state | {"internal_states": await _internal_states(front)})
 
 
 @router.get("/get_load")
 async def load(front: ReadyFront) -> Response:
-    """How busy the one engine is, as routers poll it: its requests, those of them that wait, and tokens in use."""
-    stats = await answer_in_time(front, front.client.stats())
-    waiting = stats["num_waiting"]
+    """How busy each engine is, as routers poll it: its requests, those of them that wait, and tokens in use."""
     return json_response(
         [
             {
-                "dp_rank": 0,
-                "num_reqs": stats["num_running"] + waiting,
-                "num_waiting_reqs": waiting,
+                "dp_rank": number,
+                "num_reqs": stats["num_running"] + stats["num_waiting"],
+                "num_waiting_reqs": stats["num_waiting"],
                 "num_tokens": stats["num_protected_tokens"] + stats["num_uncached_tokens"],
             }
+            for number, stats in (await _stats(front)).items()
         ]
     )
 
@@ -87,6 +90,34 @@ async def weight_version() -> Response:
 async def version() -> Response:
     """The version of jsg."""
     return json_response({"version": jsg.__version__})
+
+
+async def _stats(front: Front) -> dict[int, dict[str, int | float]]:
+    """The counters of each engine that moves, by its number. Raises EngineDeadError where none lives."""
+    engines = front.client.engines
+    if len(engines) == 1:
+        return {0: await answer_in_time(front, engines[0].stats())}
+
+    async def ask(number: int) -> tuple[int, dict[str, int | float] | None]:
+        try:
+            return number, await engines[number].stats()
+        except EngineDeadError:
+            return number, None
+
+    able = [number for number, engine in enumerate(engines) if state_of(engine) == "ok"]
+    told = await answer_in_time(front, asyncio.gather(*map(ask, able)))
+    found = {number: stats for number, stats in told if stats is not None}
+    if not found:
+        raise EngineDeadError("no engine process answers; see /health, and the server's log")
+    return found
+
+
+async def _internal_states(front: Front) -> list[dict[str, Any]]:
+    """The counters of the engine; of several also of those that do not answer, which say only that."""
+    engines, told = front.client.engines, await _stats(front)
+    if len(engines) == 1:
+        return [*told.values()]
+    return [{"engine": i, "state": state_of(engine), **told.get(i, {})} for i, engine in enumerate(engines)]
 
 
 def _model_info(front: Front) -> dict[str, Any]:

@@ -1,14 +1,18 @@
-"""The engine's own counters, as Prometheus families: asked for at each scrape, never waited for long."""
+"""The engine's own counters, as Prometheus families: asked for at each scrape, never waited for long.
+
+Of several engines each is asked, and what they tell is added up under the names that one has. A total keeps what an
+engine has told that is gone, for totals never fall; a gauge is of those that live.
+"""
 
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import final
 
 from prometheus_client.metrics_core import Metric
 
-from jsg.engine.client import EngineClient
+from jsg.engine.served import EngineProcess, ServedEngine
 from jsg.errors import JsgError
 from jsg.server.telemetry.series import Kind, Series
 
@@ -16,12 +20,18 @@ ANSWER_TIMEOUT_S = 1.0
 
 Stats = Mapping[str, int | float]
 
-UP = Series("jsg:engine_up", "gauge", "1 while the engine process works; 0 while it loads or stalls and when it ended.")
+UP = Series(
+    "jsg:engine_up",
+    "gauge",
+    "1 while the engine process, or one of several, works; 0 while it loads or stalls and when it ended.",
+)
 STATS_AGE = Series(
     "jsg:engine_stats_age_seconds",
     "gauge",
     f"How old the engine's values are: more than {ANSWER_TIMEOUT_S:g} when it is busy or stopped.",
 )
+ENGINES = Series("jsg:engines", "gauge", "Engine processes that the server was started with (--dp-size).")
+ENGINES_UP = Series("jsg:engines_up", "gauge", "Those of them that work.")
 CAPACITY = Series("jsg:kv_capacity_tokens", "gauge", "Tokens that the KV pool holds.")
 
 
@@ -140,45 +150,139 @@ ENGINE_SERIES = (
     _plain("jsg:programs_pending", "gauge", "Programs still to be compiled.", "num_programs_pending"),
 )
 
-ALL_SERIES = (UP, CAPACITY, STATS_AGE, *(engine_series.series for engine_series in ENGINE_SERIES))
+_ENGINE = ("engine",)
+DP_UP = Series("jsg:dp_up", "gauge", "1 while this engine works, of several.", _ENGINE)
+DP_ROUTED = Series(
+    "jsg:dp_routed_total",
+    "counter",
+    "Requests that were sent to this engine, of several, and why: it holds most of the prompt (prefix), none holds any "
+    "of it (load), or one that holds more is overloaded (overload).",
+    (*_ENGINE, "reason"),
+)
+
+
+def _of_each(name: str, kind: Kind, text: str, key: str) -> tuple[Series, str]:
+    return Series(f"jsg:dp_{name}", kind, f"{text} of this engine, of several.", _ENGINE), key
+
+
+DP_SERIES = (
+    _of_each("requests_running", "gauge", "Requests in the batch", "num_running"),
+    _of_each("requests_waiting", "gauge", "Requests that wait for the first step", "num_waiting"),
+    _of_each("kv_usage", "gauge", "Part of the KV pool that running requests hold", "kv_usage"),
+    _of_each("cache_hit_rate", "gauge", "Part of all prompt tokens that came from the cache", "cache_hit_rate"),
+    _of_each("prompt_tokens_total", "counter", "Prompt tokens of admitted requests", "prompt_tokens"),
+    _of_each("cached_tokens_total", "counter", "Prompt tokens from the cache", "cached_tokens"),
+    _of_each("generated_tokens_total", "counter", "Tokens made", "generated_tokens"),
+)
+"""What is scraped of each of several engines, and where in its `stats()` it is."""
+
+ALL_SERIES = (
+    *(UP, ENGINES, ENGINES_UP, CAPACITY, STATS_AGE),
+    *(engine_series.series for engine_series in ENGINE_SERIES),
+    *(DP_UP, DP_ROUTED, *(series for series, _ in DP_SERIES)),
+)
+_GAUGES = {
+    key
+    for engine_series in ENGINE_SERIES
+    if engine_series.series.kind == "gauge"
+    for keys in engine_series.keys.values()
+    for key in keys
+}
 
 
 @final
-class EngineStats:
-    """The engine's values as it told them last.
+class _Told:
+    """What one engine told last.
 
     At most one question is under way, however many scrapes want an answer and however long the engine takes.
     """
 
-    def __init__(self, client: EngineClient, now: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is known before the first `refresh`."""
-        self._client = client
+    def __init__(self, engine: EngineProcess, now: Callable[[], float]) -> None:
+        self.engine = engine
+        self.stats: Stats | None = None
         self._now = now
-        self._stats: Stats | None = None
         self._told_at = 0.0
         self._asking: asyncio.Task[None] | None = None
 
-    async def refresh(self, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        """Asks the engine, or waits for the answer that somebody else has asked for; no longer than `timeout_s`."""
+    @property
+    def works(self) -> bool:
+        """Whether it lives and gives signs of life."""
+        return self.engine.is_alive and not self.engine.is_stalled
+
+    @property
+    def age_s(self) -> float:
+        """How long ago it told."""
+        return self._now() - self._told_at
+
+    def ask(self) -> asyncio.Task[None]:
+        """Asks, unless somebody has; the task ends when there is an answer, or will be none."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
-        await asyncio.wait({self._asking}, timeout=timeout_s)
-
-    def families(self) -> Iterator[Metric]:
-        """What is scraped of the engine."""
-        yield UP.family({(): int(self._client.is_alive and not self._client.is_stalled)})
-        yield CAPACITY.family({(): self._client.info.max_total_tokens})
-        if self._stats is None:
-            return
-        yield STATS_AGE.family({(): self._now() - self._told_at})
-        for series in ENGINE_SERIES:
-            family = series.family(self._stats)
-            if family is not None:
-                yield family
+        return self._asking
 
     async def _ask(self) -> None:
         try:
-            self._stats = await self._client.stats()
+            self.stats = await self.engine.stats()
         except JsgError:
             return  # it has ended, or could not tell: what it told last gets older
         self._told_at = self._now()
+
+
+@final
+class EngineStats:
+    """The values of the engines as they told them last."""
+
+    def __init__(self, client: ServedEngine, now: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is known before the first `refresh`."""
+        self._client = client
+        self._each = [_Told(engine, now) for engine in client.engines]
+
+    async def refresh(self, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        """Asks the engines, or waits for the answers that somebody else has asked for; no longer than `timeout_s`."""
+        await asyncio.wait([told.ask() for told in self._each], timeout=timeout_s)
+
+    def families(self) -> Iterator[Metric]:
+        """What is scraped of the engines."""
+        yield UP.family({(): int(self._client.is_alive and not self._client.is_stalled)})
+        yield ENGINES.family({(): len(self._each)})
+        yield ENGINES_UP.family({(): sum(told.works for told in self._each)})
+        living = [told for told in self._each if told.engine.is_alive] or self._each
+        yield CAPACITY.family({(): sum(told.engine.info.max_total_tokens for told in living)})
+        if len(self._each) > 1:
+            yield from self._families_of_each()
+        if all(told.stats is None for told in self._each):
+            return
+        yield STATS_AGE.family({(): max(told.age_s for told in living)})
+        stats = _joined(self._each)
+        for series in ENGINE_SERIES:
+            family = series.family(stats)
+            if family is not None:
+                yield family
+
+    def _families_of_each(self) -> Iterator[Metric]:
+        """By the numbers of the engines."""
+        yield DP_UP.family({(str(number),): int(told.works) for number, told in enumerate(self._each)})
+        routed = self._client.routed.items()
+        yield DP_ROUTED.family({(str(number), reason): count for (number, reason), count in routed})
+        for series, key in DP_SERIES:
+            values = {}
+            for number, told in enumerate(self._each):
+                if told.stats is not None and key in told.stats and (told.engine.is_alive or series.kind == "counter"):
+                    values[str(number),] = told.stats[key]
+            yield series.family(values)
+
+
+def _joined(each: Sequence[_Told]) -> Stats:
+    """The values of all engines as those of one."""
+    if len(each) == 1:
+        return each[0].stats or {}
+    joined: dict[str, int | float] = {}
+    for told in each:
+        for key, value in (told.stats or {}).items():
+            joined[key] = joined.get(key, 0) + (value if told.engine.is_alive or key not in _GAUGES else 0)
+    held = joined.get("num_protected_tokens", 0) + joined.get("num_uncached_tokens", 0)
+    size = held + joined.get("num_free_tokens", 0) + joined.get("num_evictable_tokens", 0)
+    prompt_tokens = joined.get("prompt_tokens", 0)
+    joined["kv_usage"] = held / size if size else 0.0
+    joined["cache_hit_rate"] = joined.get("cached_tokens", 0) / prompt_tokens if prompt_tokens else 0.0
+    return joined

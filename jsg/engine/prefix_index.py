@@ -1,0 +1,180 @@
+"""What an engine's radix tree holds, as far as whoever sends it requests can know. No JAX here.
+
+A prompt is cut into blocks, and a block is named by a digest of its tokens and of all that comes before them, so that
+two prompts share a name exactly where they share a prefix. What changes in the tree what a token is found by changes
+the digest too: the namespace, a position that is not the token's index, the words of an image (`sched/positions.py`).
+"""
+
+import bisect
+import dataclasses
+import hashlib
+import itertools
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+from jsg.types import Request
+
+BLOCK_TOKENS = 32
+"""A shorter shared prefix is not seen, and need not be: computing it takes less than a step."""
+DIGEST_BYTES = 16
+
+Chain = tuple[bytes, ...]
+"""Digests of successive blocks."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PrefixPath:
+    """Where a request's prompt lies in a radix tree.
+
+    Attributes:
+        stem: Of the whole blocks of its tokens; of a joined prompt, of what all its branches have in common.
+        branches: Of each branch of a joined prompt, what is behind the stem.
+    """
+
+    stem: Chain
+    branches: tuple[Chain, ...] = ()
+
+
+@final
+class PrefixIndex:
+    """The blocks that one engine has computed or is about to compute; the least recently used are dropped.
+
+    Invariants: there are at most `max_blocks`. A block was used no later than the one before it in its prompt, so it
+    is dropped first, and what is known of a chain is always its beginning.
+    """
+
+    def __init__(self, max_blocks: int) -> None:
+        """Makes an empty one, for as many blocks as the engine's KV pool holds."""
+        self._max_blocks = max_blocks
+        self._times: OrderedDict[bytes, int] = OrderedDict()  # when each was last used, oldest first
+        self._now = 0
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def match(self, path: PrefixPath) -> int:
+        """How many blocks of a path are known; changes nothing."""
+        num_stem = self._match_chain(path.stem)
+        if num_stem < len(path.stem):
+            return num_stem
+        return num_stem + sum(map(self._match_chain, path.branches))
+
+    def times(self, path: PrefixPath) -> list[int]:
+        """When each of the known blocks of the stem was last used."""
+        return [self._times[block] for block in path.stem[: self._match_chain(path.stem)]]
+
+    def use(self, path: PrefixPath) -> int:
+        """Notes that the engine has, or will have, all blocks of a path. Returns the time of it, above all others."""
+        self._now += 1
+        for chain in (*path.branches, path.stem):
+            for block in reversed(chain):
+                self._times[block] = self._now
+                self._times.move_to_end(block)
+        while len(self._times) > self._max_blocks:
+            self._times.popitem(last=False)
+        return self._now
+
+    def undo(self, path: PrefixPath, time: int, num_known: int) -> None:
+        """Takes back what was noted at that time, unless somebody has used it since.
+
+        Args:
+            path: What was noted.
+            time: What `use` returned.
+            num_known: Blocks of its stem that were known before. Where those are all, the branches stay too, because
+                which of them were known is not.
+        """
+        chains = (path.stem[num_known:], *path.branches) if num_known < len(path.stem) else ()
+        for block in itertools.chain.from_iterable(chains):
+            if self._times.get(block) == time:
+                del self._times[block]
+
+    def forget_until(self, time: int) -> None:
+        """Forgets every block that was last used at that time or before."""
+        while self._times and next(iter(self._times.values())) <= time:
+            self._times.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._times.clear()
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants; for tests."""
+        assert len(self._times) <= self._max_blocks
+        assert all(a <= b for a, b in itertools.pairwise(self._times.values()))
+
+    def _match_chain(self, chain: Chain) -> int:
+        return bisect.bisect_left(chain, True, key=lambda block: block not in self._times)
+
+
+def prefix_path(request: Request) -> PrefixPath:
+    """Where the prompt of a request lies. Takes about 1 µs for each block of 32 tokens."""
+    root = _digest(request.namespace.encode(errors="surrogatepass"))
+    if not request.joined:
+        return PrefixPath(_chain(root, *_row(request, (), 0)))
+    tokens, jumps = np.array(request.input_ids, np.int32), _jumps(request, len(request.input_ids))
+    num_prefix = request.joined[0]
+    stem = _chain(root, tokens[:num_prefix].tobytes(), _shifts(jumps[:num_prefix]))
+    start = len(stem) * BLOCK_TOKENS
+    last = stem[-1] if stem else root
+    branches = []
+    for low, high in itertools.pairwise(request.joined):
+        path = np.concatenate([tokens[start:num_prefix], tokens[low:high]])
+        shifts = np.cumsum(np.concatenate([jumps[:num_prefix], jumps[low:high]]))[start:]
+        branches.append(_chain(last, path.tobytes(), shifts if shifts.any() else None))
+    return PrefixPath(stem, tuple(branches))
+
+
+def answered_path(request: Request, path: PrefixPath, output_ids: Sequence[int]) -> PrefixPath:
+    """The path of a prompt and its answer, of which the last token has never run; as it was for a joined prompt."""
+    if request.joined or len(output_ids) < 2:
+        return path
+    start = len(path.stem) * BLOCK_TOKENS
+    last = path.stem[-1] if path.stem else _digest(request.namespace.encode(errors="surrogatepass"))
+    return PrefixPath(path.stem + _chain(last, *_row(request, output_ids[:-1], start)))
+
+
+def _row(request: Request, output_ids: Sequence[int], start: int) -> tuple[bytes, np.ndarray | None]:
+    """What tokens from `start` on are found by, 4 bytes each, and by how much their positions exceed their indices."""
+    tokens = array("i", request.input_ids[start:])
+    tokens.extend(output_ids)
+    for item in request.media:
+        if item.end > start:
+            low = max(item.start, start)
+            tokens[low - start : item.end - start] = array("i", item.words[low - item.start :].tobytes())
+    if not request.position_jumps:
+        return tokens.tobytes(), None
+    shifts = _shifts(_jumps(request, start + len(tokens)))
+    return tokens.tobytes(), None if shifts is None else shifts[start:]
+
+
+def _jumps(request: Request, size: int) -> np.ndarray:
+    """int64 [size]: by how much the position jumps at each token."""
+    jumps = np.zeros(size, np.int64)
+    for index, extra in request.position_jumps:
+        if index < size:  # the last may be for a token that is not there
+            jumps[index] = extra
+    return jumps
+
+
+def _shifts(jumps: np.ndarray) -> np.ndarray | None:
+    return np.cumsum(jumps) if jumps.any() else None
+
+
+def _chain(root: bytes, tokens: bytes, shifts: np.ndarray | None) -> Chain:
+    """Digests of the whole blocks of tokens that follow what `root` stands for."""
+    size, block, chain = BLOCK_TOKENS * 4, root, []
+    for index, start in enumerate(range(0, len(tokens) - size + 1, size)):
+        content = tokens[start : start + size]
+        if shifts is not None and (moved := shifts[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]).any():
+            content += moved.tobytes()
+        block = _digest(block + content)
+        chain.append(block)
+    return tuple(chain)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()

@@ -1,0 +1,217 @@
+"""`--dp-size` over HTTP: what clients, probes, scrapers and admins see of several engines, around scripted cores."""
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import RunningServer, ServerMaker, check_discreet, is_running, wait_until
+from tests.server.scrape import scrape, scrape_until
+
+SIZE = 2
+PREFIX = list(range(1, 129))
+
+
+@pytest.fixture(scope="module")
+def server(make_server: ServerMaker) -> Iterator[RunningServer]:
+    with make_server(server={"dp_size": SIZE}) as made:
+        yield made
+
+
+@pytest.fixture
+def doomed(make_server: ServerMaker, tmp_path) -> Iterator[RunningServer]:
+    """One whose engines may be killed."""
+    with make_server(server={"dp_size": SIZE}, stderr=tmp_path / "log") as made:
+        yield made
+
+
+def states(server: RunningServer) -> list[dict[str, Any]]:
+    return server.http.get("/get_server_info").json()["internal_states"]
+
+
+def body(ids: list[int], num_tokens: int = 4, **fields: Any) -> dict[str, Any]:
+    return {"input_ids": ids, "sampling_params": {"max_new_tokens": num_tokens}, **fields}
+
+
+def idle(server: RunningServer) -> None:
+    wait_until(lambda: all(state["num_running"] == 0 for state in states(server)))
+
+
+@contextlib.contextmanager
+def streaming(server: RunningServer, ids: list[int]) -> Iterator[Iterator[str]]:
+    """A long answer of which the first event has been read."""
+    with server.http.stream("POST", "/generate", json=body(ids, 800, stream=True)) as response:
+        lines = (line for line in response.iter_lines() if line)
+        next(lines)
+        yield lines
+
+
+class TestShownTogether:
+    def test_info_has_each_engine(self, server: RunningServer):
+        info = server.http.get("/get_server_info").json()
+        assert info["dp_size"] == SIZE
+        assert [(state["engine"], state["state"]) for state in info["internal_states"]] == [(0, "ok"), (1, "ok")]
+        one = info["model_info"]["max_total_tokens"] // SIZE
+        assert info["model_info"]["max_request_tokens"] <= one
+        assert server.http.get("/health").json() == {"status": "ok"}
+
+    def test_requests_are_shared_out(self, server: RunningServer):
+        before = [state["num_added"] for state in states(server)]
+        for seed in range(10):
+            answer = server.http.post("/generate", json=body([seed + 1, 200 + seed])).json()
+            assert answer["output_ids"] == [seed + 1, 200 + seed] * 2
+        assert [state["num_added"] - n for state, n in zip(states(server), before, strict=True)] == [5, 5]
+        assert [row["dp_rank"] for row in server.http.get("/get_load").json()] == [0, 1]
+
+    def test_answers_to_one_prompt_share_its_prefix(self, server: RunningServer):
+        idle(server)
+        before = [state["num_added"] for state in states(server)]
+        prompt = body([300, *PREFIX]) | {"sampling_params": {"max_new_tokens": 4, "n": 4}}
+        answers = server.http.post("/generate", json=prompt).json()
+        assert len(answers) == 4
+        assert sorted(state["num_added"] - n for state, n in zip(states(server), before, strict=True)) == [0, 4]
+
+    def test_metrics_are_sums_with_each_engine_beside_them(self, server: RunningServer):
+        for seed in range(2):
+            server.http.post("/generate", json=body([seed + 1, 100 + seed]))
+        idle(server)
+        result, told = scrape(server.http), states(server)
+        for name, key in (("prompt_tokens", "prompt_tokens"), ("generated_tokens", "generated_tokens")):
+            total = sum(state[key] for state in told)
+            assert result.get(f"jsg:engine_{name}_total") == total > 0
+            assert result.by(f"jsg:dp_{name}_total", "engine") == {str(i): state[key] for i, state in enumerate(told)}
+        hits = sum(s["cached_tokens"] for s in told) / sum(s["prompt_tokens"] for s in told)
+        assert result.get("jsg:cache_hit_rate") == pytest.approx(hits)
+        assert (result.get("jsg:engines"), result.get("jsg:engines_up"), result.get("jsg:engine_up")) == (2, 2, 1)
+        assert result.by("jsg:dp_up", "engine") == {"0": 1, "1": 1}
+        routed = sum(result.by("jsg:dp_routed_total", "reason").values())
+        assert routed == sum(state["num_added"] for state in told)
+        with streaming(server, [1, 2]), streaming(server, [3, 4]):
+            result = scrape(server.http)
+            assert result.get("jsg:requests_running") == 2
+            assert result.by("jsg:dp_requests_running", "engine") == {"0": 1, "1": 1}
+        scrape_until(server.http, lambda result: result.get("jsg:requests_running") == 0)
+
+    def test_caches(self, server: RunningServer):
+        idle(server)
+        shown = server.http.get("/debug/radix").json()["engines"]
+        assert [one["num_cached_tokens"] > 0 for one in shown] == [True, True]
+        assert server.http.post("/flush_cache").status_code == 200
+        shown = server.http.get("/debug/radix").json()["engines"]
+        assert [one["num_cached_tokens"] for one in shown] == [0, 0]
+
+    def test_aborting_by_name_and_all(self, server: RunningServer):
+        with contextlib.ExitStack() as clients:
+            for seed in range(4):
+                sent = server.send("/generate", body([seed, 7], 900, rid=f"r{seed}"))
+                clients.enter_context(contextlib.closing(sent))
+            wait_until(lambda: [state["num_running"] for state in states(server)] == [2, 2])
+            assert server.http.post("/abort_request", json={"rid": "r3"}).json()["aborted"] == 1
+            assert server.http.post("/abort_request", json={"abort_all": True}).json()["aborted"] == 3
+            idle(server)
+
+    def test_programs_run_on_it(self, server: RunningServer):
+        chosen = server.http.post("/select", json={"prompt": "ab", "choices": ["a", "bc"]})
+        assert chosen.status_code == 200, chosen.text
+        assert server.http.get("/health_generate").status_code == 200
+
+
+class TestDeath:
+    def test_one_of_two(self, doomed: RunningServer, tmp_path):
+        """Its streams end with an error, the others go on, probes and metrics say so; then the last one dies."""
+        server, pids = doomed, [state["pid"] for state in states(doomed)]
+        for seed in range(4):
+            server.http.post("/generate", json=body([seed + 1, 200 + seed]))
+        before = scrape(server.http)
+        with streaming(server, [1, 2]) as first, streaming(server, [3, 4]) as second:
+            running = [state["num_running"] for state in states(server)]
+            assert running == [1, 1]
+            os.kill(pids[0], signal.SIGKILL)
+            last = {lines: [*lines][-2:] for lines in (first, second)}
+        errors = [line for lines in last.values() for line in lines if '"error"' in line]
+        (error,) = (json.loads(line.removeprefix("data: "))["error"] for line in errors)
+        assert "send it again" in error["message"]
+        check_discreet(json.dumps(error))
+        for path in ("/health", "/ready"):
+            assert (server.http.get(path).status_code, server.http.get(path).json()) == (200, {"status": "degraded"})
+        assert server.http.post("/generate", json=body([9, 8])).json()["output_ids"] == [9, 8, 9, 8]
+        self.check_told(server, pids, before)
+        assert "engine 0 of 2" in (tmp_path / "log").read_text()
+
+        os.kill(pids[1], signal.SIGKILL)
+        wait_until(lambda: server.http.get("/health").status_code == 503)
+        assert server.http.get("/health").json() == {"status": "dead"}
+        assert server.http.get("/get_server_info").status_code == 503
+        assert server.end()[0] == 2
+
+    def check_told(self, server: RunningServer, pids: list[int], before: Any) -> None:
+        told = states(server)
+        assert (told[0], told[1]["state"], told[1]["pid"]) == ({"engine": 0, "state": "dead"}, "ok", pids[1])
+        assert [row["dp_rank"] for row in server.http.get("/get_load").json()] == [1]
+        after = scrape(server.http)
+        assert (after.get("jsg:engines"), after.get("jsg:engines_up"), after.get("jsg:engine_up")) == (2, 1, 1)
+        assert [after.get("jsg:dp_up", engine=number) for number in "01"] == [0, 1]
+        assert after.get("jsg:kv_capacity_tokens") == before.get("jsg:kv_capacity_tokens") / 2
+        name = "jsg:engine_prompt_tokens_total"
+        assert after.get(name) > before.get(name), "a total never falls"
+        shown = server.http.get("/debug/radix").json()["engines"]
+        assert shown[0] is None
+        assert shown[1]["num_cached_tokens"] > 0
+
+    def test_what_has_told_nothing_goes_over(self, make_server: ServerMaker):
+        engine = {"max_running_requests": 1}
+        with make_server(server={"dp_size": SIZE}, engine=engine) as server, contextlib.ExitStack() as clients:
+            pids = [state["pid"] for state in states(server)]
+            for ids in ([1, 2], [3, 4]):
+                clients.enter_context(contextlib.closing(server.send("/generate", body(ids, 400, stream=True))))
+            wait_until(lambda: [state["num_running"] for state in states(server)] == [1, 1])
+            waiting = [server.send("/generate", body([20 + seed, 5])) for seed in range(6)]
+            wait_until(lambda: sum(state["num_waiting"] for state in states(server)) == 6)
+            os.kill(pids[1], signal.SIGKILL)
+            for seed, connection in enumerate(waiting):
+                with contextlib.closing(connection):
+                    response = connection.getresponse()
+                    assert response.status == 200
+                    assert json.loads(response.read())["output_ids"] == [20 + seed, 5, 20 + seed, 5]
+
+    def test_a_stalled_one_gets_nothing_new(self, doomed: RunningServer):
+        server, pids = doomed, [state["pid"] for state in states(doomed)]
+        os.kill(pids[0], signal.SIGSTOP)
+        try:
+            wait_until(lambda: server.http.get("/health").json() == {"status": "degraded"})
+            for seed in range(4):
+                assert server.http.post("/generate", json=body([seed, 6])).status_code == 200
+            assert states(server)[0] == {"engine": 0, "state": "stalled"}
+            assert scrape(server.http).get("jsg:engines_up") == 1
+        finally:
+            os.kill(pids[0], signal.SIGCONT)
+        wait_until(lambda: server.http.get("/health").json() == {"status": "ok"})
+
+    def test_a_second_signal_ends_all_of_them(self, make_server: ServerMaker):
+        with make_server(server={"dp_size": SIZE, "shutdown_timeout": 60}) as server:
+            pids = [state["pid"] for state in states(server)]
+            with contextlib.closing(server.send("/generate", body([1], 1000))):
+                wait_until(lambda: sum(state["num_running"] for state in states(server)) == 1)
+                server.process.terminate()
+                wait_until(lambda: server.http.get("/ready").status_code == 503)
+                server.process.terminate()
+                assert server.end()[0] == 128 + signal.SIGTERM
+            wait_until(lambda: not any(map(is_running, pids)))
+
+    def test_they_end_in_order_and_with_the_front(self, make_server: ServerMaker):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with make_server(server={"dp_size": SIZE}) as server:
+                pids = [state["pid"] for state in states(server)]
+                server.process.send_signal(number)
+                assert server.end()[0] == (0 if number == signal.SIGTERM else -number)
+                wait_until(lambda pids=pids: not any(map(is_running, pids)))
+
+
+def test_one_engine_shows_nothing_of_this(make_server: ServerMaker):
+    with make_server() as server:
+        assert "engine" not in states(server)[0]
+        assert "jsg:dp_" not in server.http.get("/metrics").text

@@ -1,0 +1,102 @@
+"""Two real engines behind one address answer as one does, and share the work."""
+
+import concurrent.futures
+import os
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bench.served import engines_of
+from tests.server.conftest import RunningServer, ServerMaker
+from tests.server.scrape import scrape
+
+pytestmark = pytest.mark.slow
+
+NUM_REQUESTS = 400
+EXACT = ("--deterministic", "--chunked-prefill-size", "64")
+GREEDY = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 4}
+
+
+def ids_of(seed: int, size: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(256) for _ in range(size)]
+
+
+def bodies(count: int, shared_len: int) -> list[dict[str, Any]]:
+    shared = ids_of(-1, shared_len)
+    sizes = random.Random(1)
+    return [
+        {"input_ids": shared + ids_of(seed, sizes.randrange(16, 96)), "sampling_params": GREEDY}
+        for seed in range(count)
+    ]
+
+
+def answer_all(server: RunningServer, asked: list[dict[str, Any]]) -> list[Any]:
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        return [response.json() for response in pool.map(lambda body: server.http.post("/generate", json=body), asked)]
+
+
+@pytest.fixture(scope="module")
+def two(make_real_server: ServerMaker) -> Iterator[RunningServer]:
+    with make_real_server("--dp-size", "2", *EXACT) as server:
+        yield server
+
+
+def states(server: RunningServer) -> list[dict[str, Any]]:
+    return server.http.get("/get_server_info").json()["internal_states"]
+
+
+def test_greedy_answers_are_those_of_one_engine(two: RunningServer, make_real_server: ServerMaker):
+    asked = bodies(40, 200)
+    with make_real_server(*EXACT) as one:
+        expected = [answer["output_ids"] for answer in answer_all(one, asked)]
+    assert [answer["output_ids"] for answer in answer_all(two, asked)] == expected
+
+
+def test_without_shared_prefixes_engines_do_as_much(two: RunningServer):
+    before, asked = states(two), bodies(NUM_REQUESTS, 0)
+    lists = [asked[start : start + 100] for start in range(0, NUM_REQUESTS, 100)]  # so that no engine is ever idle
+    answers = answer_all(two, [part[0] | {"input_ids": [body["input_ids"] for body in part]} for part in lists])
+    assert all(len(answer["output_ids"]) == 4 for part in answers for answer in part)
+    for key in ("prompt_tokens", "generated_tokens"):
+        counts = [after[key] - b[key] for after, b in zip(states(two), before, strict=True)]
+        mean = sum(counts) / 2
+        assert all(abs(count - mean) <= 0.2 * mean for count in counts), (key, counts)
+
+
+def test_a_shared_prefix_is_computed_once_or_once_for_each(two: RunningServer):
+    """Of 64 prompts with 512 common tokens, two engines find at most one prefix less than one engine would."""
+    shared = ids_of(-5, 512)
+    asked = [{"input_ids": shared + ids_of(seed, 32), "sampling_params": GREEDY} for seed in range(64)]
+    answers = answer_all(two, asked)
+    cached = sum(answer["meta_info"]["cached_tokens"] for answer in answers)
+    assert cached / (64 * 544) >= 0.95 * 63 * 512 / (64 * 544)
+
+
+def test_a_chat_goes_on_where_it_is_cached(two: RunningServer):
+    said, known = ids_of(-7, 100), 1
+    for turn in range(6):
+        body = {"input_ids": said, "sampling_params": GREEDY | {"max_new_tokens": 40}}
+        told = two.http.post("/generate", json=body).json()
+        assert told["meta_info"]["cached_tokens"] >= known - 1
+        known = len(said) + 40
+        said = said + told["output_ids"] + ids_of(turn, 20)
+
+
+def test_one_dies_and_the_other_goes_on(make_real_server: ServerMaker):
+    with make_real_server("--dp-size", "2") as server, concurrent.futures.ThreadPoolExecutor(32) as pool:
+        asked = bodies(60, 0)
+        alone = [server.http.post("/generate", json=body).json()["output_ids"] for body in asked[:10]]
+        engines = engines_of(server.process.pid)
+        answers = [pool.submit(server.http.post, "/generate", json=body) for body in asked]
+        while scrape(server.http).get("jsg:requests_running") < 2:
+            pass
+        os.kill(engines[0], signal.SIGKILL)
+        statuses = [answer.result().status_code for answer in answers]
+        assert set(statuses) <= {200, 503}
+        assert statuses.count(200) >= 30, "those that waited went over"
+        assert [server.http.post("/generate", json=body).json()["output_ids"] for body in asked[:10]] == alone
+        assert server.http.get("/health").json() == {"status": "degraded"}
