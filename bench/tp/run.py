@@ -100,10 +100,14 @@ def measure(report: Report, name: str, num_devices: int) -> None:
         check(config, step, found, num_devices)
         floor_ms = cost.floor_ms(RATES)
         times = [1e3 * sum(each) for each in zip(*(c.seconds(num_devices) for c in found), strict=True)] or [0.0, 0.0]
+        two_hosts = [
+            1e3 * sum(each) for each in zip(*(c.seconds_on_two_hosts(num_devices) for c in found), strict=True)
+        ]
         report.add(
             f"{name}, {num_devices} devices: {step.name}",
             "ms",
             [floor_ms + each for each in times],
+            on_two_hosts_ms=[round(floor_ms + each, 3) for each in two_hosts],
             kind="step",
             model=name,
             devices=num_devices,

@@ -9,7 +9,7 @@ import pytest
 from bench import plot_tp
 from bench.tp import run
 from bench.tp.compiled import collectives
-from bench.tp.interconnect import PAIR_LATENCY_S, RING_BYTES_PER_S, Collective
+from bench.tp.interconnect import NETWORK_LATENCY_S, PAIR_LATENCY_S, RING_BYTES_PER_S, Collective
 
 HLO = """
   %a = bf16[32,4096]{1,0} all-reduce(%x), replica_groups={{0,1,2,3}}
@@ -32,6 +32,14 @@ def test_one_device_needs_no_time():
 def test_much_data_takes_what_a_ring_carries(kind: str, rounds: int):
     for seconds in Collective(kind, 10**12, 3).seconds(4):
         assert seconds == pytest.approx(3 * rounds * 3 / 4 * 1e12 / RING_BYTES_PER_S, rel=1e-4)
+
+
+def test_two_hosts_exchange_inside_each_and_over_the_network_of_every_gpu():
+    one_each = Collective("all-reduce", 47 * 10**9, 2).seconds_on_two_hosts(2)
+    assert one_each == pytest.approx((2.0, 2.0), rel=1e-3)  # one second each, and nothing inside
+    four_each = Collective("all-reduce", 47 * 10**9).seconds_on_two_hosts(8)
+    inside = Collective("all-reduce", 47 * 10**9).seconds(4)
+    assert four_each == pytest.approx([each + 0.25 + NETWORK_LATENCY_S for each in inside])
 
 
 def test_little_takes_a_latency_which_grows_with_the_ring():
