@@ -1,5 +1,6 @@
 """`jsg serve` on two hosts, which are two processes on loopback: what clients see, and what ends the other host."""
 
+import base64
 import contextlib
 import dataclasses
 import json
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from jsg.engine.hosts.watch import HOST_LOST
+from tests.engine.parallel_embedded import square
 from tests.server.battery import engine_pid
 from tests.server.conftest import RunningServer, free_port, running, wait_until
 from tests.server.real_model import write_real_model
@@ -49,9 +51,14 @@ def make_hosts(model: Path, tmp_path: Path, compile_cache_dir: str) -> Callable[
     """Starts both; `program` is what runs the follower, and `before` is called before it is started."""
 
     @contextlib.contextmanager
-    def make(*options: str, program: tuple[str, ...] = ("jsg.cli",), before: Callable[[list[str]], None] | None = None):
+    def make(
+        *options: str,
+        served: str = str(model),
+        program: tuple[str, ...] = ("jsg.cli",),
+        before: Callable[[list[str]], None] | None = None,
+    ):
         address = f"{ADDRESS}:{free_port()}"
-        command = ["serve", str(model), "--port", "0", "--compilation-cache-dir", compile_cache_dir, *FEW_PROGRAMS]
+        command = ["serve", served, "--port", "0", "--compilation-cache-dir", compile_cache_dir, *FEW_PROGRAMS]
         command += ["--tp-size", "2", "--nnodes", "2", "--dist-init-addr", address, "--dist-timeout", "5", *options]
         said = tmp_path / "follower.txt"
         with running(["-m", "jsg.cli", *command, "--node-rank", "0"], wait=False) as leader, said.open("w") as output:
@@ -118,6 +125,15 @@ def test_two_hosts_serve_together_and_end_together(make_hosts):
         assert hosts.exit_status_of_leader() == 0
         assert hosts.follower.wait(END_S) == 0
         assert "Traceback" not in hosts.said.read_text()
+
+
+@pytest.mark.slow
+def test_two_hosts_look_at_a_picture(make_hosts):
+    picture = base64.b64encode(square()).decode()
+    question = "<image>\nWhat color is the square?"
+    body = {"text": question, "image_data": picture, "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
+    with make_hosts("--max-total-tokens", "2048", served="tiny-vision") as hosts:
+        assert hosts.leader.http.post("/generate", json=body, timeout=60).json()["text"] == " Red."
 
 
 def kill(hosts: Hosts) -> None:

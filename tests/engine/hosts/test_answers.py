@@ -46,6 +46,15 @@ def test_the_tokens_are_those_of_one_process(tmp_path: Path, compile_cache_dir: 
 
 
 @pytest.mark.slow
+def test_a_host_has_experts_of_its_own(tmp_path: Path, compile_cache_dir: str):
+    write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
+    common = {"variant": "mixtral", "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
+    (alone,) = answers([{**common, "tp_size": 1, "knobs": {}}])
+    together = answers_of_hosts({**common, "tp_size": 2, "knobs": {"ep_size": 2}})
+    assert together["tokens"] == alone["tokens"]
+
+
+@pytest.mark.slow
 def test_8_bits_pages_and_retracts(tmp_path: Path, compile_cache_dir: str):
     variant = "llama_biases"
     write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
