@@ -1,67 +1,100 @@
 """One parameter of tensors of a checkpoint; of a parameter that devices share out, each device's slice by itself.
 
-A device that holds a slice needs a slice of each tensor, and only that is read: so a host holds what its devices hold
-and the tensors of one parameter more, however large the model is. See `Origin` for how tensors become a parameter.
+A device that holds a slice needs a slice of each tensor, and only that is read. On a CPU the parameter's own memory is
+filled in place (`in_place.py`); on an accelerator tensors are sent one by one and turned and joined there. So a host
+holds what its devices hold of it and one tensor more, however many tensors make a parameter. See `Origin`.
 """
 
-import math
-from collections.abc import Callable
+import concurrent.futures
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jsg.models.layers import Origin, Source
+from jsg.models.in_place import fill
+from jsg.models.layers import Origin
+from jsg.models.places import Reader, Span, heads_of, source_slices
 from jsg.models.quantise import Quantised, quantise
 from jsg.models.tensor_parallel import place
 
-Span = tuple[int, int]
-"""First index and the one after the last, along the axis that devices share out."""
-Read = Callable[[Source, tuple[slice, ...]], Array]
-"""What gives a slice of a tensor, in the axes that the file has."""
 
-
-def assemble(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, read: Read) -> Array | Quantised:
+def assemble(
+    declared: jax.ShapeDtypeStruct | Quantised,
+    origin: Origin,
+    reader: Reader,
+    pool: concurrent.futures.Executor,
+    *,
+    is_in_place: bool,
+) -> Array | Quantised:
     """The value of a parameter, on the default device or where its declaration says.
 
-    Each tensor is rounded before the next is read. Where devices share out what a scale belongs to, none of them has
-    all the numbers that decide it, so it is made whole first.
+    Each number is rounded once, to the type that is declared. Where devices share out what a scale belongs to, none of
+    them has all the numbers that decide it, so there whole rows are read.
 
     A group of devices that has experts of its own takes their sources only.
 
     Args:
         declared: Shapes, types and shardings of the value.
         origin: The tensors it is made of.
-        read: Reads them.
+        reader: Reads them.
+        pool: Reads pieces at the same time.
+        is_in_place: Whether the host's memory is the devices' own, as it is of a CPU.
+
+    Raises:
+        ModelError: A tensor cannot be read, or not be rounded to 8 bits.
     """
-    numbers, *scale = jax.tree.leaves(declared)
-    axis = origin.split_axis
-    if numbers.sharding is None:
-        return _part(declared, origin, read, None)
-    is_cut = axis is not None and numbers.sharding.shard_shape(numbers.shape)[axis] < numbers.shape[axis]
-    if axis is None or (is_cut and any(each.shape[axis] == 1 for each in scale)):
-        whole = _part(declared, origin, read, None)
-        return jax.tree.map(lambda value, shape: place(value, shape.sharding), whole, declared)
-    parts = []
-    for device, index in numbers.sharding.addressable_devices_indices_map(numbers.shape).items():
-        spans = [each.indices(size)[:2] for each, size in zip(index, numbers.shape, strict=True)]
-        with jax.default_device(device):
-            parts.append(_part(*_own_experts(declared, origin, spans), read, spans[axis] if is_cut else None))
-    return jax.tree.map(
-        lambda shape, *arrays: jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, list(arrays)),
-        declared,
-        *parts,
+    leaves, axis, tree = jax.tree.leaves(declared), origin.split_axis, jax.tree.structure(declared)
+    numbers, *scales = leaves
+
+    def make(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, spans: Sequence[Span | None]) -> list[Any]:
+        if is_in_place:
+            return fill(declared, origin, reader, pool, spans)
+        return [_sent(declared, origin, reader, span) for span in spans]
+
+    is_cut = _is_cut(numbers, axis)
+    if (
+        numbers.sharding is None
+        or axis is None
+        or (is_cut and not is_in_place and any(scale.shape[axis] == 1 for scale in scales))
+    ):
+        (whole,) = make(declared, origin, [None])
+        return tree.unflatten([place(x, leaf.sharding) for x, leaf in zip(whole, leaves, strict=True)])
+    groups: dict[Span | None, dict[Any, Span | None]] = {}  # devices, by the experts that they have
+    places = numbers.sharding.addressable_devices_indices_map(numbers.shape)
+    for device, index in places.items():
+        spans: list[Span] = [each.indices(size)[:2] for each, size in zip(index, numbers.shape, strict=True)]
+        experts = None if origin.expert_axis is None else spans[origin.expert_axis]
+        groups.setdefault(experts, {})[device] = spans[axis] if is_cut else None
+    parts: dict[Any, list[Array]] = {}
+    for experts, members in groups.items():
+        own = _own_experts(declared, origin, experts)
+        for device, arrays in zip(members, make(*own, list(members.values())), strict=True):
+            parts[device] = [jax.device_put(x, device) for x in arrays]
+    return tree.unflatten(
+        [
+            jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, list(arrays))
+            for leaf, *arrays in zip(leaves, *(parts[device] for device in places), strict=True)
+        ]
     )
 
 
+def _is_cut(numbers: jax.ShapeDtypeStruct, axis: int | None) -> bool:
+    """Whether devices, or those of a group, share out this axis."""
+    if numbers.sharding is None or axis is None:
+        return False
+    return numbers.sharding.shard_shape(numbers.shape)[axis] < numbers.shape[axis]
+
+
 def _own_experts(
-    declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, spans: list[Span]
+    declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, experts: Span | None
 ) -> tuple[jax.ShapeDtypeStruct | Quantised, Origin]:
-    """The shape and the origin of the experts in the spans of a device, as if there were no others."""
+    """The shape and the origin of these experts, as if there were no others; of a parameter without, as they are."""
     axis = origin.expert_axis
-    if axis is None:
+    if axis is None or experts is None:
         return declared, origin
-    first, last = spans[axis]
+    first, last = experts
 
     def own(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*x.shape[:axis], last - first, *x.shape[axis + 1 :]), x.dtype)
@@ -69,40 +102,23 @@ def _own_experts(
     return jax.tree.map(own, declared), origin._replace(sources=origin.sources[first:last])
 
 
-def _part(
-    declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, read: Read, span: Span | None
-) -> Array | Quantised:
-    """The indices `span` of a parameter, or all of it."""
-    shape = jax.tree.leaves(declared)[0].shape
-    tensors = (read(source, _slices(source, origin, shape, span)) for source in origin.sources)
-    if not isinstance(declared, Quantised):
-        return _joined(shape, origin, [tensor.astype(declared.dtype) for tensor in tensors], span)
-    parts = [
-        quantise(tensor, source.name, declared.values.dtype)
-        for source, tensor in zip(origin.sources, tensors, strict=True)
+def _sent(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, reader: Reader, span: Span | None) -> list[Array]:
+    """The leaves of the indices `span` of a parameter, or of all of it, made on the default device."""
+    shape, parts = jax.tree.leaves(declared)[0].shape, []
+    for source in origin.sources:
+        tensor = reader.read(source, source_slices(source, origin, shape, span))
+        # Turned there; but what the file has turned already goes as it lies.
+        is_turned = origin.transposed and tensor.ndim > 1 and tensor.flags.f_contiguous
+        sent = jnp.asarray(tensor.T).T if is_turned else jnp.asarray(tensor)
+        if isinstance(declared, Quantised):
+            part = list(quantise(sent, source.name, declared.values.dtype))
+        else:
+            part = [sent.astype(declared.dtype)]
+        parts.append(jax.block_until_ready(part))  # else tensors pile up on the host that are still being sent
+    return [
+        _joined(leaf.shape, origin, list(tensors), span)
+        for leaf, *tensors in zip(jax.tree.leaves(declared), *parts, strict=True)
     ]
-    return Quantised(
-        _joined(shape, origin, [part.values for part in parts], span),
-        _joined(declared.scale.shape, origin, [part.scale for part in parts], span),
-    )
-
-
-def _slices(source: Source, origin: Origin, shape: tuple[int, ...], span: Span | None) -> tuple[slice, ...]:
-    """What of the file's tensor makes the indices `span` of the parameter's shared axis: a slice of one of its axes."""
-    axis, whole = origin.split_axis, (slice(None),) * len(source.shape)
-    if span is None or axis is None:
-        return whole
-    if axis == origin.join_axis - 1:
-        span = _heads(source, span)
-    view = list(shape)  # how the tensor fills the parameter's axes
-    view[origin.join_axis - 1] //= source.repeats
-    view[origin.join_axis] = 1
-    view[origin.join_axis] = math.prod(source.shape) // math.prod(view)
-    sides = source.shape[::-1] if origin.transposed else source.shape
-    side = next(i for i in range(len(sides)) if math.prod(sides[:i]) == math.prod(view[:axis]))
-    width = sides[side] // view[axis]
-    side = len(sides) - 1 - side if origin.transposed else side
-    return (*whole[:side], slice(span[0] * width, span[1] * width), *whole[side + 1 :])
 
 
 def _joined(shape: tuple[int, ...], origin: Origin, tensors: list[Array], span: Span | None) -> Array:
@@ -115,7 +131,7 @@ def _joined(shape: tuple[int, ...], origin: Origin, tensors: list[Array], span: 
     parts = []
     for source, tensor in zip(origin.sources, tensors, strict=True):
         view = [*local[:join], -1, *local[join + 1 :]]
-        first, last = _heads(source, heads)
+        first, last = heads_of(source, heads)
         if source.repeats > 1:
             view[join - 1] = last - first
         part = (tensor.T if origin.transposed else tensor).reshape(view)
@@ -123,8 +139,3 @@ def _joined(shape: tuple[int, ...], origin: Origin, tensors: list[Array], span: 
             part = jnp.take(part, jnp.arange(*heads) // source.repeats - first, join - 1)
         parts.append(part)
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, join)
-
-
-def _heads(source: Source, span: Span) -> Span:
-    """Those of the source that stand in these places of the parameter."""
-    return span[0] // source.repeats, -(-span[1] // source.repeats)

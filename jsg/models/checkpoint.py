@@ -1,13 +1,16 @@
-"""A directory of safetensors files as one collection of named tensors. No JAX.
+"""The checkpoint of a model directory as one collection of named tensors: safetensors, or orbax. No JAX.
 
 All is validated before the first tensor is read: the safetensors library checks each header (its length, the offsets,
-that the data fills the file), and `require` that names, shapes and types are those the model needs.
+that the data fills the file), `orbax_checkpoint.py` what orbax has written, and `require` that names, shapes and types
+are those the model needs.
 """
 
 import contextlib
+import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import ml_dtypes  # noqa: F401 # teaches numpy bfloat16, which safetensors asks it for
 import numpy as np
@@ -23,18 +26,44 @@ IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 """Tensors that old checkpoints hold and no model needs, for they are computed."""
 
 
-class Checkpoint:
-    """Tensors by name, read one at a time from memory-mapped files. Made by `open_checkpoint`.
+PIECE_BYTES = 2**20 - 2**14
+"""Of a tensor that is read at once. Below 1 MiB, so that `host_memory.freed_at_once` lets malloc use it again."""
+
+
+@runtime_checkable  # the test run checks arguments
+class StoredTensor(Protocol):
+    """One tensor in a file. Threads read at the same time.
 
     Attributes:
-        num_bytes_read: Of all tensors and slices so far.
+        shape: Its shape.
+        dtype: Its type, as safetensors calls it.
     """
 
-    def __init__(self, files: Mapping[str, Any], rename: Callable[[str], str] = str):
-        """Takes the open safetensors file of each tensor name, and what each is called from here on."""
+    shape: tuple[int, ...]
+    dtype: str
+
+    def read(self, slices: tuple[slice, ...]) -> np.ndarray:
+        """A slice along any axes, in any order in memory; changes nothing. Raises ModelError where it is damaged."""
+        ...
+
+    def piece(self) -> tuple[int, int]:
+        """Axis, and how many indices of it the file holds side by side; changes nothing."""
+        ...
+
+
+class Checkpoint:
+    """Tensors by name, read slice by slice. Made by `open_checkpoint`.
+
+    Attributes:
+        num_bytes_read: Of all slices so far.
+    """
+
+    def __init__(self, tensors: Mapping[str, StoredTensor], rename: Callable[[str], str] = str):
+        """Takes each tensor by its stored name, and what each is called from here on."""
         self.num_bytes_read = 0
-        self._stored = {rename(name): (file, name) for name, file in files.items()}
-        if len(self._stored) != len(files):
+        self._lock = threading.Lock()
+        self._stored = {rename(name): (name, tensor) for name, tensor in tensors.items()}
+        if len(self._stored) != len(tensors):
             raise ModelError("the checkpoint names a tensor twice, in the old way and in the new one; save it again")
 
     def require(self, shapes: Mapping[str, tuple[int, ...]], ignored: frozenset[str] = frozenset()) -> None:
@@ -57,25 +86,56 @@ class Checkpoint:
                     "is it the one of this config.json?"
                 )
         for name, shape in shapes.items():
-            file, stored = self._stored[name]
-            header = file.get_slice(stored)
-            if tuple(header.get_shape()) != shape:
+            _, tensor = self._stored[name]
+            if tensor.shape != shape:
                 raise ModelError(
-                    f"{name} must have the shape {list(shape)} by config.json, but has {header.get_shape()}"
+                    f"{name} must have the shape {list(shape)} by config.json, but has {list(tensor.shape)}"
                 )
-            if header.get_dtype() not in DTYPES:
+            if tensor.dtype not in DTYPES:
                 raise ModelError(
-                    f"{name} must be one of {', '.join(DTYPES)}, but is {header.get_dtype()}; "
+                    f"{name} must be one of {', '.join(DTYPES)}, but is {tensor.dtype}; "
                     "quantised checkpoints are not supported"
                 )
 
     def read(self, name: str, slices: tuple[slice, ...] = ()) -> np.ndarray:
-        """A copy of one tensor, or of a slice along its first axes, in the type the file has."""
-        file, stored = self._stored[name]
-        is_whole = all(each == slice(None) for each in slices)
-        tensor = file.get_tensor(stored) if is_whole else file.get_slice(stored)[slices]
-        self.num_bytes_read += tensor.nbytes
-        return tensor
+        """One tensor, or a slice along its first axes, in the type the file has. Threads may call it at the same time.
+
+        Raises:
+            ModelError: What is read is damaged; the message names the tensor.
+        """
+        _, tensor = self._stored[name]
+        numbers = tensor.read((*slices, *(slice(None),) * (len(tensor.shape) - len(slices))))
+        with self._lock:
+            self.num_bytes_read += numbers.nbytes
+        return numbers
+
+    def piece(self, name: str) -> tuple[int, int]:
+        """An axis of the tensor, and how many indices of it are cheaply read at once."""
+        return self._stored[name][1].piece()
+
+    def stored(self) -> Iterator[tuple[str, str, StoredTensor]]:
+        """Of each tensor the name that it is known by, the one that is stored, and the tensor."""
+        return ((name, stored, tensor) for name, (stored, tensor) in self._stored.items())
+
+
+class SafeTensor:
+    """One tensor of an open safetensors file, which has it row by row."""
+
+    def __init__(self, file: Any, name: str):
+        self._file, self._name = file, name
+        header = file.get_slice(name)
+        self.shape, self.dtype = tuple(header.get_shape()), header.get_dtype()
+
+    def read(self, slices: tuple[slice, ...]) -> np.ndarray:
+        """A copy of a slice."""
+        if all(each == slice(None) for each in slices):
+            return self._file.get_tensor(self._name)
+        return self._file.get_slice(self._name)[slices]
+
+    def piece(self) -> tuple[int, int]:
+        """Rows."""
+        row_bytes = math.prod(self.shape[1:]) * (4 if self.dtype == "F32" else 2)
+        return 0, max(1, PIECE_BYTES // max(1, row_bytes))
 
 
 @contextlib.contextmanager
@@ -94,7 +154,7 @@ def open_checkpoint(directory: Path, rename: Callable[[str], str] = str) -> Iter
             yield Checkpoint(_open_shards(directory, stack), rename)
         elif (directory / SINGLE_FILE).is_file():
             file = _open_file(directory / SINGLE_FILE, stack)
-            yield Checkpoint(dict.fromkeys(file.keys(), file), rename)
+            yield Checkpoint({name: SafeTensor(file, name) for name in file.keys()}, rename)  # noqa: SIM118 # a method
         else:
             raise ModelError(
                 f"a model directory must have {SINGLE_FILE} or {INDEX_FILE}, but this one has neither; "
@@ -102,7 +162,7 @@ def open_checkpoint(directory: Path, rename: Callable[[str], str] = str) -> Iter
             )
 
 
-def _open_shards(directory: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
+def _open_shards(directory: Path, stack: contextlib.ExitStack) -> dict[str, SafeTensor]:
     weight_map = read_json(directory / INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise ModelError(f"{INDEX_FILE} must have a weight_map from tensor to file, but has none; download it again")
@@ -116,7 +176,7 @@ def _open_shards(directory: Path, stack: contextlib.ExitStack) -> dict[str, Any]
     held = {name: shard for shard, file in opened.items() for name in file.keys()}  # noqa: SIM118 # a method, no dict
     for name in held.keys() ^ weight_map.keys():
         raise ModelError(f"{INDEX_FILE} and its files disagree about the tensor {name!r}; download them again")
-    return {name: opened[shard] for name, shard in held.items()}
+    return {name: SafeTensor(opened[shard], name) for name, shard in held.items()}
 
 
 def _open_file(path: Path, stack: contextlib.ExitStack) -> Any:

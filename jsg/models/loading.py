@@ -1,30 +1,37 @@
 """Parameters from a checkpoint, or from a seed. Names and shapes come from each parameter's `Origin`."""
 
+import concurrent.futures
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jsg.errors import ModelError
-from jsg.models.assemble import Read, assemble
-from jsg.models.checkpoint import open_checkpoint
+from jsg.models.assemble import assemble
+from jsg.models.checkpoint import Checkpoint, open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.config import ModelConfig
 from jsg.models.host_memory import freed_at_once
 from jsg.models.layers import Origin, Source
 from jsg.models.llava import Llava, module_name
+from jsg.models.places import Piece, Reader, Slices
 from jsg.models.quantise import STORED, Quantised, declare
 from jsg.models.registry import build_model
 from jsg.models.tensor_parallel import sharding_of
 
 Progress = Callable[[int, int, int], None]
 """Called with (parameters loaded, parameters in all, bytes read so far) after each; random weights read nothing."""
+
+MAX_THREADS = 8
+"""That read pieces at the same time; each holds a few."""
 
 TIED_HEAD = frozenset({"lm_head.weight"})
 """Some checkpoints of models with tied embeddings hold the table twice; the second is not read."""
@@ -59,19 +66,41 @@ def load_model(
     """
     model = abstract_model(config, dtype, quantization, mesh)
     if load_format == "dummy":
-        _fill(model, lambda source, slices: _dummy_tensor(source, seed)[slices], lambda: 0, progress)
+        _fill(model, _Seeded(seed), lambda: 0, progress)
         return model
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
     names = str if config.vision is None else module_name
     with open_checkpoint(directory, names) as checkpoint, freed_at_once():
-        checkpoint.require(checkpoint_shapes(model), _unread(config))
-
-        def read(source: Source, slices: tuple[slice, ...]) -> Array:
-            return jnp.asarray(checkpoint.read(source.name, slices))
-
-        _fill(model, read, lambda: checkpoint.num_bytes_read, progress)
+        checkpoint.require(checkpoint_shapes(model), unread(config))
+        _fill(model, _Stored(checkpoint), lambda: checkpoint.num_bytes_read, progress)
     return model
+
+
+class _Stored:
+    """Tensors of a checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self._checkpoint = checkpoint
+
+    def read(self, source: Source, slices: Slices) -> np.ndarray:
+        return self._checkpoint.read(source.name, slices)
+
+    def piece(self, source: Source) -> Piece:
+        return Piece(*self._checkpoint.piece(source.name))
+
+
+class _Seeded:
+    """Random tensors."""
+
+    def __init__(self, seed: int):
+        self._seed = seed
+
+    def read(self, source: Source, slices: Slices) -> np.ndarray:
+        return np.asarray(_dummy_tensor(source, self._seed))[slices]
+
+    def piece(self, source: Source) -> Piece:
+        return Piece(0, source.shape[0])  # a tensor is drawn as a whole
 
 
 def abstract_model(
@@ -124,14 +153,16 @@ def resolve_kv_dtype(name: str, dtype: jnp.dtype) -> jnp.dtype:
     return jnp.dtype(eight_bits.get(name, dtype))
 
 
-def _fill(model: nnx.Module, read: Read, num_bytes_read: Callable[[], int], progress: Progress | None) -> None:
-    """Gives every parameter its values, one after another: the host holds the tensors of one at a time."""
-    params = list(_parameters(model))
-    for done, param in enumerate(params, start=1):
-        value = assemble(param.get_value(), param.get_metadata("origin"), read)
-        param.set_value(jax.block_until_ready(value))  # else tensors would pile up that are still being transposed
-        if progress is not None:
-            progress(done, len(params), num_bytes_read())
+def _fill(model: nnx.Module, reader: Reader, num_bytes_read: Callable[[], int], progress: Progress | None) -> None:
+    """Gives every parameter its values, one after another."""
+    params, is_in_place = list(_parameters(model)), jax.default_backend() == "cpu"
+    with concurrent.futures.ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "load") as pool:
+        for done, param in enumerate(params, start=1):
+            origin = param.get_metadata("origin")
+            value = assemble(param.get_value(), origin, reader, pool, is_in_place=is_in_place)
+            param.set_value(jax.block_until_ready(value))  # else tensors would pile up that are still being sent
+            if progress is not None:
+                progress(done, len(params), num_bytes_read())
 
 
 def _dummy_tensor(source: Source, seed: int) -> Array:
@@ -148,7 +179,7 @@ def _parameters(model: nnx.Module) -> Iterator[nnx.Param]:
     return (node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param))
 
 
-def _unread(config: ModelConfig) -> frozenset[str]:
+def unread(config: ModelConfig) -> frozenset[str]:
     """Tensors that a checkpoint may hold beside those of the model."""
     head = TIED_HEAD if config.tie_word_embeddings else frozenset[str]()
     return head if config.vision is None else head | unread_tensors(config.vision)

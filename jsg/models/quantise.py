@@ -62,6 +62,7 @@ def quantise(tensor: Num[Array, "out in"], name: str, dtype: jax.typing.DTypeLik
         )
     is_integer = jnp.issubdtype(dtype, jnp.integer)
     limit = float(jnp.iinfo(dtype).max if is_integer else jnp.finfo(dtype).max)
-    scale = jnp.maximum(largest / limit, jnp.finfo(jnp.float32).tiny)  # a channel of zeros is not divided by zero
-    scaled: Float[Array, "out in"] = numbers / scale
+    # Reciprocals: of a division XLA makes one or not, by the number of rows, and rows are read in pieces of any number.
+    scale = jnp.maximum(largest * (1 / limit), jnp.finfo(jnp.float32).tiny)  # a channel of zeros has one too
+    scaled: Float[Array, "out in"] = numbers * (1 / scale)
     return Quantised((jnp.round(scaled) if is_integer else scaled).astype(dtype), scale)

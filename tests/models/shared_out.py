@@ -1,7 +1,11 @@
 """Loads a checkpoint on several made-up devices and says what they hold: `python -m tests.models.shared_out DIRECTORY`.
 
 A process of its own, because JAX decides how many CPU devices it makes up when it starts. Standard input has a list of
-runs, each {"count", "groups", "options", "is_measured"}; standard output has a result for each.
+runs, each {"count", "groups", "options"} and what else is asked for; standard output has a result for each:
+
+- "piece_bytes": tensors are read and rounded in pieces of so many bytes, or one row;
+- "is_sent": several devices are filled as accelerators are;
+- "is_measured": memory is measured, and nothing is compared.
 """
 
 import json
@@ -15,6 +19,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jsg.models import checkpoint, in_place, loading
+from jsg.models.assemble import assemble
 from jsg.models.checkpoint import Checkpoint
 from jsg.models.config import ModelConfig
 from jsg.models.loading import load_model
@@ -40,10 +46,17 @@ def are_slices(leaf: jax.Array, whole: np.ndarray) -> bool:
     return all(np.array_equal(shard.data, whole[shard.index]) for shard in leaf.addressable_shards)
 
 
-def compare(directory: Path, count: int, groups: int, options: dict[str, Any]) -> dict[str, Any]:
+def sent(*arguments: Any, is_in_place: bool) -> Any:
+    return assemble(*arguments, is_in_place=False)
+
+
+def compare(directory: Path, run: dict[str, Any]) -> dict[str, Any]:
     """One device and several: the same configuration, whose heads may be repeated for the several."""
+    count, groups, options = run["count"], run.get("groups", 1), run["options"]
     config = ModelConfig.from_directory(directory).over_devices(count, groups)
     whole = leaves(load_model(directory, config, **options))
+    checkpoint.PIECE_BYTES = in_place.ROUNDED_BYTES = run.get("piece_bytes", checkpoint.PIECE_BYTES)
+    loading.assemble = sent if run.get("is_sent") else assemble
     num_read = 0
     read = Checkpoint.read
 
@@ -79,8 +92,9 @@ def compare(directory: Path, count: int, groups: int, options: dict[str, Any]) -
     }
 
 
-def measure(directory: Path, count: int, groups: int, options: dict[str, Any]) -> dict[str, Any]:
+def measure(directory: Path, run: dict[str, Any]) -> dict[str, Any]:
     """The most anonymous memory while it loads, beyond what there was before."""
+    count, groups, options = run["count"], run.get("groups", 1), run["options"]
 
     def anonymous() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -110,10 +124,7 @@ def measure(directory: Path, count: int, groups: int, options: dict[str, Any]) -
 def main() -> None:
     runs, directory = json.load(sys.stdin), Path(sys.argv[1])
     jax.config.update("jax_num_cpu_devices", max(run["count"] for run in runs))
-    results = [
-        (measure if run.get("is_measured") else compare)(directory, run["count"], run.get("groups", 1), run["options"])
-        for run in runs
-    ]
+    results = [(measure if run.get("is_measured") else compare)(directory, run) for run in runs]
     json.dump(results, sys.stdout)
 
 
