@@ -9,6 +9,7 @@ import concurrent.futures
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from jsg.models.in_place import fill
@@ -50,7 +51,7 @@ def assemble(
         whole = (
             fill(declared, origin, reader, pool, [None])[0] if is_in_place else _sent(declared, origin, reader, None)
         )
-        return tree.unflatten([jax.device_put(x, leaf.sharding) for x, leaf in zip(whole, leaves, strict=True)])
+        return tree.unflatten([_placed(x, leaf.sharding) for x, leaf in zip(whole, leaves, strict=True)])
     places = numbers.sharding.addressable_devices_indices_map(numbers.shape)
     spans: list[Span] = [index[axis].indices(numbers.shape[axis])[:2] for index in places.values()]
     parts = []
@@ -67,6 +68,15 @@ def assemble(
             for leaf, *arrays in zip(leaves, *parts, strict=True)
         ]
     )
+
+
+def _placed(x: Array | np.ndarray, sharding: jax.sharding.Sharding | None) -> Array:
+    """An array where its sharding says. Devices of this process only: `device_put` would ask all for the same value."""
+    if sharding is None:
+        return jax.device_put(x)
+    places = sharding.addressable_devices_indices_map(x.shape)
+    arrays = [jax.device_put(x[index], device) for device, index in places.items()]
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, arrays)
 
 
 def _sent(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, reader: Reader, span: Span | None) -> list[Array]:
