@@ -22,6 +22,16 @@ LLAMA_100M: dict[str, Any] = {
 }
 """About 100 million parameters: what a CPU is measured with."""
 
+LLAMA_500M: dict[str, Any] = LLAMA_100M | {
+    "vocab_size": 32_000,
+    "hidden_size": 1280,
+    "intermediate_size": 3456,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+}
+"""494.9 million parameters: what loading is measured with."""
+
 LLAMA_8B: dict[str, Any] = LLAMA_100M | {
     "vocab_size": 128_256,
     "hidden_size": 4096,

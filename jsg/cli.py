@@ -1,4 +1,4 @@
-"""The command line: `jsg serve`, `jsg generate`, `jsg chat`, `jsg check`, `jsg grammar check`.
+"""The command line: `jsg serve`, `jsg generate`, `jsg chat`, `jsg check`, `jsg convert`, `jsg grammar check`.
 
 Options are the fields of `jsg.config`. Nothing slow is imported before it is known what to do; `serve` starts the
 engine process first and loads its own things while that one loads. The other commands run the engine in this process.
@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "grammar":
             return _check_grammar(options)
+        if options.command == "convert":
+            return _convert(options)
         config = _engine_config(options)
         match options.command:
             case "serve":
@@ -88,8 +90,23 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--json", action="store_true", help="print an object with text, output_ids and meta_info")
     add_command("chat", "talk to a model in the terminal")
     add_command("check", "show device and memory plan, prove that a cached prefix changes no answer, time the step")
+    _add_convert_command(commands)
     _add_grammar_command(commands)
     return parser
+
+
+def _add_convert_command(commands: Any) -> None:
+    text = "write a model as an orbax checkpoint that is chunked for a number of devices"
+    command = commands.add_parser("convert", help=text, description=text, allow_abbrev=False)
+    command.add_argument("source", metavar="SRC", help="a model directory or a hub name, as --model-path takes it")
+    command.add_argument("destination", metavar="DST", help="the model directory to make; it must not exist yet")
+    command.add_argument(
+        "--tp-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices that the chunks are made for; any other number loads them too (default: 1)",
+    )
 
 
 def _add_grammar_command(commands: Any) -> None:
@@ -344,6 +361,23 @@ def _read_message() -> str | None:
             print()  # as a shell does: drop the line and ask again
         else:
             return "\n".join(lines)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    """Writes the checkpoint, with a bar on a terminal and a line for each tenth elsewhere."""
+    from jsg.models.convert import convert, use_host
+    from jsg.server.progress import ByteDisplay
+    from jsg.sources import resolve_model
+
+    use_host()
+    with ByteDisplay("convert") as display:
+        convert(
+            resolve_model(options.source),
+            pathlib.Path(options.destination),
+            tp_size=options.tp_size,
+            progress=display.show,
+        )
+    return 0
 
 
 def _check(config: EngineConfig) -> int:

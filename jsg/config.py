@@ -15,7 +15,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "fp8")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "fp8_e5m2")
 JUMP_FORWARD = ("draft", "retokenize", "off")
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
 METRICS_ALIASES = ("sglang", "vllm")
 TOOL_CALL_PARSERS = ("auto", "llama3_json", "hermes", "mistral")
 
@@ -30,7 +30,9 @@ class EngineConfig:
 
     model_path: str = _knob("tiny", "model directory or hub name; 'tiny' and 'tiny-vision' are inside the package")
     tokenizer_path: str | None = _knob(None, "tokenizer directory or hub name; default: the model's")
-    load_format: str = _knob("auto", "'dummy' makes seeded random weights of the model's shape", LOAD_FORMATS)
+    load_format: str = _knob(
+        "auto", "'auto' is whichever the model has; 'dummy' makes seeded random weights", LOAD_FORMATS
+    )
     dtype: str = _knob("auto", "compute and weight type; auto is float32 on CPU, bfloat16 elsewhere", DTYPES)
     quantization: str = _knob(
         "none",

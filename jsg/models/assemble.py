@@ -6,7 +6,6 @@ holds what its devices hold of it and one tensor more, however many tensors make
 """
 
 import concurrent.futures
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,6 +17,9 @@ from jsg.models.layers import Origin
 from jsg.models.places import Reader, Span, heads_of, source_slices
 from jsg.models.quantise import Quantised, quantise
 from jsg.models.tensor_parallel import place
+
+_Spans = dict[Any, Span | None]
+"""What each device has of the axis that they share out; None for all of it. The default device is None."""
 
 
 def assemble(
@@ -48,10 +50,15 @@ def assemble(
     leaves, axis, tree = jax.tree.leaves(declared), origin.split_axis, jax.tree.structure(declared)
     numbers, *scales = leaves
 
-    def make(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, spans: Sequence[Span | None]) -> list[Any]:
+    def make(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, spans: _Spans) -> list[Any]:
+        """The leaves that each device has, on that device or, in place, on the host."""
         if is_in_place:
-            return fill(declared, origin, reader, pool, spans)
-        return [_sent(declared, origin, reader, span) for span in spans]
+            return fill(declared, origin, reader, pool, list(spans.values()))
+        made = []
+        for device, span in spans.items():
+            with jax.default_device(device):
+                made.append(_sent(declared, origin, reader, span))
+        return made
 
     is_cut = _is_cut(numbers, axis)
     if (
@@ -59,9 +66,9 @@ def assemble(
         or axis is None
         or (is_cut and not is_in_place and any(scale.shape[axis] == 1 for scale in scales))
     ):
-        (whole,) = make(declared, origin, [None])
+        (whole,) = make(declared, origin, {None: None})
         return tree.unflatten([place(x, leaf.sharding) for x, leaf in zip(whole, leaves, strict=True)])
-    groups: dict[Span | None, dict[Any, Span | None]] = {}  # devices, by the experts that they have
+    groups: dict[Span | None, _Spans] = {}  # devices, by the experts that they have
     places = numbers.sharding.addressable_devices_indices_map(numbers.shape)
     for device, index in places.items():
         spans: list[Span] = [each.indices(size)[:2] for each, size in zip(index, numbers.shape, strict=True)]
@@ -70,7 +77,7 @@ def assemble(
     parts: dict[Any, list[Array]] = {}
     for experts, members in groups.items():
         own = _own_experts(declared, origin, experts)
-        for device, arrays in zip(members, make(*own, list(members.values())), strict=True):
+        for device, arrays in zip(members, make(*own, members), strict=True):
             parts[device] = [jax.device_put(x, device) for x in arrays]
     return tree.unflatten(
         [

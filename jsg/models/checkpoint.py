@@ -17,6 +17,7 @@ import numpy as np
 
 from jsg.errors import ModelError
 from jsg.fields import read_json
+from jsg.models import orbax_checkpoint
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -139,27 +140,43 @@ class SafeTensor:
 
 
 @contextlib.contextmanager
-def open_checkpoint(directory: Path, rename: Callable[[str], str] = str) -> Iterator[Checkpoint]:
-    """The checkpoint of a model directory, in one file or in shards; its files stay open inside the `with`.
+def open_checkpoint(directory: Path, rename: Callable[[str], str] = str, kind: str = "auto") -> Iterator[Checkpoint]:
+    """The checkpoint of a model directory; its files stay open inside the `with`.
 
     Args:
         directory: The model directory.
         rename: The name in the files → the name that `Checkpoint` knows the tensor by; as it is by default.
+        kind: `safetensors`, in one file or in shards, `orbax`, or `auto`, whichever is there.
 
     Raises:
-        ModelError: There is no safetensors checkpoint, a shard is missing or damaged, or shards and index disagree.
+        ModelError: There is no such checkpoint, or both and none was asked for; a file is missing or damaged; shards
+            and index disagree.
     """
+    has_safetensors = (directory / INDEX_FILE).is_file() or (directory / SINGLE_FILE).is_file()
+    has_orbax = orbax_checkpoint.is_orbax(directory)
+    if kind == "auto" and has_safetensors and has_orbax:
+        raise ModelError(
+            "a model directory must have one checkpoint, but this one has safetensors and orbax; "
+            "say which with --load-format"
+        )
     with contextlib.ExitStack() as stack:
-        if (directory / INDEX_FILE).is_file():
-            yield Checkpoint(_open_shards(directory, stack), rename)
-        elif (directory / SINGLE_FILE).is_file():
-            file = _open_file(directory / SINGLE_FILE, stack)
-            yield Checkpoint({name: SafeTensor(file, name) for name in file.keys()}, rename)  # noqa: SIM118 # a method
+        if has_orbax and kind != "safetensors":
+            yield Checkpoint(orbax_checkpoint.open_tensors(directory), rename)
+        elif has_safetensors and kind != "orbax":
+            yield Checkpoint(_open_safetensors(directory, stack), rename)
         else:
+            wanted = {"safetensors": f"{SINGLE_FILE} or {INDEX_FILE}", "orbax": orbax_checkpoint.MANIFEST}
             raise ModelError(
-                f"a model directory must have {SINGLE_FILE} or {INDEX_FILE}, but this one has neither; "
+                f"a model directory must have {wanted.get(kind, ' or '.join(wanted.values()))}, but this one has not; "
                 "convert other formats to safetensors, or use --load-format dummy"
             )
+
+
+def _open_safetensors(directory: Path, stack: contextlib.ExitStack) -> dict[str, SafeTensor]:
+    if (directory / INDEX_FILE).is_file():
+        return _open_shards(directory, stack)
+    file = _open_file(directory / SINGLE_FILE, stack)
+    return {name: SafeTensor(file, name) for name in file.keys()}  # noqa: SIM118 # a method
 
 
 def _open_shards(directory: Path, stack: contextlib.ExitStack) -> dict[str, SafeTensor]:

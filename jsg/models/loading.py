@@ -53,7 +53,8 @@ def load_model(
     Args:
         directory: The model directory; not looked at for `dummy`.
         config: Its `ModelConfig`.
-        load_format: `auto` and `safetensors` read the checkpoint; `dummy` draws seeded random parameters.
+        load_format: `safetensors` and `orbax` read a checkpoint of that kind, `auto` the one that is there;
+            `dummy` draws seeded random parameters.
         dtype: Of every parameter but kernels in 8 bits.
         quantization: `int8` and `fp8` round kernels to 8 bits as they are read, one tensor at a time.
         seed: Of dummy parameters.
@@ -71,7 +72,7 @@ def load_model(
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
     names = str if config.vision is None else module_name
-    with open_checkpoint(directory, names) as checkpoint, freed_at_once():
+    with open_checkpoint(directory, names, load_format) as checkpoint, freed_at_once():
         checkpoint.require(checkpoint_shapes(model), unread(config))
         _fill(model, _Stored(checkpoint), lambda: checkpoint.num_bytes_read, progress)
     return model
@@ -185,8 +186,12 @@ def unread(config: ModelConfig) -> frozenset[str]:
     return head if config.vision is None else head | unread_tensors(config.vision)
 
 
+def origins(model: nnx.Module) -> Iterator[tuple[Origin, tuple[int, ...]]]:
+    """Of each parameter where it comes from, and its shape."""
+    for param in _parameters(model):
+        yield param.get_metadata("origin"), jax.tree.leaves(param.get_value())[0].shape
+
+
 def checkpoint_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors that the model's parameters are made of."""
-    return {
-        source.name: source.shape for param in _parameters(model) for source in param.get_metadata("origin").sources
-    }
+    return {source.name: source.shape for origin, _ in origins(model) for source in origin.sources}

@@ -1,5 +1,6 @@
-"""Progress of a start, for people: bars on stderr, plans as text."""
+"""Progress of a start or of a conversion, for people: bars on stderr, plans as text."""
 
+import time
 from types import TracebackType
 from typing import Self, final
 
@@ -45,3 +46,40 @@ class StartDisplay:
         self._bars.update(
             self._tasks[progress.stage], completed=progress.done, total=progress.total, text=progress.text
         )
+
+
+@final
+class ByteDisplay:
+    """Shows how many bytes are done and how fast. Used as a context; without a terminal, a line for each tenth."""
+
+    def __init__(self, stage: str) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._bar = Progress(
+            TextColumn("{task.description:>8}"),
+            BarColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._stage, self._task = stage, self._bar.add_task(stage, total=None, text="")
+        self._started_at, self._tenths = time.monotonic(), 0
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, done: int, total: int) -> None:
+        """Moves the bar; both in bytes."""
+        rate = done / 1e9 / max(time.monotonic() - self._started_at, 1e-9)
+        text = f"{done / 2**20:.0f} of {total / 2**20:.0f} MiB, {rate:.2f} GB/s"
+        self._bar.update(self._task, completed=done, total=total, text=text)
+        tenths = 10 * done // max(total, 1)
+        if not self._console.is_terminal and tenths > self._tenths:
+            self._tenths = tenths
+            self._console.print(f"{self._stage}: {text}", markup=False, soft_wrap=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jsg
 from jsg.config import EngineConfig, option
+from jsg.models.orbax_checkpoint import FOLDER, MANIFEST
 
 PACKAGES = ("jax", "jaxlib", "flax", "jax-cuda12-plugin", "jax-cuda13-plugin")
 OWN_KNOBS = frozenset(
@@ -17,7 +18,8 @@ OWN_KNOBS = frozenset(
     }
 )
 """Knobs that name something of one host."""
-MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors")
+CONFIG_FILES = ("config.json", "generation_config.json")
+WEIGHT_FILES = ("*.safetensors", MANIFEST)
 MISSING = "missing"
 SAMPLES, SAMPLE_BYTES = 64, 4096
 
@@ -33,6 +35,8 @@ def identity(config: EngineConfig, directory: Path) -> dict[str, str]:
     knobs = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     options = {option(name): str(value) for name, value in knobs.items() if name not in OWN_KNOBS}
     files = {f"the model's {path.name}": _fingerprint(path) for path in _model_files(config, directory)}
+    if f"the model's {MANIFEST}" in files:
+        files["the model's tensors"] = _fingerprint_of_all(directory / FOLDER)
     return {"jsg": jsg.__version__, "jsg's source": _source_digest()} | versions | options | files
 
 
@@ -62,8 +66,17 @@ def _source_digest() -> str:
 
 def _model_files(config: EngineConfig, directory: Path) -> Iterator[Path]:
     """Those that decide what is computed; without the weights where they are made up."""
-    patterns = MODEL_FILES[:2] if config.load_format == "dummy" else MODEL_FILES
+    patterns = CONFIG_FILES if config.load_format == "dummy" else CONFIG_FILES + WEIGHT_FILES
     return (path for pattern in patterns for path in sorted(directory.glob(pattern)))
+
+
+def _fingerprint_of_all(folder: Path) -> str:
+    """One for the many small files of an orbax checkpoint, whose manifest has their lengths."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            digest.update(f"{path.relative_to(folder)} ".encode() + file.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def _fingerprint(path: Path) -> str:

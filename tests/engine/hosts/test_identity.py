@@ -60,6 +60,16 @@ def test_made_up_weights_need_no_files(directory: Path):
     assert difference(before, identity(dummy, directory)) is None
 
 
+def test_other_tensors_of_an_orbax_checkpoint_are_named(directory: Path):
+    (directory / "orbax.json").write_text("{}")
+    (directory / "orbax" / "a" / "c").mkdir(parents=True)
+    (directory / "orbax" / "a" / "c" / "0").write_bytes(b"1")
+    ours = identity(CONFIG, directory)
+    (directory / "orbax" / "a" / "c" / "0").write_bytes(b"2")
+    why = difference(ours, identity(CONFIG, directory))
+    assert (why or "").startswith("the model's tensors must be the same on every host")
+
+
 def test_another_version_is_named(directory: Path, monkeypatch: pytest.MonkeyPatch):
     ours = identity(CONFIG, directory)
     monkeypatch.setattr(module.importlib.metadata, "version", lambda package: "9" if package == "jax" else "1")

@@ -1,0 +1,135 @@
+"""A model directory → one with an orbax checkpoint that is chunked for a number of devices: `jsg convert`."""
+
+import errno
+import fnmatch
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jsg.errors import ConfigError, ModelError
+from jsg.models import orbax_checkpoint, orbax_writer
+from jsg.models.checkpoint import INDEX_FILE, Checkpoint, open_checkpoint
+from jsg.models.config import ModelConfig
+from jsg.models.layers import Origin, Source
+from jsg.models.llava import module_name
+from jsg.models.loading import abstract_model, checkpoint_shapes, origins, unread
+from jsg.models.orbax_writer import Layout, Promise
+from jsg.models.places import outer_axis, sides_of, source_slices, view_of
+
+COPIED = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "LICENSE*")
+"""What a model directory has beside its weights."""
+NOT_COPIED = (INDEX_FILE, orbax_checkpoint.MANIFEST)
+ROOM = 1.01
+"""Times the bytes of the tensors: checksums, indices, block sizes."""
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes written, bytes in all) after each chunk."""
+
+
+def use_host() -> None:
+    """Keeps JAX off accelerators in this process, which only writes files. To be called before JAX starts."""
+    jax.config.update("jax_platforms", "cpu")
+
+
+def convert(source: Path, destination: Path, *, tp_size: int = 1, progress: Progress | None = None) -> int:
+    """Writes the model of one directory into another, whole or not at all; gives the bytes of its tensors.
+
+    Tensors keep their names and types. Each is cut where `tp_size` devices share it out, so each of them reads chunks
+    of its own; any other number of devices loads the checkpoint too. Memory holds a few chunks at a time.
+
+    Args:
+        source: A model directory, with safetensors or an orbax checkpoint.
+        destination: The directory to make. Until all is there it has another name.
+        tp_size: Devices that the chunks are made for.
+        progress: Told after each chunk.
+
+    Raises:
+        ConfigError: The destination exists, has no parent, or `tp_size` is not positive.
+        ModelError: The source is damaged or not supported, cannot be shared out so, or the destination has no room.
+    """
+    if tp_size < 1:
+        raise ConfigError(f"--tp-size must be at least 1, but got {tp_size}")
+    if destination.exists() or destination.is_symlink():
+        raise ConfigError(f"DST must not exist yet, but there is {destination.name!r}; remove it or take another name")
+    if not destination.absolute().parent.is_dir():
+        raise ConfigError(f"the directory that DST is made in must exist, but that of {destination.name!r} does not")
+    config = ModelConfig.from_directory(source).over_devices(tp_size)
+    model = abstract_model(config, jnp.float32)
+    layouts = {
+        tensor.name: _layout(tensor, origin, shape, tp_size)
+        for origin, shape in origins(model)
+        for tensor in origin.sources
+    }
+    with open_checkpoint(source, str if config.vision is None else module_name) as checkpoint:
+        checkpoint.require(checkpoint_shapes(model), unread(config))
+        promises = _promises(checkpoint, layouts)
+        total = sum(promise.nbytes for promise in promises.values())
+        _write(source, destination, promises, total, progress or (lambda done, total: None))
+    return total
+
+
+def _promises(checkpoint: Checkpoint, layouts: dict[str, Layout]) -> dict[str, Promise]:
+    """The tensors of the model by the names that they are stored under."""
+    return {stored: Promise(tensor, layouts[name]) for name, stored, tensor in checkpoint.stored() if name in layouts}
+
+
+def _layout(source: Source, origin: Origin, shape: tuple[int, ...], tp_size: int) -> Layout:
+    """The slices that devices read of a tensor, which stand side by side along one axis of it."""
+    axis, parts, unit = 0, 1, 1
+    if origin.split_axis is not None:
+        width = shape[origin.split_axis] // tp_size
+        spans = [(first, first + width) for first in range(0, tp_size * width, width)]
+        slices = {tuple(source_slices(source, origin, shape, span)) for span in spans}
+        cut = [index for index, each in enumerate(next(iter(slices))) if each != slice(None)]
+        axis = cut[0] if cut else 0
+        parts = len(slices) if cut and source.shape[axis] % len(slices) == 0 else 1
+    view, sides = view_of(source, origin, shape), sides_of(source, origin)
+    outer = outer_axis(view, sides, len(sides) - 1 - axis if origin.transposed else axis)
+    if outer is not None:
+        unit = source.shape[axis] // view[outer]
+    return Layout(axis, parts, unit, origin.transposed and len(sides) == 2, tp_size)
+
+
+def _write(source: Path, destination: Path, promises: dict[str, Promise], total: int, progress: Progress) -> None:
+    """Writes beside the destination, and gives it its name when all is there."""
+    parent = destination.absolute().parent
+    free = shutil.disk_usage(parent).free
+    if free < total * ROOM:
+        raise ModelError(
+            f"the file system of DST must have {total * ROOM / 1e9:.1f} GB free, but has {free / 1e9:.1f}; "
+            "make room or take another place"
+        )
+    done = 0
+
+    def written(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        progress(done, total)
+
+    partial = None
+    try:
+        partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=parent))
+        for path in sorted(source.iterdir()):
+            if (
+                any(fnmatch.fnmatch(path.name, each) for each in COPIED)
+                and path.name not in NOT_COPIED
+                and path.is_file()
+            ):
+                shutil.copyfile(path, partial / path.name)
+        orbax_writer.write(partial, promises, written)
+        orbax_checkpoint.open_tensors(partial)
+        partial.chmod(0o755)  # that of a temporary directory is its owner's alone
+        partial.rename(destination)
+        partial = None
+    except (OSError, ValueError) as error:  # tensorstore's are ValueErrors; both carry paths
+        kind = errno.errorcode.get(getattr(error, "errno", None) or 0, type(error).__name__)
+        raise ModelError(
+            f"DST must be writable, but writing it failed ({kind}); check its space and permissions"
+        ) from None
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,184 @@
+"""Reading what `jsg convert` wrote: tensors by name in an orbax checkpoint. No JAX, and of orbax only the layout.
+
+    orbax.json                  every file below with its length, and the SHA-256 of those that are not chunks
+    orbax/_METADATA …           orbax's own files: the tree, the shardings
+    orbax/NAME/zarr.json        a tensor's shape, type, grid of chunks and codecs (zarr 3)
+    orbax/NAME/c/0/1            one chunk, what one device needs or a part of it, of smaller chunks with a CRC-32C each
+
+The file driver of tensorstore reads the chunks; nothing here or there unpickles. A chunk is checked when it is read,
+and all that a model needs is read before it is served, so a changed byte is found before the first answer.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from jsg.errors import ModelError
+from jsg.fields import Fields, read_json
+
+MANIFEST = "orbax.json"
+FOLDER = "orbax"
+FORMAT = "jsg-orbax-1"
+MAX_METADATA_BYTES = 16 * 2**20
+MAX_CHUNK_BYTES = 64 * 2**20
+"""Of the smallest that can be read, which `orbax_writer` makes of about 1 MiB."""
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+AGAIN = "run jsg convert again, or copy the directory again"
+
+
+class OrbaxTensor:
+    """One tensor of an orbax checkpoint.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its type, as safetensors calls it.
+    """
+
+    def __init__(self, name: str, store: Any, is_turned: bool):
+        """Takes the open tensorstore array, and whether its last axis, not its first, comes first in a chunk."""
+        self._name, self._store, self._order = name, store, "F" if is_turned else "C"
+        self.shape = tuple(store.shape)
+        self.dtype: str = DTYPES.get(store.dtype.name) or str(store.dtype.name)
+        chunk = store.chunk_layout.read_chunk.shape
+        cut = [axis for axis, length in enumerate(self.shape) if chunk[axis] < length]
+        self._piece = (cut[0], chunk[cut[0]]) if cut else (0, self.shape[0])
+
+    def read(self, slices: tuple[slice, ...]) -> np.ndarray:
+        """A slice, in the order in which its chunks lie; raises ModelError where one is damaged or missing."""
+        try:
+            return self._store[slices].read(order=self._order).result()
+        except (ValueError, OSError) as error:  # its text carries the path
+            kind = "missing" if "NOT_FOUND" in str(error) else "damaged"
+            raise ModelError(
+                f"{self._name} must be as jsg convert wrote it, but a chunk of it is {kind}; {AGAIN}"
+            ) from None
+
+    def piece(self) -> tuple[int, int]:
+        """What a chunk has."""
+        return self._piece
+
+
+def is_orbax(directory: Path) -> bool:
+    """Whether a model directory has an orbax checkpoint."""
+    return (directory / MANIFEST).is_file() or (directory / FOLDER).is_dir()
+
+
+def open_tensors(directory: Path) -> dict[str, OrbaxTensor]:
+    """The tensors of a model directory by their stored names.
+
+    Raises:
+        ModelError: A file is missing, superfluous, of another length or changed; the message names it.
+    """
+    fields = Fields(MANIFEST, _manifest(directory))
+    metadata = _check_files(directory / FOLDER, fields)
+    import tensorstore as ts  # here: safetensors are read without it
+
+    # Nothing is kept: each chunk is read once.
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+    opening = {
+        path.removesuffix("/zarr.json"): ts.open(_spec(directory / FOLDER / path), context=context)
+        for path in metadata
+        if path.endswith("/zarr.json")
+    }
+    return {name: _tensor(name, store, metadata[f"{name}/zarr.json"]) for name, store in opening.items()}
+
+
+def manifest_text(files: Mapping[str, int], digests: Mapping[str, str]) -> str:
+    """The one way to write a manifest: with a SHA-256 of the rest, so that every byte of it is checked too."""
+    manifest = {"format": FORMAT, "files": files, "digests": digests}
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    return json.dumps(manifest | {"digest": digest}, indent=1, sort_keys=True)
+
+
+def files_of(folder: Path) -> dict[str, int]:
+    """Every file below a folder, by its path in it, with its length."""
+    found = {}
+    for root, _, files in os.walk(folder):
+        for file in files:
+            path = Path(root, file)
+            found[path.relative_to(folder).as_posix()] = path.stat().st_size
+    return found
+
+
+def codecs(chunk: tuple[int, ...], *, is_turned: bool) -> list[dict[str, Any]]:
+    """How a chunk is written: smaller chunks of this shape, each with its checksum, then their index with its own."""
+    plain = {"name": "bytes", "configuration": {"endian": "little"}}
+    turned = [{"name": "transpose", "configuration": {"order": list(range(len(chunk)))[::-1]}}] if is_turned else []
+    return [
+        {
+            "name": "sharding_indexed",
+            "configuration": {
+                "chunk_shape": list(chunk),
+                "codecs": [*turned, plain, {"name": "crc32c"}],
+                "index_codecs": [plain, {"name": "crc32c"}],
+            },
+        }
+    ]
+
+
+def _manifest(directory: Path) -> dict[str, Any]:
+    if not (directory / MANIFEST).is_file():
+        raise ModelError(
+            f"an orbax checkpoint must have {MANIFEST} beside it, which jsg convert writes, but this one has none; "
+            "convert the safetensors checkpoint that it was made of"
+        )
+    manifest = read_json(directory / MANIFEST)
+    if manifest.get("format") != FORMAT:
+        raise ModelError(f"{MANIFEST} must be of the format {FORMAT}, but is of another; run jsg convert again")
+    text = manifest_text(manifest.get("files", {}), manifest.get("digests", {}))
+    if (directory / MANIFEST).read_bytes() != text.encode():
+        raise ModelError(f"{MANIFEST} must be as jsg convert wrote it, but was changed; {AGAIN}")
+    return manifest
+
+
+def _check_files(folder: Path, fields: Fields) -> dict[str, bytes]:
+    """Compares what is there with the manifest; the contents of all that is no chunk."""
+    lengths, digests = fields.get("files", {}), fields.get("digests", {})
+    fields.require(isinstance(lengths, dict), "files", "be an object", lengths)
+    fields.require(isinstance(digests, dict) and digests.keys() <= lengths.keys(), "digests", "name files", digests)
+    found = files_of(folder)
+    for path in lengths:
+        if path not in found:
+            raise ModelError(f"the checkpoint must have the file {FOLDER}/{path}, but it is missing; {AGAIN}")
+    for path, length in found.items():
+        if path not in lengths:
+            raise ModelError(f"the checkpoint holds {FOLDER}/{path}, which jsg convert did not write; remove it")
+        if length != lengths[path]:
+            raise ModelError(
+                f"{FOLDER}/{path} must have {lengths[path]} bytes, but has {length}; was it cut off? {AGAIN}"
+            )
+    metadata = {}
+    for path, digest in digests.items():
+        if found[path] > MAX_METADATA_BYTES:
+            raise ModelError(f"{FOLDER}/{path} must have at most {MAX_METADATA_BYTES} bytes, but has {found[path]}")
+        metadata[path] = (folder / path).read_bytes()
+        if hashlib.sha256(metadata[path]).hexdigest() != digest:
+            raise ModelError(f"{FOLDER}/{path} must be as jsg convert wrote it, but was changed; {AGAIN}")
+    return metadata
+
+
+def _spec(path: Path) -> dict[str, Any]:
+    """What tensorstore opens: chunks that are missing are an error, and not zeros."""
+    kvstore = {"driver": "file", "path": f"{path.parent.absolute()}/"}
+    return {"driver": "zarr3", "kvstore": kvstore, "open": True, "fill_missing_data_reads": False}
+
+
+def _tensor(name: str, opening: Any, metadata: bytes) -> OrbaxTensor:
+    """The tensor, if it is of the one form that `orbax_writer` makes: every byte of it under a checksum."""
+    try:
+        store = opening.result()
+        found = json.loads(metadata)["codecs"]
+        chunk = tuple(store.chunk_layout.read_chunk.shape)
+        is_turned = found != codecs(chunk, is_turned=False)
+        is_ours = not is_turned or found == codecs(chunk, is_turned=True)
+        chunk_bytes = int(np.prod(chunk)) * cast(int, store.dtype.numpy_dtype.itemsize)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ModelError(f"{name} must be an array of zarr 3 ({type(error).__name__}); run jsg convert again") from None
+    if not is_ours or chunk_bytes > MAX_CHUNK_BYTES:
+        raise ModelError(f"{name} must have the chunks and checksums that jsg convert writes; run it again")
+    return OrbaxTensor(name, store, is_turned)

@@ -1,0 +1,193 @@
+"""Writing an orbax checkpoint tensor by tensor, chunked for a number of devices. How it is read: `orbax_checkpoint.py`.
+
+Orbax's own `PyTreeCheckpointHandler` writes the tree, so `StandardCheckpointer().restore` reads it anywhere. It would
+take whole arrays; here a tensor is a promise, which the type handler below reads chunk by chunk while it writes.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore as ts
+from orbax.checkpoint import type_handlers
+
+from jsg.models.checkpoint import PIECE_BYTES, StoredTensor
+from jsg.models.orbax_checkpoint import DTYPES, FOLDER, MANIFEST, codecs, files_of, manifest_text
+from jsg.models.tensor_parallel import TENSOR_AXIS
+
+FILE_BYTES = 64 * 2**20
+"""Of a chunk, which is a file, at most; a writer holds one as it is read and as it is written."""
+LEAST_FILE_BYTES, LEAST_PIECE_BYTES = 2**20, 2**14
+"""Where a chunk would be less it is not cut."""
+NUMPY = {stored: jnp.dtype(name) for name, stored in DTYPES.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How one tensor is written.
+
+    Attributes:
+        axis: The axis that it is cut along.
+        parts: Devices that share it out, evenly.
+        unit: Indices of the axis that belong together, such as a head's; cut through only where they are too large.
+        is_turned: Whether the last axis comes first in a chunk, as the model wants it: then nothing is transposed when
+            it is loaded.
+        num_devices: Devices of the checkpoint; other than `parts` where some of them have the same part.
+    """
+
+    axis: int
+    parts: int
+    unit: int
+    is_turned: bool
+    num_devices: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Promise:
+    """A tensor that is read when it is written. A leaf of the tree that orbax is given."""
+
+    tensor: StoredTensor
+    layout: Layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor."""
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the tensor."""
+        return NUMPY[self.tensor.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Of its numbers."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write(folder: Path, promises: Mapping[str, Promise], written: Callable[[int], None]) -> None:
+    """Writes a checkpoint and its manifest into a model directory.
+
+    Args:
+        folder: The model directory.
+        promises: The tensors by name.
+        written: Told the bytes of each chunk.
+
+    Raises:
+        ModelError: A tensor cannot be read.
+        OSError: The file system does not take it.
+    """
+    registry = type_handlers.create_type_handler_registry((Promise, _PromiseHandler(written)))
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # orbax warns of what a checkpoint of no `jax.Array` lacks
+    try:
+        handler = ocp.PyTreeCheckpointHandler(
+            use_ocdbt=False, use_zarr3=True, use_compression=False, type_handler_registry=registry
+        )
+        with ocp.Checkpointer(handler) as checkpointer:
+            checkpointer.save((folder / FOLDER).absolute(), args=ocp.args.PyTreeSave(dict(promises)))
+    finally:
+        logger.setLevel(level)
+    _write_shardings(folder / FOLDER, promises)
+    _write_manifest(folder)
+
+
+def grid(shape: tuple[int, ...], item_bytes: int, layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of a file's chunk and of the smaller ones in it, which is what can be read by itself.
+
+    Both are cut along the layout's axis only, evenly: a device's part is whole files, and a file whole smaller chunks.
+    """
+    length = shape[layout.axis] // layout.parts
+    index_bytes = max(1, math.prod(shape) // max(1, shape[layout.axis])) * item_bytes
+    large = _divisor(length, layout.unit, FILE_BYTES // index_bytes, LEAST_FILE_BYTES // index_bytes)
+    small = _divisor(large, layout.unit, PIECE_BYTES // index_bytes, LEAST_PIECE_BYTES // index_bytes)
+
+    def cut(size: int) -> tuple[int, ...]:
+        return (*shape[: layout.axis], size, *shape[layout.axis + 1 :])
+
+    return cut(large), cut(small)
+
+
+def _divisor(length: int, unit: int, limit: int, least: int) -> int:
+    """The largest divisor of a length that is at most `limit`, and of whole units or of whole parts of one.
+
+    All of it where that would be smaller than `least`: a length may be a prime.
+    """
+    divisors = [d for d in range(1, math.isqrt(length) + 1) if length % d == 0]
+    divisors += [length // d for d in divisors]
+    fitting = [d for d in divisors if d <= limit and (d % unit == 0 or unit % d == 0)]
+    best = max(fitting, default=length)
+    return best if best >= least else length
+
+
+@final
+class _PromiseHandler(type_handlers.TypeHandler):
+    """Writes promises; what comes out is what orbax knows as a `jax.Array`."""
+
+    def __init__(self, written: Callable[[int], None]):
+        self._written = written
+
+    def typestr(self) -> str:
+        return "jax.Array"
+
+    async def metadata(self, infos: Sequence[Any]) -> Sequence[Any]:
+        raise NotImplementedError("a promise is only written")
+
+    async def deserialize(self, infos: Sequence[Any], args: Sequence[Any] | None = None) -> Sequence[Any]:
+        raise NotImplementedError("a promise is only written")
+
+    async def serialize(
+        self, values: Sequence[Promise], infos: Sequence[Any], args: Sequence[Any] | None = None
+    ) -> Sequence[Any]:
+        """Writes one after another, chunk by chunk: nothing is left to be done later."""
+        for promise, info in zip(values, infos, strict=True):
+            await info.await_path_creation()
+            large, small = grid(promise.shape, promise.dtype.itemsize, promise.layout)
+            spec = type_handlers.get_json_tspec_write(
+                info, use_ocdbt=False, global_shape=promise.shape, local_shape=large, dtype=promise.dtype
+            )
+            spec["metadata"]["chunk_grid"]["configuration"]["chunk_shape"] = large
+            spec["metadata"]["codecs"] = codecs(small, is_turned=promise.layout.is_turned)
+            store = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
+            axis, step = promise.layout.axis, large[promise.layout.axis]
+            for first in range(0, promise.shape[axis], step):
+                slices = (slice(None),) * axis + (slice(first, first + step),)
+                numbers = promise.tensor.read(slices + (slice(None),) * (len(large) - len(slices)))
+                await store[slices].write(numbers)
+                self._written(numbers.nbytes)
+        return []
+
+
+def _write_shardings(folder: Path, promises: Mapping[str, Promise]) -> None:
+    """How devices share each tensor out, as orbax keeps it: the devices themselves are those that restore it."""
+    shardings = {}
+    for name, promise in promises.items():
+        layout = promise.layout
+        axis = layout.axis if layout.parts == layout.num_devices > 1 else None
+        sharding = ocp.metadata.NamedShardingMetadata(
+            shape=np.array([layout.num_devices]),
+            axis_names=[TENSOR_AXIS],
+            partition_spec=tuple(TENSOR_AXIS if each == axis else None for each in range(len(promise.shape))),
+        )
+        shardings[base64.urlsafe_b64encode(name.encode()).decode()] = sharding.to_serialized_string()
+    (folder / "_sharding").write_text(json.dumps(shardings), encoding="utf-8")
+
+
+def _write_manifest(directory: Path) -> None:
+    files = files_of(directory / FOLDER)
+    digests = {
+        path: hashlib.sha256((directory / FOLDER / path).read_bytes()).hexdigest()
+        for path in files
+        if "/c/" not in path
+    }
+    (directory / MANIFEST).write_text(manifest_text(files, digests), encoding="utf-8")

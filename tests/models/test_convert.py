@@ -1,0 +1,222 @@
+"""What `jsg convert` writes: the same model, cut for devices, readable by orbax; or nothing."""
+
+import collections
+import errno
+import json
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from jsg.errors import ConfigError, ModelError
+from jsg.models import convert as converting
+from jsg.models import orbax_writer
+from jsg.models.checkpoint import open_checkpoint
+from jsg.models.config import ModelConfig
+from jsg.models.convert import convert
+from jsg.models.loading import load_model
+from tests.golden.variants import random_tensors, write_checkpoint
+from tests.golden.vision_variants import vision_tensors, write_vision_checkpoint
+from tests.own_process import said
+
+FAMILIES = ("llama_gqa_head_dim", "llama_tied", "mistral_window", "mixtral_three_of_five", "qwen2", "qwen3_biases")
+VISION = ("llava", "llava_next_video")  # names of transformers 4, and of both
+
+
+def write(directory: Path, variant: str) -> Path:
+    directory.mkdir()
+    if variant in VISION:
+        write_vision_checkpoint(directory, variant, vision_tensors(variant, 0))
+    else:
+        write_checkpoint(directory, variant, random_tensors(variant, 0))
+    return directory
+
+
+def leaves(directory: Path, **options) -> list[np.ndarray]:
+    model = load_model(directory, ModelConfig.from_directory(directory), **options)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(model))]
+
+
+def assert_same(one: Path, other: Path, **options) -> None:
+    for first, second in zip(leaves(one, **options), leaves(other, **options), strict=True):
+        assert first.dtype == second.dtype
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of several chunks, and tensors of several files."""
+    monkeypatch.setattr(orbax_writer, "PIECE_BYTES", 1024)
+    monkeypatch.setattr(orbax_writer, "FILE_BYTES", 4096)
+    monkeypatch.setattr(orbax_writer, "LEAST_FILE_BYTES", 1)
+    monkeypatch.setattr(orbax_writer, "LEAST_PIECE_BYTES", 1)
+
+
+@pytest.mark.parametrize("variant", FAMILIES + VISION)
+@pytest.mark.usefixtures("small_chunks")
+def test_every_family_is_the_same_model(tmp_path, variant):
+    source = write(tmp_path / "source", variant)
+    convert(source, tmp_path / "made", tp_size=2)
+    assert_same(source, tmp_path / "made")
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_kernels_in_8_bits_are_the_same(tmp_path):
+    source = write(tmp_path / "source", "llama_gqa_head_dim")
+    convert(source, tmp_path / "made")
+    assert_same(source, tmp_path / "made", quantization="int8")
+
+
+@pytest.mark.parametrize("chunked_for", [1, 4])
+@pytest.mark.usefixtures("small_chunks")
+def test_any_number_of_devices_loads_it(tmp_path, chunked_for):
+    """Two key-value heads over four devices, and over two; each reads what it holds and no more."""
+    convert(write(tmp_path / "source", "llama_gqa_head_dim"), tmp_path / "made", tp_size=chunked_for)
+    runs = [
+        {"count": 2, "options": {}},
+        {"count": 4, "options": {}},
+        {"count": 2, "options": {"quantization": "int8"}},
+        {"count": 2, "options": {}, "is_sent": True},
+    ]
+    results = said("tests.models.shared_out", str(tmp_path / "made"), told=runs)
+    assert [result["differing"] for result in results] == [[]] * 4
+    assert results[0]["numbers_read"] == results[0]["numbers_held"]
+
+
+def test_a_device_reads_whole_files_where_it_is_chunked_for_them(tmp_path):
+    source = write(tmp_path / "source", "llama_gqa_head_dim")
+    convert(source, tmp_path / "made", tp_size=2)
+    shapes = {name: tensor.shape for name, tensor in load_file(source / "model.safetensors").items()}
+    for name, axis in (("self_attn.q_proj", 0), ("self_attn.o_proj", 1), ("mlp.up_proj", 0), ("mlp.down_proj", 1)):
+        tensor = f"model.layers.0.{name}.weight"
+        metadata = json.loads((tmp_path / "made/orbax" / tensor / "zarr.json").read_bytes())
+        expected = list(shapes[tensor])
+        expected[axis] //= 2
+        assert metadata["chunk_grid"]["configuration"]["chunk_shape"] == expected
+
+
+@pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_types_stay_and_orbax_reads_them(tmp_path, stored):
+    """By its own API, names and numbers as in the file, also where one device is fewer than it was chunked for."""
+    source = write(tmp_path / "source", "llama_tied")
+    tensors = {name: tensor.astype(stored) for name, tensor in load_file(source / "model.safetensors").items()}
+    save_file(tensors, source / "model.safetensors")
+    convert(source, tmp_path / "made", tp_size=2)
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = {name: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here) for name, each in tensors.items()}
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(tmp_path / "made/orbax", shapes)
+    assert restored.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert restored[name].dtype == stored
+        np.testing.assert_array_equal(restored[name], tensor)
+
+
+def test_orbax_shares_it_out_as_it_was_chunked(tmp_path):
+    """Without being told how, on as many devices."""
+    convert(write(tmp_path / "source", "llama_mha"), tmp_path / "made", tp_size=2)
+    specs = said("tests.models.restored", str(tmp_path / "made/orbax"))
+    assert specs["model.layers.0.self_attn.q_proj.weight"] == ["tensor", None]
+    assert specs["model.layers.0.mlp.down_proj.weight"] == [None, "tensor"]
+    assert specs["model.norm.weight"] == [None]
+
+
+def test_a_model_directory_comes_with_its_other_files(tmp_path):
+    source = write(tmp_path / "source", "llama_mha")
+    for name in ("tokenizer.json", "generation_config.json", "chat_template.jinja", "tokenizer.model", "LICENSE"):
+        (source / name).write_text("{}")
+    for name in ("modeling.py", "pytorch_model.bin", "README.md"):
+        (source / name).write_text("")
+    convert(source, tmp_path / "made")
+    assert {path.name for path in (tmp_path / "made").iterdir()} == {
+        *("orbax", "orbax.json", "config.json", "tokenizer.json", "generation_config.json"),
+        *("chat_template.jinja", "tokenizer.model", "LICENSE"),
+    }
+
+
+def test_what_was_converted_converts_again(tmp_path):
+    source = write(tmp_path / "source", "llama_mha")
+    convert(source, tmp_path / "one", tp_size=1)
+    convert(tmp_path / "one", tmp_path / "four", tp_size=4)
+    assert_same(source, tmp_path / "four")
+
+
+def test_tensors_that_no_model_needs_are_left_out(tmp_path):
+    source = write(tmp_path / "source", "llama_tied")
+    tensors = load_file(source / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, source / "model.safetensors")
+    num_bytes = convert(source, tmp_path / "made")
+    assert num_bytes == sum(tensor.nbytes for tensor in tensors.values())
+    with open_checkpoint(tmp_path / "made") as checkpoint:
+        assert {stored for _, stored, _ in checkpoint.stored()} == tensors.keys()
+
+
+def test_progress_ends_with_all_bytes(tmp_path):
+    seen = []
+    total = convert(
+        write(tmp_path / "source", "llama_mha"), tmp_path / "made", progress=lambda *both: seen.append(both)
+    )
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (total, total) and len(seen) > 10
+
+
+def interrupt(done: int, total: int) -> None:
+    if done > total // 2:
+        raise KeyboardInterrupt
+
+
+def fail(done: int, total: int) -> None:
+    raise OSError(errno.ENOSPC, "full", "/secret/path")
+
+
+@pytest.mark.parametrize(
+    ("progress", "error", "message"),
+    [(interrupt, KeyboardInterrupt, None), (fail, ModelError, r"DST must be writable, .*\(ENOSPC\)")],
+)
+def test_nothing_is_left_of_what_failed(tmp_path, progress, error, message):
+    source = write(tmp_path / "source", "llama_mha")
+    with pytest.raises(error, match=message) as caught:
+        convert(source, tmp_path / "made", progress=progress)
+    assert "secret" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_full_disk_is_seen_before_it_is_written(tmp_path, monkeypatch):
+    source = write(tmp_path / "source", "llama_mha")
+    usage = collections.namedtuple("usage", "total used free")(1, 1, 1000)
+    monkeypatch.setattr(converting.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ModelError, match=r"DST must have 0\.0 GB free"):
+        convert(source, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize(
+    ("destination", "tp_size", "error", "message"),
+    [
+        ("source", 1, ConfigError, "DST must not exist yet"),
+        ("none/made", 1, ConfigError, "the directory that DST is made in must exist"),
+        ("made", 0, ConfigError, "--tp-size must be at least 1, but got 0"),
+        ("made", 3, ModelError, "--tp-size must divide num_attention_heads"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(tmp_path, destination, tp_size, error, message):
+    source = write(tmp_path / "source", "llama_mha")
+    with pytest.raises(error, match=message) as caught:
+        convert(source, tmp_path / destination, tp_size=tp_size)
+    assert str(tmp_path) not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_source_that_does_not_fit_is_refused_by_the_tensor_name(tmp_path):
+    source = write(tmp_path / "source", "llama_mha")
+    tensors = load_file(source / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises(ModelError, match=r"must hold model\.norm\.weight"):
+        convert(source, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == [source]
