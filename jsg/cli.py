@@ -370,6 +370,7 @@ def _convert(options: argparse.Namespace) -> int:
     from jsg.sources import resolve_model
 
     use_host()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that nothing half done stays
     with ByteDisplay("convert") as display:
         convert(
             resolve_model(options.source),

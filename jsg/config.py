@@ -91,7 +91,9 @@ class EngineConfig:
     deterministic: bool = _knob(False, "bitwise equal answers whatever the batch, the chunks and the cache")
     forbid_compile: bool = _knob(False, "after warm-up an unplanned compile is an error")
     compilation_cache_dir: str | None = _knob(
-        None, "owner-only directory of compiled programs; default ~/.cache/jsg/xla"
+        None,
+        "owner-only directory of compiled programs; default ~/.cache/jsg/xla, but none on several hosts, which have to "
+        "share what they name here",
     )
     disable_compilation_cache: bool = _knob(False, "keep no compiled programs on disk")
     profile_dir: str | None = _knob(

@@ -78,13 +78,6 @@ class EngineCore:
         token, or has proposed tokens, the old one is taken first: which step comes next depends on it. A program that
         was compiled in the background makes its first runs here, one a step.
         """
-        try:
-            return self._step()
-        except Exception:
-            self._runner.find_out()
-            raise
-
-    def _step(self) -> list[RequestOutput]:
         self._runner.warm_one()
         if self._profiler is not None and self._serves:
             self._profiler.before_step()
@@ -133,7 +126,11 @@ class EngineCore:
         flight = self._in_flight
         if flight is None:
             return []
-        result = flight.read()
+        try:
+            result = flight.read()
+        except Exception:
+            self._runner.find_out()
+            raise
         self._in_flight = None  # not before: what the device raises here, the next step raises again
         self.grammars.accept(flight.batch, result)
         return self.scheduler.commit(flight.batch, result)

@@ -160,8 +160,8 @@ class Executables:
         return name in self._compiled and name not in self._cold and self._is_elsewhere(name)
 
     def cold(self) -> list[Hashable]:
-        """Compiled programs that have to run before they are ready."""
-        return [name for name in list(self._cold) if self._is_elsewhere(name)]
+        """Compiled programs that have to run before they are ready, in the order that every host compiles them in."""
+        return sorted(filter(self._is_elsewhere, list(self._cold)), key=self._order.__getitem__)
 
     @property
     def num_compiled(self) -> int:

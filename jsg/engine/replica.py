@@ -62,6 +62,7 @@ class Replica:
         state, run = self.state, self._executables
         match name:
             case ("forward", BucketKey() as key):
+                self._logits = self._hidden = None  # of a run for its own sake: this one needs the memory
                 self._logits, self._hidden, pool, page_table = run(
                     name, self.leaves, state.pool, state.page_table, state.last_token, *arrays, *seen(state, key)
                 )

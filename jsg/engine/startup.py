@@ -203,7 +203,9 @@ class _Ready:
 
 def _begin(config: EngineConfig, report: Report) -> _Settings:
     """Meets the other hosts, if there are any, starts JAX and decides every default."""
-    if not config.disable_compilation_cache:
+    # Where a GPU's programs are tuned by several hosts together, those must all find a program there, or none of them.
+    is_shared = config.nnodes == 1 or config.compilation_cache_dir is not None
+    if is_shared and not config.disable_compilation_cache:
         use_compilation_cache(config.compilation_cache_dir)
     directory, party = resolve_model(config.model_path), None
     if config.nnodes > 1:
@@ -239,7 +241,7 @@ def _make_runner(settings: _Settings, report: Report) -> _Ready:
     state = _with_newline(settings.make_state(num_pages), model)
     programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)
     runner = ModelRunner(programs, settings.runner_config(), state, settings.buckets, executables)
-    _warm_up(runner, executables, config, report)
+    _warm_up(runner, executables, settings, report)
     return _Ready(runner, executables, plan, num_pages)
 
 
@@ -362,7 +364,10 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
         )
 
     first = plan(0)
-    final = plan(_temporary_bytes(settings, executables, model, first.pool_tokens))
+    temporary_bytes = _temporary_bytes(settings, executables, model, first.pool_tokens)
+    if settings.party is not None:
+        temporary_bytes = -settings.party.agree("sizes", "", -temporary_bytes)  # the most that one needs
+    final = plan(temporary_bytes)
     if final.pool_tokens != first.pool_tokens:
         executables.clear()
         _temporary_bytes(settings, executables, model, final.pool_tokens)
@@ -378,8 +383,8 @@ def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.M
     return largest_step_bytes([executables.compiled(name) for name in names], settings.buckets, settings.model)
 
 
-def _warm_up(runner: ModelRunner, executables: Executables, config: EngineConfig, report: Report) -> None:
-    programs = runner.programs
+def _warm_up(runner: ModelRunner, executables: Executables, settings: _Settings, report: Report) -> None:
+    config, programs = settings.config, runner.programs
     programs.lower()
     names = programs.all_names() if config.forbid_compile else programs.essential()
     done = 0
@@ -390,9 +395,10 @@ def _warm_up(runner: ModelRunner, executables: Executables, config: EngineConfig
         done += 1
 
     executables.compile(names, tell)
-    runner.warm_up()
-    if config.nnodes > 1:
+    if settings.party is not None:
+        settings.party.agree("warm-up", "")  # what is summed up first waits for the others no longer than 30 s
         runner.rehearse()
+    runner.warm_up()
     report(Progress("warm-up", len(names), len(names)))
     executables.seal()
     executables.compile_rest_in_background()

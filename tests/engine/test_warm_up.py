@@ -36,6 +36,22 @@ def test_a_program_is_ready_after_its_runs():
         programs("a", np.float32(1))
 
 
+def test_programs_are_run_in_one_order_whatever_is_compiled_first():
+    """On several hosts: what one sums up the others must sum up with it."""
+    programs = Executables(forbid_compile=False, runs_before_ready=1)
+    for name in "abc":
+        programs.lower(name, lambda x: x + 1, jax.ShapeDtypeStruct((), jnp.float32))
+    programs._put_in_order("abc")
+    for name in "cab":
+        programs._compile_one(name)
+    assert programs.cold() == ["a", "b", "c"]
+    programs.share(lambda: 2)  # the others have not compiled the last one yet
+    assert programs.cold() == ["a", "b"]
+    for name in "abc":
+        programs(name, np.float32(1))
+    assert [programs.is_ready(name) for name in "abc"] == [True, True, False]
+
+
 def test_the_first_runs_touch_the_dump_row_and_the_dump_page_only(core: EngineCore):
     core._executables._thread.join()  # pyright: ignore[reportOptionalMemberAccess]
     core._runner.warm_up()

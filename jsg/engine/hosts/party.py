@@ -1,11 +1,11 @@
 """The hosts of an engine, as each of them sees the others."""
 
-import contextlib
 import hashlib
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, final
 
+import jax
 import numpy as np
 
 from jsg.config import EngineConfig
@@ -49,7 +49,7 @@ class Leader:
         """From now on calls reach the followers, which must have come as far."""
         schema = schema_of(executables)
         self._standing.count_programs = lambda: executables.num_in_order
-        at_least = self.agree("programs", digest(schema), executables.num_in_order)
+        at_least = self.agree("programs and pool", digest(schema, replica), executables.num_in_order)
         executables.share(lambda: max(at_least, self._watch.num_programs))
         self._codec = CallCodec(schema)
         self._replica = replica
@@ -57,8 +57,12 @@ class Leader:
     def call(self, name: Hashable, *arrays: np.ndarray) -> Any:
         """See `Replica.call`. The others get it first: they work while this host starts its own part."""
         assert self._replica is not None, "calls come after open()"
-        self._codec.send(list(self._plans.values()), name, arrays)
-        result = self._replica.call(name, *arrays)
+        try:
+            self._codec.send(list(self._plans.values()), name, arrays)
+            result = self._replica.call(name, *arrays)
+        except Exception:
+            self.find_out()
+            raise
         if is_step(name):
             self._standing.begin(result.tokens)
         return result
@@ -71,8 +75,7 @@ class Leader:
         """Frees the replica, and ends the followers."""
         self._watch.stop()
         if self._replica is not None:
-            with contextlib.suppress(OSError):  # one that has ended already
-                self._codec.send_end(list(self._plans.values()))
+            self._codec.send_end(list(self._plans.values()))
             self._replica.close()
             disconnect()
         self._watch.close()
@@ -110,7 +113,7 @@ class Follower:
         """Makes the leader's calls until it says that there are no more. Ends the process where the leader is lost."""
         schema = schema_of(executables)
         self._standing.count_programs = lambda: executables.num_in_order
-        self.agree("programs", digest(schema), executables.num_in_order)
+        self.agree("programs and pool", digest(schema, replica), executables.num_in_order)
         codec = CallCodec(schema)
         try:
             while (call := codec.receive(self._plan)) is not None:
@@ -162,9 +165,10 @@ def schema_of(executables: Executables) -> Schema:
     return {name: executables.host_shapes(name) for name in executables.names()}
 
 
-def digest(schema: Schema) -> str:
-    """Of the names of all programs and what they take, in order."""
+def digest(schema: Schema, replica: Replica) -> str:
+    """Of the names of all programs and what they take, in order, and of the shapes of the state."""
     text = repr([(name, [(each.shape, str(each.dtype)) for each in shapes]) for name, shapes in schema.items()])
+    text += repr([array.shape for array in jax.tree.leaves(replica.state)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

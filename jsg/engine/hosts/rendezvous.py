@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import logging
 import secrets
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any, final
 
 from jsg.engine.hosts.address import parse_address
 from jsg.engine.hosts.identity import difference
+from jsg.engine.hosts.watch import FIRST_BEAT
 from jsg.engine.hosts.wire import WireError, receive_message, send_message
 from jsg.errors import ConfigError
 
@@ -24,6 +26,7 @@ PATIENCE_S = 600.0
 """How long hosts wait for each other to be started."""
 RETRY_S = 0.25
 HELLO_S = 5.0  # for a caller to say who it is
+KEEPALIVE_S = 60
 TOKEN_BYTES = 16
 
 Arrived = Callable[[int, int], None]
@@ -76,6 +79,7 @@ class Gathering:
                 if time.monotonic() > deadline:
                     raise ConfigError(self._who_is_missing())
                 self._forget_those_that_left()
+                self._give_signs_of_life()
                 arrived(1 + len(self._beats), self._num_hosts)
                 with contextlib.suppress(TimeoutError):
                     connection, _ = listener.accept()
@@ -85,16 +89,15 @@ class Gathering:
 
     def _greet(self, connection: socket.socket) -> None:
         """Takes a caller in, or tells it why not."""
-        connection.settimeout(HELLO_S)
         try:
-            why = self._take(connection, receive_message(connection))
+            why = self._take(connection, receive_message(connection, HELLO_S))
             if why is None:
                 _prepare(connection)
                 return
-            logger.warning("a host that called was refused: %s", why)
+            logger.warning("a host that called was refused: %.200r", why)
             send_message(connection, {"refused": why})
-        except OSError as error:  # a stranger, who may say anything
-            logger.warning("a caller was no host of this engine: %s", error)
+        except (OSError, ValueError) as error:  # a stranger, who may say anything
+            logger.warning("a caller was no host of this engine: %.200r", error)
         connection.close()
 
     def _take(self, connection: socket.socket, hello: dict[str, Any]) -> str | None:
@@ -128,6 +131,12 @@ class Gathering:
                     if rank in connections:
                         connections.pop(rank).close()
                 del self._tokens[rank]
+
+    def _give_signs_of_life(self) -> None:
+        """Those that are there watch this host already."""
+        for connection in self._beats.values():
+            with contextlib.suppress(OSError):
+                connection.send(FIRST_BEAT)
 
     def _who_is_missing(self) -> str:
         missing = [str(rank) for rank in range(1, self._num_hosts) if rank not in self._beats]
@@ -203,15 +212,13 @@ def _prepare(connection: socket.socket) -> None:
     """Small messages go out at once; who waits, waits for as long as it takes: the watch sees to it that it ends."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # an idle engine makes no calls for days
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
 
 
 def _has_ended(connection: socket.socket) -> bool:
-    connection.setblocking(False)
-    try:
-        return not connection.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    finally:
-        connection.setblocking(True)
+    """Whether the other side has closed it, whatever it has said before."""
+    poll = select.poll()
+    poll.register(connection, getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))

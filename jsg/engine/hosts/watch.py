@@ -28,6 +28,8 @@ HOST_LOST = 3
 """Exit status of a process that has lost another host."""
 
 _BEAT = struct.Struct("<QQQ")
+FIRST_BEAT = _BEAT.pack(0, 0, 0)
+"""Of a host that has begun nothing."""
 
 
 @runtime_checkable
@@ -65,7 +67,7 @@ class Standing:
         """Steps that are computed here. One thread may ask while another begins steps."""
         while self._results and self._results[0].is_ready():
             self._results.popleft()
-        return self.num_begun - len(self._results)
+        return max(0, self.num_begun - len(self._results))
 
     def forget(self, num_done: int) -> None:
         """So many are computed everywhere."""
@@ -149,6 +151,13 @@ class Watch:
         self._selector.close()
 
     def _run(self) -> None:
+        try:
+            self._look_on()
+        except Exception as error:  # else nobody would notice anything any more
+            logger.exception("the watch over other hosts has failed")
+            self._lost(f"nobody watches the other hosts: {error}")
+
+    def _look_on(self) -> None:
         next_beat = time.monotonic()
         while not self._is_stopped.is_set():
             if time.monotonic() >= next_beat:

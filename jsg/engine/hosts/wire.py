@@ -4,16 +4,18 @@ A message has its length in front. A call is the number of its program and the b
 takes from the host, whose shapes and types both sides know: nothing in it has to be interpreted.
 """
 
+import contextlib
 import json
 import math
 import socket
 import struct
+import time
 from collections.abc import Hashable, Sequence
 from typing import Any, final
 
 import numpy as np
 
-MAX_MESSAGE_BYTES = 2**20
+MAX_MESSAGE_BYTES = 2**18
 JOIN_BYTES = 2**16  # arrays up to here are copied into one packet
 
 _LENGTH = struct.Struct("!I")
@@ -31,25 +33,33 @@ def send_message(connection: socket.socket, message: dict[str, Any]) -> None:
     connection.sendall(_LENGTH.pack(len(text)) + text)
 
 
-def receive_message(connection: socket.socket) -> dict[str, Any]:
-    """Waits for the next one. Raises WireError where there is none, or something else comes."""
-    (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size))
+def receive_message(connection: socket.socket, within_s: float | None = None) -> dict[str, Any]:
+    """Waits for the next one, at most so long if it says so.
+
+    Raises:
+        WireError: There is none, or something else comes.
+        TimeoutError: It is not there in time.
+    """
+    deadline = None if within_s is None else time.monotonic() + within_s
+    (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size, deadline))
     if length > MAX_MESSAGE_BYTES:
         raise WireError(f"a message must have at most {MAX_MESSAGE_BYTES} bytes, but has {length}")
     try:
-        message = json.loads(receive_exactly(connection, length))
-    except ValueError:
+        message = json.loads(receive_exactly(connection, length, deadline))
+    except (ValueError, RecursionError):
         raise WireError("a message must be JSON, but is not") from None
     if not isinstance(message, dict):
         raise WireError("a message must be a JSON object, but is not")
     return message
 
 
-def receive_exactly(connection: socket.socket, length: int) -> bytearray:
-    """So many bytes. Raises WireError where the other side ends before."""
+def receive_exactly(connection: socket.socket, length: int, deadline: float | None = None) -> bytearray:
+    """So many bytes. Raises WireError where the other side ends before, TimeoutError at the deadline."""
     data = bytearray(length)
     view, have = memoryview(data), 0
     while have < length:
+        if deadline is not None:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
         count = connection.recv_into(view[have:])
         if not count:
             raise WireError("the other side has closed the connection")
@@ -91,7 +101,8 @@ class CallCodec:
     def send_end(self, connections: Sequence[socket.socket]) -> None:
         """Says that there will be no more calls."""
         for connection in connections:
-            connection.sendall(_NUMBER.pack(_END))
+            with contextlib.suppress(OSError):  # one that has ended already
+                connection.sendall(_NUMBER.pack(_END))
 
     def receive(self, connection: socket.socket) -> tuple[Hashable, list[np.ndarray]] | None:
         """Waits for the next call; None after the last.

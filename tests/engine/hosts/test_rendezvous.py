@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,6 +11,7 @@ import pytest
 
 from jsg.engine.hosts import rendezvous
 from jsg.engine.hosts.rendezvous import Connections, Gathering, join
+from jsg.engine.hosts.watch import FIRST_BEAT
 from jsg.errors import ConfigError
 from tests.server.conftest import free_port
 
@@ -57,7 +59,9 @@ def test_any_order(address: str, leader_first: bool):
         assert joined.own_address == "127.0.0.1"
         for mine, theirs in ((others[rank].plan, joined.plan), (others[rank].beats, joined.beats)):
             mine.sendall(b"x")
-            assert theirs.recv(1) == b"x"
+            theirs.settimeout(10)
+            while theirs.recv(1) != b"x":  # signs of life, while others were waited for
+                pass
             assert mine.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         close(others[rank], joined)
 
@@ -92,17 +96,74 @@ def test_a_host_that_was_ended_meanwhile_may_come_again(address: str):
         close(again, other, *others.values())
 
 
+def test_a_host_that_left_with_something_unread_may_come_again_too(address: str):
+    with leader(address, 3) as gathered:
+        first = join(address, 1, SAME)
+        first.plan.sendall(b"unread")
+        first.beats.sendall(b"unread")
+        close(first)
+        time.sleep(2 * rendezvous.RETRY_S)
+        again, other = join(address, 1, SAME), join(address, 2, SAME)
+        close(again, other, *gathered.result(10).values())
+
+
+def test_who_waits_for_others_hears_from_the_leader(address: str):
+    with leader(address, 3) as gathered:
+        first = join(address, 1, SAME)
+        first.beats.settimeout(10)
+        assert [first.beats.recv(24) for _ in range(3)] == [FIRST_BEAT] * 3
+        second = join(address, 2, SAME)
+        close(first, second, *gathered.result(10).values())
+
+
+def test_a_stranger_who_dawdles_holds_nobody_up_for_long(address: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rendezvous, "HELLO_S", 0.5)
+    with leader(address) as gathered, connected(address) as stranger:
+        is_done = threading.Event()
+
+        def dawdle() -> None:
+            with contextlib.suppress(OSError):
+                while not is_done.wait(0.2):
+                    stranger.sendall(b"\x00")
+
+        thread = threading.Thread(target=dawdle)
+        thread.start()
+        joined = join(address, 1, SAME)
+        is_done.set()
+        thread.join()
+        close(joined, *gathered.result(10).values())
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[socket.socket]:
+    """A connection to a leader that may not listen yet."""
+    for _ in range(100):
+        with contextlib.suppress(ConnectionRefusedError):
+            connection = socket.create_connection(rendezvous.parse_address(address))
+            break
+        time.sleep(0.05)
+    with connection:
+        yield connection
+
+
+def message(text: bytes) -> bytes:
+    return len(text).to_bytes(4, "big") + text
+
+
 @pytest.mark.parametrize(
-    "said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02{}", b'\x00\x00\x00\x1b{"rank": 1, "token": "guess"}']
+    "said",
+    [
+        message(b"[" * 200_000),
+        message(b'{"rank": 1, "token": "\\ud800"}'),
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\x00\x00\x02{}",
+        b'\x00\x00\x00\x1b{"rank": 1, "token": "guess"}',
+    ],
 )
 def test_strangers_are_dropped(address: str, said: bytes):
     with leader(address) as gathered:
-        for _ in range(100):
-            with contextlib.suppress(ConnectionRefusedError):
-                stranger = socket.create_connection(rendezvous.parse_address(address))
-                break
-            time.sleep(0.05)
-        with stranger:
+        with connected(address) as stranger:
             with contextlib.suppress(OSError):  # the leader may have hung up already
                 stranger.sendall(said)
                 stranger.shutdown(socket.SHUT_WR)
