@@ -231,6 +231,7 @@ class Executables:
     def _compile_one(self, name: Hashable) -> Hashable:
         if name in self._compiled:  # since it was put on the list
             return name
+        self._put_in_order([name])
         compiled = self._lowered[name].compile(self.compiler_options(name))
         if self._runs_before_ready:
             self._cold[name] = self._runs_before_ready  # first, for another thread may ask whether it is ready
