@@ -249,7 +249,9 @@ def test_deterministic_mode_has_two_gpus_at_most(small_model):
     """Three or more add up in an order that depends on where a number lies; a CPU's add up as one does."""
     config = EngineConfig(model_path=str(small_model), deterministic=True, tp_size=4)
     with pytest.raises(ConfigError, match="--deterministic needs --tp-size 1 or 2, but got 4"):
-        startup._settle(config, Device(platform="gpu", kind="NVIDIA H200", gpu=None, why="", count=4))
+        startup._settle(
+            config, small_model, Device(platform="gpu", kind="NVIDIA H200", gpu=None, why="", count=4), None
+        )
 
 
 def test_who_waits_for_a_model_is_told_how_fast_it_is_read():
