@@ -91,7 +91,7 @@ def test_each_device_reads_its_part_and_the_busiest_one_counts(tmp_path):
 
 
 def test_the_engines_own_programs_are_timed(core: EngineCore):
-    check = core.selfcheck(2.0)
+    check = core.selfcheck(30.0)  # which is not used up: two seconds were not always enough on a busy machine
     assert [(step.num_rows, step.context) for step in check.steps] == [(1, small.CONTEXT - 1), (4, 255)]
     for step in check.steps:
         assert 0 < step.floor_ms < 1e4 * step.ms
