@@ -3,10 +3,12 @@
 import base64
 import contextlib
 import dataclasses
+import ipaddress
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,6 +27,7 @@ from tests.server.real_model import write_real_model
 END_S = 15.0
 FEW_PROGRAMS = ("--deterministic", "--max-running-requests", "4", "--max-total-tokens", "32768")
 """A host that follows compiles its programs at every start: on CPUs JAX keeps none of them."""
+LISTENS = "0A"  # of /proc/net/tcp
 ADDRESS = "127.0.0.2"  # what listens on the wrong interface listens on 127.0.0.1, or on all
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
 
@@ -92,10 +95,27 @@ def streaming(hosts: Hosts) -> Iterator[Iterator[str]]:
 
 
 def listeners(pid: int) -> set[str]:
-    """Addresses at which a process listens for TCP."""
-    lines = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
-    mine = [line for line in lines if f"pid={pid}," in line]
-    return {line.split()[3].rpartition(":")[0].removeprefix("[::ffff:").removesuffix("]") for line in mine}
+    """Addresses at which a process listens for TCP. /proc writes them in words of the host's byte order."""
+    sockets = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == LISTENS and f"socket:[{rest[5]}]" in sockets:
+                words = bytes.fromhex(local.partition(":")[0])
+                raw = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+                address = ipaddress.ip_address(raw)
+                found.add(str(getattr(address, "ipv4_mapped", None) or address))
+    return found
+
+
+def test_listeners_are_found_where_they_listen():
+    with (
+        socket.create_server((ADDRESS, 0)),
+        socket.create_server(("::1", 0), family=socket.AF_INET6),
+        socket.create_server(("0.0.0.0", 0)),
+    ):
+        assert listeners(os.getpid()) >= {ADDRESS, "::1", "0.0.0.0"}
 
 
 @pytest.mark.slow
