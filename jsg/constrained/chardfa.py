@@ -242,20 +242,18 @@ class CharDfa:
 
     def _live_states(self) -> list[int]:
         """States on a way from the start to an accepting one, the start first."""
-        reached = {0: None}
-        sources: dict[int, list[int]] = {}
+        sources: dict[int, list[int]] = {0: []}  # of the states that are reached, in the order in which they are
         for state in (order := [0]):
             for target in set(self.rows[state]):
-                if target == _DEAD:
-                    continue
-                sources.setdefault(target, []).append(state)
-                if target not in reached:
-                    reached[target] = None
+                if target in sources:
+                    sources[target].append(state)
+                elif target != _DEAD:
+                    sources[target] = [state]
                     order.append(target)
-        useful = [state for state in self.accepting if state in reached]
+        useful = [state for state in self.accepting if state in sources]
         seen = set(useful)
         for state in useful:
-            for source in sources.get(state, ()):
+            for source in sources[state]:
                 if source not in seen:
                     seen.add(source)
                     useful.append(source)

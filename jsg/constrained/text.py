@@ -85,10 +85,11 @@ def _lower(expr: Expr, encode: Callable[[CharRanges], Expr], done: dict[int, Exp
             lowered = [BagItem(_lower(item.expr, encode, done), item.is_once, item.is_required) for item in items]
             result = Bag(tuple(lowered), _lower(separator, encode, done), least, most)
         case Automaton(edges, accepting):
-            rows: list[tuple[tuple[Expr, int], ...]] = []
-            for row in edges:
-                labels = [(_lower(label, encode, done), target) for label, target in row]
-                rows.append(tuple([(label, target) for label, target in labels if label != NEVER]))
+            # There are far more edges than labels.
+            labels = {id(label): label for row in edges for label, _ in row}
+            lowered_labels = {key: _lower(label, encode, done) for key, label in labels.items()}
+            kept = {key: label for key, label in lowered_labels.items() if label != NEVER}
+            rows = [tuple([(kept[id(label)], to) for label, to in row if id(label) in kept]) for row in edges]
             result = Automaton(tuple(rows), accepting)
         case _:
             result = expr

@@ -176,7 +176,9 @@ class TestRequests:
         async def run() -> None:
             async with fleet_of(max_queued_requests=1, max_running_requests=1) as fleet:
                 lasting = [request(f"r{i}", (i, i + 50), max_new_tokens=900) for i in range(4)]
-                tasks = [asyncio.create_task(collect(fleet, one)) for one in lasting]
+                # The first two run before others come: an engine lets only one wait, also of those that come at once.
+                tasks = [(await begun(fleet, one))[0] for one in lasting[:2]]
+                tasks += [asyncio.create_task(collect(fleet, one)) for one in lasting[2:]]
                 await until(lambda: fleet.num_live() == 4)
                 assert all(engine.is_full for engine in fleet.engines)
                 with pytest.raises(QueueFullError):
