@@ -1,17 +1,21 @@
 """Two real engines behind one address answer as one does, and share the work."""
 
 import concurrent.futures
+import json
 import os
 import random
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import jsg as sgl
 from bench.served import engines_of
-from tests.server.conftest import RunningServer, ServerMaker
+from tests.server.conftest import RunningServer, ServerMaker, running, wait_until
 from tests.server.scrape import scrape
+from tests.server.vision_model import PATCHES, base64_of, png, write_vision_model
 
 pytestmark = pytest.mark.slow
 
@@ -45,15 +49,83 @@ def two(make_real_server: ServerMaker) -> Iterator[RunningServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def one(make_real_server: ServerMaker) -> Iterator[RunningServer]:
+    with make_real_server(*EXACT) as server:
+        yield server
+
+
 def states(server: RunningServer) -> list[dict[str, Any]]:
     return server.http.get("/get_server_info").json()["internal_states"]
 
 
-def test_greedy_answers_are_those_of_one_engine(two: RunningServer, make_real_server: ServerMaker):
+def test_greedy_answers_are_those_of_one_engine(one: RunningServer, two: RunningServer):
     asked = bodies(40, 200)
-    with make_real_server(*EXACT) as one:
-        expected = [answer["output_ids"] for answer in answer_all(one, asked)]
+    expected = [answer["output_ids"] for answer in answer_all(one, asked)]
     assert [answer["output_ids"] for answer in answer_all(two, asked)] == expected
+
+
+@sgl.function
+def judge(s, topic):
+    """Branches that are joined: what a branch has computed only its own engine holds."""
+    s += "Of " + topic + ", at a length that several engines would see as a prefix of its own: "
+    s += sgl.gen("essay", max_tokens=40, temperature=0, ignore_eos=True)
+    branches = s.fork(3)
+    for number, branch in enumerate(branches):
+        branch += f" ({number}) " + sgl.gen("mark", max_tokens=4, temperature=0, ignore_eos=True)
+    branches.join()
+    s += " so " + sgl.select("verdict", ["good", "bad"])
+
+
+def test_programs_say_and_compute_what_they_do_on_one_engine(one: RunningServer, two: RunningServer):
+    graph = json.loads(judge.compile().to_json())
+    told = []
+    for server in (one, two):
+        with sgl.RuntimeEndpoint(str(server.http.base_url)) as backend:
+            called = judge.run_batch([{"topic": f"{seed} things"} for seed in range(6)], backend=backend, num_threads=4)
+            said = [[state[name] for name in ("essay", "verdict")] for state in called]
+        before = num_computed(server)
+        for topic in ("apples", "books", "clocks"):
+            answer = server.http.post("/v1/programs", json={"graph": graph, "arguments": {"topic": topic}}).json()
+            assert answer["errors"] == []
+            said.append([answer["variables"][name] for name in ("essay", "mark", "verdict")])
+        wait_until(
+            lambda server=server: all(state["num_running"] == state["num_holds"] == 0 for state in states(server))
+        )
+        told.append((said, num_computed(server) - before))
+    assert told[0] == told[1]
+
+
+def num_computed(server: RunningServer) -> int:
+    """Prompt tokens that no cache had."""
+    return sum(state["prompt_tokens"] - state["cached_tokens"] for state in states(server))
+
+
+def test_questions_about_a_picture_go_to_who_has_seen_it(tmp_path: Path, compile_cache_dir: str):
+    model = write_vision_model(tmp_path / "model")
+    command = ["-m", "jsg.cli", "serve", str(model), "--port", "0", "--compilation-cache-dir", compile_cache_dir]
+    told = []
+    for size in ("2", "1"):
+        options = ("--dp-size", size, "--max-running-requests", "2", "--max-total-tokens", "4096")
+        with running([*command, *options]) as server:
+            answers = [
+                server.http.post(
+                    "/generate",
+                    json={
+                        "text": "<image> of which there is much to say, much more than a block holds: " + question,
+                        "image_data": base64_of(png(seed)),
+                        "sampling_params": GREEDY,
+                    },
+                ).json()
+                for question in ("What?", "Where?", "Why?")
+                for seed in range(4)
+            ]
+            assert all(answer["meta_info"]["cached_tokens"] > PATCHES for answer in answers[4:])
+            counts = [state["num_encoded_tiles"] for state in states(server)]
+            assert sum(counts) == 4
+            assert min(counts) > 0
+            told.append([answer["output_ids"] for answer in answers])
+    assert told[0] == told[1]
 
 
 def test_without_shared_prefixes_engines_do_as_much(two: RunningServer):
