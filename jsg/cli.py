@@ -188,14 +188,15 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
     if engine.node_rank > 0:
         return _follow(engine)
     from jsg.engine.child import EngineChild
-    from jsg.engine.gpus import device_groups
+    from jsg.engine.gpus import device_groups, engine_configs
     from jsg.sources import resolve_model
 
     model_dir = resolve_model(engine.model_path)
     tokenizer_dir = model_dir if engine.tokenizer_path is None else resolve_model(engine.tokenizer_path)
     config = dataclasses.replace(engine, model_path=str(model_dir))
     groups = device_groups(server.dp_size, engine.tp_size)
-    children = [EngineChild.spawn(config, environment=group) for group in groups]
+    configs = engine_configs(config, groups)
+    children = [EngineChild.spawn(own, environment=group) for own, group in zip(configs, groups, strict=True)]
     # While the children load, the front imports what it needs itself.
     import asyncio
 

@@ -51,11 +51,10 @@ class _Live:
         routed: The engine that has it.
         token_ids: What it has generated.
         has_output: Something was told of it, so it cannot begin anew.
-        finish: Why it ended.
         ending: What it is to end with, where its engine was dead already.
     """
 
-    __slots__ = ("ending", "finish", "has_output", "owner", "rid", "routed", "token_ids")
+    __slots__ = ("ending", "has_output", "owner", "rid", "routed", "token_ids")
 
     def __init__(self, owner: str, rid: str) -> None:
         self.owner = owner
@@ -63,7 +62,6 @@ class _Live:
         self.routed: Routed | None = None
         self.token_ids: list[int] = []
         self.has_output = False
-        self.finish: FinishReason | None = None
         self.ending: RequestOutput | JsgError | None = None
 
 
@@ -91,7 +89,7 @@ class EngineFleet:
             for number, child in enumerate(children)
         )
         self._live: dict[tuple[str, str], _Live] = {}
-        self._is_closing = False
+        self._is_open = False  # between the start, which raises what goes wrong, and the end, which nobody asks about
         self._watching = [asyncio.ensure_future(self._watch(number)) for number in range(len(children))]
 
     async def ready(self) -> ModelInfo:
@@ -100,12 +98,14 @@ class EngineFleet:
         for engine in self.engines:
             if not engine.is_alive:  # it ended while others were loading
                 raise await engine.death()
+        self._is_open = True
         return self.info
 
     async def death(self) -> EngineDeadError:
-        """Waits for the end of the last engine and describes it."""
-        await asyncio.gather(*(engine.death() for engine in self.engines))
-        return EngineDeadError("all engine processes have ended; restart the server, its log says why")
+        """Waits for the end of the last engine and describes the end of each."""
+        errors = await asyncio.gather(*(engine.death() for engine in self.engines))
+        ends = "; ".join(f"engine {number}: {error}" for number, error in enumerate(errors))
+        return EngineDeadError(f"all engine processes have ended; restart the server ({ends})")
 
     @property
     def info(self) -> ModelInfo:
@@ -125,7 +125,7 @@ class EngineFleet:
 
     @property
     def routed(self) -> Mapping[tuple[int, Reason], int]:
-        """How many requests each engine was given, and why, one of `routing.REASONS`. Only after `ready`."""
+        """How many requests each engine has begun, and why it was given them. Only after `ready`."""
         return self._router.routed
 
     async def generate(
@@ -147,8 +147,7 @@ class EngineFleet:
                 except EngineDeadError as error:
                     ending = self._after_death(live, request, num_moves, error)
                 finally:
-                    is_finished = live.finish is not None and live.finish.type in (FinishType.STOP, FinishType.LENGTH)
-                    self._router.end(routed, live.token_ids, is_finished=is_finished)
+                    self._router.end(routed, live.token_ids)
                 if ending is not None:
                     yield ending
                     return
@@ -191,13 +190,13 @@ class EngineFleet:
         return [live.rid for live in self._live.values() if live.owner == owner]
 
     async def flush_cache(self) -> bool:
-        """Empties the prefix cache of every engine that is idle; False when requests run or wait in one of them."""
+        """Empties the prefix cache of every engine that is idle; False when another has requests, or stalls."""
         if not self.is_alive:
             raise await self.death()
         return all(await asyncio.gather(*map(self._flush, self._living)))
 
     async def dump_cache(self, max_depth: int, max_nodes: int) -> dict[str, Any]:
-        """`engines`: what `EngineClient.dump_cache` gives of each, null for one that has ended.
+        """`engines`: what `EngineClient.dump_cache` gives of each, null for one that has ended or stalls.
 
         Raises RequestError for limits out of range, EngineDeadError, or JsgError when an engine failed to tell.
         """
@@ -205,13 +204,16 @@ class EngineFleet:
             raise await self.death()
 
         async def dump(engine: EngineClient) -> dict[str, Any] | None:
-            return await engine.dump_cache(max_depth, max_nodes) if engine.is_alive else None
+            if not engine.is_alive or engine.is_stalled:
+                return None
+            with contextlib.suppress(EngineDeadError):
+                return await engine.dump_cache(max_depth, max_nodes)
 
         return {"engines": await asyncio.gather(*map(dump, self.engines))}
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
         """Stops all engine processes, by force after `grace_s`, and ends every stream with EngineDeadError."""
-        self._is_closing = True
+        self._is_open = False
         await asyncio.gather(*(engine.close(grace_s) for engine in self.engines))
         await asyncio.gather(*self._watching)
 
@@ -228,7 +230,7 @@ class EngineFleet:
     @functools.cached_property
     def _router(self) -> Router:
         has_cache = not self._config.disable_radix_cache
-        return Router([engine.info.max_total_tokens * has_cache for engine in self.engines])
+        return Router([engine.info.max_total_tokens * has_cache for engine in self.engines], self.info.page_size)
 
     @property
     def _living(self) -> list[int]:
@@ -254,7 +256,6 @@ class EngineFleet:
             del self._live[live.owner, live.rid]
 
     def _note(self, live: _Live, routed: Routed, output: RequestOutput) -> None:
-        live.finish = output.finish
         live.token_ids += output.token_ids
         if live.has_output:
             return
@@ -270,7 +271,7 @@ class EngineFleet:
             raise live.ending
         if live.ending is not None:
             return live.ending
-        if self._is_closing or not self.is_alive:
+        if not self._is_open or not self.is_alive:
             raise error
         if live.has_output or request.hold or num_moves == MAX_MOVES:
             when = "after its answer had begun" if live.has_output else "before it was done"
@@ -278,6 +279,8 @@ class EngineFleet:
         return None
 
     async def _flush(self, number: int) -> bool:
+        if self.engines[number].is_stalled:
+            return False
         try:
             if not await self.engines[number].flush_cache():
                 return False
@@ -287,10 +290,11 @@ class EngineFleet:
         return True
 
     async def _watch(self, number: int) -> None:
-        """Says in the log that an engine has ended, for the front goes on."""
+        """Says in the log that an engine has ended, and who goes on."""
         error = await self.engines[number].death()
-        if not self._is_closing and self.is_alive:
-            logger.error("engine %d of %d: %s. The others go on: %s", number, len(self.engines), error, self._living)
+        if self._is_open:
+            others = f"The others go on: {self._living}" if self.is_alive else "No other is left"
+            logger.error("engine %d of %d: %s. %s", number, len(self.engines), error, others)
 
 
 @final

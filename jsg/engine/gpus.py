@@ -1,4 +1,4 @@
-"""The GPUs of a machine as `nvidia-smi` tells of them, and which of them each of several engines gets. No JAX here.
+"""The GPUs of a machine as `nvidia-smi` tells of them, and what of a machine each of several engines gets. No JAX here.
 
 One engine chooses for itself, as it starts JAX (`device.py`). Several start at the same time, and would all find the
 same GPU to have the most free memory: so the front chooses once, and shows each child a group of its own.
@@ -7,10 +7,14 @@ same GPU to have the most free memory: so the front chooses once, and shows each
 import csv
 import dataclasses
 import importlib.util
+import itertools
 import os
 import subprocess
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from jsg.config import EngineConfig
 from jsg.errors import ConfigError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -110,7 +114,7 @@ def device_groups(dp_size: int, tp_size: int, environment: Mapping[str, str] = o
     if not may_use_cuda(environment, platforms) or not has_cuda_plugin():
         return [{} for _ in range(dp_size)]
     names = _group_names(dp_size * tp_size, environment)
-    if not names:
+    if not names and VISIBLE not in environment:
         raise ConfigError(
             f"--dp-size {dp_size} needs to know the GPUs, but nvidia-smi lists none; name them in {VISIBLE}, or set "
             "JAX_PLATFORMS=cpu for engines that share the CPU"
@@ -124,9 +128,38 @@ def device_groups(dp_size: int, tp_size: int, environment: Mapping[str, str] = o
     return [{VISIBLE: ",".join(names[i * tp_size : (i + 1) * tp_size])} for i in range(dp_size)]
 
 
+def engine_configs(config: EngineConfig, groups: Sequence[Mapping[str, str]]) -> list[EngineConfig]:
+    """The knobs of each of the engines that have these groups: without devices of their own they share the memory.
+
+    Each of several has a folder of its own for a trace, whose files would have the same names.
+    """
+    if len(groups) == 1:
+        return [config]
+    fraction = config.mem_fraction_static if groups[0] else config.mem_fraction_static / len(groups)
+    configs = []
+    for number in range(len(groups)):
+        trace = None if config.profile_dir is None else str(Path(config.profile_dir) / f"engine-{number}")
+        configs.append(dataclasses.replace(config, mem_fraction_static=fraction, profile_dir=trace))
+    return configs
+
+
 def _group_names(count: int, environment: Mapping[str, str]) -> list[str]:
     """What CUDA calls the GPUs to share out, at most `count`."""
     if VISIBLE in environment:
-        return [name.strip() for name in environment[VISIBLE].split(",") if name.strip()][:count]
+        return _listed(environment[VISIBLE])[:count]
     gpus = most_free(found, count) if (found := find_gpus()) else ()
     return [gpu.uuid for gpu in gpus]
+
+
+def _listed(value: str) -> list[str]:
+    """The names in CUDA_VISIBLE_DEVICES. CUDA goes no further than a number below 0.
+
+    Raises:
+        ConfigError: One stands there twice, so two engines would have it.
+    """
+    names = [name for part in value.split(",") if (name := part.strip())]
+    names = list(itertools.takewhile(lambda name: not name.startswith("-"), names))
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise ConfigError(f"{VISIBLE} must name each GPU once, but names {twice[0]} several times")
+    return names

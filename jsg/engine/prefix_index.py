@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import itertools
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import final
 
@@ -43,14 +43,17 @@ class PrefixPath:
 class PrefixIndex:
     """The blocks that one engine has computed or is about to compute; the least recently used are dropped.
 
-    Invariants: there are at most `max_blocks`. A block was used no later than the one before it in its prompt, so it
-    is dropped first, and what is known of a chain is always its beginning.
+    Blocks of a path that is held are known as long as it is, as an engine evicts nothing of a hold.
+
+    Invariants: there are at most `max_blocks` besides those that are held. A block was used no later than the one
+    before it in its prompt, so it is dropped first, and what is known of a chain is always its beginning.
     """
 
     def __init__(self, max_blocks: int) -> None:
         """Makes an empty one, for as many blocks as the engine's KV pool holds."""
         self._max_blocks = max_blocks
         self._times: OrderedDict[bytes, int] = OrderedDict()  # when each was last used, oldest first
+        self._held: Counter[bytes] = Counter()
         self._now = 0
 
     def __len__(self) -> int:
@@ -64,8 +67,8 @@ class PrefixIndex:
         return num_stem + sum(map(self._match_chain, path.branches))
 
     def times(self, path: PrefixPath) -> list[int]:
-        """When each of the known blocks of the stem was last used."""
-        return [self._times[block] for block in path.stem[: self._match_chain(path.stem)]]
+        """When each of the known blocks of the stem was last used; 0 for one that is known because it is held."""
+        return [self._times.get(block, 0) for block in path.stem[: self._match_chain(path.stem)]]
 
     def use(self, path: PrefixPath) -> int:
         """Notes that the engine has, or will have, all blocks of a path. Returns the time of it, above all others."""
@@ -92,22 +95,34 @@ class PrefixIndex:
             if self._times.get(block) == time:
                 del self._times[block]
 
+    def hold(self, path: PrefixPath) -> None:
+        """Its blocks are known until as many calls of `release` as of this one."""
+        self._held.update(itertools.chain(path.stem, *path.branches))
+
+    def release(self, path: PrefixPath) -> None:
+        """What was held is so no more."""
+        for block in itertools.chain(path.stem, *path.branches):
+            self._held[block] -= 1
+            if not self._held[block]:
+                del self._held[block]
+
     def forget_until(self, time: int) -> None:
-        """Forgets every block that was last used at that time or before."""
+        """Forgets every block that was last used at that time or before, and is not held."""
         while self._times and next(iter(self._times.values())) <= time:
             self._times.popitem(last=False)
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forgets everything that is not held."""
         self._times.clear()
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
         assert len(self._times) <= self._max_blocks
         assert all(a <= b for a, b in itertools.pairwise(self._times.values()))
+        assert all(count > 0 for count in self._held.values())
 
     def _match_chain(self, chain: Chain) -> int:
-        return bisect.bisect_left(chain, True, key=lambda block: block not in self._times)
+        return bisect.bisect_left(chain, True, key=lambda block: block not in self._times and block not in self._held)
 
 
 def prefix_path(request: Request) -> PrefixPath:

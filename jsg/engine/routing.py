@@ -4,8 +4,8 @@ Host code without a clock or a loop: who calls says when something began and end
 the calls so far.
 
 **Load** is the work an engine has been given and not finished, in prompt tokens: those of live requests that are not
-cached and not yet computed, and for each live request the tokens of an answer as long as answers have been, at most
-what it may have. A token of an answer counts `OUTPUT_WEIGHT`, because it takes a step of its own.
+cached and not yet computed, and for each live request the tokens of an answer as long as answers have been, whatever
+ended them, at most what it may have. A token of an answer counts `OUTPUT_WEIGHT`, because it takes a step of its own.
 
 **The rule.** An engine is overloaded for a request when its load exceeds that of the least loaded engine by more than
 a quarter of that (`TOLERANCE`), and `MOVE_COST` times the tokens that the least loaded one would have to compute again.
@@ -44,7 +44,8 @@ class Routed:
         request: What is to be done.
         engine: Who does it.
         path: Where its prompt lies.
-        num_matched: Tokens of the prompt that the engine was thought to hold.
+        reason: Why this engine.
+        num_matched: Tokens of the prompt that the engine should find in its cache.
         times: When each matched block had last been used.
         time: When the index learnt of it.
         computed_until: What the engine was given at this time or later it may not have computed when this came; None
@@ -55,6 +56,7 @@ class Routed:
     request: Request
     engine: int
     path: PrefixPath
+    reason: Reason
     num_matched: int
     times: list[int]
     time: int
@@ -82,12 +84,15 @@ class Router:
     Invariant: an engine's load is the sum of the work of its requests that have not ended; without any it is 0.
     """
 
-    def __init__(self, pool_tokens: Sequence[int]) -> None:
+    def __init__(self, pool_tokens: Sequence[int], page_size: int = 1) -> None:
         """Knows nothing yet.
 
         Args:
             pool_tokens: For each engine how many tokens its prefix cache holds at most; 0 where it has none.
+            page_size: Tokens in a page of these caches, which share whole pages only.
         """
+        self._page_size = page_size
+        self._last: tuple[Request, PrefixPath] | None = None
         self._lanes = [_Lane(size) for size in pool_tokens]
         self._output_len = float(FIRST_OUTPUT_LEN)
         self._routed: Counter[tuple[int, Reason]] = Counter(
@@ -101,17 +106,16 @@ class Router:
 
     @property
     def routed(self) -> Mapping[tuple[int, Reason], int]:
-        """How many requests each engine was given, and why."""
+        """How many requests each engine has begun, and why it was given them."""
         return self._routed
 
     def route(self, request: Request, among: Sequence[int]) -> Routed:
         """Chooses one of these engines, of which there is at least one, and counts the request as theirs."""
-        path = prefix_path(request)
+        path = self._path(request)
         matched = {engine: self._lanes[engine].index.match(path) * BLOCK_TOKENS for engine in among}
         engine, reason = self._choose(matched)
-        self._routed[engine, reason] += 1
         lane = self._lanes[engine]
-        num_matched = min(matched[engine], _matchable(request))
+        num_matched = min(matched[engine], _matchable(request)) // self._page_size * self._page_size
         output_len = min(request.sampling.max_new_tokens, round(self._output_len))
         times = lane.index.times(path)
         oldest = next(iter(lane.not_begun), None)
@@ -119,6 +123,7 @@ class Router:
             request=request,
             engine=engine,
             path=path,
+            reason=reason,
             num_matched=num_matched,
             times=times,
             time=lane.index.use(path),
@@ -140,20 +145,23 @@ class Router:
         lane = self._lanes[routed.engine]
         lane.load -= routed.prompt_work
         routed.is_begun = True
+        self._routed[routed.engine, routed.reason] += 1
         lane.not_begun.pop(routed.time, None)
+        if routed.request.hold:
+            lane.index.hold(routed.path)
         missing = cached_tokens // BLOCK_TOKENS  # the first block that was not there
-        if routed.request.joined or cached_tokens + BLOCK_TOKENS > routed.num_matched or missing >= len(routed.times):
+        slack = max(BLOCK_TOKENS, self._page_size)  # less is no sign: a block or a page may be shared in part
+        if routed.request.joined or cached_tokens + slack > routed.num_matched or missing >= len(routed.times):
             return
         if routed.computed_until is None or routed.times[missing] < routed.computed_until:
             lane.index.forget_until(routed.times[missing])
 
-    def end(self, routed: Routed, output_ids: Sequence[int], *, is_finished: bool) -> None:
-        """A request is over: the engine holds its prompt and its answer, or neither if it never began.
+    def end(self, routed: Routed, output_ids: Sequence[int]) -> None:
+        """A request is over, by itself or not: the engine has its prompt and its answer, or neither if it never began.
 
         Args:
             routed: The request, once.
             output_ids: All that it has generated.
-            is_finished: It came to its end by itself, so the length of its answer says something of others.
         """
         lane = self._lanes[routed.engine]
         lane.load -= routed.output_work
@@ -161,9 +169,12 @@ class Router:
             lane.load -= routed.prompt_work
             lane.not_begun.pop(routed.time, None)
             lane.index.undo(routed.path, routed.time, len(routed.times))
-        elif len(output_ids) > 1:
+            return
+        if routed.request.hold:
+            lane.index.release(routed.path)
+        if len(output_ids) > 1:
             lane.index.use(answered_path(routed.request, routed.path, output_ids))
-        if is_finished and output_ids:
+        if output_ids:
             self._output_len += (len(output_ids) - self._output_len) / OUTPUT_MEMORY
 
     def forget(self, engine: int) -> None:
@@ -175,6 +186,12 @@ class Router:
         for lane in self._lanes:
             lane.index.check_integrity()
             assert lane.load >= 0
+
+    def _path(self, request: Request) -> PrefixPath:
+        """Where its prompt lies; worked out once for the `n` answers to a prompt, which come one behind the other."""
+        if self._last is None or not _have_one_prompt(self._last[0], request):
+            self._last = request, prefix_path(request)
+        return self._last[1]
 
     def _choose(self, matched: Mapping[int, int]) -> tuple[int, Reason]:
         """One of the engines, given how many tokens each of them holds."""
@@ -192,6 +209,17 @@ class Router:
         if matched[chosen] < max(matched.values()):
             return chosen, "overload"
         return chosen, "prefix" if matched[chosen] else "load"
+
+
+def _have_one_prompt(left: Request, right: Request) -> bool:
+    """Whether two requests are of one prompt, as far as is seen without looking at its tokens."""
+    return (
+        left.input_ids is right.input_ids
+        and left.media is right.media
+        and left.namespace == right.namespace
+        and left.joined is right.joined
+        and left.position_jumps is right.position_jumps
+    )
 
 
 def _matchable(request: Request) -> int:

@@ -231,6 +231,26 @@ class TestDeath:
             asyncio.run(run())
         assert "The others go on" in caplog.text
 
+    def test_what_goes_over_takes_its_grammar_with_it(self):
+        async def run() -> None:
+            async with fleet_of(max_running_requests=1) as fleet:
+                lasting = [await begun(fleet, request(f"l{i}", (i, i + 50), max_new_tokens=1000)) for i in range(2)]
+                wanted = request("g", grammar=GrammarSpec("regex", "[a-z]+"))
+                waiting = asyncio.create_task(collect(fleet, wanted))
+                await until(lambda: fleet.num_live() == 3)
+                at = next(i for i, engine in enumerate(fleet.engines) if "g" in engine.live_rids(""))
+                await until(lambda: fleet.grammars.num_compiled == 1)
+                assert (await fleet.engines[1 - at].stats())["num_grammars"] == 0
+                os.kill((await pids(fleet))[at], signal.SIGKILL)
+                assert tokens_of(await waiting) == [1, 2, 3, 1, 2]
+                assert (await fleet.engines[1 - at].stats())["num_grammars"] == 1
+                ends = await asyncio.gather(*(task for task, _ in lasting), return_exceptions=True)
+                assert [type(end) for end, (_, engine) in zip(ends, lasting, strict=True) if engine == at] == [
+                    EngineDeadError
+                ]
+
+        asyncio.run(run())
+
     def test_a_hold_ends_with_it(self):
         async def run() -> None:
             async with fleet_of() as fleet:
@@ -275,7 +295,7 @@ class TestDeath:
 
         asyncio.run(run())
 
-    def test_the_last_death_is_the_end(self):
+    def test_the_last_death_is_the_end(self, caplog: pytest.LogCaptureFixture):
         async def run() -> None:
             async with fleet_of() as fleet:
                 running, at = await begun(fleet, request("a", max_new_tokens=900))
@@ -286,7 +306,7 @@ class TestDeath:
                 await asyncio.sleep(0.05)
                 assert not dying.done()
                 os.kill(numbers[at], signal.SIGKILL)
-                assert "all engine processes have ended" in str(await dying)
+                assert str(await dying).count("exit status -9") == 2, "each end is told"
                 with pytest.raises(EngineDeadError):
                     await running
                 for call in (collect(fleet, request("b")), fleet.flush_cache(), fleet.dump_cache(8, 8)):
@@ -294,7 +314,10 @@ class TestDeath:
                         await call
                 assert not fleet.is_alive
 
-        asyncio.run(run())
+        with caplog.at_level(logging.ERROR):
+            asyncio.run(run())
+        assert caplog.text.count("exit status -9") == 2
+        assert caplog.text.count("No other is left") == 1
 
 
 class TestStall:
@@ -313,6 +336,10 @@ class TestStall:
                     for i in range(4):
                         await collect(fleet, request(f"n{i}", (*PREFIX, 20 + i)))
                     assert fleet.routed[1, "load"] + fleet.routed[1, "prefix"] == 4
+                    shown = (await fleet.dump_cache(8, 100))["engines"]
+                    assert [one is None for one in shown] == [True, False]
+                    assert not await fleet.flush_cache()
+                    assert not (await fleet.engines[1].stats())["num_cached_tokens"], "who moves has done it"
                 finally:
                     os.kill(pid, signal.SIGCONT)
                 assert len(tokens_of(await running)) == 800
@@ -326,7 +353,9 @@ class TestStall:
 
 class TestStart:
     @pytest.mark.parametrize(("model", "error"), [(TOO_LARGE, MemoryPlanError), (CRASHING, EngineDeadError)])
-    def test_the_failure_of_one_is_the_failure_of_all(self, model: str, error: type[JsgError]):
+    def test_the_failure_of_one_is_the_failure_of_all(
+        self, model: str, error: type[JsgError], caplog: pytest.LogCaptureFixture
+    ):
         async def run() -> None:
             configs = [EngineConfig(), EngineConfig(model_path=model)]
             children = [EngineChild.spawn(config, core=FAKE_CORE) for config in configs]
@@ -337,7 +366,9 @@ class TestStart:
             for child in children:
                 assert child.wait() is not None
 
-        asyncio.run(run())
+        with caplog.at_level(logging.ERROR):
+            asyncio.run(run())
+        assert "go on" not in caplog.text
 
     def test_each_child_has_the_environment_of_its_group(self):
         async def run() -> None:

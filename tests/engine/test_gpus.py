@@ -6,7 +6,8 @@ import pathlib
 
 import pytest
 
-from jsg.engine.gpus import VISIBLE, device_groups
+from jsg.config import EngineConfig
+from jsg.engine.gpus import VISIBLE, device_groups, engine_configs
 from jsg.errors import ConfigError
 from tests.engine.test_device import write_nvidia_smi
 
@@ -65,6 +66,17 @@ def test_too_few_are_an_error_that_says_what_to_lower(machine):
         device_groups(2, 1, {VISIBLE: "5"})
 
 
+def test_a_list_ends_where_it_ends_for_cuda_and_names_nothing_twice(machine):
+    machine("", CUDA)
+    assert device_groups(2, 1, {VISIBLE: "3,1,-1,0"}) == [{VISIBLE: "3"}, {VISIBLE: "1"}]
+    with pytest.raises(ConfigError, match=f"{VISIBLE} names 2"):
+        device_groups(3, 1, {VISIBLE: "3,1,-1,0"})
+    with pytest.raises(ConfigError, match=f"{VISIBLE} names 0"):
+        device_groups(2, 1, {VISIBLE: " "})
+    with pytest.raises(ConfigError, match=r"must name each GPU once, but names GPU-0 several"):
+        device_groups(2, 1, {VISIBLE: "GPU-0,1,GPU-0"})
+
+
 def test_gpus_that_nobody_lists_are_an_error(machine):
     machine("", CUDA)
     with pytest.raises(ConfigError, match=f"name them in {VISIBLE}"):
@@ -85,3 +97,13 @@ def test_tpus_are_refused(machine, environment: dict[str, str]):
     with pytest.raises(ConfigError, match="--dp-size must be 1 on a TPU"):
         device_groups(2, 1, environment)
     assert device_groups(1, 1, environment) == [{}]
+
+
+def test_engines_on_one_cpu_share_its_memory_and_nobody_shares_a_trace():
+    config = EngineConfig(mem_fraction_static=0.8, profile_dir="traces")
+    assert engine_configs(config, [{}]) == [config]
+    for groups, fraction in (([{}, {}], 0.4), ([{VISIBLE: "0"}, {VISIBLE: "1"}], 0.8)):
+        own = engine_configs(config, groups)
+        assert [each.mem_fraction_static for each in own] == [fraction] * 2
+        assert [each.profile_dir for each in own] == ["traces/engine-0", "traces/engine-1"]
+    assert engine_configs(EngineConfig(), [{}, {}])[1].profile_dir is None

@@ -28,7 +28,7 @@ def own(seed: int, size: int = 64) -> tuple[int, ...]:
 def serve(router: Router, routed: Routed, cached_tokens: int | None = None, output: tuple[int, ...] = ()) -> None:
     """A request from its first output to its end."""
     router.begin(routed, routed.num_matched if cached_tokens is None else cached_tokens)
-    router.end(routed, output, is_finished=True)
+    router.end(routed, output)
 
 
 class TestPrefix:
@@ -77,6 +77,22 @@ class TestPrefix:
         joined = request((*PREFIX, *branches[0], *branches[1], *branches[2], 1), joined=starts)
         assert router.route(joined, [0, 1]).num_matched == len(PREFIX) + 288
 
+    def test_a_hold_is_followed_however_much_comes_between_until_it_ends(self):
+        router = Router([4096] * 2)
+        held = router.route(dataclasses.replace(request(PREFIX, 0), hold=True), [0])
+        router.begin(held, 0)
+        for seed in range(40):
+            routed = router.route(request(own(seed, 1000)), [0])
+            serve(router, routed, output=own(-seed, 100))
+        serve(router, router.route(request(own(39, 1000)), [0]), cached_tokens=0)  # all is evicted that can be
+        branch = router.route(request(PREFIX + own(1)), [0, 1])
+        assert (branch.engine, branch.num_matched) == (0, len(PREFIX))
+        router.end(branch, ())
+        router.end(held, ())
+        router.forget(0)
+        assert router.route(request(PREFIX + own(1)), [0, 1]).num_matched == 0, "it is known as others are"
+        router.check_integrity()
+
     def test_other_namespaces_are_other_prefixes(self):
         router = Router([POOL] * 2)
         serve(router, router.route(request(PREFIX), [0]))
@@ -95,16 +111,18 @@ class TestLoad:
         live = [router.route(request(PREFIX + own(seed)), [0, 1]) for seed in range(200)]
         engines = Counter(routed.engine for routed in live)
         assert abs(engines[0] - engines[1]) <= 30, engines
-        assert router.routed[1, "overload"] == 1, "from then on it is there as well"
+        assert [routed.reason for routed in live].count("overload") == 1, "from then on it is there as well"
+        assert router.routed == {**dict.fromkeys(router.routed, 0), (0, "load"): 1}, "nothing else has begun"
         for routed in live:
             serve(router, routed)
+        assert router.routed[1, "overload"] == 1
         assert router.loads == [0, 0]
 
     def test_a_lukewarm_one_does_not(self):
         router = Router([POOL] * 2)
         serve(router, router.route(request(PREFIX), [0]))
         live: list[Routed] = []
-        for seed in range(200):
+        for seed in range(208):
             live.append(router.route(request(PREFIX + own(seed)), [0, 1]))
             if len(live) > 8:
                 serve(router, live.pop(0))
@@ -148,10 +166,10 @@ class TestLoad:
         router = Router([POOL])
         first = router.route(request(own(0, 64), 100_000), [0])
         assert router.loads == [64 + OUTPUT_WEIGHT * FIRST_OUTPUT_LEN]
-        for _ in range(500):
+        for _ in range(500):  # ended by whatever: by a stop string, whose reader leaves
             serve(router, router.route(request(own(1), 10), [0]), output=tuple(range(10)))
         router.begin(first, 0)
-        router.end(first, (), is_finished=False)
+        router.end(first, ())
         router.route(request(own(2, 64), 100_000), [0])
         assert router.loads == [64 + OUTPUT_WEIGHT * 10]
 
@@ -166,6 +184,21 @@ class TestCorrection:
         matched = [router.route(request((*ids, 5)), [0]).num_matched for ids in (old, other, new)]
         assert matched == [0, 512, 512]
 
+    @pytest.mark.parametrize("page_size", [1, 16, 32, 64, 256])
+    def test_what_no_page_can_share_is_not_missed(self, page_size: int):
+        """Chats of turns that end anywhere, in engines that cache whole pages and evict nothing."""
+        router, rng = Router([POOL] * 2, page_size), random.Random(page_size)
+        for chat in range(20):
+            ids, num_known = own(chat, 512), 0
+            for turn in range(4):
+                routed = router.route(request(ids), [0, 1] if turn else [0])
+                num_cached = num_known // page_size * page_size
+                assert routed.engine == 0
+                assert num_cached - max(page_size, BLOCK_TOKENS) < routed.num_matched <= num_cached
+                serve(router, routed, num_cached, output=(answer := own(100 * chat + turn, 10)))
+                num_known = len(ids) + len(answer) - 1
+                ids += answer + own(7000 + 100 * chat + turn, rng.randrange(1, 300))
+
     def test_a_prefix_that_was_still_being_computed_is_no_sign(self):
         router = Router([POOL] * 2)
         serve(router, router.route(request(own(1, 512)), [0]))
@@ -177,7 +210,7 @@ class TestCorrection:
     def test_who_never_began_leaves_nothing(self):
         router = Router([POOL] * 2)
         serve(router, router.route(request(PREFIX[:64]), [0]))
-        router.end(router.route(request(PREFIX), [0]), (), is_finished=False)
+        router.end(router.route(request(PREFIX), [0]), ())
         assert router.route(request((*PREFIX, 1)), [0]).num_matched == 64
 
     def test_a_flushed_engine_holds_nothing(self):
@@ -209,12 +242,13 @@ def test_random_traffic(data: st.DataObject):
                 routed = mine.pop(which)
                 if begins:
                     router.begin(routed, cached)
-                router.end(routed, output if begins else (), is_finished=begins)
+                router.end(routed, output if begins else ())
         else:
             blocks = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=6))
             ids = tuple(token for token in (*blocks, 7) for _ in range(BLOCK_TOKENS))
             among = data.draw(st.lists(st.integers(0, count - 1), min_size=1, unique=True))
-            routed = [router.route(request(ids, data.draw(st.integers(0, 0))), among) for router in routers]
+            wanted = dataclasses.replace(request(ids, 0), hold=data.draw(st.booleans()))
+            routed = [router.route(wanted, among) for router in routers]
             assert routed[0].engine == routed[1].engine
             assert routed[0].engine in among
             for mine, one in zip(live, routed, strict=True):
@@ -223,5 +257,5 @@ def test_random_traffic(data: st.DataObject):
             router.check_integrity()
     for router, mine in zip(routers, live, strict=True):
         for routed in mine:
-            router.end(routed, (), is_finished=False)
+            router.end(routed, ())
         assert router.loads == [0] * count

@@ -186,7 +186,9 @@ class TestDeath:
             for seed in range(4):
                 assert server.http.post("/generate", json=body([seed, 6])).status_code == 200
             assert states(server)[0] == {"engine": 0, "state": "stalled"}
-            assert scrape(server.http).get("jsg:engines_up") == 1
+            result = scrape(server.http)
+            assert result.get("jsg:engines_up") == 1
+            assert result.get("jsg:engine_stats_age_seconds") < 60, "who has told nothing yet has no age"
         finally:
             os.kill(pids[0], signal.SIGCONT)
         wait_until(lambda: server.http.get("/health").json() == {"status": "ok"})

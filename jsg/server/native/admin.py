@@ -56,10 +56,14 @@ async def abort_request(body: AbortBody, caller: CurrentCaller, front: ReadyFron
 
 @router.post("/flush_cache")
 async def flush_cache(caller: CurrentCaller, front: ReadyFront) -> Response:
-    """Empties everybody's prefix cache, or refuses with 400 while requests run or wait. For admins."""
+    """Empties everybody's prefix cache, or refuses with 400 while requests run or wait. For admins.
+
+    Of several engines it empties those that are idle, and refuses where another is not.
+    """
     _check_admin(caller, "/flush_cache touches what all keys share")
     if not await answer_in_time(front, front.client.flush_cache()):
-        raise RequestError("the cache can be flushed only while no request runs or waits; try again later")
+        rest = "; engines that were idle have done so" if len(front.client.engines) > 1 else ""
+        raise RequestError(f"the cache can be flushed only while no request runs or waits; try again later{rest}")
     return json_response({"success": True, "message": "the prefix cache is empty"})
 
 

@@ -39,7 +39,8 @@ type Salt = Annotated[str, StringConstraints(max_length=MAX_NAME_CHARS)]
 NO_SOUND = "models of this version hear nothing; leave it out"
 NO_ADAPTERS = "adapters are not served; serve a model that has them merged"
 NO_SESSIONS = "send the whole prompt: the prefix cache keeps what it shares with earlier ones"
-ONE_ENGINE = "one engine does all the work here, so there is nothing to route; leave it out"
+NOT_SPLIT = "an engine does both prefill and decode here; leave it out"
+NOT_ROUTED = "the server itself chooses the engine that a request goes to; leave it out"
 NO_INNARDS = "what happens inside the model is not reported; leave it out"
 
 router = new_router()
@@ -58,12 +59,10 @@ class GenerateBody(Body):
         **dict.fromkeys(("session_id", "session_params", "conversation_id"), NO_SESSIONS),
         "custom_logit_processor": "code of clients is never run; logit_bias in sampling_params shifts single tokens",
         **dict.fromkeys(
-            ("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size"), ONE_ENGINE
+            ("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size"), NOT_SPLIT
         ),
-        **dict.fromkeys(
-            ("data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "routing_key", "kv_router_hint"),
-            ONE_ENGINE,
-        ),
+        "disagg_prefill_dp_rank": NOT_SPLIT,
+        **dict.fromkeys(("data_parallel_rank", "routed_dp_rank", "routing_key", "kv_router_hint"), NOT_ROUTED),
         **dict.fromkeys(("return_hidden_states", "return_routed_experts", "return_indexer_topk"), NO_INNARDS),
         **dict.fromkeys(("return_sampling_mask", "return_entropy"), NO_INNARDS),
         **dict.fromkeys(

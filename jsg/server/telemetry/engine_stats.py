@@ -155,8 +155,8 @@ DP_UP = Series("jsg:dp_up", "gauge", "1 while this engine works, of several.", _
 DP_ROUTED = Series(
     "jsg:dp_routed_total",
     "counter",
-    "Requests that were sent to this engine, of several, and why: it holds most of the prompt (prefix), none holds any "
-    "of it (load), or one that holds more is overloaded (overload).",
+    "Requests that this engine, of several, has begun, and why they went there: it holds most of the prompt (prefix), "
+    "none holds any of it (load), or one that holds more is overloaded (overload).",
     (*_ENGINE, "reason"),
 )
 
@@ -211,7 +211,7 @@ class _Told:
 
     @property
     def age_s(self) -> float:
-        """How long ago it told."""
+        """How long ago it told; only where it has."""
         return self._now() - self._told_at
 
     def ask(self) -> asyncio.Task[None]:
@@ -252,7 +252,8 @@ class EngineStats:
             yield from self._families_of_each()
         if all(told.stats is None for told in self._each):
             return
-        yield STATS_AGE.family({(): max(told.age_s for told in living)})
+        if ages := [told.age_s for told in living if told.stats is not None]:
+            yield STATS_AGE.family({(): max(ages)})
         stats = _joined(self._each)
         for series in ENGINE_SERIES:
             family = series.family(stats)
