@@ -321,6 +321,18 @@ class TestDeath:
 
 
 class TestStall:
+    def test_the_watchdog_ends_it_and_the_other_goes_on(self):
+        async def run() -> None:
+            async with fleet_of(watchdog_timeout=1) as fleet:
+                running, at = await begun(fleet, request("r", max_new_tokens=1000))
+                os.kill((await pids(fleet))[at], signal.SIGSTOP)
+                with pytest.raises(EngineDeadError, match="send it again"):
+                    await running
+                assert [engine.is_alive for engine in fleet.engines].index(False) == at
+                assert len(await collect(fleet, request("next"))) == 5
+
+        asyncio.run(run())
+
     def test_it_gets_nothing_new_until_it_goes_on(self):
         async def run() -> None:
             async with fleet_of() as fleet:
