@@ -364,7 +364,7 @@ def _request_of(answer: Answer, *, is_read: bool) -> Request:
 
 def _make_config(model_path: str, knobs: dict[str, Any]) -> EngineConfig:
     known = EngineConfig.__dataclass_fields__
-    if "dp_size" in knobs:
+    if knobs.pop("dp_size", 1) != 1:
         raise ConfigError("dp_size needs several processes; use `jsg serve --dp-size`, or an Engine in each process")
     if unknown := sorted(set(knobs) - set(known)):
         raise ConfigError(f"unknown engine option {unknown[0]!r}; known are {', '.join(known)}")

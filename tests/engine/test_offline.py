@@ -158,6 +158,8 @@ def test_an_unknown_option_is_refused_by_name():
 def test_several_engines_are_the_servers():
     with pytest.raises(ConfigError, match="jsg serve --dp-size"):
         jsg.Engine(dp_size=2)
+    with pytest.raises(ConfigError, match="page_size"):  # with one it gets as far as the next wrong option
+        jsg.Engine(dp_size=1, page_size=0)
 
 
 def test_a_closed_engine_says_so(compile_cache_dir: str):
