@@ -158,7 +158,7 @@ def test_an_unknown_option_is_refused_by_name():
 def test_several_engines_are_the_servers():
     with pytest.raises(ConfigError, match="jsg serve --dp-size"):
         jsg.Engine(dp_size=2)
-    with pytest.raises(ConfigError, match="page_size"):  # with one it gets as far as the next wrong option
+    with pytest.raises(ConfigError, match="page-size"):  # with one it gets as far as the next wrong option
         jsg.Engine(dp_size=1, page_size=0)
 
 
