@@ -1,7 +1,8 @@
 """The hosts of an engine, as each of them sees the others."""
 
+import contextlib
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -32,6 +33,7 @@ class Leader:
         self._watch = Watch(beats, self._standing, config.dist_timeout, judges_steps=True)
         self._replica: Replica | None = None
         self._codec = CallCodec({})
+        self._is_ready: Callable[[Hashable], bool] = bool
 
     def agree(self, topic: str, value: str, number: int = 0) -> int:
         """See `Follower.agree`."""
@@ -52,14 +54,20 @@ class Leader:
         at_least = self.agree("programs and pool", digest(schema, replica), executables.num_in_order)
         executables.share(lambda: max(at_least, self._watch.num_programs))
         self._codec = CallCodec(schema)
+        self._is_ready = executables.is_ready
         self._replica = replica
 
     def call(self, name: Hashable, *arrays: np.ndarray) -> Any:
-        """See `Replica.call`. The others get it first: they work while this host starts its own part."""
+        """See `Replica.call`. The others get it first: they work while this host starts its own part.
+
+        The first runs of a program may take their time here.
+        """
         assert self._replica is not None, "calls come after open()"
         try:
-            self._codec.send(list(self._plans.values()), name, arrays)
-            result = self._replica.call(name, *arrays)
+            with self._standing.calling():
+                self._codec.send(list(self._plans.values()), name, arrays)
+            with self._standing.calling() if self._is_ready(name) else contextlib.nullcontext():
+                result = self._replica.call(name, *arrays)
         except Exception:
             self.find_out()
             raise
