@@ -34,6 +34,7 @@ class Leader:
         self._replica: Replica | None = None
         self._codec = CallCodec({})
         self._is_ready: Callable[[Hashable], bool] = bool
+        self._has_failed = False
 
     def agree(self, topic: str, value: str, number: int = 0) -> int:
         """See `Follower.agree`."""
@@ -63,14 +64,10 @@ class Leader:
         The first runs of a program may take their time here.
         """
         assert self._replica is not None, "calls come after open()"
-        try:
-            with self._standing.calling():
-                self._codec.send(list(self._plans.values()), name, arrays)
-            with self._standing.calling() if self._is_ready(name) else contextlib.nullcontext():
-                result = self._replica.call(name, *arrays)
-        except Exception:
-            self.find_out()
-            raise
+        with self._standing.calling():
+            self._codec.send(list(self._plans.values()), name, arrays)
+        with self._standing.calling() if self._is_ready(name) else contextlib.nullcontext():
+            result = self._replica.call(name, *arrays)
         if is_step(name):
             self._standing.begin(result.tokens)
         return result
@@ -78,14 +75,17 @@ class Leader:
     def find_out(self) -> None:
         """See `Calls.find_out`."""
         self._watch.find_out()
+        self._has_failed = True
 
     def close(self) -> None:
-        """Frees the replica, and ends the followers."""
+        """Frees the replica, and ends the followers: after a failure as hosts end that have lost their leader."""
         self._watch.stop()
         if self._replica is not None:
-            self._codec.send_end(list(self._plans.values()))
+            if not self._has_failed:
+                self._codec.send_end(list(self._plans.values()))
             self._replica.close()
-            disconnect()
+            if not self._has_failed:
+                disconnect()
         self._watch.close()
         for plan in self._plans.values():
             plan.close()
