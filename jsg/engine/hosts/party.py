@@ -164,7 +164,8 @@ def meet(config: EngineConfig, directory: Path, arrived: Arrived) -> Party:
         leader = join(address, config.node_rank, own)
         party, own_address = Follower(config, leader), leader.own_address
     party.agree("hosts", "")  # all are there, before JAX begins to count the seconds
-    connect(address, num_hosts=config.nnodes, rank=config.node_rank, own_address=own_address)
+    rank, timeout_s = config.node_rank, config.dist_timeout
+    connect(address, num_hosts=config.nnodes, rank=rank, own_address=own_address, timeout_s=timeout_s)
     return party
 
 
