@@ -132,6 +132,11 @@ class EngineConfig:
         if self.vision_cache_size is not None:
             _between("vision_cache_size", self.vision_cache_size, 1, 2**20)
 
+    @property
+    def shared_cache_dir(self) -> str | None:
+        """The directory of compiled programs that several hosts share; None where they keep none."""
+        return None if self.nnodes == 1 or self.disable_compilation_cache else self.compilation_cache_dir
+
     def _check_hosts(self) -> None:
         _between("nnodes", self.nnodes, 1, 64)
         _between("node_rank", self.node_rank, 0, self.nnodes - 1)

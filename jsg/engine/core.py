@@ -78,6 +78,13 @@ class EngineCore:
         token, or has proposed tokens, the old one is taken first: which step comes next depends on it. A program that
         was compiled in the background makes its first runs here, one a step.
         """
+        try:
+            return self._step()
+        except Exception:
+            self._runner.find_out()
+            raise
+
+    def _step(self) -> list[RequestOutput]:
         self._runner.warm_one()
         if self._profiler is not None and self._serves:
             self._profiler.before_step()
@@ -126,11 +133,7 @@ class EngineCore:
         flight = self._in_flight
         if flight is None:
             return []
-        try:
-            result = flight.read()
-        except Exception:
-            self._runner.find_out()
-            raise
+        result = flight.read()
         self._in_flight = None  # not before: what the device raises here, the next step raises again
         self.grammars.accept(flight.batch, result)
         return self.scheduler.commit(flight.batch, result)
@@ -176,7 +179,11 @@ class EngineCore:
         """Whether no request runs or waits. Where none does, the step in flight is nobody's any more, and ends here."""
         if self.scheduler.num_waiting or self.scheduler.running:
             return False
-        self._outputs += self._commit_in_flight()
+        try:
+            self._outputs += self._commit_in_flight()
+        except Exception:
+            self._runner.find_out()
+            raise
         return True
 
     def selfcheck(self, budget_s: float) -> SelfCheck:

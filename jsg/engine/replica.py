@@ -26,7 +26,7 @@ class Calls(Protocol):
         ...
 
     def find_out(self) -> None:
-        """A call, or reading what it gave, has failed. Ends the process if another host was the cause."""
+        """A step has failed. Ends the process if another host was the cause; the end is not an orderly one any more."""
         ...
 
     def close(self) -> None:

@@ -204,8 +204,8 @@ class _Ready:
 def _begin(config: EngineConfig, report: Report) -> _Settings:
     """Meets the other hosts, if there are any, starts JAX and decides every default."""
     # Where a GPU's programs are tuned by several hosts together, those must all find a program there, or none of them.
-    is_shared = config.nnodes == 1 or config.compilation_cache_dir is not None
-    if is_shared and not config.disable_compilation_cache:
+    keeps_programs = config.nnodes == 1 and not config.disable_compilation_cache
+    if keeps_programs or config.shared_cache_dir is not None:
         use_compilation_cache(config.compilation_cache_dir)
     directory, party = resolve_model(config.model_path), None
     if config.nnodes > 1:

@@ -1,13 +1,18 @@
 """What the hosts of an engine must have in common, as texts that can be compared and named. No JAX."""
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
+import os
+import secrets
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jsg
 from jsg.config import EngineConfig, option
+from jsg.errors import ConfigError
 from jsg.models.orbax_checkpoint import FOLDER, MANIFEST
 
 PACKAGES = ("jax", "jaxlib", "flax", "jax-cuda12-plugin", "jax-cuda13-plugin")
@@ -17,10 +22,11 @@ OWN_KNOBS = frozenset(
         *("compilation_cache_dir", "disable_compilation_cache", "profile_dir"),
     }
 )
-"""Knobs that name something of one host."""
+"""Knobs that name something of one host. What the directory of the compile cache holds is compared for itself."""
 CONFIG_FILES = ("config.json", "generation_config.json")
 WEIGHT_FILES = ("*.safetensors", MANIFEST)
 MISSING = "missing"
+CACHE_NAME = "shared-by-hosts"
 SAMPLES, SAMPLE_BYTES = 64, 4096
 
 
@@ -37,7 +43,8 @@ def identity(config: EngineConfig, directory: Path) -> dict[str, str]:
     files = {f"the model's {path.name}": _fingerprint(path) for path in _model_files(config, directory)}
     if f"the model's {MANIFEST}" in files:
         files["the model's tensors"] = _fingerprint_of_all(directory / FOLDER)
-    return {"jsg": jsg.__version__, "jsg's source": _source_digest()} | versions | options | files
+    source = {"jsg": jsg.__version__, "jsg's source": _source_digest(), "the compile cache": _compile_cache(config)}
+    return source | versions | options | files
 
 
 def difference(leader: Mapping[str, str], follower: Mapping[str, str]) -> str | None:
@@ -64,6 +71,30 @@ def _source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+def _compile_cache(config: EngineConfig) -> str:
+    """Hosts that share a directory of compiled programs find the same name in it, which the first one makes up.
+
+    Raises:
+        ConfigError: The directory has none, and cannot be written to.
+    """
+    directory = config.shared_cache_dir
+    if directory is None:
+        return "none"
+    path = Path(directory) / CACHE_NAME
+    try:
+        if not path.exists():
+            with tempfile.NamedTemporaryFile("w", dir=directory) as file, contextlib.suppress(FileExistsError):
+                file.write(secrets.token_hex(8))
+                file.flush()
+                os.link(file.name, path)
+        return f"that named {path.read_text()}"
+    except OSError as error:
+        raise ConfigError(
+            f"--compilation-cache-dir must be a directory that can be written to, but gave: {error.strerror}; "
+            "correct it, or leave it out on every host"
+        ) from None
+
+
 def _model_files(config: EngineConfig, directory: Path) -> Iterator[Path]:
     """Those that decide what is computed; without the weights where they are made up."""
     patterns = CONFIG_FILES if config.load_format == "dummy" else CONFIG_FILES + WEIGHT_FILES
@@ -74,8 +105,7 @@ def _fingerprint_of_all(folder: Path) -> str:
     """One for the many small files of an orbax checkpoint, whose manifest has their lengths."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with path.open("rb") as file:
-            digest.update(f"{path.relative_to(folder)} ".encode() + file.read(SAMPLE_BYTES))
+        digest.update(f"{path.relative_to(folder)} {_fingerprint(path)} ".encode())
     return digest.hexdigest()[:16]
 
 

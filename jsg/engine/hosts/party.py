@@ -1,7 +1,8 @@
 """The hosts of an engine, as each of them sees the others."""
 
+import contextlib
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -32,6 +33,8 @@ class Leader:
         self._watch = Watch(beats, self._standing, config.dist_timeout, judges_steps=True)
         self._replica: Replica | None = None
         self._codec = CallCodec({})
+        self._is_ready: Callable[[Hashable], bool] = bool
+        self._has_failed = False
 
     def agree(self, topic: str, value: str, number: int = 0) -> int:
         """See `Follower.agree`."""
@@ -52,17 +55,19 @@ class Leader:
         at_least = self.agree("programs and pool", digest(schema, replica), executables.num_in_order)
         executables.share(lambda: max(at_least, self._watch.num_programs))
         self._codec = CallCodec(schema)
+        self._is_ready = executables.is_ready
         self._replica = replica
 
     def call(self, name: Hashable, *arrays: np.ndarray) -> Any:
-        """See `Replica.call`. The others get it first: they work while this host starts its own part."""
+        """See `Replica.call`. The others get it first: they work while this host starts its own part.
+
+        The first runs of a program may take their time here.
+        """
         assert self._replica is not None, "calls come after open()"
-        try:
+        with self._standing.calling():
             self._codec.send(list(self._plans.values()), name, arrays)
+        with self._standing.calling() if self._is_ready(name) else contextlib.nullcontext():
             result = self._replica.call(name, *arrays)
-        except Exception:
-            self.find_out()
-            raise
         if is_step(name):
             self._standing.begin(result.tokens)
         return result
@@ -70,14 +75,17 @@ class Leader:
     def find_out(self) -> None:
         """See `Calls.find_out`."""
         self._watch.find_out()
+        self._has_failed = True
 
     def close(self) -> None:
-        """Frees the replica, and ends the followers."""
+        """Frees the replica, and ends the followers: after a failure as hosts end that have lost their leader."""
         self._watch.stop()
         if self._replica is not None:
-            self._codec.send_end(list(self._plans.values()))
+            if not self._has_failed:
+                self._codec.send_end(list(self._plans.values()))
             self._replica.close()
-            disconnect()
+            if not self._has_failed:
+                disconnect()
         self._watch.close()
         for plan in self._plans.values():
             plan.close()
@@ -156,7 +164,8 @@ def meet(config: EngineConfig, directory: Path, arrived: Arrived) -> Party:
         leader = join(address, config.node_rank, own)
         party, own_address = Follower(config, leader), leader.own_address
     party.agree("hosts", "")  # all are there, before JAX begins to count the seconds
-    connect(address, num_hosts=config.nnodes, rank=config.node_rank, own_address=own_address)
+    rank, timeout_s = config.node_rank, config.dist_timeout
+    connect(address, num_hosts=config.nnodes, rank=rank, own_address=own_address, timeout_s=timeout_s)
     return party
 
 

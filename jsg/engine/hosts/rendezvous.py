@@ -25,7 +25,9 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 600.0
 """How long hosts wait for each other to be started."""
 RETRY_S = 0.25
-HELLO_S = 5.0  # for a caller to say who it is
+HELLO_S = 0.5
+"""For a caller to say who it is: meanwhile the leader gives no signs of life, and `--dist-timeout` is 2 s at least."""
+ANSWER_S = 5.0  # for the leader to answer a host
 KEEPALIVE_S = 60
 TOKEN_BYTES = 16
 
@@ -74,6 +76,8 @@ class Gathering:
         """
         deadline = time.monotonic() + PATIENCE_S
         with _listen(self._host, self._port) as listener:
+            with _listen(self._host, self._port + 1):  # where JAX's coordinator will be: it would fail without a word
+                pass
             listener.settimeout(RETRY_S)
             while len(self._beats) < self._num_hosts - 1:
                 if time.monotonic() > deadline:
@@ -173,9 +177,9 @@ def join(address: str, rank: int, identity: Mapping[str, str]) -> Connections:
 
 def _join(host: str, port: int, rank: int, identity: Mapping[str, str]) -> Connections:
     with contextlib.ExitStack() as opened:
-        plan = opened.enter_context(socket.create_connection((host, port), HELLO_S))
+        plan = opened.enter_context(socket.create_connection((host, port), ANSWER_S))
         token = _ask(plan, {"rank": rank, "identity": dict(identity)})
-        beats = opened.enter_context(socket.create_connection((host, port), HELLO_S))
+        beats = opened.enter_context(socket.create_connection((host, port), ANSWER_S))
         _ask(beats, {"rank": rank, "token": token})
         opened.pop_all()
     for connection in (plan, beats):
@@ -201,8 +205,8 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
         listener = socket.create_server(address, family=family)
     except OSError as error:
         raise ConfigError(
-            f"--dist-init-addr must be a free address of the leader, but {host} with {port} gave: {error.strerror}; "
-            "name another, or end what uses it"
+            "--dist-init-addr must be an address of the leader that is free, and so must be the port behind it, but "
+            f"{host} with {port} gave: {error.strerror}; name another, or end what uses it"
         ) from None
     with listener:
         yield listener

@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, final, runtime_checkable
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,11 @@ class Computed(Protocol):
     """What a step gives, which may not be there yet: a `jax.Array`."""
 
     def is_ready(self) -> bool:
-        """Whether it is there."""
+        """Whether it is there, or never will be because the step has failed."""
+        ...
+
+    def block_until_ready(self) -> object:
+        """Waits until it is there. Raises why it never will be."""
         ...
 
 
@@ -45,16 +49,22 @@ class Computed(Protocol):
 class Standing:
     """How far this host has come: steps that it has begun, and computed, and programs that it has compiled.
 
+    One thread begins steps and makes calls, another one asks.
+
     Attributes:
         count_programs: Gives `Executables.num_in_order`.
         begun_at: When each step began that is not computed everywhere.
+        failure: Why a step that has begun here will never be computed.
     """
 
     def __init__(self) -> None:
         self.num_begun = 0
         self.count_programs: Callable[[], int] = int
         self.begun_at: collections.deque[float] = collections.deque()
+        self.failure: Exception | None = None
         self._results: collections.deque[Computed] = collections.deque()
+        self._called_at: float | None = None
+        self._progressed_at = 0.0
 
     def begin(self, result: Computed) -> None:
         """Counts a step by what it will give."""
@@ -62,17 +72,41 @@ class Standing:
         self.num_begun += 1
         self.begun_at.append(time.monotonic())
 
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[None]:
+        """While a call is made that should return soon: sending it waits for a host that does not read."""
+        self._called_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self._called_at = None
+
     @property
     def num_done(self) -> int:
-        """Steps that are computed here. One thread may ask while another begins steps."""
-        while self._results and self._results[0].is_ready():
-            self._results.popleft()
+        """Steps that are computed here; none after one that has failed."""
+        while self.failure is None and self._results and self._results[0].is_ready():
+            try:
+                self._results[0].block_until_ready()
+            except Exception as error:  # whatever the device says
+                self.failure = error
+            else:
+                self._results.popleft()
         return max(0, self.num_begun - len(self._results))
 
     def forget(self, num_done: int) -> None:
         """So many are computed everywhere."""
         while self.begun_at and self.num_begun - len(self.begun_at) < num_done:
             self.begun_at.popleft()
+            self._progressed_at = time.monotonic()
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when a call or the oldest step has taken its time; None where there is neither.
+
+        A step waits on the devices for the one before it, which is no time of its own.
+        """
+        waiting = [at for at in (self._called_at, *list(self.begun_at)[:1]) if at is not None]
+        return max(min(waiting), self._progressed_at) if waiting else None
 
 
 @dataclasses.dataclass(slots=True)
@@ -207,13 +241,27 @@ class Watch:
         if self._judges_steps:
             return self._judge_steps(now)
         self._standing.forget(self._standing.num_begun)
-        return None
+        return self._judge_own()
 
     def _judge_steps(self, now: float) -> str | None:
+        """A step that has failed here is left to whoever reads what it gives; none counts as computed any more."""
+        mine = self._standing
+        num_done = mine.num_done
         slowest = min(self._others.values(), key=lambda other: (other.num_begun, other.num_done))
-        self._standing.forget(min(other.num_done for other in self._others.values()))
-        begun_at = self._standing.begun_at
-        if not begun_at or now - begun_at[0] <= self._timeout_s:
+        mine.forget(min(num_done, *(other.num_done for other in self._others.values())))
+        since = mine.waiting_since
+        if since is None or now - since <= self._timeout_s:
             return None
-        behind = "has not begun it" if slowest.num_begun < self._standing.num_begun else "has not computed it"
-        return f"a step has taken more than {self._timeout_s:g} s (--dist-timeout), and {slowest.name} {behind}"
+        number = mine.num_begun - len(mine.begun_at) + 1  # of the oldest, or of the one that is being called
+        if slowest.num_begun < number:
+            behind = f"{slowest.name} has not begun it"
+        else:
+            behind = f"{slowest.name if slowest.num_done < number else 'this host'} has not computed it"
+        return f"a step has taken more than {self._timeout_s:g} s (--dist-timeout), and {behind}"
+
+    def _judge_own(self) -> str | None:
+        """Nobody reads what a step gives on a host that does not lead, so nobody else would see that it has failed."""
+        if self._standing.failure is None:
+            return None
+        gone = self._take_beats(INTERVAL_S)  # another host that is gone may be why, and is the better reason
+        return gone or f"a step has failed on this host: {self._standing.failure}"

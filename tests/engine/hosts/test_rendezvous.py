@@ -1,6 +1,7 @@
 """Hosts that call in any order, twice, wrongly, or are none."""
 
 import contextlib
+import queue
 import socket
 import threading
 import time
@@ -11,7 +12,7 @@ import pytest
 
 from jsg.engine.hosts import rendezvous
 from jsg.engine.hosts.rendezvous import Connections, Gathering, join
-from jsg.engine.hosts.watch import FIRST_BEAT
+from jsg.engine.hosts.watch import FIRST_BEAT, Standing, Watch
 from jsg.errors import ConfigError
 from tests.server.conftest import free_port
 
@@ -116,8 +117,24 @@ def test_who_waits_for_others_hears_from_the_leader(address: str):
         close(first, second, *gathered.result(10).values())
 
 
-def test_a_stranger_who_dawdles_holds_nobody_up_for_long(address: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rendezvous, "HELLO_S", 0.5)
+def test_strangers_who_say_nothing_end_no_start(address: str):
+    lost: queue.Queue[str] = queue.Queue()
+    shortest_s = 2.0  # of --dist-timeout
+    with leader(address, 3) as gathered, contextlib.ExitStack() as strangers:
+        first = join(address, 1, SAME)
+        watch = Watch({"the leader": first.beats}, Standing(), shortest_s, judges_steps=False, lost=lost.put)
+        for _ in range(5):
+            strangers.enter_context(connected(address))
+        time.sleep(5 * rendezvous.HELLO_S + 1)
+        second = join(address, 2, SAME)
+        others = gathered.result(10)
+        watch.stop()
+        close(first, second, *others.values())
+        watch.close()
+    assert lost.empty()
+
+
+def test_a_stranger_who_dawdles_holds_nobody_up_for_long(address: str):
     with leader(address) as gathered, connected(address) as stranger:
         is_done = threading.Event()
 
@@ -190,5 +207,11 @@ def test_who_does_not_come_is_named(address: str, monkeypatch: pytest.MonkeyPatc
 
 def test_an_address_in_use_is_an_error(address: str):
     taken = socket.create_server(rendezvous.parse_address(address))
-    with taken, pytest.raises(ConfigError, match="--dist-init-addr must be a free address"):
+    with taken, pytest.raises(ConfigError, match="--dist-init-addr must be an address of the leader that is free"):
+        Gathering(address, 2, SAME).wait(lambda there, count: None)
+
+
+def test_the_port_of_the_coordinator_in_use_is_the_same_error(address: str):
+    host, port = rendezvous.parse_address(address)
+    with socket.create_server((host, port + 1)), pytest.raises(ConfigError, match=f"the port .* {port + 1} gave: "):
         Gathering(address, 2, SAME).wait(lambda there, count: None)
