@@ -2,6 +2,7 @@
 
 import errno
 import fnmatch
+import math
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -73,8 +74,18 @@ def convert(source: Path, destination: Path, *, tp_size: int = 1, progress: Prog
 
 
 def _promises(checkpoint: Checkpoint, layouts: dict[str, Layout]) -> dict[str, Promise]:
-    """The tensors of the model by the names that they are stored under."""
-    return {stored: Promise(tensor, layouts[name]) for name, stored, tensor in checkpoint.stored() if name in layouts}
+    """The tensors of the model by the names that they are stored under; refuses what could not be read again."""
+    promises = {
+        stored: Promise(tensor, layouts[name]) for name, stored, tensor in checkpoint.stored() if name in layouts
+    }
+    for name, promise in promises.items():
+        _, piece = promise.grid()
+        if (piece_bytes := math.prod(piece) * promise.dtype.itemsize) > orbax_checkpoint.MAX_CHUNK_BYTES:
+            raise ModelError(
+                f"{name} must be cut into chunks of at most {orbax_checkpoint.MAX_CHUNK_BYTES >> 20} MiB, but the "
+                f"smallest would have {piece_bytes >> 20}; its rows are too long for jsg convert"
+            )
+    return promises
 
 
 def _layout(source: Source, origin: Origin, shape: tuple[int, ...], tp_size: int) -> Layout:

@@ -3,7 +3,8 @@
     orbax.json                  every file below with its length, and the SHA-256 of those that are not chunks
     orbax/_METADATA …           orbax's own files: the tree, the shardings
     orbax/NAME/zarr.json        a tensor's shape, type, grid of chunks and codecs (zarr 3)
-    orbax/NAME/c/0/1            one chunk, what one device needs or a part of it, of smaller chunks with a CRC-32C each
+    orbax/NAME/c/0/1            one chunk of smaller chunks with a CRC-32C each; what one device needs or a part of it,
+                                unless no number of chunks is that, and then the last one may stick out of the tensor
 
 The file driver of tensorstore reads the chunks; nothing here or there unpickles. A chunk is checked when it is read,
 and all that a model needs is read before it is served, so a changed byte is found before the first answer.

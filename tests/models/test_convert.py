@@ -15,12 +15,12 @@ from safetensors.numpy import load_file, save_file
 
 from jsg.errors import ConfigError, ModelError
 from jsg.models import convert as converting
-from jsg.models import orbax_writer
+from jsg.models import orbax_checkpoint, orbax_writer
 from jsg.models.checkpoint import open_checkpoint
 from jsg.models.config import ModelConfig
 from jsg.models.convert import convert
-from jsg.models.loading import load_model
-from tests.golden.variants import random_tensors, write_checkpoint
+from jsg.models.loading import abstract_model, checkpoint_shapes, load_model
+from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.golden.vision_variants import vision_tensors, write_vision_checkpoint
 from tests.own_process import said
 
@@ -53,8 +53,6 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of several chunks, and tensors of several files."""
     monkeypatch.setattr(orbax_writer, "PIECE_BYTES", 1024)
     monkeypatch.setattr(orbax_writer, "FILE_BYTES", 4096)
-    monkeypatch.setattr(orbax_writer, "LEAST_FILE_BYTES", 1)
-    monkeypatch.setattr(orbax_writer, "LEAST_PIECE_BYTES", 1)
 
 
 @pytest.mark.parametrize("variant", FAMILIES + VISION)
@@ -100,6 +98,54 @@ def test_a_device_reads_whole_files_where_it_is_chunked_for_them(tmp_path):
         assert metadata["chunk_grid"]["configuration"]["chunk_shape"] == expected
 
 
+@pytest.mark.parametrize(("vocab_size", "tp_size"), [(2 * 16001, 2), (2 * 16001, 1), (32003, 1)])
+def test_a_vocabulary_that_nothing_divides(tmp_path, monkeypatch, vocab_size, tp_size):
+    """Files of about 64 pieces; loaded on one device and on two, by orbax too, and converted once more."""
+    monkeypatch.setattr(orbax_writer, "PIECE_BYTES", 252 * 64)
+    monkeypatch.setattr(orbax_writer, "FILE_BYTES", 64 * 256 * 64)
+    monkeypatch.setattr(orbax_checkpoint, "MAX_CHUNK_BYTES", 64 * 256)
+    source = tmp_path / "source"
+    source.mkdir()
+    config = VARIANTS["llama_tied"] | {"vocab_size": vocab_size, "hidden_size": 32, "head_dim": 16}
+    (source / "config.json").write_text(json.dumps(config))
+    shapes = checkpoint_shapes(abstract_model(ModelConfig.from_directory(source), np.float32))
+    rng = np.random.default_rng(0)
+    tensors = {name: rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()}
+    save_file(tensors, source / "model.safetensors")
+
+    convert(source, tmp_path / "made", tp_size=tp_size)
+    table = tmp_path / "made/orbax/model.embed_tokens.weight"
+    files = [path.stat().st_size for path in table.glob("c/*/*")]
+    assert len(files) == 2 and max(files) < 64 * 257 * 64
+    assert sum(files) < 1.02 * vocab_size * 64
+    assert_same(source, tmp_path / "made")
+    restored = restore(tmp_path / "made/orbax", tensors)
+    np.testing.assert_array_equal(restored["model.embed_tokens.weight"], tensors["model.embed_tokens.weight"])
+    convert(tmp_path / "made", tmp_path / "again", tp_size=2 if vocab_size % 2 == 0 else 1)
+    assert_same(source, tmp_path / "again")
+    if vocab_size % 2 == 0:
+        [result] = said("tests.models.shared_out", str(tmp_path / "made"), told=[{"count": 2, "options": {}}])
+        assert result["differing"] == [] and result["numbers_read"] == result["numbers_held"]
+
+
+def test_rows_that_could_not_be_read_again_are_refused_before_anything_is_written(tmp_path, monkeypatch):
+    source = write(tmp_path / "source", "llama_mha")
+    monkeypatch.setattr(orbax_checkpoint, "MAX_CHUNK_BYTES", 100)
+    monkeypatch.setattr(orbax_writer, "PIECE_BYTES", 100)
+    monkeypatch.setattr(orbax_writer, "write", lambda *_: pytest.fail("it is written"))
+    with pytest.raises(ModelError, match="weight must be cut into chunks of at most"):
+        convert(source, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def restore(checkpoint: Path, tensors: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    """By orbax's own API, on one device."""
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = {name: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here) for name, each in tensors.items()}
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(checkpoint, shapes)
+
+
 @pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16, np.float32])
 def test_types_stay_and_orbax_reads_them(tmp_path, stored):
     """By its own API, names and numbers as in the file, also where one device is fewer than it was chunked for."""
@@ -107,10 +153,7 @@ def test_types_stay_and_orbax_reads_them(tmp_path, stored):
     tensors = {name: tensor.astype(stored) for name, tensor in load_file(source / "model.safetensors").items()}
     save_file(tensors, source / "model.safetensors")
     convert(source, tmp_path / "made", tp_size=2)
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = {name: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here) for name, each in tensors.items()}
-    with ocp.StandardCheckpointer() as checkpointer:
-        restored = checkpointer.restore(tmp_path / "made/orbax", shapes)
+    restored = restore(tmp_path / "made/orbax", tensors)
     assert restored.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert restored[name].dtype == stored

@@ -191,10 +191,28 @@ def test_loading_imports_no_orbax_and_safetensors_no_tensorstore(made, tmp_path)
         ((4096, 4096), Layout(1, 4, 128, True, 4), (4096, 1024), (4096, 32)),
         ((128256, 8192), Layout(0, 8, 1, False, 8), (2004, 8192), (12, 8192)),  # 64 MiB are a file at most
         ((1280, 3456), Layout(0, 2, 320, True, 2), (640, 3456), (64, 3456)),
-        ((50257, 8), Layout(0, 1, 1, False, 1), (50257, 8), (1733, 8)),
-        ((131071, 1024), Layout(0, 1, 1, False, 1), (131071, 1024), (131071, 1024)),  # a prime
         ((7,), Layout(0, 1, 1, False, 1), (7,), (7,)),
     ],
 )
 def test_chunks_divide_what_a_device_needs(shape, layout, large, small):
     assert grid(shape, 4, layout) == (large, small)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "large", "small"),
+    [
+        ((50257, 8), Layout(0, 1, 1, False, 1), (50258, 8), (25129, 8)),
+        ((131071, 1024), Layout(0, 1, 1, False, 1), (14616, 1024), (252, 1024)),  # a prime
+        ((32002, 2048), Layout(0, 2, 1, False, 2), (8064, 2048), (126, 2048)),  # twice a prime
+        ((32002, 2048), Layout(0, 1, 1, False, 1), (8064, 2048), (126, 2048)),  # its divisors are 2 and very many
+        ((32 * 16001, 2048), Layout(0, 1, 1, False, 1), (8128, 2048), (32, 2048)),  # small ones may divide
+        ((127 * 331, 1024), Layout(0, 1, 127, False, 1), (14097, 1024), (127, 1024)),  # whole units, as files too
+        ((509 * 331, 1024), Layout(0, 1, 509, False, 1), (15372, 1024), (252, 1024)),  # cut through units
+    ],
+)
+def test_chunks_stick_out_where_nothing_divides(shape, layout, large, small):
+    assert grid(shape, 4, layout) == (large, small)
+    length, file, piece = shape[0], large[0], small[0]
+    assert file % piece == 0
+    assert piece * shape[1] * 4 <= orbax_writer.PIECE_BYTES and file * shape[1] * 4 <= orbax_writer.FILE_BYTES
+    assert -(-length // piece) * piece - length < length / 50  # little is written beyond the tensor
