@@ -370,7 +370,9 @@ def _convert(options: argparse.Namespace) -> int:
     from jsg.sources import resolve_model
 
     use_host()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that nothing half done stays
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) is not signal.SIG_IGN:
+            signal.signal(each, lambda number, _: sys.exit(128 + number))  # the bar gives the terminal back
     with ByteDisplay("convert") as display:
         convert(
             resolve_model(options.source),

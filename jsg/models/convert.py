@@ -15,6 +15,7 @@ from jsg.errors import ConfigError, ModelError
 from jsg.models import orbax_checkpoint, orbax_writer
 from jsg.models.checkpoint import INDEX_FILE, Checkpoint, open_checkpoint
 from jsg.models.config import ModelConfig
+from jsg.models.late_signals import signals_later
 from jsg.models.layers import Origin, Source
 from jsg.models.llava import module_name
 from jsg.models.loading import abstract_model, checkpoint_shapes, origins, unread
@@ -40,7 +41,8 @@ def convert(source: Path, destination: Path, *, tp_size: int = 1, progress: Prog
     """Writes the model of one directory into another, whole or not at all; gives the bytes of its tensors.
 
     Tensors keep their names and types. Each is cut where `tp_size` devices share it out, so each of them reads chunks
-    of its own; any other number of devices loads the checkpoint too. Memory holds a few chunks at a time.
+    of its own; any other number of devices loads the checkpoint too. Memory holds a few chunks at a time. A signal that
+    would end the process does so when the chunk under way is written and all is removed, if this is the main thread.
 
     Args:
         source: A model directory, with safetensors or an orbax checkpoint.
@@ -69,7 +71,14 @@ def convert(source: Path, destination: Path, *, tp_size: int = 1, progress: Prog
         checkpoint.require(checkpoint_shapes(model), unread(config))
         promises = _promises(checkpoint, layouts)
         total = sum(promise.nbytes for promise in promises.values())
-        _write(source, destination, promises, total, progress or (lambda done, total: None))
+        with signals_later() as end_if_signalled:
+
+            def told(done: int, total: int) -> None:
+                end_if_signalled()
+                if progress is not None:
+                    progress(done, total)
+
+            _write(source, destination, promises, total, told)
     return total
 
 
@@ -133,6 +142,7 @@ def _write(source: Path, destination: Path, promises: dict[str, Promise], total:
                 shutil.copyfile(path, partial / path.name)
         orbax_writer.write(partial, promises, written)
         orbax_checkpoint.open_tensors(partial)
+        written(0)  # a signal may have come since the last chunk
         partial.chmod(0o755)  # that of a temporary directory is its owner's alone
         partial.rename(destination)
         partial = None

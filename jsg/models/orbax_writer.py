@@ -181,9 +181,14 @@ class _PromiseHandler(type_handlers.TypeHandler):
             for first in range(0, length, step):
                 slices = (slice(None),) * axis + (slice(first, min(first + step, length)),)
                 numbers = promise.tensor.read(slices + (slice(None),) * (len(large) - len(slices)))
-                await store[slices].write(numbers)
+                await _put(store, slices, numbers)
                 self._written(numbers.nbytes)
         return []
+
+
+async def _put(store: Any, slices: tuple[slice, ...], numbers: np.ndarray) -> None:
+    """Writes one chunk, by tensorstore's threads; when this ends, they have."""
+    await store[slices].write(numbers)
 
 
 def _write_shardings(folder: Path, promises: Mapping[str, Promise]) -> None:

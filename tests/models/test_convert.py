@@ -1,9 +1,14 @@
 """What `jsg convert` writes: the same model, cut for devices, readable by orbax; or nothing."""
 
 import collections
+import concurrent.futures
 import errno
 import json
+import shutil
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -227,6 +232,108 @@ def test_nothing_is_left_of_what_failed(tmp_path, progress, error, message):
         convert(source, tmp_path / "made", progress=progress)
     assert "secret" not in str(caught.value)
     assert list(tmp_path.iterdir()) == [source]
+
+
+class Ended(BaseException):
+    """What a test's signal handler raises."""
+
+
+def end(number: int, frame: object) -> None:
+    raise Ended(number)
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def ending(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A signal that raises `Ended` wherever it arrives."""
+    before = signal.signal(request.param, end)
+    yield request.param
+    signal.signal(request.param, before)
+
+
+@pytest.mark.parametrize("moment", ["first", "middle", "last"])
+def test_a_signal_waits_for_the_chunk_under_way(tmp_path, monkeypatch, ending, moment):
+    """While tensorstore's threads write it: they would make its folder anew after it was removed."""
+    source = write(tmp_path / "source", "llama_mha")
+    chunks = []
+
+    async def count(store: Any, slices: tuple[slice, ...], numbers: np.ndarray) -> None:
+        chunks.append(numbers.nbytes)
+        await store[slices].write(numbers)
+
+    monkeypatch.setattr(orbax_writer, "_put", count)
+    convert(source, tmp_path / "whole")
+    shutil.rmtree(tmp_path / "whole")
+    wanted = {"first": 1, "middle": len(chunks) // 2, "last": len(chunks)}[moment]
+    chunks.clear()
+    under_way = []
+
+    async def put(store: Any, slices: tuple[slice, ...], numbers: np.ndarray) -> None:
+        chunks.append(numbers.nbytes)
+        future = store[slices].write(numbers)
+        if len(chunks) == wanted:
+            under_way.append(future)
+            signal.raise_signal(ending)
+        await future
+
+    monkeypatch.setattr(orbax_writer, "_put", put)
+    with pytest.raises(Ended) as ended:
+        convert(source, tmp_path / "made")
+    assert ended.value.args == (ending,)
+    assert len(chunks) == wanted and under_way[0].done()
+    assert list(tmp_path.iterdir()) == [source]
+    assert signal.getsignal(ending) is end
+
+
+@pytest.mark.parametrize("during", ["copyfile", "rmtree"])
+def test_a_signal_waits_for_files_too(tmp_path, monkeypatch, ending, during):
+    """While other files are copied, and once more while what was written is removed."""
+    source = write(tmp_path / "source", "llama_mha")
+    copy, remove = shutil.copyfile, shutil.rmtree
+
+    def signalled(call: Callable[..., Any]) -> Callable[..., Any]:
+        def do(*arguments: Any, **options: Any) -> Any:
+            signal.raise_signal(ending)
+            return call(*arguments, **options)
+
+        return do
+
+    monkeypatch.setattr(converting.shutil, "copyfile", signalled(copy))
+    if during == "rmtree":
+        monkeypatch.setattr(converting.shutil, "rmtree", signalled(remove))
+    with pytest.raises(Ended):
+        convert(source, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_signal_that_is_ignored_ends_nothing(tmp_path):
+    """As under `nohup`."""
+    source = write(tmp_path / "source", "llama_mha")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        convert(source, tmp_path / "made", progress=lambda done, total: signal.raise_signal(signal.SIGHUP))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert_same(source, tmp_path / "made")
+
+
+def test_a_signal_that_somebody_handles_leaves_no_checkpoint(tmp_path):
+    """Its handler returns, so whoever asked for the checkpoint must still hear that there is none."""
+    source, came = write(tmp_path / "source", "llama_mha"), []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            convert(source, tmp_path / "made", progress=lambda done, total: signal.raise_signal(signal.SIGTERM))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert came == [signal.SIGTERM]
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_another_thread_converts_too(tmp_path):
+    source = write(tmp_path / "source", "llama_mha")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(convert, source, tmp_path / "made").result()
+    assert_same(source, tmp_path / "made")
 
 
 def test_a_full_disk_is_seen_before_it_is_written(tmp_path, monkeypatch):
