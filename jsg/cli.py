@@ -191,7 +191,7 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
     from jsg.engine.gpus import device_groups
     from jsg.sources import resolve_model
 
-    model_dir = resolve_model(engine.model_path)
+    model_dir = resolve_model(engine.model_path, load_format=engine.load_format)
     tokenizer_dir = model_dir if engine.tokenizer_path is None else resolve_model(engine.tokenizer_path)
     config = dataclasses.replace(engine, model_path=str(model_dir))
     groups = device_groups(server.dp_size, engine.tp_size)
