@@ -15,9 +15,30 @@ from jsg.models.config import ModelConfig
 from jsg.models.loading import abstract_model, checkpoint_shapes
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 
+ROOT = pathlib.Path(__file__).parent.parent
+ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+
 
 def command(*arguments: str | pathlib.Path) -> list[str]:
     return [sys.executable, "-m", "jsg.cli", "convert", *map(str, arguments)]
+
+
+def test_which_of_two_checkpoints_is_an_option(tmp_path):
+    """Which the message names."""
+    (tmp_path / "source").mkdir()
+    write_checkpoint(tmp_path / "source", "llama_mha", random_tensors("llama_mha", 0))
+    for arguments, status in (
+        (("source", "both"), 0),
+        (("both", "made"), 2),
+        (("both", "made", "--load-format", "orbax"), 0),
+    ):
+        done = subprocess.run(
+            command(*arguments), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT
+        )
+        assert done.returncode == status, done.stderr
+        assert ("say which with --load-format" in done.stderr) == (status == 2)
+        if arguments[1] == "both":
+            write_checkpoint(tmp_path / "both", "llama_mha", random_tensors("llama_mha", 0))
 
 
 def test_lines_without_a_terminal(tmp_path):

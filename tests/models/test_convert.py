@@ -4,6 +4,7 @@ import collections
 import concurrent.futures
 import errno
 import json
+import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -222,9 +223,17 @@ def fail(done: int, total: int) -> None:
     raise OSError(errno.ENOSPC, "full", "/secret/path")
 
 
+def exhaust(done: int, total: int) -> None:
+    raise ValueError('RESOURCE_EXHAUSTED: Error writing "/secret/path" [OS error 28: ENOSPC No space left on device]')
+
+
 @pytest.mark.parametrize(
     ("progress", "error", "message"),
-    [(interrupt, KeyboardInterrupt, None), (fail, ModelError, r"DST must be writable, .*\(ENOSPC\)")],
+    [
+        (interrupt, KeyboardInterrupt, None),
+        (fail, ModelError, r"DST must be writable, .*\(ENOSPC\)"),
+        (exhaust, ModelError, r"DST must be writable, .*\(RESOURCE_EXHAUSTED: no space\)"),
+    ],
 )
 def test_nothing_is_left_of_what_failed(tmp_path, progress, error, message):
     source = write(tmp_path / "source", "llama_mha")
@@ -288,7 +297,7 @@ def test_a_signal_waits_for_the_chunk_under_way(tmp_path, monkeypatch, ending, m
 def test_a_signal_waits_for_files_too(tmp_path, monkeypatch, ending, during):
     """While other files are copied, and once more while what was written is removed."""
     source = write(tmp_path / "source", "llama_mha")
-    copy, remove = shutil.copyfile, shutil.rmtree
+    copy, remove = shutil.copyfileobj, shutil.rmtree
 
     def signalled(call: Callable[..., Any]) -> Callable[..., Any]:
         def do(*arguments: Any, **options: Any) -> Any:
@@ -297,7 +306,7 @@ def test_a_signal_waits_for_files_too(tmp_path, monkeypatch, ending, during):
 
         return do
 
-    monkeypatch.setattr(converting.shutil, "copyfile", signalled(copy))
+    monkeypatch.setattr(converting.shutil, "copyfileobj", signalled(copy))
     if during == "rmtree":
         monkeypatch.setattr(converting.shutil, "rmtree", signalled(remove))
     with pytest.raises(Ended):
@@ -360,6 +369,100 @@ def test_what_cannot_be_done_is_refused(tmp_path, destination, tp_size, error, m
         convert(source, tmp_path / destination, tp_size=tp_size)
     assert str(tmp_path) not in str(caught.value)
     assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize("kind", [PermissionError(13, "no", "/secret"), OSError(errno.ENAMETOOLONG, "no", "/secret")])
+def test_a_destination_that_cannot_be_looked_at_is_refused(tmp_path, monkeypatch, kind):
+    source = write(tmp_path / "source", "llama_mha")
+
+    def refused(path: Path, **options: bool) -> bool:
+        raise kind
+
+    monkeypatch.setattr(Path, "exists", refused)  # who runs tests may be allowed to see everything
+    with pytest.raises(ConfigError, match=r"DST must be a path that can be made, .*\((EACCES|ENAMETOOLONG)\)") as error:
+        convert(source, tmp_path / "made")
+    assert "secret" not in str(error.value) and str(tmp_path) not in str(error.value)
+
+
+@pytest.mark.parametrize("length", [250, 256])
+def test_a_name_that_is_too_long_is_refused(tmp_path, length):
+    source = write(tmp_path / "source", "llama_mha")
+    with pytest.raises((ConfigError, ModelError), match=r"^DST must be .*\(ENAMETOOLONG\); check its name") as error:
+        convert(source, tmp_path / ("x" * length))
+    assert str(tmp_path) not in str(error.value)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_weights_are_not_written_into_those_of_another_model(tmp_path):
+    source = write(tmp_path / "source", "llama_mha")
+    with pytest.raises(ConfigError, match="DST must not be 'orbax' inside a model directory"):
+        convert(source, source / "orbax")
+    convert(source, tmp_path / "orbax")
+
+
+def test_a_file_of_the_source_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    source = write(tmp_path / "source", "llama_mha")
+    (source / "LICENSE").write_text("free")
+    opened = Path.open
+
+    def refused(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == source / "LICENSE":
+            raise PermissionError(13, "no", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(ModelError, match=r"^SRC: LICENSE must be readable \(EACCES\); check its permissions$"):
+        convert(source, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_who_is_second_hears_that_it_exists(tmp_path):
+    """Both began when there was none."""
+    source = write(tmp_path / "source", "llama_mha")
+
+    def race(done: int, total: int) -> None:
+        if done == total and not (tmp_path / "made").exists():
+            convert(source, tmp_path / "made", tp_size=2)
+
+    with pytest.raises(ConfigError, match="DST must not exist yet, but there is 'made'"):
+        convert(source, tmp_path / "made", progress=race)
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "made"}
+    assert_same(source, tmp_path / "made")
+
+
+def test_others_may_read_it_as_the_umask_has_it(tmp_path):
+    source = write(tmp_path / "source", "llama_mha")
+    before = os.umask(0o027)
+    try:
+        convert(source, tmp_path / "made")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o750
+
+
+def test_which_of_two_checkpoints_is_converted_is_said(tmp_path):
+    source = write(tmp_path / "source", "llama_mha")
+    convert(source, tmp_path / "both")
+    write_checkpoint(tmp_path / "both", "llama_mha", random_tensors("llama_mha", 1))
+    with pytest.raises(ModelError, match="say which with --load-format"):
+        convert(tmp_path / "both", tmp_path / "made")
+    convert(tmp_path / "both", tmp_path / "made", load_format="orbax")
+    assert_same(source, tmp_path / "made")
+    convert(tmp_path / "both", tmp_path / "other", load_format="safetensors")
+    for one, other in zip(
+        leaves(tmp_path / "other"), leaves(tmp_path / "both", load_format="safetensors"), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_tensors_of_zeros_are_written_too(tmp_path):
+    """Zarr leaves out what equals its fill value, and a chunk that is missing is refused."""
+    source = write(tmp_path / "source", "llama_biases")
+    tensors = load_file(source / "model.safetensors")
+    zeros = {name: np.zeros_like(each) for name, each in tensors.items() if "bias" in name or "up_proj" in name}
+    save_file(tensors | zeros, source / "model.safetensors")
+    convert(source, tmp_path / "made", tp_size=2)
+    assert_same(source, tmp_path / "made")
 
 
 def test_a_source_that_does_not_fit_is_refused_by_the_tensor_name(tmp_path):

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from jsg.models.checkpoint import open_checkpoint
 from jsg.models.config import ModelConfig
 from jsg.models.convert import convert
 from jsg.models.loading import load_model
-from jsg.models.orbax_checkpoint import FOLDER, MANIFEST, files_of, manifest_text, open_tensors
+from jsg.models.orbax_checkpoint import FOLDER, MANIFEST, OrbaxTensor, files_of, manifest_text, open_tensors
 from jsg.models.orbax_writer import Layout, grid
 from tests.golden.variants import random_tensors, write_checkpoint
 from tests.test_imports import run_python
@@ -120,6 +121,51 @@ def test_another_config_is_refused_by_the_tensor_name(made, change, named):
     (made / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=named):
         load(made)
+
+
+def test_what_cannot_be_read_is_said_without_its_path(made, monkeypatch):
+    name = "model.norm.weight"
+    link = made / FOLDER / name / "link"
+    link.symlink_to("/nowhere/secret")
+    with pytest.raises(
+        ModelError, match=rf"{FOLDER}/{name}/link must be a readable file \(FileNotFoundError\)"
+    ) as error:
+        load(made)
+    assert "secret" not in str(error.value) and str(made) not in str(error.value)
+    link.unlink()
+
+    read = Path.read_bytes
+
+    def refused(path: Path) -> bytes:
+        if path.parent.name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    with monkeypatch.context() as patched:  # who runs tests may be allowed to read everything
+        patched.setattr(Path, "read_bytes", refused)
+        with pytest.raises(
+            ModelError, match=rf"{name}/zarr\.json must be a readable file \(PermissionError\)"
+        ) as error:
+            load(made)
+    assert str(made) not in str(error.value)
+
+
+def test_a_chunk_that_may_not_be_read_is_not_called_damaged():
+    class Refused:
+        shape, dtype = (4,), SimpleNamespace(name="float32")
+        chunk_layout = SimpleNamespace(read_chunk=SimpleNamespace(shape=(4,)))
+
+        def __getitem__(self, slices: object) -> "Refused":
+            return self
+
+        def read(self, order: str) -> "Refused":
+            return self
+
+        def result(self) -> None:
+            raise ValueError('PERMISSION_DENIED: Error opening "/secret/c/0" [OS error 13: EACCES Permission denied]')
+
+    with pytest.raises(ModelError, match=r"^w must be readable, but a chunk is not; check its permissions$"):
+        OrbaxTensor("w", Refused(), False).read((slice(None),))
 
 
 def test_other_codecs_are_refused(made):
