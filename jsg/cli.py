@@ -39,6 +39,7 @@ MAX_LOGPROB_CHANGE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
 within twice this. What 16 bits need on a GPU was not measured on a device."""
 GRAMMAR_ENDINGS: dict[str, GrammarKind] = {".json": "json_schema", ".gbnf": "ebnf", ".ebnf": "ebnf", ".regex": "regex"}
 FILE_CONTENTS = "in a .json a list is choices, and an object of type structural_tag is one"
+CONVERTED_FORMATS = ("auto", "safetensors", "orbax")
 GRAMMAR_OPTIONS = ("whitespace", "property_order")
 PASTE_GAP_S = 0.05  # lines that come faster than anyone types are one message
 
@@ -106,6 +107,12 @@ def _add_convert_command(commands: Any) -> None:
         default=1,
         metavar="N",
         help="devices that the chunks are made for; any other number loads them too (default: 1)",
+    )
+    command.add_argument(
+        "--load-format",
+        choices=CONVERTED_FORMATS,
+        default="auto",
+        help="which weights of SRC, where it has both; 'auto' is whichever it has (default: auto)",
     )
 
 
@@ -191,7 +198,7 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
     from jsg.engine.gpus import device_groups, engine_configs
     from jsg.sources import resolve_model
 
-    model_dir = resolve_model(engine.model_path)
+    model_dir = resolve_model(engine.model_path, load_format=engine.load_format)
     tokenizer_dir = model_dir if engine.tokenizer_path is None else resolve_model(engine.tokenizer_path)
     config = dataclasses.replace(engine, model_path=str(model_dir))
     groups = device_groups(server.dp_size, engine.tp_size)
@@ -371,12 +378,15 @@ def _convert(options: argparse.Namespace) -> int:
     from jsg.sources import resolve_model
 
     use_host()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that nothing half done stays
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) is not signal.SIG_IGN:
+            signal.signal(each, lambda number, _: sys.exit(128 + number))  # the bar gives the terminal back
     with ByteDisplay("convert") as display:
         convert(
-            resolve_model(options.source),
+            resolve_model(options.source, load_format=options.load_format),
             pathlib.Path(options.destination),
             tp_size=options.tp_size,
+            load_format=options.load_format,
             progress=display.show,
         )
     return 0

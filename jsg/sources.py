@@ -1,26 +1,32 @@
 """A model name → the directory that holds it. Host side; the hub's client is imported only when a name needs it."""
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from jsg.errors import ModelError
 
-# A model directory is data: weights in safetensors, JSON, templates and vocabularies. Never pickles, never code.
-_WANTED_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt"]
+# A model directory is data: weights, JSON, templates and vocabularies. Never pickles, never code.
+_WANTED_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt", "orbax/*"]
 # Second copies of the weights in other layouts, which some repositories carry beside the ones we read.
 _UNWANTED_FILES = ["consolidated*", "original/*", "onnx/*", "*.bin", "*.pt", "*.pth"]
+# Of a repository with both kinds of weights, those of the one that was not asked for.
+_INDEX, _MANIFEST = "model.safetensors.index.json", "orbax.json"
+_OTHER_KIND = {"safetensors": [_MANIFEST, "orbax/*"], "orbax": ["*.safetensors", _INDEX]}
 _ASSETS = Path(__file__).parent / "assets"
 EMBEDDED = {name: _ASSETS / name for name in ("tiny", "tiny-vision")}
 """The models inside the package, by name; the second takes pictures."""
 
 
-def resolve_model(name: str, *, revision: str | None = None) -> Path:
+def resolve_model(name: str, *, revision: str | None = None, load_format: str = "auto") -> Path:
     """The local directory of a model; downloads it when it is a hub name that is not in the hub's cache yet.
 
     Args:
         name: "tiny" or "tiny-vision" (the models inside the package), a directory, or a hub name such as "owner/model".
         revision: A branch, tag or commit of the hub repository; None is its default branch. What the cache holds
             of a branch is used as it is: name a commit to be sure of a version.
+        load_format: `safetensors` or `orbax` where weights of that kind alone are wanted; others take what is there.
 
     Raises:
         ModelError: Nothing of that name is here and the hub cannot give it.
@@ -30,15 +36,15 @@ def resolve_model(name: str, *, revision: str | None = None) -> Path:
     if name and Path(name).is_dir():
         return Path(name)
     try:
-        cached = _snapshot(name, revision, from_cache=True)
+        cached = _snapshot(name, revision, load_format, from_cache=True)
     except ModelError:
         cached = None
-    if cached is not None and _has_all_weights(cached):
+    if cached is not None and _has_all_weights(cached, load_format):
         return cached
-    return _snapshot(name, revision, from_cache=False)
+    return _snapshot(name, revision, load_format, from_cache=False)
 
 
-def _snapshot(name: str, revision: str | None, *, from_cache: bool) -> Path:
+def _snapshot(name: str, revision: str | None, load_format: str, *, from_cache: bool) -> Path:
     """The snapshot directory of a hub repository; raises ModelError when the cache or the hub does not give it."""
     import httpx
     from huggingface_hub import snapshot_download
@@ -49,7 +55,7 @@ def _snapshot(name: str, revision: str | None, *, from_cache: bool) -> Path:
                 name,
                 revision=revision,
                 allow_patterns=_WANTED_FILES,
-                ignore_patterns=_UNWANTED_FILES,
+                ignore_patterns=_UNWANTED_FILES + _OTHER_KIND.get(load_format, []),
                 local_files_only=from_cache,
             )
         )
@@ -66,13 +72,28 @@ def _snapshot(name: str, revision: str | None, *, from_cache: bool) -> Path:
     )
 
 
-def _has_all_weights(directory: Path) -> bool:
-    """Whether a cached snapshot is whole: an interrupted download leaves its index but not all of its shards."""
-    index = directory / "model.safetensors.index.json"
-    if not index.is_file():
+def _has_all_weights(directory: Path, load_format: str) -> bool:
+    """Whether a cached snapshot is whole: an interrupted download leaves a list of files, but not all of them."""
+    kinds = {"safetensors": _has_all_safetensors, "orbax": _has_all_orbax}
+    if load_format in kinds:
+        return kinds[load_format](directory)
+    return any(has_all(directory) for has_all in kinds.values())
+
+
+def _has_all_safetensors(directory: Path) -> bool:
+    if not (directory / _INDEX).is_file():
         return any(directory.glob("*.safetensors"))
+    return _has_listed(directory / _INDEX, "weight_map", lambda files: files.values(), directory)
+
+
+def _has_all_orbax(directory: Path) -> bool:
+    return _has_listed(directory / _MANIFEST, "files", lambda files: files.keys(), directory / "orbax")
+
+
+def _has_listed(file: Path, field: str, names: Callable[[dict[str, Any]], Iterable[str]], folder: Path) -> bool:
+    """Whether all that an object in a JSON file names is in a folder."""
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError):
+        listed = set(names(json.loads(file.read_text(encoding="utf-8"))[field]))
+        return bool(listed) and all((folder / path).is_file() for path in listed)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return False
-    return all((directory / shard).is_file() for shard in shards)

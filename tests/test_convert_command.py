@@ -6,18 +6,39 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 from jsg.models.config import ModelConfig
 from jsg.models.loading import abstract_model, checkpoint_shapes
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 
+ROOT = pathlib.Path(__file__).parent.parent
+ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+
 
 def command(*arguments: str | pathlib.Path) -> list[str]:
     return [sys.executable, "-m", "jsg.cli", "convert", *map(str, arguments)]
+
+
+def test_which_of_two_checkpoints_is_an_option(tmp_path):
+    """Which the message names."""
+    (tmp_path / "source").mkdir()
+    write_checkpoint(tmp_path / "source", "llama_mha", random_tensors("llama_mha", 0))
+    for arguments, status in (
+        (("source", "both"), 0),
+        (("both", "made"), 2),
+        (("both", "made", "--load-format", "orbax"), 0),
+    ):
+        done = subprocess.run(
+            command(*arguments), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT
+        )
+        assert done.returncode == status, done.stderr
+        assert ("say which with --load-format" in done.stderr) == (status == 2)
+        if arguments[1] == "both":
+            write_checkpoint(tmp_path / "both", "llama_mha", random_tensors("llama_mha", 0))
 
 
 def test_lines_without_a_terminal(tmp_path):
@@ -34,7 +55,8 @@ def test_lines_without_a_terminal(tmp_path):
     assert again.stderr == "jsg: error: DST must not exist yet, but there is 'made'; remove it or take another name\n"
 
 
-def test_ctrl_c_leaves_nothing(tmp_path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_leaves_nothing(tmp_path, number, status):
     """In the middle of writing, which is seen by the first line."""
     source = tmp_path / "source"
     source.mkdir()
@@ -42,8 +64,9 @@ def test_ctrl_c_leaves_nothing(tmp_path):
     (source / "config.json").write_text(json.dumps(config))
     shapes = checkpoint_shapes(abstract_model(ModelConfig.from_directory(source), np.float32))
     save_file({name: np.ones(shape, np.float32) for name, shape in shapes.items()}, source / "model.safetensors")
-    # SIGINT may be ignored where the tests run, and a child inherits that.
+    # Signals may be ignored where the tests run, and a child inherits that.
     child = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    child += "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
     code = f"{child}from jsg.cli import main\nsys.exit(main(sys.argv[1:]))"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *command(source, tmp_path / "made")[3:]],
@@ -53,12 +76,9 @@ def test_ctrl_c_leaves_nothing(tmp_path):
     )
     assert process.stderr is not None
     first = process.stderr.readline()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     rest = process.communicate(timeout=60)[1]
     assert first.startswith("convert: ")
-    assert process.returncode == 130, rest
+    assert process.returncode == status, rest
     assert "Traceback" not in rest
-    deadline = time.monotonic() + 5
-    while list(tmp_path.iterdir()) != [source] and time.monotonic() < deadline:
-        time.sleep(0.05)
     assert list(tmp_path.iterdir()) == [source]

@@ -1,11 +1,13 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.utils import filter_repo_objects
 
 from jsg.errors import ModelError
 from jsg.sources import resolve_model
@@ -65,7 +67,7 @@ def test_the_cache_comes_first(tmp_path: Path, use_hub: Callable[[_Hub], _Hub]) 
     assert from_cache
     assert (arguments["name"], arguments["revision"]) == ("owner/model", "abc")
     allowed = arguments["allow_patterns"]
-    assert allowed == ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt"]
+    assert allowed == ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt", "orbax/*"]
 
 
 def test_an_incomplete_cache_is_completed(tmp_path: Path, use_hub: Callable[[_Hub], _Hub]) -> None:
@@ -74,6 +76,64 @@ def test_an_incomplete_cache_is_completed(tmp_path: Path, use_hub: Callable[[_Hu
         hub = use_hub(_Hub(cached=cached, online=tmp_path / "whole"))
         assert resolve_model("owner/model") == tmp_path / "whole"
         assert [from_cache for from_cache, _ in hub.calls] == [True, False]
+
+
+def _orbax(directory: Path, missing: str | None = None) -> Path:
+    """A snapshot of a repository that `jsg convert` wrote: nested folders, names without an ending."""
+    directory.mkdir(exist_ok=True)
+    files = ["_METADATA", "model.norm.weight/zarr.json", "model.norm.weight/c/0", "model.up.weight/c/0/1"]
+    (directory / "orbax.json").write_text(json.dumps({"files": dict.fromkeys(files, 0)}))
+    for path in files:
+        if path != missing:
+            (directory / "orbax" / path).parent.mkdir(parents=True, exist_ok=True)
+            (directory / "orbax" / path).touch()
+    return directory
+
+
+def test_an_orbax_checkpoint_comes_whole(tmp_path: Path, use_hub: Callable[[_Hub], _Hub]) -> None:
+    """From the cache when all that its manifest lists is there; every file of it is asked for."""
+    whole = _orbax(tmp_path / "whole")
+    hub = use_hub(_Hub(cached=whole))
+    assert resolve_model("owner/model") == whole
+    [(from_cache, arguments)] = hub.calls
+    assert from_cache
+    files = [path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()]
+    assert set(_asked_for(files, arguments)) == set(files) and len(files) == 5
+    for name, missing in (("half", "model.up.weight/c/0/1"), ("none", "_METADATA")):
+        cached = _orbax(tmp_path / name, missing)
+        hub = use_hub(_Hub(cached=cached, online=whole))
+        assert resolve_model("owner/model") == whole
+        assert [from_cache for from_cache, _ in hub.calls] == [True, False]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"files": null}', '{"files": []}', '{"files": {}}'])
+def test_a_damaged_manifest_is_downloaded_again(tmp_path: Path, use_hub: Callable[[_Hub], _Hub], content: str) -> None:
+    cached = _orbax(tmp_path / "cached")
+    (cached / "orbax.json").write_text(content)
+    use_hub(_Hub(cached=cached, online=tmp_path / "whole"))
+    assert resolve_model("owner/model") == tmp_path / "whole"
+
+
+def test_of_two_kinds_the_one_asked_for_is_downloaded(tmp_path: Path, use_hub: Callable[[_Hub], _Hub]) -> None:
+    both = _orbax(_snapshot(tmp_path / "both", shards=2))
+    (both / "config.json").touch()
+    files = [path.relative_to(both).as_posix() for path in both.rglob("*") if path.is_file()]
+    orbax = {path for path in files if path.startswith("orbax")}
+    wanted = {"safetensors": set(files) - orbax, "orbax": {*orbax, "config.json"}, "auto": set(files)}
+    for load_format, expected in wanted.items():
+        hub = use_hub(_Hub(cached=both))
+        assert resolve_model("owner/model", load_format=load_format) == both
+        assert set(_asked_for(files, hub.calls[0][1])) == expected
+    half = _orbax(_snapshot(tmp_path / "half", shards=2), "_METADATA")
+    hub = use_hub(_Hub(cached=half, online=both))
+    assert resolve_model("owner/model", load_format="safetensors") == half
+    assert resolve_model("owner/model", load_format="orbax") == both
+
+
+def _asked_for(files: list[str], arguments: Mapping[str, Any]) -> list[str]:
+    """By the client's own filter."""
+    allowed, ignored = arguments["allow_patterns"], arguments["ignore_patterns"]
+    return list(filter_repo_objects(files, allow_patterns=allowed, ignore_patterns=ignored))
 
 
 @pytest.mark.parametrize(

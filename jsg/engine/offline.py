@@ -61,8 +61,10 @@ class Engine:
             JsgError: A knob is unknown or wrong, or the model or the memory do not allow it.
         """
         config = _make_config(model_path, knobs)
-        self.tokenizer: Tokenizer = load_tokenizer(resolve_model(config.tokenizer_path or config.model_path))
-        self.media: MediaReader | None = ModelMediaReader.of_model(resolve_model(config.model_path), self.tokenizer)
+        directory = resolve_model(config.model_path, load_format=config.load_format)
+        tokenizer_path = config.tokenizer_path
+        self.tokenizer: Tokenizer = load_tokenizer(resolve_model(tokenizer_path) if tokenizer_path else directory)
+        self.media: MediaReader | None = ModelMediaReader.of_model(directory, self.tokenizer)
         core = EngineCore(config, report=report)
         self.info: ModelInfo = core.info
         nameable = nameable_tokens(self.tokenizer, core.info.vocab_size, core.info.eos_token_ids)

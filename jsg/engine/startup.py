@@ -207,7 +207,7 @@ def _begin(config: EngineConfig, report: Report) -> _Settings:
     keeps_programs = config.nnodes == 1 and not config.disable_compilation_cache
     if keeps_programs or config.shared_cache_dir is not None:
         use_compilation_cache(config.compilation_cache_dir)
-    directory, party = resolve_model(config.model_path), None
+    directory, party = resolve_model(config.model_path, load_format=config.load_format), None
     if config.nnodes > 1:
         party = meet(config, directory, lambda there, count: report(Progress("hosts", there, count)))
     device = open_device(config.mem_fraction_static, config.tp_size // config.nnodes)

@@ -2,6 +2,8 @@
 
 import errno
 import fnmatch
+import math
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from jsg.errors import ConfigError, ModelError
 from jsg.models import orbax_checkpoint, orbax_writer
 from jsg.models.checkpoint import INDEX_FILE, Checkpoint, open_checkpoint
 from jsg.models.config import ModelConfig
+from jsg.models.late_signals import signals_later
 from jsg.models.layers import Origin, Source
 from jsg.models.llava import module_name
 from jsg.models.loading import abstract_model, checkpoint_shapes, origins, unread
@@ -23,6 +26,7 @@ from jsg.models.places import outer_axis, sides_of, source_slices, view_of
 COPIED = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "LICENSE*")
 """What a model directory has beside its weights."""
 NOT_COPIED = (INDEX_FILE, orbax_checkpoint.MANIFEST)
+EXISTS = "DST must not exist yet, but there is {!r}; remove it or take another name"
 ROOM = 1.01
 """Times the bytes of the tensors: checksums, indices, block sizes."""
 
@@ -35,28 +39,34 @@ def use_host() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def convert(source: Path, destination: Path, *, tp_size: int = 1, progress: Progress | None = None) -> int:
+def convert(
+    source: Path,
+    destination: Path,
+    *,
+    tp_size: int = 1,
+    load_format: str = "auto",
+    progress: Progress | None = None,
+) -> int:
     """Writes the model of one directory into another, whole or not at all; gives the bytes of its tensors.
 
     Tensors keep their names and types. Each is cut where `tp_size` devices share it out, so each of them reads chunks
-    of its own; any other number of devices loads the checkpoint too. Memory holds a few chunks at a time.
+    of its own; any other number of devices loads the checkpoint too. Memory holds a few chunks at a time. A signal that
+    would end the process does so when the chunk under way is written and all is removed, if this is the main thread.
 
     Args:
         source: A model directory, with safetensors or an orbax checkpoint.
         destination: The directory to make. Until all is there it has another name.
         tp_size: Devices that the chunks are made for.
+        load_format: Which checkpoint of the source, `safetensors` or `orbax`; `auto` is the one that is there.
         progress: Told after each chunk.
 
     Raises:
-        ConfigError: The destination exists, has no parent, or `tp_size` is not positive.
+        ConfigError: The destination exists, cannot be made where it is named, or `tp_size` is not positive.
         ModelError: The source is damaged or not supported, cannot be shared out so, or the destination has no room.
     """
     if tp_size < 1:
         raise ConfigError(f"--tp-size must be at least 1, but got {tp_size}")
-    if destination.exists() or destination.is_symlink():
-        raise ConfigError(f"DST must not exist yet, but there is {destination.name!r}; remove it or take another name")
-    if not destination.absolute().parent.is_dir():
-        raise ConfigError(f"the directory that DST is made in must exist, but that of {destination.name!r} does not")
+    _check_destination(destination)
     config = ModelConfig.from_directory(source).over_devices(tp_size)
     model = abstract_model(config, jnp.float32)
     layouts = {
@@ -64,17 +74,62 @@ def convert(source: Path, destination: Path, *, tp_size: int = 1, progress: Prog
         for origin, shape in origins(model)
         for tensor in origin.sources
     }
-    with open_checkpoint(source, str if config.vision is None else module_name) as checkpoint:
+    with open_checkpoint(source, str if config.vision is None else module_name, load_format) as checkpoint:
         checkpoint.require(checkpoint_shapes(model), unread(config))
         promises = _promises(checkpoint, layouts)
         total = sum(promise.nbytes for promise in promises.values())
-        _write(source, destination, promises, total, progress or (lambda done, total: None))
+        with signals_later() as end_if_signalled:
+
+            def told(done: int, total: int) -> None:
+                end_if_signalled()
+                if progress is not None:
+                    progress(done, total)
+
+            _write(source, destination, promises, total, told)
     return total
 
 
+def _check_destination(destination: Path) -> None:
+    parent = destination.absolute().parent
+    try:
+        is_there, has_parent = destination.exists() or destination.is_symlink(), parent.is_dir()
+        is_inside = destination.name == orbax_checkpoint.FOLDER and (parent / "config.json").is_file()
+    except OSError as error:
+        raise ConfigError(
+            f"DST must be a path that can be made, but this one cannot ({_kind(error)}); check its name and permissions"
+        ) from None
+    if is_there:
+        raise ConfigError(EXISTS.format(destination.name))
+    if not has_parent:
+        raise ConfigError(f"the directory that DST is made in must exist, but that of {destination.name!r} does not")
+    if is_inside:
+        raise ConfigError(
+            f"DST must not be {destination.name!r} inside a model directory, whose weights that would be; "
+            "take another name"
+        )
+
+
+def _kind(error: BaseException) -> str:
+    """What went wrong, without the paths that the text carries; tensorstore's text begins with a word."""
+    word = re.match(r"([A-Z_]{2,}):", str(error))
+    if word:
+        return "RESOURCE_EXHAUSTED: no space" if word[1] == "RESOURCE_EXHAUSTED" else word[1]
+    return errno.errorcode.get(getattr(error, "errno", None) or 0, type(error).__name__)
+
+
 def _promises(checkpoint: Checkpoint, layouts: dict[str, Layout]) -> dict[str, Promise]:
-    """The tensors of the model by the names that they are stored under."""
-    return {stored: Promise(tensor, layouts[name]) for name, stored, tensor in checkpoint.stored() if name in layouts}
+    """The tensors of the model by the names that they are stored under; refuses what could not be read again."""
+    promises = {
+        stored: Promise(tensor, layouts[name]) for name, stored, tensor in checkpoint.stored() if name in layouts
+    }
+    for name, promise in promises.items():
+        _, piece = promise.grid()
+        if (piece_bytes := math.prod(piece) * promise.dtype.itemsize) > orbax_checkpoint.MAX_CHUNK_BYTES:
+            raise ModelError(
+                f"{name} must be cut into chunks of at most {orbax_checkpoint.MAX_CHUNK_BYTES >> 20} MiB, but the "
+                f"smallest would have {piece_bytes >> 20}; its rows are too long for jsg convert"
+            )
+    return promises
 
 
 def _layout(source: Source, origin: Origin, shape: tuple[int, ...], tp_size: int) -> Layout:
@@ -113,23 +168,33 @@ def _write(source: Path, destination: Path, promises: dict[str, Promise], total:
     partial = None
     try:
         partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=parent))
-        for path in sorted(source.iterdir()):
-            if (
-                any(fnmatch.fnmatch(path.name, each) for each in COPIED)
-                and path.name not in NOT_COPIED
-                and path.is_file()
-            ):
-                shutil.copyfile(path, partial / path.name)
-        orbax_writer.write(partial, promises, written)
-        orbax_checkpoint.open_tensors(partial)
-        partial.chmod(0o755)  # that of a temporary directory is its owner's alone
-        partial.rename(destination)
-        partial = None
+        made = partial / "made"  # a temporary directory is its owner's alone, this one as the umask has it
+        made.mkdir()
+        _copy_files(source, made)
+        orbax_writer.write(made, promises, written)
+        orbax_checkpoint.open_tensors(made)
+        written(0)  # a signal may have come since the last chunk
+        made.rename(destination)
     except (OSError, ValueError) as error:  # tensorstore's are ValueErrors; both carry paths
-        kind = errno.errorcode.get(getattr(error, "errno", None) or 0, type(error).__name__)
+        if getattr(error, "errno", None) in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # somebody was faster
+            raise ConfigError(EXISTS.format(destination.name)) from None
         raise ModelError(
-            f"DST must be writable, but writing it failed ({kind}); check its space and permissions"
+            f"DST must be writable, but writing it failed ({_kind(error)}); check its name, space and permissions"
         ) from None
     finally:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _copy_files(source: Path, made: Path) -> None:
+    """Copies what is beside the weights; raises ModelError where the source, OSError where the copy is the reason."""
+    for path in sorted(source.iterdir()):
+        is_wanted = any(fnmatch.fnmatch(path.name, each) for each in COPIED) and path.name not in NOT_COPIED
+        if not is_wanted or not path.is_file():
+            continue
+        try:
+            file = path.open("rb")
+        except OSError as error:
+            raise ModelError(f"SRC: {path.name} must be readable ({_kind(error)}); check its permissions") from None
+        with file, (made / path.name).open("wb") as copy:
+            shutil.copyfileobj(file, copy)

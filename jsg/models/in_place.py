@@ -1,6 +1,7 @@
 """Tensors read straight into a parameter's memory, piece by piece, where that memory is the host's: on a CPU.
 
-Beside what it makes, a host holds a piece for each thread, however large a tensor is.
+Beside what it makes, a host holds a piece for each thread, however large a tensor is; but one tensor where it is
+rounded to 8 bits and its file has it in columns, for a scale is decided by a whole row.
 """
 
 import concurrent.futures
@@ -20,7 +21,7 @@ from jsg.models.quantise import Quantised, quantise
 ALIGNMENT = 64
 """Bytes: on a CPU JAX takes over memory that begins at a multiple of this, and copies any other."""
 ROUNDED_BYTES = 2**20
-"""Of float32, which is what is rounded to 8 bits at once."""
+"""Of float32, which is what is rounded to 8 bits at once where more is read at once."""
 
 
 class _Target(NamedTuple):
@@ -62,7 +63,12 @@ def fill(
         for filling in [_Filling(declared, origin, reader, source, offset, share)]
         for slices in filling.pieces(span)
     ]
-    for _ in pool.map(lambda job: job[0].put(job[1]), jobs):
+    for filling, slices in jobs:
+        if filling.is_read_whole:
+            filling.put(
+                slices
+            )  # one at a time, or each thread would hold a tensor; its chunks are read at the same time
+    for _ in pool.map(lambda job: job[0].put(job[1]), [job for job in jobs if not job[0].is_read_whole]):
         pass
     return [target.arrays for target in targets]
 
@@ -100,10 +106,14 @@ class _Filling:
     def pieces(self, span: Span | None) -> list[Slices]:
         """What of the tensor makes the span, as it is read."""
         slices = source_slices(self.source, self.origin, self._shape, span)
-        piece = self.reader.piece(self.source)
-        if isinstance(self.declared, Quantised) and piece.axis != 0:
-            return [slices]  # a scale is decided by a whole row
-        return cut(self.source, self.origin, self._shape, slices, piece)
+        if self.is_read_whole:
+            return [slices]
+        return cut(self.source, self.origin, self._shape, slices, self.reader.piece(self.source))
+
+    @property
+    def is_read_whole(self) -> bool:
+        """Whether pieces are no help: a scale is decided by a whole row, and each piece has a part of every row."""
+        return isinstance(self.declared, Quantised) and self.reader.piece(self.source).axis != 0
 
     def put(self, slices: Slices) -> None:
         """Reads one piece and writes it into the arrays."""
@@ -111,15 +121,25 @@ class _Filling:
         if not isinstance(self.declared, Quantised):
             self._place(0, tensor, self._box(slices))
             return
-        first, last, _ = slices[0].indices(self.source.shape[0])
-        piece = Piece(0, max(1, ROUNDED_BYTES // (4 * tensor.shape[1])))
-        for part in cut(self.source, self.origin, self._shape, (slice(first, last), *slices[1:]), piece):
-            rows, box = slice(part[0].start - first, part[0].stop - first), self._box(part)
+        first, _, _ = slices[0].indices(self.source.shape[0])
+        for part in self._rounded_parts(slices, tensor.shape[1]):
+            start, stop, _ = part[0].indices(self.source.shape[0])
+            rows, box = slice(start - first, stop - first), self._box(part)
             values, scale = quantise(jnp.asarray(tensor[rows]), self.source.name, self.declared.values.dtype)
             self._place(0, np.asarray(values), box)
             lengths = self.declared.scale.shape
             ones = [slice(0, 1) if length == 1 else each for each, length in zip(box, lengths, strict=True)]
             self._place(1, np.asarray(scale), ones)
+
+    def _rounded_parts(self, slices: Slices, width: int) -> list[Slices]:
+        """What is rounded at once of what was read: all of it, if it is a piece.
+
+        Each number of rows is a program that is compiled and kept, so there shall be few, wherever pieces begin.
+        """
+        if not self.is_read_whole:
+            return [slices]
+        rows = Piece(0, max(1, ROUNDED_BYTES // (4 * width)))
+        return cut(self.source, self.origin, self._shape, slices, rows)
 
     @property
     def _shape(self) -> tuple[int, ...]:

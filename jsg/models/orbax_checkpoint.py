@@ -3,7 +3,8 @@
     orbax.json                  every file below with its length, and the SHA-256 of those that are not chunks
     orbax/_METADATA …           orbax's own files: the tree, the shardings
     orbax/NAME/zarr.json        a tensor's shape, type, grid of chunks and codecs (zarr 3)
-    orbax/NAME/c/0/1            one chunk, what one device needs or a part of it, of smaller chunks with a CRC-32C each
+    orbax/NAME/c/0/1            one chunk of smaller chunks with a CRC-32C each; what one device needs or a part of it,
+                                unless no number of chunks is that, and then the last one may stick out of the tensor
 
 The file driver of tensorstore reads the chunks; nothing here or there unpickles. A chunk is checked when it is read,
 and all that a model needs is read before it is served, so a changed byte is found before the first answer.
@@ -53,6 +54,8 @@ class OrbaxTensor:
         try:
             return self._store[slices].read(order=self._order).result()
         except (ValueError, OSError) as error:  # its text carries the path
+            if "PERMISSION_DENIED" in str(error):
+                raise ModelError(f"{self._name} must be readable, but a chunk is not; check its permissions") from None
             kind = "missing" if "NOT_FOUND" in str(error) else "damaged"
             raise ModelError(
                 f"{self._name} must be as jsg convert wrote it, but a chunk of it is {kind}; {AGAIN}"
@@ -96,12 +99,16 @@ def manifest_text(files: Mapping[str, int], digests: Mapping[str, str]) -> str:
 
 
 def files_of(folder: Path) -> dict[str, int]:
-    """Every file below a folder, by its path in it, with its length."""
+    """Every file below a folder, by its path in it, with its length; raises ModelError where one does not tell it."""
     found = {}
     for root, _, files in os.walk(folder):
         for file in files:
             path = Path(root, file)
-            found[path.relative_to(folder).as_posix()] = path.stat().st_size
+            name = path.relative_to(folder).as_posix()
+            try:
+                found[name] = path.stat().st_size
+            except OSError as error:  # a link that leads nowhere
+                raise _unreadable(name, error) from None
     return found
 
 
@@ -156,10 +163,21 @@ def _check_files(folder: Path, fields: Fields) -> dict[str, bytes]:
     for path, digest in digests.items():
         if found[path] > MAX_METADATA_BYTES:
             raise ModelError(f"{FOLDER}/{path} must have at most {MAX_METADATA_BYTES} bytes, but has {found[path]}")
-        metadata[path] = (folder / path).read_bytes()
+        try:
+            metadata[path] = (folder / path).read_bytes()
+        except OSError as error:
+            raise _unreadable(path, error) from None
         if hashlib.sha256(metadata[path]).hexdigest() != digest:
             raise ModelError(f"{FOLDER}/{path} must be as jsg convert wrote it, but was changed; {AGAIN}")
     return metadata
+
+
+def _unreadable(name: str, error: OSError) -> ModelError:
+    """Without the error's text, which carries the path."""
+    return ModelError(
+        f"{FOLDER}/{name} must be a readable file ({type(error).__name__}); check links and permissions, or copy the "
+        "directory again"
+    )
 
 
 def _spec(path: Path) -> dict[str, Any]:

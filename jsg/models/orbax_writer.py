@@ -26,8 +26,8 @@ from jsg.models.tensor_parallel import TENSOR_AXIS
 
 FILE_BYTES = 64 * 2**20
 """Of a chunk, which is a file, at most; a writer holds one as it is read and as it is written."""
-LEAST_FILE_BYTES, LEAST_PIECE_BYTES = 2**20, 2**14
-"""Where a chunk would be less it is not cut."""
+LEAST_OF_LIMIT = 1 / 4
+"""Of what a chunk may have at most: one that divides a device's part evenly is taken unless it is smaller than this."""
 NUMPY = {stored: jnp.dtype(name) for name, stored in DTYPES.items()}
 
 
@@ -38,7 +38,7 @@ class Layout:
     Attributes:
         axis: The axis that it is cut along.
         parts: Devices that share it out, evenly.
-        unit: Indices of the axis that belong together, such as a head's; cut through only where they are too large.
+        unit: Indices of the axis that belong together, such as a head's; cut through only where nothing else fits.
         is_turned: Whether the last axis comes first in a chunk, as the model wants it: then nothing is transposed when
             it is loaded.
         num_devices: Devices of the checkpoint; other than `parts` where some of them have the same part.
@@ -73,6 +73,10 @@ class Promise:
         """Of its numbers."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def grid(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of its chunks and of the smaller ones in them; see `grid`."""
+        return grid(self.shape, self.dtype.itemsize, self.layout)
+
 
 def write(folder: Path, promises: Mapping[str, Promise], written: Callable[[int], None]) -> None:
     """Writes a checkpoint and its manifest into a model directory.
@@ -105,12 +109,21 @@ def write(folder: Path, promises: Mapping[str, Promise], written: Callable[[int]
 def grid(shape: tuple[int, ...], item_bytes: int, layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of a file's chunk and of the smaller ones in it, which is what can be read by itself.
 
-    Both are cut along the layout's axis only, evenly: a device's part is whole files, and a file whole smaller chunks.
+    Both are cut along the layout's axis only, and a file is whole smaller chunks. A device's part is whole files where
+    something divides it. Where nothing does (a vocabulary may be a prime) both are as equal as can be, and the last of
+    them sticks out of the tensor.
     """
-    length = shape[layout.axis] // layout.parts
-    index_bytes = max(1, math.prod(shape) // max(1, shape[layout.axis])) * item_bytes
-    large = _divisor(length, layout.unit, FILE_BYTES // index_bytes, LEAST_FILE_BYTES // index_bytes)
-    small = _divisor(large, layout.unit, PIECE_BYTES // index_bytes, LEAST_PIECE_BYTES // index_bytes)
+    length, unit = shape[layout.axis], layout.unit
+    part = length // layout.parts
+    index_bytes = max(1, math.prod(shape) // max(1, length)) * item_bytes
+    most, few = max(1, FILE_BYTES // index_bytes), max(1, PIECE_BYTES // index_bytes)
+    large = _divisor(part, unit, most)
+    small = _divisor(large or part, unit, few)
+    if large is None or small is None:
+        if small is None and few < unit:
+            small = _divisor(unit, 1, few) or few
+        small = small or _equal(-(-length // unit), few // unit) * unit
+        large = _equal(-(-length // small), most // small) * small
 
     def cut(size: int) -> tuple[int, ...]:
         return (*shape[: layout.axis], size, *shape[layout.axis + 1 :])
@@ -118,16 +131,20 @@ def grid(shape: tuple[int, ...], item_bytes: int, layout: Layout) -> tuple[tuple
     return cut(large), cut(small)
 
 
-def _divisor(length: int, unit: int, limit: int, least: int) -> int:
+def _divisor(length: int, unit: int, limit: int) -> int | None:
     """The largest divisor of a length that is at most `limit`, and of whole units or of whole parts of one.
 
-    All of it where that would be smaller than `least`: a length may be a prime.
+    None where that is much less than the limit, as of a prime.
     """
     divisors = [d for d in range(1, math.isqrt(length) + 1) if length % d == 0]
     divisors += [length // d for d in divisors]
-    fitting = [d for d in divisors if d <= limit and (d % unit == 0 or unit % d == 0)]
-    best = max(fitting, default=length)
-    return best if best >= least else length
+    best = max((d for d in divisors if d <= limit and (d % unit == 0 or unit % d == 0)), default=0)
+    return best if best > 0 and best >= min(length, limit) * LEAST_OF_LIMIT else None
+
+
+def _equal(length: int, limit: int) -> int:
+    """The least size of which as few cover the length as of `limit`."""
+    return -(-length // -(-length // limit))
 
 
 @final
@@ -152,7 +169,7 @@ class _PromiseHandler(type_handlers.TypeHandler):
         """Writes one after another, chunk by chunk: nothing is left to be done later."""
         for promise, info in zip(values, infos, strict=True):
             await info.await_path_creation()
-            large, small = grid(promise.shape, promise.dtype.itemsize, promise.layout)
+            large, small = promise.grid()
             spec = type_handlers.get_json_tspec_write(
                 info, use_ocdbt=False, global_shape=promise.shape, local_shape=large, dtype=promise.dtype
             )
@@ -160,12 +177,18 @@ class _PromiseHandler(type_handlers.TypeHandler):
             spec["metadata"]["codecs"] = codecs(small, is_turned=promise.layout.is_turned)
             store = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
             axis, step = promise.layout.axis, large[promise.layout.axis]
-            for first in range(0, promise.shape[axis], step):
-                slices = (slice(None),) * axis + (slice(first, first + step),)
+            length = promise.shape[axis]
+            for first in range(0, length, step):
+                slices = (slice(None),) * axis + (slice(first, min(first + step, length)),)
                 numbers = promise.tensor.read(slices + (slice(None),) * (len(large) - len(slices)))
-                await store[slices].write(numbers)
+                await _put(store, slices, numbers)
                 self._written(numbers.nbytes)
         return []
+
+
+async def _put(store: Any, slices: tuple[slice, ...], numbers: np.ndarray) -> None:
+    """Writes one chunk, by tensorstore's threads; when this ends, they have."""
+    await store[slices].write(numbers)
 
 
 def _write_shardings(folder: Path, promises: Mapping[str, Promise]) -> None:

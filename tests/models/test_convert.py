@@ -1,9 +1,15 @@
 """What `jsg convert` writes: the same model, cut for devices, readable by orbax; or nothing."""
 
 import collections
+import concurrent.futures
 import errno
 import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -15,12 +21,12 @@ from safetensors.numpy import load_file, save_file
 
 from jsg.errors import ConfigError, ModelError
 from jsg.models import convert as converting
-from jsg.models import orbax_writer
+from jsg.models import orbax_checkpoint, orbax_writer
 from jsg.models.checkpoint import open_checkpoint
 from jsg.models.config import ModelConfig
 from jsg.models.convert import convert
-from jsg.models.loading import load_model
-from tests.golden.variants import random_tensors, write_checkpoint
+from jsg.models.loading import abstract_model, checkpoint_shapes, load_model
+from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.golden.vision_variants import vision_tensors, write_vision_checkpoint
 from tests.own_process import said
 
@@ -53,8 +59,6 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of several chunks, and tensors of several files."""
     monkeypatch.setattr(orbax_writer, "PIECE_BYTES", 1024)
     monkeypatch.setattr(orbax_writer, "FILE_BYTES", 4096)
-    monkeypatch.setattr(orbax_writer, "LEAST_FILE_BYTES", 1)
-    monkeypatch.setattr(orbax_writer, "LEAST_PIECE_BYTES", 1)
 
 
 @pytest.mark.parametrize("variant", FAMILIES + VISION)
@@ -100,6 +104,54 @@ def test_a_device_reads_whole_files_where_it_is_chunked_for_them(tmp_path):
         assert metadata["chunk_grid"]["configuration"]["chunk_shape"] == expected
 
 
+@pytest.mark.parametrize(("vocab_size", "tp_size"), [(2 * 16001, 2), (2 * 16001, 1), (32003, 1)])
+def test_a_vocabulary_that_nothing_divides(tmp_path, monkeypatch, vocab_size, tp_size):
+    """Files of about 64 pieces; loaded on one device and on two, by orbax too, and converted once more."""
+    monkeypatch.setattr(orbax_writer, "PIECE_BYTES", 252 * 64)
+    monkeypatch.setattr(orbax_writer, "FILE_BYTES", 64 * 256 * 64)
+    monkeypatch.setattr(orbax_checkpoint, "MAX_CHUNK_BYTES", 64 * 256)
+    source = tmp_path / "source"
+    source.mkdir()
+    config = VARIANTS["llama_tied"] | {"vocab_size": vocab_size, "hidden_size": 32, "head_dim": 16}
+    (source / "config.json").write_text(json.dumps(config))
+    shapes = checkpoint_shapes(abstract_model(ModelConfig.from_directory(source), np.float32))
+    rng = np.random.default_rng(0)
+    tensors = {name: rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()}
+    save_file(tensors, source / "model.safetensors")
+
+    convert(source, tmp_path / "made", tp_size=tp_size)
+    table = tmp_path / "made/orbax/model.embed_tokens.weight"
+    files = [path.stat().st_size for path in table.glob("c/*/*")]
+    assert len(files) == 2 and max(files) < 64 * 257 * 64
+    assert sum(files) < 1.02 * vocab_size * 64
+    assert_same(source, tmp_path / "made")
+    restored = restore(tmp_path / "made/orbax", tensors)
+    np.testing.assert_array_equal(restored["model.embed_tokens.weight"], tensors["model.embed_tokens.weight"])
+    convert(tmp_path / "made", tmp_path / "again", tp_size=2 if vocab_size % 2 == 0 else 1)
+    assert_same(source, tmp_path / "again")
+    if vocab_size % 2 == 0:
+        [result] = said("tests.models.shared_out", str(tmp_path / "made"), told=[{"count": 2, "options": {}}])
+        assert result["differing"] == [] and result["numbers_read"] == result["numbers_held"]
+
+
+def test_rows_that_could_not_be_read_again_are_refused_before_anything_is_written(tmp_path, monkeypatch):
+    source = write(tmp_path / "source", "llama_mha")
+    monkeypatch.setattr(orbax_checkpoint, "MAX_CHUNK_BYTES", 100)
+    monkeypatch.setattr(orbax_writer, "PIECE_BYTES", 100)
+    monkeypatch.setattr(orbax_writer, "write", lambda *_: pytest.fail("it is written"))
+    with pytest.raises(ModelError, match="weight must be cut into chunks of at most"):
+        convert(source, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def restore(checkpoint: Path, tensors: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    """By orbax's own API, on one device."""
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = {name: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here) for name, each in tensors.items()}
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(checkpoint, shapes)
+
+
 @pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16, np.float32])
 def test_types_stay_and_orbax_reads_them(tmp_path, stored):
     """By its own API, names and numbers as in the file, also where one device is fewer than it was chunked for."""
@@ -107,10 +159,7 @@ def test_types_stay_and_orbax_reads_them(tmp_path, stored):
     tensors = {name: tensor.astype(stored) for name, tensor in load_file(source / "model.safetensors").items()}
     save_file(tensors, source / "model.safetensors")
     convert(source, tmp_path / "made", tp_size=2)
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = {name: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here) for name, each in tensors.items()}
-    with ocp.StandardCheckpointer() as checkpointer:
-        restored = checkpointer.restore(tmp_path / "made/orbax", shapes)
+    restored = restore(tmp_path / "made/orbax", tensors)
     assert restored.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert restored[name].dtype == stored
@@ -174,9 +223,17 @@ def fail(done: int, total: int) -> None:
     raise OSError(errno.ENOSPC, "full", "/secret/path")
 
 
+def exhaust(done: int, total: int) -> None:
+    raise ValueError('RESOURCE_EXHAUSTED: Error writing "/secret/path" [OS error 28: ENOSPC No space left on device]')
+
+
 @pytest.mark.parametrize(
     ("progress", "error", "message"),
-    [(interrupt, KeyboardInterrupt, None), (fail, ModelError, r"DST must be writable, .*\(ENOSPC\)")],
+    [
+        (interrupt, KeyboardInterrupt, None),
+        (fail, ModelError, r"DST must be writable, .*\(ENOSPC\)"),
+        (exhaust, ModelError, r"DST must be writable, .*\(RESOURCE_EXHAUSTED: no space\)"),
+    ],
 )
 def test_nothing_is_left_of_what_failed(tmp_path, progress, error, message):
     source = write(tmp_path / "source", "llama_mha")
@@ -184,6 +241,108 @@ def test_nothing_is_left_of_what_failed(tmp_path, progress, error, message):
         convert(source, tmp_path / "made", progress=progress)
     assert "secret" not in str(caught.value)
     assert list(tmp_path.iterdir()) == [source]
+
+
+class Ended(BaseException):
+    """What a test's signal handler raises."""
+
+
+def end(number: int, frame: object) -> None:
+    raise Ended(number)
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def ending(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A signal that raises `Ended` wherever it arrives."""
+    before = signal.signal(request.param, end)
+    yield request.param
+    signal.signal(request.param, before)
+
+
+@pytest.mark.parametrize("moment", ["first", "middle", "last"])
+def test_a_signal_waits_for_the_chunk_under_way(tmp_path, monkeypatch, ending, moment):
+    """While tensorstore's threads write it: they would make its folder anew after it was removed."""
+    source = write(tmp_path / "source", "llama_mha")
+    chunks = []
+
+    async def count(store: Any, slices: tuple[slice, ...], numbers: np.ndarray) -> None:
+        chunks.append(numbers.nbytes)
+        await store[slices].write(numbers)
+
+    monkeypatch.setattr(orbax_writer, "_put", count)
+    convert(source, tmp_path / "whole")
+    shutil.rmtree(tmp_path / "whole")
+    wanted = {"first": 1, "middle": len(chunks) // 2, "last": len(chunks)}[moment]
+    chunks.clear()
+    under_way = []
+
+    async def put(store: Any, slices: tuple[slice, ...], numbers: np.ndarray) -> None:
+        chunks.append(numbers.nbytes)
+        future = store[slices].write(numbers)
+        if len(chunks) == wanted:
+            under_way.append(future)
+            signal.raise_signal(ending)
+        await future
+
+    monkeypatch.setattr(orbax_writer, "_put", put)
+    with pytest.raises(Ended) as ended:
+        convert(source, tmp_path / "made")
+    assert ended.value.args == (ending,)
+    assert len(chunks) == wanted and under_way[0].done()
+    assert list(tmp_path.iterdir()) == [source]
+    assert signal.getsignal(ending) is end
+
+
+@pytest.mark.parametrize("during", ["copyfile", "rmtree"])
+def test_a_signal_waits_for_files_too(tmp_path, monkeypatch, ending, during):
+    """While other files are copied, and once more while what was written is removed."""
+    source = write(tmp_path / "source", "llama_mha")
+    copy, remove = shutil.copyfileobj, shutil.rmtree
+
+    def signalled(call: Callable[..., Any]) -> Callable[..., Any]:
+        def do(*arguments: Any, **options: Any) -> Any:
+            signal.raise_signal(ending)
+            return call(*arguments, **options)
+
+        return do
+
+    monkeypatch.setattr(converting.shutil, "copyfileobj", signalled(copy))
+    if during == "rmtree":
+        monkeypatch.setattr(converting.shutil, "rmtree", signalled(remove))
+    with pytest.raises(Ended):
+        convert(source, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_signal_that_is_ignored_ends_nothing(tmp_path):
+    """As under `nohup`."""
+    source = write(tmp_path / "source", "llama_mha")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        convert(source, tmp_path / "made", progress=lambda done, total: signal.raise_signal(signal.SIGHUP))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert_same(source, tmp_path / "made")
+
+
+def test_a_signal_that_somebody_handles_leaves_no_checkpoint(tmp_path):
+    """Its handler returns, so whoever asked for the checkpoint must still hear that there is none."""
+    source, came = write(tmp_path / "source", "llama_mha"), []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            convert(source, tmp_path / "made", progress=lambda done, total: signal.raise_signal(signal.SIGTERM))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert came == [signal.SIGTERM]
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_another_thread_converts_too(tmp_path):
+    source = write(tmp_path / "source", "llama_mha")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(convert, source, tmp_path / "made").result()
+    assert_same(source, tmp_path / "made")
 
 
 def test_a_full_disk_is_seen_before_it_is_written(tmp_path, monkeypatch):
@@ -210,6 +369,100 @@ def test_what_cannot_be_done_is_refused(tmp_path, destination, tp_size, error, m
         convert(source, tmp_path / destination, tp_size=tp_size)
     assert str(tmp_path) not in str(caught.value)
     assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize("kind", [PermissionError(13, "no", "/secret"), OSError(errno.ENAMETOOLONG, "no", "/secret")])
+def test_a_destination_that_cannot_be_looked_at_is_refused(tmp_path, monkeypatch, kind):
+    source = write(tmp_path / "source", "llama_mha")
+
+    def refused(path: Path, **options: bool) -> bool:
+        raise kind
+
+    monkeypatch.setattr(Path, "exists", refused)  # who runs tests may be allowed to see everything
+    with pytest.raises(ConfigError, match=r"DST must be a path that can be made, .*\((EACCES|ENAMETOOLONG)\)") as error:
+        convert(source, tmp_path / "made")
+    assert "secret" not in str(error.value) and str(tmp_path) not in str(error.value)
+
+
+@pytest.mark.parametrize("length", [250, 256])
+def test_a_name_that_is_too_long_is_refused(tmp_path, length):
+    source = write(tmp_path / "source", "llama_mha")
+    with pytest.raises((ConfigError, ModelError), match=r"^DST must be .*\(ENAMETOOLONG\); check its name") as error:
+        convert(source, tmp_path / ("x" * length))
+    assert str(tmp_path) not in str(error.value)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_weights_are_not_written_into_those_of_another_model(tmp_path):
+    source = write(tmp_path / "source", "llama_mha")
+    with pytest.raises(ConfigError, match="DST must not be 'orbax' inside a model directory"):
+        convert(source, source / "orbax")
+    convert(source, tmp_path / "orbax")
+
+
+def test_a_file_of_the_source_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    source = write(tmp_path / "source", "llama_mha")
+    (source / "LICENSE").write_text("free")
+    opened = Path.open
+
+    def refused(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == source / "LICENSE":
+            raise PermissionError(13, "no", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(ModelError, match=r"^SRC: LICENSE must be readable \(EACCES\); check its permissions$"):
+        convert(source, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_who_is_second_hears_that_it_exists(tmp_path):
+    """Both began when there was none."""
+    source = write(tmp_path / "source", "llama_mha")
+
+    def race(done: int, total: int) -> None:
+        if done == total and not (tmp_path / "made").exists():
+            convert(source, tmp_path / "made", tp_size=2)
+
+    with pytest.raises(ConfigError, match="DST must not exist yet, but there is 'made'"):
+        convert(source, tmp_path / "made", progress=race)
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "made"}
+    assert_same(source, tmp_path / "made")
+
+
+def test_others_may_read_it_as_the_umask_has_it(tmp_path):
+    source = write(tmp_path / "source", "llama_mha")
+    before = os.umask(0o027)
+    try:
+        convert(source, tmp_path / "made")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o750
+
+
+def test_which_of_two_checkpoints_is_converted_is_said(tmp_path):
+    source = write(tmp_path / "source", "llama_mha")
+    convert(source, tmp_path / "both")
+    write_checkpoint(tmp_path / "both", "llama_mha", random_tensors("llama_mha", 1))
+    with pytest.raises(ModelError, match="say which with --load-format"):
+        convert(tmp_path / "both", tmp_path / "made")
+    convert(tmp_path / "both", tmp_path / "made", load_format="orbax")
+    assert_same(source, tmp_path / "made")
+    convert(tmp_path / "both", tmp_path / "other", load_format="safetensors")
+    for one, other in zip(
+        leaves(tmp_path / "other"), leaves(tmp_path / "both", load_format="safetensors"), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_tensors_of_zeros_are_written_too(tmp_path):
+    """Zarr leaves out what equals its fill value, and a chunk that is missing is refused."""
+    source = write(tmp_path / "source", "llama_biases")
+    tensors = load_file(source / "model.safetensors")
+    zeros = {name: np.zeros_like(each) for name, each in tensors.items() if "bias" in name or "up_proj" in name}
+    save_file(tensors | zeros, source / "model.safetensors")
+    convert(source, tmp_path / "made", tp_size=2)
+    assert_same(source, tmp_path / "made")
 
 
 def test_a_source_that_does_not_fit_is_refused_by_the_tensor_name(tmp_path):

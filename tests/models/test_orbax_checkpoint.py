@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from jsg.models.checkpoint import open_checkpoint
 from jsg.models.config import ModelConfig
 from jsg.models.convert import convert
 from jsg.models.loading import load_model
-from jsg.models.orbax_checkpoint import FOLDER, MANIFEST, files_of, manifest_text, open_tensors
+from jsg.models.orbax_checkpoint import FOLDER, MANIFEST, OrbaxTensor, files_of, manifest_text, open_tensors
 from jsg.models.orbax_writer import Layout, grid
 from tests.golden.variants import random_tensors, write_checkpoint
 from tests.test_imports import run_python
@@ -122,6 +123,51 @@ def test_another_config_is_refused_by_the_tensor_name(made, change, named):
         load(made)
 
 
+def test_what_cannot_be_read_is_said_without_its_path(made, monkeypatch):
+    name = "model.norm.weight"
+    link = made / FOLDER / name / "link"
+    link.symlink_to("/nowhere/secret")
+    with pytest.raises(
+        ModelError, match=rf"{FOLDER}/{name}/link must be a readable file \(FileNotFoundError\)"
+    ) as error:
+        load(made)
+    assert "secret" not in str(error.value) and str(made) not in str(error.value)
+    link.unlink()
+
+    read = Path.read_bytes
+
+    def refused(path: Path) -> bytes:
+        if path.parent.name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    with monkeypatch.context() as patched:  # who runs tests may be allowed to read everything
+        patched.setattr(Path, "read_bytes", refused)
+        with pytest.raises(
+            ModelError, match=rf"{name}/zarr\.json must be a readable file \(PermissionError\)"
+        ) as error:
+            load(made)
+    assert str(made) not in str(error.value)
+
+
+def test_a_chunk_that_may_not_be_read_is_not_called_damaged():
+    class Refused:
+        shape, dtype = (4,), SimpleNamespace(name="float32")
+        chunk_layout = SimpleNamespace(read_chunk=SimpleNamespace(shape=(4,)))
+
+        def __getitem__(self, slices: object) -> "Refused":
+            return self
+
+        def read(self, order: str) -> "Refused":
+            return self
+
+        def result(self) -> None:
+            raise ValueError('PERMISSION_DENIED: Error opening "/secret/c/0" [OS error 13: EACCES Permission denied]')
+
+    with pytest.raises(ModelError, match=r"^w must be readable, but a chunk is not; check its permissions$"):
+        OrbaxTensor("w", Refused(), False).read((slice(None),))
+
+
 def test_other_codecs_are_refused(made):
     """Chunks without a checksum, or any that are packed, even where the manifest is right."""
     name = "model.norm.weight/zarr.json"
@@ -191,10 +237,28 @@ def test_loading_imports_no_orbax_and_safetensors_no_tensorstore(made, tmp_path)
         ((4096, 4096), Layout(1, 4, 128, True, 4), (4096, 1024), (4096, 32)),
         ((128256, 8192), Layout(0, 8, 1, False, 8), (2004, 8192), (12, 8192)),  # 64 MiB are a file at most
         ((1280, 3456), Layout(0, 2, 320, True, 2), (640, 3456), (64, 3456)),
-        ((50257, 8), Layout(0, 1, 1, False, 1), (50257, 8), (1733, 8)),
-        ((131071, 1024), Layout(0, 1, 1, False, 1), (131071, 1024), (131071, 1024)),  # a prime
         ((7,), Layout(0, 1, 1, False, 1), (7,), (7,)),
     ],
 )
 def test_chunks_divide_what_a_device_needs(shape, layout, large, small):
     assert grid(shape, 4, layout) == (large, small)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "large", "small"),
+    [
+        ((50257, 8), Layout(0, 1, 1, False, 1), (50258, 8), (25129, 8)),
+        ((131071, 1024), Layout(0, 1, 1, False, 1), (14616, 1024), (252, 1024)),  # a prime
+        ((32002, 2048), Layout(0, 2, 1, False, 2), (8064, 2048), (126, 2048)),  # twice a prime
+        ((32002, 2048), Layout(0, 1, 1, False, 1), (8064, 2048), (126, 2048)),  # its divisors are 2 and very many
+        ((32 * 16001, 2048), Layout(0, 1, 1, False, 1), (8128, 2048), (32, 2048)),  # small ones may divide
+        ((127 * 331, 1024), Layout(0, 1, 127, False, 1), (14097, 1024), (127, 1024)),  # whole units, as files too
+        ((509 * 331, 1024), Layout(0, 1, 509, False, 1), (15372, 1024), (252, 1024)),  # cut through units
+    ],
+)
+def test_chunks_stick_out_where_nothing_divides(shape, layout, large, small):
+    assert grid(shape, 4, layout) == (large, small)
+    length, file, piece = shape[0], large[0], small[0]
+    assert file % piece == 0
+    assert piece * shape[1] * 4 <= orbax_writer.PIECE_BYTES and file * shape[1] * 4 <= orbax_writer.FILE_BYTES
+    assert -(-length // piece) * piece - length < length / 50  # little is written beyond the tensor

@@ -3,6 +3,8 @@
 import json
 import pathlib
 import re
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +17,16 @@ from safetensors.numpy import save_file
 from bench.device.shapes import MIXTRAL_8X7B, MIXTRAL_8X22B
 from bench.shapes import LLAMA_8B, write_model
 from jsg.errors import ModelError
+from jsg.models import checkpoint, in_place, loading, orbax_writer
+from jsg.models.checkpoint import Checkpoint
 from jsg.models.config import ModelConfig
+from jsg.models.convert import convert
 from jsg.models.layers import project
 from jsg.models.loading import abstract_model, load_model, num_parameters
 from jsg.models.quantise import STORED, Quantised, quantise
 from jsg.sources import resolve_model
 from tests.golden.record import DATA
-from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
+from tests.golden.variants import VARIANTS, random_tensors, tensor_shapes, write_checkpoint
 from tests.golden.vision_variants import VISION_VARIANTS
 from tests.models.paged import PagedModel
 from tests.parity import Parity
@@ -127,6 +132,56 @@ def test_channels_stand_where_their_kernels_do(tmp_path):
             assert (np.abs(value.values * value.scale - plain[path]) <= 0.501 * value.scale).all()
         else:
             np.testing.assert_array_equal(value, plain[path])
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "orbax"])
+def test_few_programs_round_a_checkpoint(tmp_path, monkeypatch, kind: str):
+    """Each number of rows is one that is compiled: of each tensor's pieces all have as many, but for the last."""
+    config, directory = config_of("llama_gqa_head_dim", tmp_path), tmp_path
+    monkeypatch.setattr(orbax_writer, "PIECE_BYTES", 7 * 64 * 4)
+    if kind == "orbax":
+        directory = tmp_path / "made"
+        convert(tmp_path, directory, tp_size=2)
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", 7 * 64 * 4)
+    monkeypatch.setattr(in_place, "ROUNDED_BYTES", 5 * 64 * 4)
+    rounded = []
+
+    def spy(tensor: jax.Array, name: str, dtype: jax.typing.DTypeLike) -> Quantised:
+        rounded.append(tensor.shape)
+        return quantise(tensor, name, dtype)
+
+    monkeypatch.setattr(in_place, "quantise", spy)
+    load_model(directory, config, quantization="int8")
+    shapes = {shape for name, shape in tensor_shapes(VARIANTS["llama_gqa_head_dim"]).items() if "_proj.weight" in name}
+    assert len(rounded) > 8 * len(set(rounded))
+    assert len(set(rounded)) <= 2 * len(shapes)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "orbax"])
+def test_one_tensor_is_read_at_a_time_where_pieces_are_no_help(tmp_path, monkeypatch, kind: str):
+    """Of safetensors there is none; of columns of chunks a scale needs all."""
+    config, directory = config_of("mixtral", tmp_path), tmp_path
+    monkeypatch.setattr(loading.os, "cpu_count", lambda: 4)
+    if kind == "orbax":
+        directory = tmp_path / "made"
+        convert(tmp_path, directory, tp_size=2)
+    reading, most = set[int](), 0
+    read = Checkpoint.read
+
+    def spy(self: Checkpoint, name: str, slices: tuple[slice, ...] = ()) -> np.ndarray:
+        nonlocal most
+        if not name.endswith("w2.weight"):  # the experts' down projections
+            return read(self, name, slices)
+        reading.add(threading.get_ident())
+        most = max(most, len(reading))
+        time.sleep(0.01)
+        numbers = read(self, name, slices)
+        reading.discard(threading.get_ident())
+        return numbers
+
+    monkeypatch.setattr(Checkpoint, "read", spy)
+    load_model(directory, config, quantization="int8")
+    assert most == 1 if kind == "orbax" else most > 1
 
 
 def test_what_encodes_images_stays_as_it_is(tmp_path):
