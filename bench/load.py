@@ -41,7 +41,34 @@ def write_safetensors(directory: Path, shape: dict[str, Any]) -> None:
     save_file(tensors, directory / "model.safetensors")
 
 
-def anonymous_bytes() -> int:
+class AnonymousPeak:
+    """The most anonymous memory (RssAnon) that this process had inside the `with`, beyond what it had before.
+
+    Attributes:
+        num_bytes: Of it; whole when the block has ended.
+    """
+
+    def __init__(self, interval_s: float = 0.002) -> None:
+        self.num_bytes = 0
+        self._interval_s = interval_s
+        self._is_done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "AnonymousPeak":
+        self._before = _anonymous_bytes()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._is_done.wait(self._interval_s):
+            self.num_bytes = max(self.num_bytes, _anonymous_bytes() - self._before)
+
+
+def _anonymous_bytes() -> int:
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
@@ -60,28 +87,17 @@ def load(directory: Path, count: int) -> dict[str, float]:
     config = ModelConfig.from_directory(directory).over_devices(count)
     mesh = make_mesh(count)
     jax.block_until_ready(jax.numpy.zeros(3) + 1)
-    before = peak = anonymous_bytes()
-    is_done = threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not is_done.wait(0.005):
-            peak = max(peak, anonymous_bytes())
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
     num_bytes, started = 0, time.monotonic()
 
     def tell(done: int, total: int, num_read: int) -> None:
         nonlocal num_bytes
         num_bytes = num_read
 
-    model = load_model(directory, config, mesh=mesh, dtype="float32", progress=tell)
-    seconds = time.monotonic() - started
-    is_done.set()
-    watcher.join()
+    with AnonymousPeak(0.005) as peak:
+        model = load_model(directory, config, mesh=mesh, dtype="float32", progress=tell)
+        seconds = time.monotonic() - started
     held = sum(shard.data.nbytes for leaf in jax.tree.leaves(nnx.state(model)) for shard in leaf.addressable_shards)
-    return {"seconds": seconds, "bytes": num_bytes, "held": held, "peak": peak - before}
+    return {"seconds": seconds, "bytes": num_bytes, "held": held, "peak": peak.num_bytes}
 
 
 def touch(num_bytes: int) -> float:

@@ -11,7 +11,6 @@ runs, each {"count", "groups", "options"} and what else is asked for; standard o
 import json
 import math
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from bench.load import AnonymousPeak
 from jsg.models import checkpoint, in_place, loading
 from jsg.models.assemble import assemble
 from jsg.models.checkpoint import Checkpoint
@@ -96,28 +96,14 @@ def measure(directory: Path, run: dict[str, Any]) -> dict[str, Any]:
     """The most anonymous memory while it loads, beyond what there was before."""
     count, groups, options = run["count"], run.get("groups", 1), run["options"]
 
-    def anonymous() -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
-
-    def watch() -> None:
-        nonlocal peak
-        while not is_done.wait(0.002):
-            peak = max(peak, anonymous())
-
     config = ModelConfig.from_directory(directory).over_devices(count, groups)
     mesh = make_mesh(count, groups)
     jax.block_until_ready(jax.numpy.zeros(3) + 1)
-    before = peak = anonymous()
-    is_done = threading.Event()
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    model = load_model(directory, config, mesh=mesh, **options)
-    is_done.set()
-    watcher.join()
+    with AnonymousPeak() as peak:
+        model = load_model(directory, config, mesh=mesh, **options)
     return {
         "bytes": sum(shard.data.nbytes for _, leaf in leaves(model) for shard in leaf.addressable_shards),
-        "peak_bytes": peak - before,
+        "peak_bytes": peak.num_bytes,
     }
 
 
