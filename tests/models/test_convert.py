@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from bench.load import write_safetensors
+from bench.shapes import LLAMA_SMALL
 from jsg.errors import ConfigError, ModelError
 from jsg.models import convert as converting
 from jsg.models import orbax_checkpoint, orbax_writer
@@ -29,6 +32,7 @@ from jsg.models.loading import abstract_model, checkpoint_shapes, load_model
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.golden.vision_variants import vision_tensors, write_vision_checkpoint
 from tests.own_process import said
+from tests.test_imports import run_python
 
 FAMILIES = ("llama_gqa_head_dim", "llama_tied", "mistral_window", "mixtral_three_of_five", "qwen2", "qwen3_biases")
 VISION = ("llava", "llava_next_video")  # names of transformers 4, and of both
@@ -473,3 +477,25 @@ def test_a_source_that_does_not_fit_is_refused_by_the_tensor_name(tmp_path):
     with pytest.raises(ModelError, match=r"must hold model\.norm\.weight"):
         convert(source, tmp_path / "made")
     assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.slow
+def test_few_files_are_in_memory_at_a_time(tmp_path):
+    """Of a model of 0.5 GiB whose vocabulary nothing divides; each of its two large tensors makes five files."""
+    shape = LLAMA_SMALL | {"vocab_size": 65537, "hidden_size": 1024, "num_hidden_layers": 1}
+    write_safetensors(tmp_path / "source", shape)
+    code = """
+        from pathlib import Path
+        import jax
+        from bench.load import AnonymousPeak
+        from jsg.models.convert import convert, use_host
+        use_host()
+        jax.block_until_ready(jax.numpy.zeros(3) + 1)
+        with AnonymousPeak() as peak:
+            convert(Path({source!r}), Path({made!r}))
+        print(peak.num_bytes)
+    """
+    code = textwrap.dedent(code).format(source=str(tmp_path / "source"), made=str(tmp_path / "made"))
+    assert int(run_python(code)) <= 3 * orbax_writer.FILE_BYTES
+    files = [path.stat().st_size for path in (tmp_path / "made" / orbax_checkpoint.FOLDER).rglob("*") if path.is_file()]
+    assert sum(files) > 8 * max(files)
