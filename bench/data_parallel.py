@@ -185,7 +185,7 @@ def measure_router(report: Report) -> None:
             started = time.perf_counter()
             routed = router.route(request, among)
             router.begin(routed, routed.num_matched)
-            router.end(routed, output, is_finished=True)
+            router.end(routed, output)
             samples.append(1e6 * (time.perf_counter() - started))
         report.add(f"router, {size} prompt tokens, {ROUTED_ENGINES} engines", "us", samples)
 
