@@ -64,10 +64,8 @@ def fill(
         for slices in filling.pieces(span)
     ]
     for filling, slices in jobs:
-        if filling.is_read_whole:
-            filling.put(
-                slices
-            )  # one at a time, or each thread would hold a tensor; its chunks are read at the same time
+        if filling.is_read_whole:  # one at a time, or each thread would hold a tensor; its chunks are read together
+            filling.put(slices)
     for _ in pool.map(lambda job: job[0].put(job[1]), [job for job in jobs if not job[0].is_read_whole]):
         pass
     return [target.arrays for target in targets]
