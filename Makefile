@@ -19,7 +19,7 @@ DSPY := .venv/dspy
 DSPY_INSTALLED := $(DSPY)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve lint format test test-gpu test-all test-h200 constraints docs clean
+.PHONY: help serve lint format test test-times test-gpu test-all test-long test-h200 constraints docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,12 +40,18 @@ format: $(INSTALLED) ## let ruff format and repair what it can
 test: lint ## lint and every fast test; options in PYTEST_ARGS
 	$(PYTEST) $(PYTEST_ARGS)
 
+test-times: $(INSTALLED) ## the fast tests, with the CPU time of folders, files and tests
+	$(PYTEST) --cpu-times $(PYTEST_ARGS)
+
 test-gpu: $(INSTALLED) ## on a machine with an NVIDIA GPU and the extra cuda: what needs one
 	JAX_PLATFORMS=cuda $(BIN)/python -m pytest -m gpu -n 0 $(PYTEST_ARGS)
 
 test-all: lint $(DSPY_INSTALLED) ## lint and every test that needs no GPU; what CI runs
-	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
+	$(PYTEST) -m "not gpu and not long" $(PYTEST_ARGS)
 	$(MAKE) test-h200
+
+test-long: $(INSTALLED) ## what takes more than ten minutes: long soaks, whole public suites; CI does not run it
+	$(PYTEST) -m long $(PYTEST_ARGS)
 
 test-h200: $(H200_INSTALLED) ## compile every program of a step for an H200, which needs no GPU, and look at the result
 	PYTHONPATH=$(H200) $(PYTEST) --dist worksteal tests/h200 --h200 $(PYTEST_ARGS)

@@ -9,9 +9,9 @@ import numpy as np
 from flax import nnx
 
 from jsg.cache.pool import KVPool, make_pool
-from jsg.engine import step
-from jsg.engine.executables import COMPILER_OPTIONS, Executables
-from jsg.engine.programs import GREEDY
+from jsg.engine.device import step
+from jsg.engine.device.executables import COMPILER_OPTIONS, Executables
+from jsg.engine.device.programs import GREEDY
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE
 from jsg.models.config import ModelConfig
 from jsg.models.loading import load_model

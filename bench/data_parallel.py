@@ -22,10 +22,10 @@ from typing import NamedTuple
 from bench.report import Report
 from bench.serving.workloads import WORKLOADS, Session, Shape, Writer
 from jsg.config import EngineConfig
-from jsg.engine.child import EngineChild
-from jsg.engine.fleet import open_engines
-from jsg.engine.routing import Router
-from jsg.engine.served import ServedEngine
+from jsg.engine.front.children import EngineChild
+from jsg.engine.front.fleet import open_engines
+from jsg.engine.front.routing import Router
+from jsg.engine.front.served import ServedEngine
 from jsg.types import Request, SamplingParams
 
 PARTS = ("router", "start", "loads")

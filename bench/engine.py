@@ -31,7 +31,7 @@ from bench.hugging_face import HuggingFace
 from bench.loop import measure_loop, measure_null
 from bench.shapes import LLAMA_100M, write_model
 from bench.shared_prefix import measure_shared_prefix
-from jsg.engine.executables import use_compilation_cache
+from jsg.engine.device.executables import use_compilation_cache
 from jsg.models.config import ModelConfig
 from jsg.sched.buckets import BucketKey, Phase, make_buckets
 

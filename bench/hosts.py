@@ -24,12 +24,12 @@ import numpy as np
 from bench.report import Report
 from bench.shapes import LLAMA_100M, write_model
 from jsg.config import EngineConfig
-from jsg.engine import step
 from jsg.engine.core import EngineCore
+from jsg.engine.device import step
+from jsg.engine.device.results import InFlight
+from jsg.engine.device.runner import ModelRunner
 from jsg.engine.hosts.watch import Computed
 from jsg.engine.hosts.wire import CallCodec
-from jsg.engine.results import InFlight
-from jsg.engine.runner import ModelRunner
 from jsg.sched.buckets import BucketKey, make_buckets
 from jsg.types import Request, SamplingParams
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jsg.config import EngineConfig, ServerConfig
-from jsg.engine.child import EngineChild
-from jsg.engine.protocol import Call, ModelInfo, Progress, Refusal
+from jsg.engine.child.protocol import Call, ModelInfo, Progress, Refusal
+from jsg.engine.front.children import EngineChild
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.sources import resolve_model
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
@@ -41,7 +41,7 @@ class NullGrammars:
 
 
 class NullCore:
-    """Implements `jsg.engine.process.Core`: token i of every answer is word i, over and over."""
+    """Implements `jsg.engine.child.process.Core`: token i of every answer is word i, over and over."""
 
     def __init__(self, config: EngineConfig, *, report: Callable[[Progress], None]) -> None:
         # The knob of a step's budget carries the pace: an engine that computes nothing has no other use for it.

@@ -20,8 +20,8 @@ from bench.report import Report
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.config import POLICIES
-from jsg.engine import packing
-from jsg.engine.step import SAMPLING_COLUMNS
+from jsg.engine.device import packing
+from jsg.engine.device.step import SAMPLING_COLUMNS
 from jsg.sched.buckets import make_buckets
 from jsg.sched.groups import PrefixGrouping, find_groups
 from jsg.sched.records import Batch

@@ -12,7 +12,7 @@ from pathlib import Path
 
 START_LIMIT_S = 300
 END_LIMIT_S = 60
-ENGINE_MODULE = "jsg.engine.process"
+ENGINE_MODULE = "jsg.engine.child.process"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 

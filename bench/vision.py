@@ -28,7 +28,7 @@ from bench.loop import greedy, make_engine, random_prompt
 from bench.report import Report
 from bench.shapes import CLIP_B, LLAMA_100M, llava, llava_next_video, write_model
 from jsg.engine.core import EngineCore
-from jsg.engine.executables import COMPILER_OPTIONS, use_compilation_cache
+from jsg.engine.device.executables import COMPILER_OPTIONS, use_compilation_cache
 from jsg.media import MediaInput
 from jsg.models.clip import VisionTower
 from jsg.models.config import ModelConfig

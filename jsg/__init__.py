@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "Anthropic": "jsg.lang.remote.anthropic",
-    "Engine": "jsg.engine.offline",
+    "Engine": "jsg.engine.offline.engine",
     "OpenAI": "jsg.lang.remote.openai",
     "ProgramState": "jsg.lang.state",
     "ProgramStateGroup": "jsg.lang.state",

@@ -26,7 +26,7 @@ from jsg.errors import ConfigError, JsgError, RequestError
 from jsg.types import GRAMMAR_FIELDS, GrammarKind, GrammarSpec, PropertyOrder, Whitespace
 
 if TYPE_CHECKING:
-    from jsg.engine.offline import Engine
+    from jsg.engine.offline.engine import Engine
 
 CHECK_FAILED = 1
 FAILED = 2
@@ -194,8 +194,8 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
         )
     if engine.node_rank > 0:
         return _follow(engine)
-    from jsg.engine.child import EngineChild
-    from jsg.engine.gpus import device_groups, engine_configs
+    from jsg.engine.front.children import EngineChild
+    from jsg.engine.front.gpus import device_groups, engine_configs
     from jsg.sources import resolve_model
 
     model_dir = resolve_model(engine.model_path, load_format=engine.load_format)
@@ -229,7 +229,7 @@ def _follow(config: EngineConfig) -> int:
 @contextlib.contextmanager
 def _running_engine(config: EngineConfig) -> Iterator["Engine"]:
     """The engine in this process, with the progress of its start on stderr."""
-    from jsg.engine.offline import Engine
+    from jsg.engine.offline.engine import Engine
     from jsg.server.progress import StartDisplay
 
     with StartDisplay() as display:

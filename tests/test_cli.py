@@ -13,7 +13,7 @@ import pytest
 import jsg
 from jsg import cli
 from jsg.config import EngineConfig, ServerConfig, option
-from jsg.engine.protocol import ModelInfo
+from jsg.engine.child.protocol import ModelInfo
 from jsg.errors import RequestError
 from tests.server.conftest import CHAT_TEMPLATE, write_byte_tokenizer
 
@@ -100,7 +100,7 @@ class TestOptions:
 
     def test_nothing_slow_is_imported_to_parse(self):
         program = (
-            "import sys; from jsg import cli; cli._parser().parse_args(['serve']); import jsg.engine.child; "
+            "import sys; from jsg import cli; cli._parser().parse_args(['serve']); import jsg.engine.front.children; "
             "print([m for m in ('jax', 'numpy', 'fastapi', 'pydantic', 'zmq', 'rich', 'asyncio') if m in sys.modules])"
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
@@ -177,7 +177,7 @@ def engine(tmp_path, monkeypatch) -> FakeEngine:
         fake.knobs = {"model_path": model_path, **knobs}
         return fake
 
-    monkeypatch.setattr("jsg.engine.offline.Engine", make)
+    monkeypatch.setattr("jsg.engine.offline.engine.Engine", make)
     return fake
 
 

@@ -175,7 +175,7 @@ def test_package_init_files_are_empty():
 
 
 def test_jit_has_one_home():
-    home = PACKAGE / "engine" / "executables.py"
+    home = PACKAGE / "engine" / "device" / "executables.py"
     uses = {path: lines for path in FILES if path != home and (lines := jit_uses(tree_of(path)))}
     inner = uses.pop(PACKAGE / "models" / "decoder.py", [])
     assert uses == {}

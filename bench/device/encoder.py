@@ -18,7 +18,7 @@ from bench.device.events import Part
 from bench.device.queued import floor_facts, options, temporary_mib, time_queued
 from bench.roofline import Cost
 from bench.shapes import write_model
-from jsg.engine import step
+from jsg.engine.device import step
 from jsg.engine.startup import ENCODE_SIZES, OTHER_ENCODE_SIZES
 from jsg.models.config import ModelConfig
 from jsg.models.loading import load_model

@@ -14,10 +14,10 @@ from bench.device.events import Part
 from bench.device.plan import Load, Plan
 from jsg.config import EngineConfig
 from jsg.engine import startup
+from jsg.engine.child.protocol import Progress
 from jsg.engine.core import EngineCore
-from jsg.engine.executables import Executables
-from jsg.engine.programs import GREEDY
-from jsg.engine.protocol import Progress
+from jsg.engine.device.executables import Executables
+from jsg.engine.device.programs import GREEDY
 from jsg.sched.buckets import Buckets, Phase, make_buckets
 from jsg.types import Request, SamplingParams
 

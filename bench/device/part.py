@@ -6,7 +6,7 @@ import sys
 
 from bench.device.catalogue import PARTS
 from bench.device.events import Part, private_stdout
-from jsg.engine.executables import use_compilation_cache
+from jsg.engine.device.executables import use_compilation_cache
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import jax
 
 from bench.device.events import Part
 from bench.roofline import Cost, Rates
-from jsg.engine.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS
+from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS
 
 QUEUED = 10
 """Calls between two looks at the clock: starting a single one may take longer than it runs."""

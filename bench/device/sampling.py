@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.device.events import Part
-from jsg.engine import packing, step
-from jsg.engine.mask_pool import NUM_MASKS, num_words
-from jsg.engine.programs import VARIANTS, Variant
-from jsg.engine.sampling import PenaltyTables, TokenMasks
+from jsg.engine.device import packing, step
+from jsg.engine.device.mask_pool import NUM_MASKS, num_words
+from jsg.engine.device.programs import VARIANTS, Variant
+from jsg.engine.device.sampling import PenaltyTables, TokenMasks
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 PARAMS = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.02, frequency_penalty=0.1)

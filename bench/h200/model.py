@@ -17,9 +17,9 @@ from bench.h200 import compiler
 from bench.h200.compiler import Program, placed
 from jsg.cache.pool import make_pool
 from jsg.config import EngineConfig
-from jsg.engine.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables
-from jsg.engine.memory import vision_shape
-from jsg.engine.programs import Programs, RunnerConfig, make_state, over_devices
+from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS, Executables
+from jsg.engine.device.memory import vision_shape
+from jsg.engine.device.programs import Programs, RunnerConfig, make_state, over_devices
 from jsg.engine.startup import OTHER_ENCODE_SIZES, ROW_MULTIPLE
 from jsg.models.config import ModelConfig
 from jsg.models.llava import Llava

@@ -20,8 +20,8 @@ from bench.shapes import LLAMA_8B
 from bench.tp.compiled import collectives
 from bench.tp.interconnect import Collective
 from jsg.config import EngineConfig
-from jsg.engine.memory import MemoryPlan, largest_step_bytes, plan_memory
-from jsg.engine.programs import GREEDY, MASKED_EVERYTHING
+from jsg.engine.device.memory import MemoryPlan, largest_step_bytes, plan_memory
+from jsg.engine.device.programs import GREEDY, MASKED_EVERYTHING
 from jsg.errors import MemoryPlanError
 from jsg.models.config import ModelConfig
 from jsg.models.loading import abstract_model

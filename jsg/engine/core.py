@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from jsg.config import EngineConfig
+from jsg.engine.child.protocol import Call, Failure, ModelInfo, Progress, Refusal
+from jsg.engine.device.results import InFlight
 from jsg.engine.gather import Gatherer
 from jsg.engine.profile import StepProfiler
-from jsg.engine.protocol import Call, Failure, ModelInfo, Progress, Refusal
-from jsg.engine.results import InFlight
 from jsg.engine.selfcheck import SelfCheck, check_steps
 from jsg.engine.startup import start
 from jsg.errors import JsgError, QueueTimeoutError

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsg.engine.executables import Executables
-from jsg.engine.expert_load import ExpertLoad, expert_load
-from jsg.engine.runner import ModelRunner
-from jsg.engine.step import PackedInputs, packed_sizes
+from jsg.engine.device.executables import Executables
+from jsg.engine.device.expert_load import ExpertLoad, expert_load
+from jsg.engine.device.runner import ModelRunner
+from jsg.engine.device.step import PackedInputs, packed_sizes
 from jsg.models.config import ModelConfig
 from jsg.sched.buckets import BucketKey, Buckets
 

@@ -15,22 +15,22 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.pool import HEADS_AXIS, make_pool
 from jsg.cache.radix import RadixCache
 from jsg.config import EngineConfig
-from jsg.engine.constraints import Constraints
-from jsg.engine.device import Device, open_device
-from jsg.engine.executables import (
+from jsg.engine.child.protocol import ModelInfo, Progress
+from jsg.engine.device.devices import Device, open_device
+from jsg.engine.device.executables import (
     COMPILER_OPTIONS,
     QUANTISED_OPTIONS,
     Executables,
     compilation_cache_path,
     use_compilation_cache,
 )
+from jsg.engine.device.memory import MemoryPlan, largest_step_bytes, plan_memory, usable_bytes, vision_shape
+from jsg.engine.device.programs import DeviceState, Programs, RunnerConfig, make_state, over_devices
+from jsg.engine.device.runner import ModelRunner
+from jsg.engine.grammars.constraints import Constraints
+from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.engine.hosts.party import Follower, Leader, Party, meet
-from jsg.engine.lexicon import LexiconLoader
-from jsg.engine.memory import MemoryPlan, largest_step_bytes, plan_memory, usable_bytes, vision_shape
 from jsg.engine.profile import profiled_compiler_options
-from jsg.engine.programs import DeviceState, Programs, RunnerConfig, make_state, over_devices
-from jsg.engine.protocol import ModelInfo, Progress
-from jsg.engine.runner import ModelRunner
 from jsg.engine.selfcheck import DecodeSteps
 from jsg.errors import ConfigError
 from jsg.kernels_pallas import ops

@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
 
 from jsg.config import EngineConfig, ServerConfig
-from jsg.engine.served import EngineProcess, ServedEngine
+from jsg.engine.front.served import EngineProcess, ServedEngine
 from jsg.errors import ModelNotFoundError
 from jsg.processing.turns import ChatTurns
 from jsg.server.chat_prompt import ChatPrompt

@@ -11,8 +11,8 @@ from typing import final
 
 from jsg.constrained.special_tokens import check_names
 from jsg.constrained.stop_patterns import stop_patterns
-from jsg.engine.protocol import ModelInfo
-from jsg.engine.served import Generating
+from jsg.engine.child.protocol import ModelInfo
+from jsg.engine.front.served import Generating
 from jsg.errors import JsgError, RequestError, check_length
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from typing import Self, final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from jsg.engine import protocol
+from jsg.engine.child import protocol
 
 
 @final

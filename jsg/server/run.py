@@ -27,10 +27,10 @@ import uvicorn
 
 from jsg.config import EngineConfig, ServerConfig
 from jsg.constrained.stop_patterns import warm_patterns
-from jsg.engine.child import EngineChild
-from jsg.engine.fleet import open_engines
+from jsg.engine.front.children import EngineChild
+from jsg.engine.front.fleet import open_engines
+from jsg.engine.front.served import ServedEngine
 from jsg.engine.media_reader import ModelMediaReader
-from jsg.engine.served import ServedEngine
 from jsg.errors import ConfigError
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer

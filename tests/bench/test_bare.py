@@ -12,7 +12,7 @@ from bench.bare import BareStep
 from bench.shapes import LLAMA_8B, LLAMA_SMALL, write_model
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
-from jsg.engine import packing, step
+from jsg.engine.device import packing, step
 from jsg.kernels_pallas.tile import GROUP_TILE
 from jsg.models.config import ModelConfig
 from jsg.models.loading import num_parameters

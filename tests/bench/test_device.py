@@ -17,7 +17,7 @@ from bench import report as reporting
 from bench.device import __main__ as program
 from bench.device import catalogue, coordinator, events, steps, summary
 from bench.device.plan import ACCELERATOR, PLANS, TRIAL, Plan
-from jsg.engine.programs import VARIANTS
+from jsg.engine.device.programs import VARIANTS
 
 ROOT = pathlib.Path(__file__).parents[2]
 ALLOWED = ("jax", "jaxlib", "flax", "numpy", "jaxtyping", "ml_dtypes")

@@ -16,7 +16,7 @@ from bench.device import encoder, experts, quantised
 from bench.device.events import Part
 from bench.device.plan import PLANS, TRIAL, Plan
 from bench.shapes import write_model
-from jsg.engine import step
+from jsg.engine.device import step
 from jsg.kernels_pallas import ops
 from jsg.models.config import ModelConfig
 from jsg.models.loading import abstract_model

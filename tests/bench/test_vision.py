@@ -7,7 +7,7 @@ import pytest
 from bench.report import Report
 from bench.shapes import CLIP_SMALL, LLAMA_SMALL, llava, llava_next_video, write_model
 from bench.vision import APART, NO_RADIX, SHARED, Workload, measure_encoder, measure_questions
-from jsg.engine.executables import Executables
+from jsg.engine.device.executables import Executables
 from jsg.models.config import ModelConfig
 
 TEXT = LLAMA_SMALL | {"num_hidden_layers": 1}

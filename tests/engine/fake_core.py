@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jsg.config import EngineConfig
-from jsg.engine.protocol import Call, Failure, ModelInfo, Progress, Refusal
+from jsg.engine.child.protocol import Call, Failure, ModelInfo, Progress, Refusal
 from jsg.errors import MemoryPlanError, QueueFullError, QueueTimeoutError, RequestError, check_length
 from jsg.types import (
     CacheReport,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jsg.engine.sampling import SamplingInputs, best_tokens, choose_tokens
+from jsg.engine.device.sampling import SamplingInputs, best_tokens, choose_tokens
 from jsg.models.tensor_parallel import along, make_mesh
 
 ROWS, VOCAB, DEVICES = 64, 96, 4

@@ -13,9 +13,9 @@ import numpy as np
 
 from jsg.config import EngineConfig
 from jsg.engine import startup
+from jsg.engine.child.protocol import Progress
 from jsg.engine.core import EngineCore
-from jsg.engine.executables import Executables
-from jsg.engine.protocol import Progress
+from jsg.engine.device.executables import Executables
 from jsg.types import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprob
 
 VOCAB = 96

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from jsg.constrained.compiler import compile_grammar
 from jsg.constrained.masker import GrammarMasker
-from jsg.engine.constraints import PATIENCE
 from jsg.engine.core import EngineCore
-from jsg.engine.executables import Executables
-from jsg.engine.mask_pool import MaskPool, num_words
-from jsg.engine.programs import GREEDY
+from jsg.engine.device.executables import Executables
+from jsg.engine.device.mask_pool import MaskPool, num_words
+from jsg.engine.device.programs import GREEDY
+from jsg.engine.grammars.constraints import PATIENCE
 from jsg.errors import QueueFullError, RequestError
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.types import FinishType, JumpForward
@@ -321,7 +321,7 @@ def test_a_token_that_the_grammar_does_not_allow_fails_its_request(core: EngineC
 
 
 def test_what_grammars_have_worked_out_is_bounded(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("jsg.engine.grammar_store.MACHINE_BYTES", 1)
+    monkeypatch.setattr("jsg.engine.grammars.store.MACHINE_BYTES", 1)
     for pattern in range(len(lettered.PATTERNS)):
         outcome_of(core, request(str(pattern), pattern=pattern, max_new_tokens=6))
     store = core.grammars._grammars
@@ -334,7 +334,7 @@ def test_what_grammars_have_worked_out_is_bounded(core: EngineCore, monkeypatch:
 def test_memory_that_is_taken_away_all_the_time_changes_no_answer(taught_core_of, seed: int):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("MACHINE_BYTES", "WORTH_BYTES", "WEIGHED_EVERY"):
-            patch.setattr(f"jsg.engine.grammar_store.{name}", 1)
+            patch.setattr(f"jsg.engine.grammars.store.{name}", 1)
         check_bitwise(taught_core_of, seed)
 
 
@@ -372,7 +372,7 @@ def test_a_request_whose_masker_is_lost_gets_no_answer(core: EngineCore, caplog:
 
 def test_grammars_that_wait_are_bounded_by_their_tables(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
     core.add(request("a"))
-    monkeypatch.setattr("jsg.engine.grammar_store.TABLE_BYTES", 1)
+    monkeypatch.setattr("jsg.engine.grammars.store.TABLE_BYTES", 1)
     core.add(request("b"))  # it takes nothing more
     with pytest.raises(QueueFullError, match="grammars of all requests may take"):
         core.add(request("c", pattern=1))

@@ -14,10 +14,10 @@ from jsg.cache.radix import PrefixLock
 from jsg.constrained.compiler import compile_tables
 from jsg.constrained.limits import STEP_STEPS
 from jsg.constrained.masker import GrammarMasker
-from jsg.engine.constraints import Constraints
 from jsg.engine.core import EngineCore
-from jsg.engine.lexicon import Lexicon, LexiconLoader
-from jsg.engine.mask_pool import MaskPool
+from jsg.engine.device.mask_pool import MaskPool
+from jsg.engine.grammars.constraints import Constraints
+from jsg.engine.grammars.lexicon import Lexicon, LexiconLoader
 from jsg.sched.buckets import BucketKey, Phase
 from jsg.sched.put_off import put_off
 from jsg.sched.records import Batch, BatchEntry, Placement, new_running_request
@@ -145,7 +145,7 @@ def test_whoever_sits_steps_out_answers_the_same(taught_core_of, seed: int, num_
     own: dict = {"max_queued_requests": 101}
     with pytest.MonkeyPatch.context() as patch:
         for name in ("MACHINE_BYTES", "WORTH_BYTES", "WEIGHED_EVERY"):
-            patch.setattr(f"jsg.engine.grammar_store.{name}", 1)
+            patch.setattr(f"jsg.engine.grammars.store.{name}", 1)
         limit(taught_core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23, **own), num_steps)
         check_bitwise(taught_core_of, seed, **own)
 
@@ -161,7 +161,7 @@ def test_whoever_sits_steps_out_answers_the_same_in_much_traffic(
     own: dict = {"max_queued_requests": 101, **knobs}
     with pytest.MonkeyPatch.context() as patch:
         for name in ("MACHINE_BYTES", "WORTH_BYTES", "WEIGHED_EVERY"):
-            patch.setattr(f"jsg.engine.grammar_store.{name}", 1)
+            patch.setattr(f"jsg.engine.grammars.store.{name}", 1)
         limit(taught_core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23, **own), num_steps)
         check_bitwise(taught_core_of, seed, jump, **own)
 
@@ -170,9 +170,9 @@ def test_the_traffic_puts_off_chunks_and_tokens_and_drafts(
     taught_core_of, put_offs: list, monkeypatch: pytest.MonkeyPatch
 ):
     own: dict = {"max_queued_requests": 101}
-    monkeypatch.setattr("jsg.engine.grammar_store.MACHINE_BYTES", 1)
-    monkeypatch.setattr("jsg.engine.grammar_store.WORTH_BYTES", 1)
-    monkeypatch.setattr("jsg.engine.grammar_store.WEIGHED_EVERY", 1)
+    monkeypatch.setattr("jsg.engine.grammars.store.MACHINE_BYTES", 1)
+    monkeypatch.setattr("jsg.engine.grammars.store.WORTH_BYTES", 1)
+    monkeypatch.setattr("jsg.engine.grammars.store.WEIGHED_EVERY", 1)
     core = taught_core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23, **own)
     for seed, num_steps in enumerate((1, 500, 2_000)):
         limit(core, num_steps)

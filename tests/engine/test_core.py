@@ -10,9 +10,9 @@ import pytest
 
 from jsg.config import EngineConfig
 from jsg.engine import startup
+from jsg.engine.child.protocol import Progress
 from jsg.engine.core import EngineCore
-from jsg.engine.device import Device
-from jsg.engine.protocol import Progress
+from jsg.engine.device.devices import Device
 from jsg.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
 from tests.conftest import num_mappings

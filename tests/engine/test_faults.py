@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from jsg.cache.radix import RadixCache
-from jsg.engine import packing, results
+from jsg.engine.child.protocol import CORE_STATS, Call, Progress
 from jsg.engine.core import EngineCore
-from jsg.engine.protocol import CORE_STATS, Call, Progress
+from jsg.engine.device import packing, results
 from jsg.errors import QueueTimeoutError, RequestError
 from jsg.sched import scheduler as scheduler_module
 from jsg.sched.records import RunningRequest

@@ -10,9 +10,10 @@ import pytest
 from jsg.cache.node import Root
 from jsg.cache.radix import PrefixLock
 from jsg.config import EngineConfig
-from jsg.engine import packing, startup
+from jsg.engine import startup
 from jsg.engine.core import EngineCore
-from jsg.engine.step import PackedInputs, packed_sizes
+from jsg.engine.device import packing
+from jsg.engine.device.step import PackedInputs, packed_sizes
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.tile import GROUP_TILE
 from jsg.models.config import ModelConfig

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsg.config import EngineConfig
-from jsg.engine.client import EngineClient
+from jsg.engine.child.protocol import ToEngine
 from jsg.engine.core import EngineCore
-from jsg.engine.protocol import ToEngine
+from jsg.engine.front.client import EngineClient
 from jsg.errors import RequestError
 from jsg.types import Request, SamplingParams
 from tests.engine import dense, small

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jsg.config import EngineConfig
+from jsg.engine.child.protocol import Progress
 from jsg.engine.core import EngineCore
-from jsg.engine.protocol import Progress
 from jsg.errors import ConfigError
 from jsg.models.loading import resolve_kv_dtype
 from jsg.types import Request, SamplingParams

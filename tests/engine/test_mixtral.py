@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from jsg.engine.executables import Executables
+from jsg.engine.device.executables import Executables
 from jsg.types import Request, SamplingParams
 from tests.engine import small
 from tests.golden.compare import Recorded

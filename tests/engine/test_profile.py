@@ -10,7 +10,7 @@ import pytest
 
 from jsg.engine import profile
 from jsg.engine.core import EngineCore
-from jsg.engine.executables import Executables
+from jsg.engine.device.executables import Executables
 from jsg.errors import ConfigError
 from jsg.types import Request, SamplingParams
 from tests.engine import small

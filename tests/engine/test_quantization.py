@@ -8,9 +8,9 @@ import pytest
 
 from jsg.config import EngineConfig
 from jsg.engine import startup
+from jsg.engine.child.protocol import Progress
 from jsg.engine.core import EngineCore
-from jsg.engine.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS
-from jsg.engine.protocol import Progress
+from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS
 from jsg.errors import ConfigError
 from tests.engine import small
 from tests.engine.test_kv_dtype import score

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsg.engine.core import EngineCore
-from jsg.engine.noise import gumbel
+from jsg.engine.device.noise import gumbel
 from jsg.types import FinishType, Request, TokenLogprob
 from tests.engine import small
 

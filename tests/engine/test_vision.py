@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jsg.config import EngineConfig
-from jsg.engine import wire
+from jsg.engine.child import wire
+from jsg.engine.child.protocol import ToEngine
 from jsg.engine.core import EngineCore
-from jsg.engine.memory import IMAGES_KEPT, vision_shape
-from jsg.engine.protocol import ToEngine
+from jsg.engine.device.memory import IMAGES_KEPT, vision_shape
 from jsg.errors import ConfigError, RequestError
 from jsg.media import MediaInput
 from jsg.models.config import ModelConfig

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jsg.engine import memory, startup
+from jsg.engine import startup
 from jsg.engine.core import EngineCore
-from jsg.engine.executables import Executables
+from jsg.engine.device import memory
+from jsg.engine.device.executables import Executables
 from jsg.media import MediaInput
 from jsg.models.image_layout import image_layout, num_tiles, video_layout
 from jsg.processing.media.key import image_key, key_words

@@ -10,7 +10,7 @@ import pytest
 
 from jsg.engine import startup
 from jsg.engine.core import EngineCore
-from jsg.engine.executables import Executables
+from jsg.engine.device.executables import Executables
 from jsg.errors import MemoryPlanError
 from tests.engine import small
 

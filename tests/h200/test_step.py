@@ -13,7 +13,7 @@ from bench.device.shapes import CLIP_L_336, MISTRAL_7B, MIXTRAL_8X7B, MIXTRAL_8X
 from bench.h200 import model
 from bench.h200.compiler import IN_PLACE, SHARED_MEMORY_BYTES, Program
 from bench.shapes import LLAMA_8B, llava_next_video
-from jsg.engine.programs import GREEDY, VARIANTS, Variant
+from jsg.engine.device.programs import GREEDY, VARIANTS, Variant
 from jsg.sched.buckets import BucketKey, Phase
 
 MAX_LAUNCHES = 10

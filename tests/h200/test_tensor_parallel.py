@@ -9,7 +9,7 @@ import pytest
 from bench.device.shapes import LLAMA_70B, MIXTRAL_8X7B
 from bench.h200 import model
 from bench.h200.compiler import Program
-from jsg.engine.programs import DRAWN, GREEDY, SAMPLED, Variant
+from jsg.engine.device.programs import DRAWN, GREEDY, SAMPLED, Variant
 from jsg.sched.buckets import BucketKey, Phase
 
 NUM_DEVICES = 4

@@ -13,7 +13,7 @@ from bench.attention_cases import Case
 from bench.device import encoder, experts
 from bench.device.correctness import MAX_ERROR
 from bench.device.plan import ACCELERATOR
-from jsg.engine.executables import QUANTISED_OPTIONS
+from jsg.engine.device.executables import QUANTISED_OPTIONS
 from jsg.engine.startup import OTHER_ENCODE_SIZES
 from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.reference_threshold import sortable

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jsg.engine import packing, sampling, step
+from jsg.engine.device import packing, sampling, step
 from jsg.kernels_pallas import ops, reference_threshold
 from jsg.types import SamplingParams
 

@@ -22,7 +22,7 @@ from bench import attention_cases as cases
 from bench.device.shapes import MIXTRAL_8X7B
 from bench.shapes import LLAMA_8B, write_model
 from jsg.cache.pool import KVPool, make_pool
-from jsg.engine import step
+from jsg.engine.device import step
 from jsg.kernels_pallas import ops, tpu
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.kernels_pallas.reference_write import keys_and_values

@@ -13,8 +13,8 @@ import numpy as np
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
-from jsg.engine import packing
-from jsg.engine.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
+from jsg.engine.device import packing
+from jsg.engine.device.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP, QUERY_TILE, SHORT_TILE
 from jsg.sched import groups
 from jsg.sched.buckets import BucketKey, Buckets, Phase

@@ -225,7 +225,9 @@ def engine_pid(server: RunningServer) -> int:
     """Of the child of the front that runs the step loop."""
     front = server.process.pid
     children = Path(f"/proc/{front}/task/{front}/children").read_text().split()
-    [pid] = [pid for pid in children if b"jsg.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    [pid] = [
+        pid for pid in children if b"jsg.engine.child.process" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    ]
     return int(pid)
 
 

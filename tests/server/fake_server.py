@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from jsg.config import EngineConfig, ServerConfig
-from jsg.engine.child import EngineChild
+from jsg.engine.front.children import EngineChild
 from jsg.errors import JsgError
 
 

@@ -11,8 +11,8 @@ import openai
 from starlette.testclient import TestClient
 
 from jsg.config import EngineConfig, ServerConfig
+from jsg.engine.child.protocol import ModelInfo
 from jsg.engine.media_reader import ModelMediaReader
-from jsg.engine.protocol import ModelInfo
 from jsg.errors import JsgError
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.app import create_app

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jsg.cli import main
-from jsg.engine.replica import Replica
+from jsg.engine.device.replica import Replica
 
 PAUSE_S = 60
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from starlette.exceptions import HTTPException
 
-from jsg.engine.client import EngineClient
+from jsg.engine.front.client import EngineClient
 from jsg.errors import EngineDeadError, QueueFullError
 from jsg.server.native import health
 from jsg.server.native.health import EngineProbe

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 
-from jsg.engine.protocol import CORE_STATS, LOOP_STATS
+from jsg.engine.child.protocol import CORE_STATS, LOOP_STATS
 from jsg.errors import EngineDeadError
 from jsg.server.telemetry.engine_stats import ENGINE_SERIES, EngineStats
 from tests.engine.fake_core import VOCAB_SIZE

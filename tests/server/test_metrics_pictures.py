@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jsg.engine.memory import IMAGES_KEPT
+from jsg.engine.device.memory import IMAGES_KEPT
 from tests.server.battery import GREEDY
 from tests.server.conftest import RunningServer
 from tests.server.scrape import scrape_until

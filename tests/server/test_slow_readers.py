@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from starlette.requests import Request as HttpRequest
 
-from jsg.engine.client import EngineClient
+from jsg.engine.front.client import EngineClient
 from jsg.errors import ContextLengthError, JsgError, RequestError
 from jsg.processing.answer import AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer

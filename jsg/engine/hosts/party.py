@@ -10,13 +10,13 @@ import jax
 import numpy as np
 
 from jsg.config import EngineConfig
-from jsg.engine.executables import Executables
+from jsg.engine.device.executables import Executables
+from jsg.engine.device.replica import Replica
 from jsg.engine.hosts.distributed import connect, disconnect
 from jsg.engine.hosts.identity import identity
 from jsg.engine.hosts.rendezvous import Arrived, Connections, Gathering, join
 from jsg.engine.hosts.watch import Standing, Watch, end_process
 from jsg.engine.hosts.wire import CallCodec, receive_message, send_message
-from jsg.engine.replica import Replica
 from jsg.errors import ConfigError
 
 Schema = dict[Hashable, Sequence[Any]]

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from jsg import types
-from jsg.engine.served import Generating
+from jsg.engine.front.served import Generating
 from jsg.errors import EngineDeadError, QueueFullError
 from jsg.server.front import FrontDoor, ReadyFront
 from jsg.server.http.event_stream import until_disconnect

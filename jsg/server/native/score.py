@@ -8,7 +8,7 @@ from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
-from jsg.engine.protocol import ModelInfo
+from jsg.engine.child.protocol import ModelInfo
 from jsg.errors import AbortedError, ContextLengthError, RequestError
 from jsg.processing.answer import Answer, Prompt
 from jsg.server.caller import CurrentCall

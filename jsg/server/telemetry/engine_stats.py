@@ -12,7 +12,7 @@ from typing import final
 
 from prometheus_client.metrics_core import Metric
 
-from jsg.engine.served import EngineProcess, ServedEngine
+from jsg.engine.front.served import EngineProcess, ServedEngine
 from jsg.errors import JsgError
 from jsg.server.telemetry.series import Kind, Series
 

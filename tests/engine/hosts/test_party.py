@@ -10,12 +10,12 @@ import pytest
 
 from jsg.config import EngineConfig
 from jsg.engine.core import EngineCore
-from jsg.engine.executables import Executables
+from jsg.engine.device.executables import Executables
+from jsg.engine.device.replica import Replica
 from jsg.engine.hosts.party import Leader, digest
 from jsg.engine.hosts.rendezvous import Connections
 from jsg.engine.hosts.watch import FIRST_BEAT
 from jsg.engine.hosts.wire import CallCodec, WireError, receive_message, send_message
-from jsg.engine.replica import Replica
 
 CONFIG = EngineConfig(nnodes=2, tp_size=2, dist_init_addr="a:1")
 CALL = ("copy_slots",)

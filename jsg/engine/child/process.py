@@ -1,0 +1,232 @@
+"""The engine process: `python -m jsg.engine.child.process JSON`, started by `child.py` and by nobody else.
+
+One loop: take everything the front has sent, run one step, send what it gave. The inbox is emptied before each step,
+so an abort never waits behind requests. The process ends when it is told to, when its parent is gone, or with a
+trace when a step raises. A request that cannot be added, whatever the core raises, and a question that cannot be
+answered fail alone.
+"""
+
+import gc
+import importlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, final
+
+import msgspec
+import zmq
+
+from jsg.config import EngineConfig
+from jsg.engine.child.heartbeat import HeartbeatSender, LoopClock
+from jsg.engine.child.parent import die_with_parent
+from jsg.engine.child.protocol import (
+    Call,
+    EngineStart,
+    Failure,
+    FromEngine,
+    ModelInfo,
+    Progress,
+    Refusal,
+    Reply,
+    ToEngine,
+)
+from jsg.engine.child.wire import MessageDecoder
+from jsg.errors import JsgError
+from jsg.types import Request, RequestOutput
+
+logger = logging.getLogger(__name__)
+
+IDLE_POLL_MS = 250  # an idle loop turns too: it must not look stuck, nor outlive its parent
+START_FLUSH_MS = 30_000  # how long the reason of a failed start waits for a front that is still importing
+END_FLUSH_MS = 1000
+NOT_ADDED = "the engine could not take this request; the server's log has the cause"
+LOOKS = {"stats": "counters", "dump_cache": "prefix cache"}  # questions that change nothing
+
+
+class Grammars(Protocol):
+    """The grammars that a core has been given."""
+
+    def add_grammar(self, key: str, tables: bytes) -> None:
+        """Makes a grammar known to the requests that name it by this key."""
+        ...
+
+    def forget_grammars(self, keys: Sequence[str]) -> None:
+        """Requests that come later will not name these; those that run keep theirs."""
+        ...
+
+
+class Core(Protocol):
+    """What this loop needs of `jsg.engine.core.EngineCore`; tests bring a scripted one.
+
+    Attributes:
+        info: The loaded model.
+        has_work: Whether a step would do something.
+        grammars: What requests may name.
+    """
+
+    info: ModelInfo
+    has_work: bool
+    grammars: Grammars
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises RequestError or QueueFullError."""
+        ...
+
+    def abort(self, rid: str) -> None:
+        """Ends a request; an unknown one is ignored."""
+        ...
+
+    def step(self) -> list[RequestOutput]:
+        """Runs one step."""
+        ...
+
+    def refuse_overdue(self) -> list[Refusal]:
+        """Takes out the requests that have waited longer than `--queue-timeout` for their first step."""
+        ...
+
+    def answer(self, call: Call) -> bool | dict[str, Any]:
+        """Answers a question between two steps. Raises JsgError where it cannot be answered."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the core holds."""
+        ...
+
+
+CoreFactory = Callable[..., Core]
+
+
+@final
+class FrontLink:
+    """The engine's end of the socket."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)  # the front bounds what it sends, and a step must never wait for the front
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = MessageDecoder()
+
+    def send(self, message: FromEngine) -> None:
+        """Queues a message; never blocks."""
+        self._socket.send(self._encoder.encode(message))
+
+    def receive_all(self, *, wait: bool) -> list[ToEngine]:
+        """Everything that has arrived, oldest first; with `wait` blocks up to `IDLE_POLL_MS` for the first."""
+        messages: list[ToEngine] = []
+        timeout_ms = IDLE_POLL_MS if wait else 0
+        while self._socket.poll(timeout_ms):
+            frames = self._socket.recv_multipart(copy=False)
+            messages.append(self._decoder.decode([frame.buffer for frame in frames]))
+            timeout_ms = 0
+        return messages
+
+    def close(self, flush_ms: int) -> None:
+        """Closes; takes up to `flush_ms` to send what is queued."""
+        self._socket.close(linger=flush_ms)
+        self._context.term()
+
+
+def serve(core: Core, link: FrontLink, parent_pid: int, clock: LoopClock) -> None:
+    """Steps the core until the front says stop or is gone."""
+    end = time.monotonic()
+    while os.getppid() == parent_pid:
+        start, is_idle = end, not core.has_work
+        messages = link.receive_all(wait=is_idle)
+        woken = time.monotonic() if is_idle else start
+        refusals = core.refuse_overdue()
+        replies: list[Reply] = []
+        for message in messages:
+            if message.stop:
+                return
+            refusals += _take_requests(core, message)
+            replies += [_answer(core, call, clock) for call in message.calls]
+        outputs = core.step() if core.has_work else []
+        if outputs or refusals or replies:
+            link.send(FromEngine(outputs=tuple(outputs), refusals=tuple(refusals), replies=tuple(replies)))
+        end = time.monotonic()
+        clock.add(idle_s=woken - start, busy_s=end - woken)
+
+
+def _take_requests(core: Core, message: ToEngine) -> list[Refusal]:
+    for rid in message.aborts:
+        core.abort(rid)
+    for grammar in message.grammars:
+        core.grammars.add_grammar(grammar.key, grammar.tables)
+    refusals = []
+    for request in message.requests:
+        try:
+            core.add(request)
+        except JsgError as error:
+            refusals.append(Refusal(request.rid, Failure.of(error)))
+        except Exception:  # a core keeps nothing of a request that it could not add
+            logger.exception("a request could not be added")
+            refusals.append(Refusal(request.rid, Failure(JsgError.__name__, NOT_ADDED)))
+    core.grammars.forget_grammars(message.forgotten_grammars)
+    return refusals
+
+
+def _answer(core: Core, call: Call, clock: LoopClock) -> Reply:
+    try:
+        value = core.answer(call)
+    except JsgError as error:
+        return Reply(call.number, failure=Failure.of(error))
+    except Exception:
+        if call.name not in LOOKS:
+            raise  # it may have stopped halfway
+        message = f"the engine could not give its {LOOKS[call.name]}; the server's log has the cause"
+        logger.exception(message)
+        return Reply(call.number, failure=Failure(JsgError.__name__, message))
+    if call.name == "stats" and isinstance(value, dict):
+        value |= clock.stats()
+    return Reply(call.number, value)
+
+
+def run(start: EngineStart) -> int:
+    """Loads the core, serves, and gives the exit status: 0 after a stop, 2 when the core could not start."""
+    link = FrontLink(start.address)
+    clock = LoopClock()
+    heartbeat = HeartbeatSender(start.heartbeat_fd, clock)
+
+    def report(progress: Progress) -> None:
+        link.send(FromEngine(progress=progress))
+
+    try:
+        core = _load_core(start.core, start.config, report)
+    except JsgError as error:
+        link.send(FromEngine(failure=Failure.of(error)))
+        link.close(START_FLUSH_MS)
+        return 2
+    gc.collect()
+    gc.freeze()  # what was loaded stays: later collections need not walk it
+    link.send(FromEngine(ready=core.info))
+    try:
+        serve(core, link, start.parent_pid, clock)
+    finally:
+        core.close()
+        heartbeat.stop()
+        link.close(END_FLUSH_MS)
+    return 0
+
+
+def _load_core(name: str, config: EngineConfig, report: Callable[[Progress], None]) -> Core:
+    module_name, _, attribute = name.partition(":")
+    factory: CoreFactory = getattr(importlib.import_module(module_name), attribute)
+    return factory(config, report=report)
+
+
+def main(argument: str) -> int:
+    """Runs the engine process described by the JSON argument."""
+    start = msgspec.json.decode(argument, type=EngineStart)
+    die_with_parent(start.parent_pid)  # where the kernel does not, `serve` looks
+    for number in (signal.SIGINT, signal.SIGTERM):  # the front's to obey; a service manager sends them to both
+        signal.signal(number, signal.SIG_IGN)
+    return run(start)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,192 @@
+"""Which device JAX gets, and how much of its memory, decided before JAX looks for one.
+
+Left alone, JAX opens every GPU it can see and reserves three quarters of the memory of each. An engine uses one, or as
+many as `--tp-size` says, so it shows JAX those with the most free memory, and lets it reserve what
+`--mem-fraction-static` says. What the user has set is left as it is.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator, Mapping
+
+import jax
+from jax._src import xla_bridge  # JAX has no public way to ask whether it has started
+
+from jsg.engine.nvidia_smi import MIB, VISIBLE, Gpu, find_gpus, has_cuda_plugin, may_use_cuda, most_free, named_gpus
+from jsg.errors import ConfigError, MemoryPlanError
+
+logger = logging.getLogger(__name__)
+
+FRACTION = "XLA_CLIENT_MEM_FRACTION"
+FRACTIONS = (FRACTION, "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX raises where both are set
+OUTSIDE_BYTES = 2**30
+"""Left free beside what JAX reserves, for the CUDA context and loaded programs. Not measured on a device."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What is to be set before JAX starts, and why.
+
+    Attributes:
+        gpu: The GPU that JAX will use, of several the one with the smallest part free; None where there is none or
+            nobody can tell which.
+        why: A clause for people.
+        environment: Variables to set while JAX starts.
+    """
+
+    gpu: Gpu | None
+    why: str
+    environment: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """The device of this engine.
+
+    Attributes:
+        platform: JAX's name of its kind: "cpu", "gpu", "tpu".
+        kind: What it calls itself.
+        gpu: What `nvidia-smi` said of it before JAX started; None where that is not known.
+        why: Why it was taken.
+        count: Devices of that kind that the engine uses together.
+    """
+
+    platform: str
+    kind: str
+    gpu: Gpu | None
+    why: str
+    count: int = 1
+
+    @property
+    def name(self) -> str:
+        """Platform, number and kind, for people."""
+        return f"{self.platform}: {self.kind}" if self.count == 1 else f"{self.platform}: {self.count} x {self.kind}"
+
+    def __str__(self) -> str:
+        memory = ""
+        if self.gpu is not None:
+            free = "free" if self.count == 1 else "free on the fullest"
+            memory = f", {self.gpu.total_bytes / 2**30:.1f} GiB, {self.gpu.free_bytes / 2**30:.1f} GiB {free}"
+        return f"{self.name}{memory}; {self.why}"
+
+
+def open_device(mem_fraction: float, count: int = 1) -> Device:
+    """Starts JAX on so many devices, which takes a moment, and leaves the environment as it was.
+
+    Args:
+        mem_fraction: Part of a GPU's whole memory that JAX may reserve.
+        count: Devices of one kind that run the model together. A CPU stands in for as many as are asked for.
+
+    Raises:
+        ConfigError: The platform that JAX was told to use does not start, or has fewer devices.
+        MemoryPlanError: Other processes hold nearly all of every GPU's memory.
+    """
+    if xla_bridge.backends_are_initialized():
+        choice = Choice(gpu=None, why="JAX had started before, with the memory that it took then", environment={})
+        gpus = ()
+    else:
+        gpus = find_gpus() if may_use_cuda(os.environ, _platforms()) else ()
+        try:
+            choice = choose(gpus, mem_fraction, os.environ, count)
+        except MemoryPlanError:
+            if has_cuda_plugin():
+                raise
+            choice = choose((), mem_fraction, os.environ)  # JAX cannot use a GPU, so it matters to nobody who does
+        if count > 1:
+            jax.config.update("jax_num_cpu_devices", count)
+    try:
+        with _environment(choice.environment):
+            device = jax.local_devices()[0]
+    except RuntimeError as error:
+        raise ConfigError(
+            f"JAX must find a device of JAX_PLATFORMS={_platforms()}, but could not start one; unset it, or repair the "
+            "device's driver"
+        ) from error
+    seen = len(jax.local_devices())
+    if seen < count:
+        raise ConfigError(
+            f"--tp-size {count} needs as many devices, but JAX sees {seen} ({device.platform}); lower it, name as many "
+            f"in {VISIBLE}, or begin with a new process where JAX had started before"
+        )
+    if device.platform == "cpu":
+        if gpus:
+            logger.warning(_why_no_gpu(gpus[0]))
+        return Device(platform="cpu", kind=device.device_kind, gpu=None, why="JAX has no other device", count=count)
+    if device.platform == "gpu" and seen > count:
+        logger.warning(
+            f"JAX sees {seen} GPUs and reserves memory on each, but this engine uses the first {count} only; "
+            f"name those in {VISIBLE}"
+        )
+    return Device(platform=device.platform, kind=device.device_kind, gpu=choice.gpu, why=choice.why, count=count)
+
+
+def choose(gpus: tuple[Gpu, ...], mem_fraction: float, environment: Mapping[str, str], count: int = 1) -> Choice:
+    """The GPUs with the most free memory, unless the user has chosen; of that what is asked for and is free on each.
+
+    Args:
+        gpus: What there is.
+        mem_fraction: Part of a GPU's whole memory that is asked for.
+        environment: What the user has set.
+        count: How many are wanted.
+
+    Raises:
+        MemoryPlanError: Other processes hold nearly all of every GPU's memory.
+    """
+    to_set: dict[str, str] = {}
+    if VISIBLE in environment:
+        used, why = named_gpus(gpus, environment, count), f"{VISIBLE} names {'it' if count == 1 else 'them'}"
+    elif gpus:
+        used = most_free(gpus, count)
+        numbers = ", ".join(str(gpu.index) for gpu in used)
+        most = f"number {numbers} has" if len(used) == 1 else f"numbers {numbers} have"
+        why = f"of {len(gpus)} GPUs {most} the most free memory" if len(gpus) > len(used) else "all GPUs"
+        why = "the only GPU" if len(gpus) == 1 else why
+        to_set[VISIBLE] = ",".join(gpu.uuid for gpu in used)
+    else:
+        used, why = (), "JAX's first device" if count == 1 else "JAX's first devices"
+    gpu = min(used, key=_free_part, default=None)  # decides what can be reserved on each
+    given = next((name for name in FRACTIONS if name in environment), None)
+    if given is not None:
+        return Choice(gpu=gpu, why=f"{why}; {given} limits its memory", environment=to_set)
+    fraction = mem_fraction if gpu is None else min(mem_fraction, _free_part(gpu))
+    if gpu is not None and fraction <= 0:
+        raise MemoryPlanError(
+            f"the GPU {gpu.name}, number {gpu.index}, has {gpu.free_bytes / MIB:.0f} of {gpu.total_bytes / MIB:.0f} MiB"
+            f" free, which leaves nothing beside the {OUTSIDE_BYTES / MIB:.0f} MiB that CUDA itself may need; end the"
+            f" processes that hold its memory (nvidia-smi lists them), or name another GPU in {VISIBLE}"
+            + (", or lower --tp-size" if count > 1 else "")
+        )
+    if fraction < mem_fraction:
+        why += f"; {fraction:.2f} of its memory is free to reserve, not the {mem_fraction:g} of --mem-fraction-static"
+    return Choice(gpu=gpu, why=why, environment=to_set | {FRACTION: f"{fraction:.4f}"})
+
+
+def _free_part(gpu: Gpu) -> float:
+    """Of its whole memory, what JAX may reserve."""
+    return (gpu.free_bytes - OUTSIDE_BYTES) / gpu.total_bytes
+
+
+def _platforms() -> str:
+    """What JAX was told to use; empty for whatever it finds."""
+    return jax.config.jax_platforms or ""
+
+
+def _why_no_gpu(gpu: Gpu) -> str:
+    if has_cuda_plugin():
+        remedy = "JAX's CUDA plugin is installed but did not start: is the driver as new as its CUDA version needs?"
+    else:
+        remedy = "JAX for CUDA is not installed: pip install 'jsg[cuda]'"
+    return f"this machine has an {gpu.name}, but JAX runs on the CPU. {remedy}"
+
+
+@contextlib.contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables that were not set, and takes them away again: CUDA and JAX read them once, as they start."""
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name in changes:
+            del os.environ[name]

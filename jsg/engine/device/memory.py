@@ -1,0 +1,203 @@
+"""How the device's memory is divided: weights, temporaries, tables, and what is left for the KV pool."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+import jax
+
+from jsg.config import EngineConfig
+from jsg.engine.device.devices import Device
+from jsg.engine.device.mask_pool import NUM_MASKS, num_words
+from jsg.errors import ConfigError, MemoryPlanError
+from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
+from jsg.models.config import ModelConfig
+from jsg.sched.buckets import Buckets
+from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape
+
+CPU_POOL_BYTES = 2**30
+"""KV pool on CPU unless asked otherwise: host memory has other users."""
+IMAGES_KEPT = 8
+"""Encoded images of the largest size that the vision pool holds at least, unless asked otherwise."""
+DEVICE_VISION_BYTES = 2**30
+"""Vision pool on other devices at least, unless asked otherwise: about 200 images of one tile for a model 4096 wide."""
+PENALTY_BYTES = 4 + 1 + 4
+"""Per request row and vocabulary entry: count, presence, bias."""
+RESERVE_FRACTION = 0.02
+"""Of what a device may use, left unplanned: an allocator that is full to the last byte fails where memory lies in
+pieces, and while a step samples the results of its forward pass are still there. Not measured on a device."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes on one device, and the size of the KV pool that they leave.
+
+    Attributes:
+        limit_bytes: What may be used: see `usable_bytes`.
+        weights_bytes: Parameters.
+        temporary_bytes: Intermediate results and outputs of the largest step.
+        table_bytes: Page table, penalty tables and token masks.
+        vision_bytes: Encoded images.
+        reserve_bytes: Left for what cannot be planned.
+        pool_tokens: KV slots, the dump page not counted.
+        bytes_per_token: Keys and values of one token in all layers.
+    """
+
+    limit_bytes: int
+    weights_bytes: int
+    temporary_bytes: int
+    table_bytes: int
+    reserve_bytes: int
+    pool_tokens: int
+    bytes_per_token: int
+    vision_bytes: int = 0
+
+    def __str__(self) -> str:
+        parts = {
+            "weights": self.weights_bytes,
+            "largest step": self.temporary_bytes,
+            "tables": self.table_bytes,
+            **({"encoded images": self.vision_bytes} if self.vision_bytes else {}),
+            "reserve": self.reserve_bytes,
+            "KV pool": self.pool_tokens * self.bytes_per_token,
+        }
+        shown = " + ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in parts.items())
+        pool = f"{self.pool_tokens} tokens of {self.bytes_per_token} bytes"
+        return f"memory plan: {shown} ({pool}) of {self.limit_bytes / 2**20:.0f} MiB"
+
+
+def usable_bytes(mem_fraction: float, device: Device) -> int:
+    """Bytes that an engine may use of the memory of its device, or of each of them.
+
+    On a GPU `--mem-fraction-static` of all there is, but no more than JAX has reserved: that is less where others hold
+    memory, where `XLA_CLIENT_MEM_FRACTION` says so, or where JAX was started before. Elsewhere the fraction of what JAX
+    may use, and on a CPU of what the host has available.
+
+    Raises:
+        MemoryPlanError: JAX does not say how much it may use.
+    """
+    if device.platform == "cpu":
+        return int(_available_host_bytes() * mem_fraction) // device.count
+    limits = [(each.memory_stats() or {}).get("bytes_limit", 0) for each in jax.local_devices()[: device.count]]
+    reserved = min(limits)
+    if not reserved:
+        raise MemoryPlanError(
+            "JAX must say how much of the device's memory it may use, but does not; unset XLA_PYTHON_CLIENT_ALLOCATOR"
+        )
+    if device.platform != "gpu":
+        return int(reserved * mem_fraction)
+    return reserved if device.gpu is None else min(reserved, int(device.gpu.total_bytes * mem_fraction))
+
+
+def largest_step_bytes(programs: Sequence[jax.stages.Compiled], buckets: Buckets, model: ModelConfig) -> int:
+    """Bytes that a step needs at most on one device, beside what its programs are given.
+
+    They run one after another. Each needs its intermediate results, and its outputs that are not donated inputs; those
+    of the forward pass are still there while the others run. A pass with drafts has logits of more rows than that one.
+
+    Args:
+        programs: The largest of each kind, the forward pass first.
+        buckets: The shapes of all steps.
+        model: Whose logits they are.
+    """
+    analyses = [program.memory_analysis() for program in programs]
+    outputs = [a.output_size_in_bytes - a.alias_size_in_bytes if a else 0 for a in analyses]
+    needs = [out + (a.temp_size_in_bytes if a else 0) for out, a in zip(outputs, analyses, strict=True)]
+    more_rows = max(key.num_rows for key in buckets.all) - buckets.extend[-1].num_rows
+    return max(needs[0], outputs[0] + more_rows * model.vocab_size * 4 + max(needs[1:]))
+
+
+def plan_memory(
+    config: EngineConfig,
+    model: ModelConfig,
+    *,
+    platform: str,
+    limit_bytes: int,
+    page_size: int,
+    kv_itemsize: int,
+    weights_bytes: int,
+    temporary_bytes: int,
+    max_running: int,
+    context_length: int,
+    vision_bytes: int = 0,
+    num_devices: int = 1,
+) -> MemoryPlan:
+    """Sizes the KV pool: `--max-total-tokens`, or all that is left up to what every running request could use.
+
+    All bytes are those of one device; several share out key-value heads.
+
+    Raises:
+        MemoryPlanError: What is left does not hold one request of the context length, or not the tokens asked for.
+    """
+    columns = -(-context_length // page_size)
+    tables = (max_running + 1) * (4 * columns + PENALTY_BYTES * model.vocab_size)
+    tables += NUM_MASKS * 4 * num_words(model.vocab_size)
+    per_token = model.kv_bytes_per_token(kv_itemsize) // num_devices
+    reserve = 0 if platform == "cpu" else int(limit_bytes * RESERVE_FRACTION)
+    left = limit_bytes - weights_bytes - temporary_bytes - tables - vision_bytes - reserve
+    fits = max(left, 0) // per_token // page_size * page_size - page_size
+    if platform == "gpu" and kv_itemsize == 1:
+        heads = model.num_kv_heads // num_devices
+        fits = min(fits, MAX_POOL_ELEMENTS // (heads * model.head_dim * page_size) * page_size - page_size)
+    wanted = config.max_total_tokens
+    if wanted is None:
+        roof = CPU_POOL_BYTES // (per_token * num_devices) if platform == "cpu" else fits
+        wanted = max(min(fits, roof, max_running * columns * page_size), context_length)
+    pool_tokens = -(-wanted // page_size) * page_size
+    plan = MemoryPlan(
+        limit_bytes=limit_bytes,
+        weights_bytes=weights_bytes,
+        temporary_bytes=temporary_bytes,
+        table_bytes=tables,
+        reserve_bytes=reserve,
+        pool_tokens=pool_tokens,
+        bytes_per_token=per_token,
+        vision_bytes=vision_bytes,
+    )
+    if pool_tokens > fits:
+        raise MemoryPlanError(
+            f"the KV pool must hold {pool_tokens} tokens, but memory is left for {max(fits, 0)}; lower "
+            "--context-length or --max-total-tokens, raise --mem-fraction-static, or choose a smaller model "
+            f"({plan})"
+        )
+    return plan
+
+
+def vision_shape(config: EngineConfig, model: ModelConfig, *, platform: str, row_bytes: int) -> VisionShape | None:
+    """Sizes the vision pool, whose rows have so many bytes; None where the model takes text only.
+
+    Raises:
+        ConfigError: `--vision-cache-size` is too small for a tile, or the model takes text only.
+    """
+    vision, asked = model.vision, config.vision_cache_size
+    if vision is None:
+        if asked is not None:
+            raise ConfigError(
+                "--vision-cache-size needs a model that takes images, but this one does not; leave it out"
+            )
+        return None
+    side = vision.image_size
+    most_tiles = 1 + max(((height // side) * (width // side) for height, width in vision.grid_pinpoints), default=0)
+    if asked is None:
+        least = 0 if platform == "cpu" else DEVICE_VISION_BYTES // row_bytes
+        num_rows = max(IMAGES_KEPT * most_tiles * vision.patches_per_tile, least) + NUM_FIXED_ROWS
+    else:
+        num_rows = asked * 2**20 // row_bytes
+    if num_rows < vision.patches_per_tile + NUM_FIXED_ROWS:
+        raise ConfigError(f"--vision-cache-size must hold a tile, {vision.patches_per_tile} rows, but holds {num_rows}")
+    return VisionShape(
+        num_rows=num_rows,
+        tile_rows=vision.patches_per_tile,
+        frame_rows=vision.patches_per_frame,
+        image_size=side,
+        has_newline=vision.has_newline,
+    )
+
+
+def _available_host_bytes() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

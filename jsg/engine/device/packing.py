@@ -1,0 +1,211 @@
+"""A batch as the numpy arrays that the executables read.
+
+Each is made afresh for every step and never written again: on CPU, JAX may read an aligned numpy array in place, after
+the call has returned.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from jsg.engine.device.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
+from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE, SHORT_TILE
+from jsg.sched.buckets import BucketKey
+from jsg.sched.records import Batch, BatchEntry, Encoding, RunningRequest
+from jsg.sched.vision_store import DUMP_ROW
+from jsg.types import SamplingParams
+
+FROM_DEVICE = -1
+
+
+def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int) -> np.ndarray:
+    """The int32 array of `step.PackedInputs`.
+
+    Args:
+        batch: The step; one-token entries first.
+        key: The shape to pad to: at least that of the batch.
+        pages: The host's page table, [rows, pages of a row].
+        page_size: KV slots in one page.
+    """
+    sizes = packed_sizes(key)
+    packed = np.zeros(sum(sizes), np.int32)
+    parts = np.split(packed, np.cumsum(sizes)[:-1])
+    counts, token_ids, positions, model_positions, slots, rows, logit_index, *rest = parts
+    groups, tiles = rest[:4], rest[4:]
+    lens = np.array([entry.num_new for entry in batch.entries])
+    ends = np.cumsum(lens)
+    num_tokens = ends[-1]
+    starts = np.array([entry.start for entry in batch.entries])
+    rows[:num_tokens] = np.repeat([entry.place.row for entry in batch.entries], lens)
+    positions[:num_tokens] = np.arange(num_tokens) - np.repeat(ends - lens - starts, lens)
+    _fill_model_positions(model_positions, positions, batch, ends)
+    _fill_token_ids(token_ids, batch, ends)
+    is_written = positions[:num_tokens] >= np.repeat([entry.write_start for entry in batch.entries], lens)
+    page = pages[rows[:num_tokens], positions[:num_tokens] // page_size]
+    slots[:num_tokens] = np.where(is_written, page * page_size + positions[:num_tokens] % page_size, 0)
+    if batch.has_drafts:
+        last = [end - 1 - k for entry, end in zip(batch.entries, ends, strict=True) for k in _backwards(entry)]
+        logit_index[: len(last)] = last
+    else:
+        logit_index[: len(lens)] = ends - 1
+    counts[:] = (*_fill_tiles(tiles, batch, ends - lens), batch.num_singles)
+    if key.num_groups:
+        _fill_groups(groups, batch)
+    return packed
+
+
+def pack_encodings(encodings: Sequence[Encoding], num_tiles: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels [num_tiles, 3, S, S] of tiles, or of frames, and the rows [num_tiles, M] of the vision pool for them."""
+    first = encodings[0]
+    pixels = np.zeros((num_tiles, *first.pixels.shape), np.float32)
+    rows = np.full((num_tiles, len(first.rows)), DUMP_ROW, np.int32)
+    for index, encoding in enumerate(encodings):
+        pixels[index], rows[index] = encoding.pixels, encoding.rows
+    return pixels, rows
+
+
+def pack_padding(key: BucketKey) -> np.ndarray:
+    """A step of this shape in which there is nothing: every token is padding, every group has no members."""
+    sizes = packed_sizes(key)
+    packed = np.zeros(sum(sizes), np.int32)
+    parts = dict(zip(PackedInputs._fields, np.split(packed, np.cumsum(sizes)[:-1]), strict=True))
+    parts["group_members"][:] = -1
+    return packed
+
+
+def _backwards(entry: BatchEntry) -> range:
+    """How far before its last new token each row of logits of an entry is."""
+    return range(entry.num_drafts, -1, -1)
+
+
+def _fill_model_positions(model_positions: np.ndarray, positions: np.ndarray, batch: Batch, ends: np.ndarray) -> None:
+    model_positions[:] = positions
+    layouts = [entry.running.layout for entry in batch.entries]
+    for index in [index for index, layout in enumerate(layouts) if layout is not None]:
+        entry, end, layout = batch.entries[index], ends[index], layouts[index]
+        assert layout is not None
+        model_positions[end - entry.num_new : end] = layout.positions[entry.start : entry.start + entry.num_new]
+
+
+def _fill_token_ids(token_ids: np.ndarray, batch: Batch, ends: np.ndarray) -> None:
+    for entry, end in zip(batch.entries, ends.tolist(), strict=True):
+        if entry.from_device:
+            token_ids[end - 1] = FROM_DEVICE
+        elif entry.vision_ids is not None:
+            token_ids[end - entry.num_new : end] = entry.vision_ids
+        else:
+            token_ids[end - entry.num_new : end] = entry.running.tokens[entry.start : entry.start + entry.num_new]
+
+
+def _fill_tiles(tiles: list[np.ndarray], batch: Batch, offsets: np.ndarray) -> tuple[int, int]:
+    """Cuts every entry but the singles into query tiles; returns how many there are, and how many short ones lead."""
+    cuts = [
+        (entry.place.row, offset + done, min(QUERY_TILE, entry.num_new - done), entry.start + done)
+        for entry, offset in zip(batch.entries[batch.num_singles :], offsets[batch.num_singles :], strict=True)
+        for done in range(0, entry.num_new, QUERY_TILE)
+    ]
+    if cuts:
+        for part, column in zip(tiles, np.array(cuts, np.int32).T, strict=True):
+            part[: len(cuts)] = column
+    is_short = (not batch.is_deterministic and length <= SHORT_TILE for _, _, length, _ in cuts)
+    return len(cuts), sum(itertools.takewhile(bool, is_short))
+
+
+def _fill_groups(parts: list[np.ndarray], batch: Batch) -> None:
+    """Cuts every group into tiles of its members; entries of a decode step are packed tokens."""
+    shared_lens, group_rows, group_lens, group_members = parts
+    members_of = group_members.reshape(-1, GROUP_TILE)
+    members_of[:] = -1
+    tile = 0
+    for group in batch.groups:
+        shared_lens[list(group.members)] = group.num_tokens
+        for start in range(0, len(group.members), GROUP_TILE):
+            members = group.members[start : start + GROUP_TILE]
+            group_rows[tile], group_lens[tile] = batch.entries[members[0]].place.row, group.num_tokens
+            members_of[tile, : len(members)] = members
+            tile += 1
+
+
+def sampling_row(sampling: SamplingParams, seed: int, vocab_size: int) -> np.ndarray:
+    """What of `step.SamplingInputs` stays the same for a request: columns 2 and following of the sampling array."""
+    integers = np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF], np.uint32).view(np.int32)
+    top_k = vocab_size if sampling.top_k == -1 else min(sampling.top_k, vocab_size)
+    floats = np.array(
+        [
+            sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+            sampling.repetition_penalty,
+        ],
+        np.float32,
+    )
+    flags = np.array([top_k, needs_tables(sampling)], np.int32)
+    return np.concatenate([integers, flags, floats.view(np.int32)])
+
+
+def pack_sampling(batch: Batch, key: BucketKey, constants: np.ndarray) -> np.ndarray:
+    """The int32 array of `step.unpack_sampling`.
+
+    Entries that do not sample write to row 0, the dump, and so do those with drafts: which of their tokens is the last
+    is only known on the host.
+
+    Args:
+        batch: The step.
+        key: The shape to pad to.
+        constants: `sampling_row` of each request row.
+    """
+    packed = np.zeros((key.num_rows, SAMPLING_COLUMNS), np.int32)
+    rows = np.array([entry.place.row for entry in batch.entries])
+    writes = [entry.samples and not entry.num_drafts for entry in batch.entries]
+    output_index = np.array([entry.output_index for entry in batch.entries])
+    written = np.where(writes, rows, 0)
+    if batch.has_drafts:
+        counts = [entry.num_rows for entry in batch.entries]
+        rows, written = np.repeat(rows, counts), np.repeat(written, counts)
+        output_index = np.repeat(output_index - batch.first_rows, counts) + np.arange(len(rows))
+    packed[: len(rows), 0] = written
+    packed[: len(rows), 1] = output_index
+    packed[: len(rows), 2:] = constants[rows]
+    return packed
+
+
+def pack_forced(batch: Batch, key: BucketKey) -> np.ndarray:
+    """int32[rows]: the token that a row has whatever its logits say; -1 where they say it."""
+    forced = np.full(key.num_rows, -1, np.int32)
+    for entry, row in zip(batch.entries, batch.first_rows, strict=True):
+        if entry.is_forced:
+            forced[row : row + entry.num_drafts] = entry.drafts
+    return forced
+
+
+def has_thresholds(sampling: SamplingParams, vocab_size: int) -> bool:
+    """Whether a request's top-k, top-p and min-p may keep a token away."""
+    return 0 < sampling.top_k < vocab_size or sampling.top_p < 1 or sampling.min_p > 0
+
+
+def needs_tables(sampling: SamplingParams) -> bool:
+    """Whether a request needs its rows of the penalty tables."""
+    return bool(
+        sampling.frequency_penalty
+        or sampling.presence_penalty
+        or sampling.repetition_penalty != 1
+        or sampling.logit_bias
+        or sampling.min_new_tokens
+    )
+
+
+def stop_ids(running: RunningRequest, eos_token_ids: frozenset[int]) -> list[int]:
+    """Tokens that end the request."""
+    sampling = running.request.sampling
+    return sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)})
+
+
+def bias_of(running: RunningRequest, eos_token_ids: frozenset[int], output_index: int) -> dict[int, float]:
+    """What is added to the logits of the token at `output_index`: the client's bias, and no end before its time."""
+    bias = dict(running.request.sampling.logit_bias)
+    if output_index < running.request.sampling.min_new_tokens:
+        bias |= dict.fromkeys(stop_ids(running, eos_token_ids), -float("inf"))
+    return bias

@@ -1,0 +1,117 @@
+"""What one process holds of an engine: parameters and state on its devices, and the calls that change them.
+
+Of several hosts each has a replica, with its slices of the parameters and of the pool. All make the same calls with the
+same arrays in the same order: nothing else keeps them alike.
+"""
+
+from collections.abc import Hashable
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from jsg.engine.device.executables import Executables
+from jsg.engine.device.programs import DeviceState, Programs, Variant, seen
+from jsg.engine.device.sampling import TokenMasks
+from jsg.models.tensor_parallel import place
+from jsg.sched.buckets import BucketKey
+
+
+@runtime_checkable
+class Calls(Protocol):
+    """Takes calls of programs: a replica, or what passes them on to those of other hosts as well."""
+
+    def call(self, name: Hashable, *arrays: np.ndarray) -> Any:
+        """See `Replica.call`."""
+        ...
+
+    def find_out(self) -> None:
+        """A step has failed. Ends the process if another host was the cause; the end is not an orderly one any more."""
+        ...
+
+    def close(self) -> None:
+        """Frees what it holds; there will be no more calls."""
+        ...
+
+
+class Replica:
+    """Parameters, state and programs of this process.
+
+    Attributes:
+        leaves: The model's parameters.
+        state: The results of the last calls; every array that was donated to them is gone.
+    """
+
+    def __init__(self, programs: Programs, state: DeviceState, executables: Executables):
+        self.leaves = programs.leaves
+        self.state = state
+        self._executables = executables
+        self._logits: jax.Array | None = None  # of the last forward pass, and its hidden states
+        self._hidden: jax.Array | None = None
+
+    def call(self, name: Hashable, *arrays: np.ndarray) -> Any:
+        """Runs a program on these arrays of the host, on the parameters and on the state. Does not wait.
+
+        Args:
+            name: The program.
+            arrays: What it takes from the host: see `Executables.host_shapes`.
+
+        Returns:
+            `StepOutput` of a sampling, `Logprobs` of prompt tokens, None of all else, which changes the state.
+        """
+        state, run = self.state, self._executables
+        match name:
+            case ("forward", BucketKey() as key):
+                self._logits = self._hidden = None  # of a run for its own sake: this one needs the memory
+                self._logits, self._hidden, pool, page_table = run(
+                    name, self.leaves, state.pool, state.page_table, state.last_token, *arrays, *seen(state, key)
+                )
+                self.state = state._replace(pool=pool, page_table=page_table)
+            case ("sample", int(), Variant() as variant):
+                return self._sample(name, variant, *arrays)
+            case ("prompt_logprobs", int()):
+                return run(name, self.leaves, self._or_zeros(self._hidden, name, 1), *arrays)
+            case ("encode", int(), bool()):
+                self.state = state._replace(vision=run(name, self.leaves, state.vision, *arrays))
+            case ("write_rows", int()):
+                self.state = state._replace(page_table=run(name, state.page_table, *arrays))
+            case ("copy_slots",):
+                self.state = state._replace(pool=run(name, state.pool, *arrays))
+            case ("write_masks", int()):
+                self.state = state._replace(masks=run(name, state.masks, *arrays))
+            case ("write_counts",) | ("write_bias",):
+                self.state = state._replace(penalties=run(name, state.penalties, *arrays))
+            case _:
+                raise AssertionError(f"nobody knows how to call {name}")
+        return None
+
+    def find_out(self) -> None:
+        """There is no other host."""
+
+    def close(self) -> None:
+        """Frees parameters and state at once: an engine lies in reference cycles, so Python would do it later."""
+        self._logits = self._hidden = None
+        for array in jax.tree.leaves((self.leaves, self.state)):
+            array.delete()
+
+    def _sample(self, name: Hashable, variant: Variant, packed: np.ndarray, *others: np.ndarray) -> Any:
+        """Further arrays: ids to score, rows of masks and forced tokens, as far as the variant has them."""
+        state, left = self.state, list(others)
+        chosen = left.pop(0) if variant.has_logprobs else None
+        masks = TokenMasks(state.masks, *left) if variant.has_masks else None  # pyright: ignore[reportArgumentType]
+        penalties = state.penalties if variant.has_tables else None
+        logits = self._or_zeros(self._logits, name, 0)
+        self._logits = self._hidden = None  # the next forward pass needs the memory
+        output, last_token, penalties = self._executables(
+            name, logits, packed, state.last_token, penalties, chosen, masks
+        )
+        self.state = state._replace(last_token=last_token, penalties=penalties or state.penalties)
+        return output
+
+    def _or_zeros(self, given: jax.Array | None, name: Hashable, index: int) -> jax.Array:
+        """What a forward pass left for an argument of a program; zeros in a run for its own sake, which has none."""
+        shape = self._executables.argument_shapes(name)[index]
+        if given is not None and given.shape == shape.shape:
+            return given
+        # Made without a program: nothing compiles after warm-up.
+        return place(np.zeros(shape.shape, shape.dtype), shape.sharding)

@@ -1,0 +1,88 @@
+"""From a step's arrays on the device to what the scheduler commits."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jsg.engine.device.sampling import Logprobs
+from jsg.engine.device.step import StepOutput
+from jsg.sched.records import Batch, BatchEntry, RunningRequest, StepResult
+from jsg.types import TokenLogprob
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that was dispatched and not read yet.
+
+    Attributes:
+        batch: The step.
+        output: Tokens, and their log-probabilities where any request wants them.
+        prompt_scores: Log-probabilities of prompt tokens where any request wants them.
+        failed: Requests that could not be set up for it; what the step gives for them means nothing.
+    """
+
+    batch: Batch
+    output: StepOutput
+    prompt_scores: Logprobs | None
+    failed: tuple[RunningRequest, ...] = ()
+
+    def read(self) -> StepResult:
+        """Waits for the step and takes its results to the host.
+
+        What raises for one request's results fails that request only; what the device raises is raised.
+        """
+        result = StepResult(np.asarray(self.output.tokens).tolist(), failed=list(self.failed))
+        if self.output.logprobs is None and self.prompt_scores is None:
+            return result
+        logprobs, prompt_scores = jax.device_get((self.output.logprobs, self.prompt_scores))
+        if self.output.kept_mass is not None:
+            result.kept_mass.update(enumerate(np.asarray(self.output.kept_mass).tolist()))
+        offset = 0
+        for index, (entry, row) in enumerate(zip(self.batch.entries, self.batch.first_rows, strict=True)):
+            try:
+                if logprobs is not None and entry.samples and entry.running.request.return_logprob:
+                    _read_rows(result, entry, logprobs, row)
+                if prompt_scores is not None and entry.scores_prompt:
+                    result.prompt_logprobs[index] = list(_prompt_part(entry, prompt_scores, offset))
+            except Exception:
+                logger.exception("the log-probabilities of a request could not be read")
+                result.failed.append(entry.running)
+            offset += entry.num_new
+        return result
+
+
+def _read_rows(result: StepResult, entry: BatchEntry, logprobs: Logprobs, first_row: int) -> None:
+    """Takes the log-probabilities of what an entry sampled."""
+    for row in range(first_row, first_row + entry.num_rows):
+        token = result.token_ids[row]
+        if token >= 0:
+            result.logprobs[row] = _token_logprob(entry, token, logprobs, row)
+
+
+def _prompt_part(entry: BatchEntry, scores: Logprobs, offset: int) -> Sequence[TokenLogprob]:
+    """Scores of the prompt tokens that a chunk predicts, and of the first prompt token, which nothing does.
+
+    The chunk's tokens begin at `offset` of the packed ones.
+    """
+    running = entry.running
+    first_wanted = running.request.logprob_start_len
+    part = [TokenLogprob(int(running.tokens[0]), None)] if entry.start == 0 and first_wanted == 0 else []
+    for i in range(entry.num_new):
+        position = entry.start + i + 1
+        if max(first_wanted, 1) <= position < running.num_prompt:
+            part.append(_token_logprob(entry, int(running.tokens[position]), scores, offset + i))
+    return part
+
+
+def _token_logprob(entry: BatchEntry, token: int, scores: Logprobs, index: int) -> TokenLogprob:
+    request = entry.running.request
+    count = request.top_logprobs_num
+    top = zip(scores.top_ids[index, :count].tolist(), scores.top[index, :count].tolist(), strict=True)
+    ids = request.token_ids_logprob
+    chosen = zip(ids, scores.chosen[index, : len(ids)].tolist(), strict=True)
+    return TokenLogprob(token, float(scores.token[index]), tuple(top), tuple(chosen))

@@ -1,0 +1,218 @@
+"""Logits to tokens, on the device and without a sort. Letters: `jsg/models/inputs.py`.
+
+    logits → mask → bias and penalties → temperature → top-k → top-p → min-p → Gumbel-max → token
+
+Everything is row by row and a function of the row's own inputs; the noise of a token is a hash of (seed, output index,
+vocabulary id). So a request draws the same tokens in any batch, after a retract, and on any number of devices.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from jsg.engine.device.noise import gumbel
+from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.reference_threshold import sortable
+from jsg.models.tensor_parallel import AXES, first_index, num_parts
+
+
+class SamplingInputs(NamedTuple):
+    """How each row of logits is sampled.
+
+    Attributes:
+        rows: Request row whose tables belong to it and take its token; 0 for padding and rows that do not sample.
+        output_index: Index of the new token among the request's output tokens.
+        seeds: 64-bit seed as two words, low first.
+        top_k: Most likely tokens to keep, at least 1.
+        uses_tables: The request has penalties or a bias: its rows of `PenaltyTables` are valid.
+        temperature: 0 is greedy.
+        top_p: Mass to keep.
+        min_p: Fraction of the largest probability to keep.
+        frequency: Subtracted per occurrence in the output.
+        presence: Subtracted once from tokens in the output.
+        repetition: Divides positive and multiplies negative logits of tokens in prompt or output.
+    """
+
+    rows: Int[Array, " R"]
+    output_index: Int[Array, " R"]
+    seeds: UInt[Array, "R 2"]
+    top_k: Int[Array, " R"]
+    uses_tables: Bool[Array, " R"]
+    temperature: Float[Array, " R"]
+    top_p: Float[Array, " R"]
+    min_p: Float[Array, " R"]
+    frequency: Float[Array, " R"]
+    presence: Float[Array, " R"]
+    repetition: Float[Array, " R"]
+
+
+class PenaltyTables(NamedTuple):
+    """Per request row: what penalties count, and what is added to the logits. Donated to each step that uses them."""
+
+    output_counts: Int[Array, "rows V"]
+    in_prompt: Bool[Array, "rows V"]
+    bias: Float[Array, "rows V"]
+
+
+class TokenMasks(NamedTuple):
+    """What grammars allow at each row of logits.
+
+    Attributes:
+        pool: Masks; token t is bit t & 31 of word t >> 5. Row 0 allows everything.
+        rows: Which of them holds for each row.
+        forced: The token that a row has whatever its logits say; -1 where they say it.
+    """
+
+    pool: UInt[Array, "N W"]
+    rows: Int[Array, " R"]
+    forced: Int[Array, " R"]
+
+
+class Logprobs(NamedTuple):
+    """Log-probabilities of each row under the unmodified logits."""
+
+    token: Float[Array, " R"]
+    top_ids: Int[Array, "R top"]
+    top: Float[Array, "R top"]
+    chosen: Float[Array, "R chosen"]
+
+
+def allowed_tokens(masks: TokenMasks, vocab: int) -> Bool[Array, "R {vocab}"]:
+    """The masks of the rows, a bit each."""
+    words = masks.pool[masks.rows]
+    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return bits.reshape(len(words), -1)[:, :vocab] > 0
+
+
+def choose_tokens(
+    logits: Float[Array, "R V"],
+    inputs: SamplingInputs,
+    tables: PenaltyTables | None,
+    allowed: Bool[Array, "R V"] | None = None,
+    *,
+    is_sampled: bool,
+    has_thresholds: bool = True,
+) -> Int[Array, " R"]:
+    """The next token of each row; -1 where the logits are not finite.
+
+    Args:
+        logits: Of the model.
+        inputs: One per row.
+        tables: None where no row has penalties or a bias.
+        allowed: What a grammar allows; None where no row has one.
+        is_sampled: Static; False where every row is greedy.
+        has_thresholds: Static; False where top-k, top-p and min-p keep every token of every row.
+    """
+    scores = logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
+    scores = scores if tables is None else _penalised(scores, inputs, tables)
+    if is_sampled:
+        is_kept = None
+        if has_thresholds:
+            is_kept = _is_kept(scores, jnp.max(scores, axis=-1), _divisor(inputs), inputs)
+        scores = _perturbed(scores, inputs, is_kept)
+    return jnp.where(_is_broken(logits), -1, jnp.argmax(scores, axis=-1)).astype(jnp.int32)
+
+
+def best_tokens(
+    logits: Float[Array, "R part"], inputs: SamplingInputs, allowed: Bool[Array, "R V"] | None, *, is_sampled: bool
+) -> Int[Array, " R"]:
+    """What `choose_tokens` gives without tables and thresholds, of logits that devices share by columns.
+
+    Each device offers its best; of equal ones the lower token wins. All that they exchange is a pair for each row.
+    """
+    length = logits.shape[1]
+    first = first_index(length)
+    if num_parts() == 1:
+        return choose_tokens(logits, inputs, None, allowed, is_sampled=is_sampled, has_thresholds=False)
+    if allowed is not None:
+        allowed = lax.dynamic_slice_in_dim(allowed, first, length, 1)
+    scores = logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
+    scores = _perturbed(scores, inputs, None, first) if is_sampled else scores
+    best = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    token = jnp.where(_is_broken(logits), -1, best + first)
+    score = jnp.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
+    pairs = jnp.stack([lax.bitcast_convert_type(score, jnp.int32), token])
+    offered = lax.all_gather(pairs, AXES)  # [devices, 2, R]
+    scores, tokens = lax.bitcast_convert_type(offered[:, 0], jnp.float32), offered[:, 1]
+    winner = jnp.argmax(scores, axis=0)
+    chosen = jnp.take_along_axis(tokens, winner[None], axis=0)[0]
+    return jnp.where((tokens < 0).any(axis=0), -1, chosen)
+
+
+def kept_mass(logits: Float[Array, "R V"], allowed: Bool[Array, "R V"]) -> Float[Array, " R"]:
+    """The probability that the model gives to all allowed tokens together."""
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    return jnp.sum(jnp.where(allowed, weights, 0), axis=-1) / jnp.sum(weights, axis=-1)
+
+
+def count_tokens(tables: PenaltyTables, inputs: SamplingInputs, tokens: Int[Array, " R"]) -> PenaltyTables:
+    """The tables after each row's new token."""
+    counts = tables.output_counts.at[inputs.rows, jnp.maximum(tokens, 0)].add(1)
+    return tables._replace(output_counts=counts)
+
+
+def token_logprobs(
+    logits: Float[Array, "R V"], tokens: Int[Array, " R"], chosen: Int[Array, "R chosen"], num_top: int
+) -> Logprobs:
+    """Log-probabilities of the given tokens, of the `num_top` best, and of the ids that the client chose."""
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    total = jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1, keepdims=True))
+    top, top_ids = ops.top_logits(logits, num_top)
+    asked = jnp.concatenate([jnp.maximum(tokens, 0)[:, None], chosen], axis=-1)
+    scores = jnp.take_along_axis(logits, asked, axis=-1) - largest - total
+    return Logprobs(token=scores[:, 0], top_ids=top_ids, top=top - largest - total, chosen=scores[:, 1:])
+
+
+def _penalised(logits: Float[Array, "R V"], inputs: SamplingInputs, tables: PenaltyTables) -> Float[Array, "R V"]:
+    counts = tables.output_counts[inputs.rows].astype(jnp.float32)
+    is_seen = tables.in_prompt[inputs.rows] | (counts > 0)
+    repetition = inputs.repetition[:, None]
+    repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    out = jnp.where(is_seen, repeated, logits)
+    once = jnp.minimum(counts, 1)  # a comparison used twice would be kept in memory by XLA, [R, V]
+    out -= inputs.frequency[:, None] * counts + inputs.presence[:, None] * once
+    return jnp.where(inputs.uses_tables[:, None], out + tables.bias[inputs.rows], logits)
+
+
+def _is_broken(logits: Float[Array, "R part"]) -> Bool[Array, " R"]:
+    """Whether a row has NaN or +inf, asked of every number: on a CPU the maximum of a long row passes over NaN."""
+    return (~(logits < jnp.inf)).any(axis=-1)
+
+
+def _divisor(inputs: SamplingInputs) -> Float[Array, " R"]:
+    """What logits are divided by: the temperature, but 1 for a greedy row."""
+    return jnp.where(inputs.temperature == 0, 1.0, inputs.temperature)
+
+
+def _perturbed(
+    scores: Float[Array, "R part"],
+    inputs: SamplingInputs,
+    is_kept: Bool[Array, "R part"] | None,
+    first: Array | int = 0,
+) -> Float[Array, "R part"]:
+    """Scores whose largest is a token drawn at the row's temperature; those of greedy rows as they are.
+
+    Of several devices' columns, those that begin at token `first`.
+    """
+    noise = gumbel(inputs.seeds, inputs.output_index, scores.shape[1], first)
+    drawn = scores / _divisor(inputs)[:, None] + noise
+    drawn = drawn if is_kept is None else jnp.where(is_kept, drawn, -jnp.inf)
+    return jnp.where((inputs.temperature == 0)[:, None], scores, drawn)
+
+
+def _is_kept(
+    logits: Float[Array, "R V"], largest: Float[Array, " R"], temperature: Float[Array, " R"], inputs: SamplingInputs
+) -> Bool[Array, "R V"]:
+    """Which tokens top-k, then top-p of what top-k left, then min-p keep. Ties with the last one kept stay in."""
+    needs_all = inputs.temperature == 0
+    threshold = ops.kept_threshold(
+        logits,
+        largest,
+        temperature,
+        top_k=jnp.where(needs_all, logits.shape[1], inputs.top_k),
+        top_p=jnp.where(needs_all, 1.0, inputs.top_p),
+    )
+    weights = jnp.exp((logits - largest[:, None]) / temperature[:, None])
+    return (sortable(logits) >= threshold[:, None]) & (weights >= inputs.min_p[:, None])

@@ -1,0 +1,262 @@
+"""The functions that become executables: one step of the model, one of sampling, and what keeps device tables current.
+
+Pure functions of arrays; `executables.py` compiles them, `runner.py` calls them. Letters: `jsg/models/inputs.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int, UInt
+
+from jsg.cache.pool import KVPool
+from jsg.engine.device.sampling import (
+    Logprobs,
+    PenaltyTables,
+    SamplingInputs,
+    TokenMasks,
+    allowed_tokens,
+    best_tokens,
+    choose_tokens,
+    count_tokens,
+    kept_mass,
+    token_logprobs,
+)
+from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
+from jsg.kernels_pallas.tile import GROUP_TILE
+from jsg.models.inputs import ForwardInputs
+from jsg.models.llava import Llava
+from jsg.models.model import Model
+from jsg.models.tensor_parallel import gather_columns, num_parts
+from jsg.sched.buckets import BucketKey
+
+Merge = Callable[[Sequence[Array]], Model]
+"""From the flat tuple of a model's leaves back to the model."""
+
+SAMPLING_COLUMNS = 12
+PROMPT_ROWS = 64
+"""Prompt tokens whose logits are computed at a time."""
+
+
+class StepOutput(NamedTuple):
+    """What a step hands to the host; with log-probabilities also the mass that grammars kept."""
+
+    tokens: Int[Array, " R"]
+    logprobs: Logprobs | None
+    kept_mass: Float[Array, " R"] | None = None
+
+
+class PackedInputs(NamedTuple):
+    """The one int32 array that a forward pass reads, in its parts and in their order.
+
+    Attributes:
+        counts: Real query tiles, how many of them are short ones, which come first, and how many leading tokens are
+            alone in their row.
+        token_ids: New tokens; -1 stands for the row's last sampled token, ids from the vocabulary's size on for rows of
+            the vision pool.
+        positions: Of the new tokens in their rows.
+        model_positions: What the model is told: the same, but for rows with position jumps or branches.
+        slots: KV slot of each; 0 for those that must not be written.
+        rows: Request row of each.
+        logit_index: Index of the token that each row of logits belongs to.
+        shared_lens, group_rows, group_lens, group_members: See `PrefixGroups`; members of all tiles in a row.
+        tile_rows, tile_starts, tile_lens, tile_positions: See `AttentionInputs`.
+    """
+
+    counts: Int[Array, " 3"]
+    token_ids: Int[Array, " T"]
+    positions: Int[Array, " T"]
+    model_positions: Int[Array, " T"]
+    slots: Int[Array, " T"]
+    rows: Int[Array, " T"]
+    logit_index: Int[Array, " B"]
+    shared_lens: Int[Array, " S"]
+    group_rows: Int[Array, " U"]
+    group_lens: Int[Array, " U"]
+    group_members: Int[Array, " UM"]
+    tile_rows: Int[Array, " Q"]
+    tile_starts: Int[Array, " Q"]
+    tile_lens: Int[Array, " Q"]
+    tile_positions: Int[Array, " Q"]
+
+
+def packed_sizes(key: BucketKey) -> tuple[int, ...]:
+    """Length of each part of `PackedInputs` in a step of this shape."""
+    shared = key.num_singles if key.num_groups else 0
+    groups = (shared, key.num_groups, key.num_groups, key.num_groups * GROUP_TILE)
+    return (3, *(key.num_tokens,) * 5, key.num_rows, *groups, *(key.num_tiles,) * 4)
+
+
+def forward(
+    merge: Merge,
+    key: BucketKey,
+    leaves: Sequence[Array],
+    pool: KVPool,
+    page_table: Int[Array, "R C"],
+    last_token: Int[Array, " R"],
+    packed: Int[Array, " n"],
+    vision: Float[Array, "I D"] | None = None,
+) -> tuple[Float[Array, "B V"], Float[Array, "T D"], KVPool, Int[Array, "R C"]]:
+    """Logits of each request's last new token, all hidden states, and pool and page table after the step.
+
+    The table is told of the new tokens' pages here, so a decode step needs no other transfer. The vision pool is only
+    needed where there may be tokens of images.
+    """
+    model = merge(leaves)
+    sizes = packed_sizes(key)
+    parts = PackedInputs(*jnp.split(packed, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]))
+    written = jnp.where(parts.slots > 0, parts.rows, 0)
+    page_table = page_table.at[written, parts.positions // pool.page_size].set(parts.slots // pool.page_size)
+    inputs = _forward_inputs(key, parts, page_table, last_token)._replace(vision=vision)
+    hidden, pool = model(inputs, pool)
+    return model.logits(hidden[parts.logit_index]), hidden, pool, page_table
+
+
+def _forward_inputs(
+    key: BucketKey, parts: PackedInputs, page_table: Int[Array, "R C"], last_token: Int[Array, " R"]
+) -> ForwardInputs:
+    is_single = jnp.arange(key.num_singles) < parts.counts[2]
+    members = parts.group_members.reshape(-1, GROUP_TILE)
+    groups = PrefixGroups(parts.shared_lens, parts.group_rows, parts.group_lens, members)
+    attention = AttentionInputs(
+        page_table=page_table,
+        single_rows=parts.rows[: key.num_singles],
+        single_kv_lens=jnp.where(is_single, parts.positions[: key.num_singles] + 1, 0),
+        tile_rows=parts.tile_rows,
+        tile_starts=parts.tile_starts,
+        tile_lens=parts.tile_lens,
+        tile_positions=parts.tile_positions,
+        num_tiles=parts.counts[0],
+        num_short_tiles=parts.counts[1],
+        groups=groups if key.num_groups else None,
+    )
+    token_ids = jnp.where(parts.token_ids < 0, last_token[parts.rows], parts.token_ids)
+    return ForwardInputs(token_ids, parts.model_positions, parts.slots, attention)
+
+
+def encode(
+    merge: Merge,
+    leaves: Sequence[Array],
+    vision: Float[Array, "I D"],
+    pixels: Float[Array, "N 3 S S"],
+    rows: Int[Array, "N M"],
+    *,
+    is_video: bool,
+) -> Float[Array, "I D"]:
+    """The vision pool with the features of some tiles, or frames, written to their rows; row 0 is the dump."""
+    tower = cast(Llava, merge(leaves)).vision
+    features = tower.encode_frames(pixels) if is_video else tower.encode(pixels)
+    return vision.at[rows].set(features.astype(vision.dtype))
+
+
+def unpack_sampling(packed: Int[Array, "R columns"]) -> SamplingInputs:
+    """The columns of the sampling array: integers as they are, floats by their bits."""
+    integers = [packed[:, i] for i in range(6)]
+    floats = lax.bitcast_convert_type(packed[:, 6:], jnp.float32)
+    return SamplingInputs(
+        rows=integers[0],
+        output_index=integers[1],
+        seeds=lax.bitcast_convert_type(packed[:, 2:4], jnp.uint32),
+        top_k=integers[4],
+        uses_tables=integers[5] > 0,
+        temperature=floats[:, 0],
+        top_p=floats[:, 1],
+        min_p=floats[:, 2],
+        frequency=floats[:, 3],
+        presence=floats[:, 4],
+        repetition=floats[:, 5],
+    )
+
+
+def sample(
+    logits: Float[Array, "B V"],
+    packed: Int[Array, "B columns"],
+    last_token: Int[Array, " R"],
+    tables: PenaltyTables | None,
+    chosen: Int[Array, "B chosen"] | None,
+    masks: TokenMasks | None = None,
+    *,
+    is_sampled: bool,
+    has_thresholds: bool,
+    num_top: int,
+) -> tuple[StepOutput, Int[Array, " R"], PenaltyTables | None]:
+    """Tokens (and log-probabilities where `chosen` is given), and the tables after them.
+
+    On several devices each has a slice of the logits' columns. Where each token is looked at by itself, each device
+    offers its best; for all else they gather the logits.
+    """
+    inputs = unpack_sampling(packed)
+    allowed = None if masks is None else allowed_tokens(masks, logits.shape[1] * num_parts())
+    if has_thresholds or tables is not None or chosen is not None:
+        logits = gather_columns(logits)
+        tokens = choose_tokens(logits, inputs, tables, allowed, is_sampled=is_sampled, has_thresholds=has_thresholds)
+    else:
+        tokens = best_tokens(logits, inputs, allowed, is_sampled=is_sampled)
+    if masks is not None:
+        tokens = jnp.where((masks.forced >= 0) & (tokens >= 0), masks.forced, tokens)
+    if tables is not None:
+        tables = count_tokens(tables, inputs, tokens)
+    logprobs = None if chosen is None else token_logprobs(logits, tokens, chosen, num_top)
+    mass = None if chosen is None or allowed is None else kept_mass(logits, allowed)
+    return StepOutput(tokens, logprobs, mass), last_token.at[inputs.rows].set(jnp.maximum(tokens, 0)), tables
+
+
+def prompt_logprobs(
+    merge: Merge,
+    leaves: Sequence[Array],
+    hidden: Float[Array, "T D"],
+    targets: Int[Array, " T"],
+    chosen: Int[Array, "T chosen"],
+    *,
+    num_top: int,
+) -> Logprobs:
+    """Log-probabilities of each token's successor in its prompt, the head taken `PROMPT_ROWS` tokens at a time."""
+    model = merge(leaves)
+
+    def one_part(part: tuple[Array, Array, Array]) -> Logprobs:
+        return token_logprobs(gather_columns(model.logits(part[0])), part[1], part[2], num_top)
+
+    rows = min(PROMPT_ROWS, len(targets))
+    parts = [x.reshape(-1, rows, *x.shape[1:]) for x in (hidden, targets, chosen)]
+    return Logprobs(*(x.reshape(-1, *x.shape[2:]) for x in lax.map(one_part, tuple(parts))))
+
+
+def write_rows(page_table: Int[Array, "R C"], rows: Int[Array, " k"], pages: Int[Array, "k C"]) -> Int[Array, "R C"]:
+    """The page table with whole rows replaced; row 0 is the dump."""
+    return page_table.at[rows].set(pages)
+
+
+def write_masks(pool: UInt[Array, "N W"], rows: Int[Array, " k"], masks: UInt[Array, "k W"]) -> UInt[Array, "N W"]:
+    """The pool of token masks with some rows replaced; what is written to row 0 must be what it holds."""
+    return pool.at[rows].set(masks)
+
+
+def write_counts(
+    tables: PenaltyTables,
+    row: Int[Array, ""],
+    reset: Int[Array, ""],
+    ids: Int[Array, " k"],
+    is_output: Int[Array, " k"],
+) -> PenaltyTables:
+    """Counts `ids` as prompt or output tokens of a request; with `reset` forgets its row first. Id -1 is padding."""
+    vocab = tables.bias.shape[1]
+    counts = jnp.where(reset > 0, 0, tables.output_counts[row])
+    in_prompt = jnp.where(reset > 0, False, tables.in_prompt[row])
+    output_ids = jnp.where((ids >= 0) & (is_output > 0), ids, vocab)
+    prompt_ids = jnp.where((ids >= 0) & (is_output == 0), ids, vocab)
+    return tables._replace(
+        output_counts=tables.output_counts.at[row].set(counts.at[output_ids].add(1, mode="drop")),
+        in_prompt=tables.in_prompt.at[row].set(in_prompt.at[prompt_ids].set(True, mode="drop")),
+    )
+
+
+def write_bias(
+    tables: PenaltyTables, row: Int[Array, ""], ids: Int[Array, " k"], values: Float[Array, " k"]
+) -> PenaltyTables:
+    """The bias row of a request: the sum of `values` at `ids`, zero elsewhere. Id -1 is padding."""
+    vocab = tables.bias.shape[1]
+    empty = jnp.zeros(vocab, jnp.float32)
+    return tables._replace(
+        bias=tables.bias.at[row].set(empty.at[jnp.where(ids < 0, vocab, ids)].add(values, mode="drop"))
+    )

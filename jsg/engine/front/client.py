@@ -1,0 +1,457 @@
+"""The front's side of the engine process: requests go down, outputs come back, one message each way per step.
+
+No JAX here. Everything happens on one event loop; only waiting for the child's end has a thread.
+
+On the wire a request has a number in place of its name. A name may be used again the moment its stream is closed, and
+an output of the aborted request that is still on its way must not reach the new one. Owners exist on this side only:
+the engine sees numbers, and namespaces that keep the owners' prefixes apart.
+"""
+
+import asyncio
+import contextlib
+import copy
+import dataclasses
+import itertools
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, Literal, final
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from jsg.config import EngineConfig
+from jsg.engine.child import wire
+from jsg.engine.child.heartbeat import HeartbeatMonitor
+from jsg.engine.child.protocol import ENGINE_CORE, Call, FromEngine, GrammarTables, ModelInfo, Progress, ToEngine
+from jsg.engine.front.children import EngineChild
+from jsg.engine.front.grammar_compiler import GrammarCompiler
+from jsg.engine.front.grammar_ledger import GrammarLedger
+from jsg.engine.front.routing import Reason
+from jsg.engine.front.streams import Stream, Streams
+from jsg.errors import EngineDeadError, JsgError, QueueFullError, RequestError
+from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOutput
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 3.0  # for the engine to close by itself
+LAST_WORDS_MS = 100  # for messages of an engine that has just ended
+START_LAST_WORDS_MS = 2000  # before it was ready, when there should be one that says why
+WATCH_S = 1.0  # how often the heartbeat is looked at
+
+
+@final
+class _Outbox:
+    """What goes into the next message to the engine."""
+
+    def __init__(self) -> None:
+        self.aborts: list[str] = []
+        self.grammars: list[GrammarTables] = []
+        self.requests: dict[str, Request] = {}
+        self.forgotten_grammars: list[str] = []
+        self.calls: list[Call] = []
+        self.stop = False
+
+    def add_grammar(self, grammar: GrammarTables) -> None:
+        """Sends a grammar, or lets the engine keep it, where the same message would make it forget it."""
+        if grammar.key in self.forgotten_grammars:
+            self.forgotten_grammars.remove(grammar.key)
+        else:
+            self.grammars.append(grammar)
+
+    def message(self) -> ToEngine:
+        return ToEngine(
+            aborts=tuple(self.aborts),
+            grammars=tuple(self.grammars),
+            requests=tuple(self.requests.values()),
+            forgotten_grammars=tuple(self.forgotten_grammars),
+            calls=tuple(self.calls),
+            stop=self.stop,
+        )
+
+
+@final
+class EngineClient:
+    """An engine process and the requests that are live in it.
+
+    A request has an owner, the tenant whose key it came with. Owners share the engine, and see nothing of each other.
+
+    Invariant: a request has a stream from the start of `generate` until its last output, its abort or its close. After
+    the engine's end there are none.
+    """
+
+    def __init__(
+        self,
+        child: EngineChild,
+        config: EngineConfig,
+        on_progress: Callable[[Progress], None] | None = None,
+        *,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        """Listens for the child. Must run on the event loop that will use the client.
+
+        Args:
+            child: The engine process.
+            config: Its knobs.
+            on_progress: Told of the progress of its start.
+            grammars: Compiles what requests name, for several clients that are closed together; None makes one.
+        """
+        self._child = child
+        self._config = config
+        self._on_progress = on_progress
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)  # `_open` bounds what can be under way
+        self._socket.bind(child.address)
+        self._numbers = itertools.count()
+        self._streams = Streams()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._outbox: _Outbox | None = None
+        self.grammars = grammars or GrammarCompiler()
+        self._ledger = GrammarLedger()
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[ModelInfo] = loop.create_future()
+        self._death: asyncio.Future[str] = loop.create_future()
+        self._heartbeat = HeartbeatMonitor(child.heartbeat_fd)
+        loop.add_reader(self._heartbeat.fileno(), self._take_beats)
+        self._running = loop.create_task(self._run())
+
+    @classmethod
+    async def start(
+        cls, config: EngineConfig, on_progress: Callable[[Progress], None] | None = None, *, core: str = ENGINE_CORE
+    ) -> "EngineClient":
+        """Starts an engine process and waits until it is ready. Raises what its start raised, or EngineDeadError."""
+        client = cls(EngineChild.spawn(config, core=core), config, on_progress)
+        try:
+            await client.ready()
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def ready(self) -> ModelInfo:
+        """Waits for the end of the warm-up. Raises what the engine's start raised, or EngineDeadError."""
+        return await asyncio.shield(self._ready)
+
+    async def death(self) -> EngineDeadError:
+        """Waits for the engine's end and describes it."""
+        return EngineDeadError(await asyncio.shield(self._death))
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model. Only after `ready`."""
+        return self._ready.result()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine is ready and has not ended."""
+        return not self._death.done() and self._ready.done() and self._ready.exception() is None
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the engine process has given no sign of life for some seconds; it may yet go on."""
+        return not self._death.done() and self._heartbeat.is_stalled
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many requests run and wait as may."""
+        return self._streams.count(None) >= self._limit
+
+    @property
+    def engines(self) -> "tuple[EngineClient, ...]":
+        """This one; see `fleet.py` for several."""
+        return (self,)
+
+    @property
+    def routed(self) -> Mapping[tuple[int, Reason], int]:
+        """Nothing: with one engine there is no choice."""
+        return {}
+
+    async def generate(
+        self, request: Request, owner: str = "", *, is_streamed: bool = True
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yields the outputs of a request up to the one with `finish`. Closing it early aborts the request.
+
+        Args:
+            request: What to generate.
+            owner: Whose it is.
+            is_streamed: As in `Request`, for requests that leave it.
+
+        Raises:
+            RequestError: The engine refused it, or its rid is that of a live request of this owner.
+            GrammarError: Its grammar is wrong or not supported.
+            QueueFullError: Too many requests wait; or, as QueueTimeoutError, it waited longer than `--queue-timeout`.
+            EngineDeadError: The engine ended.
+            JsgError: What `abort_all` was given.
+        """
+        stream = self._open(request, owner)
+        try:
+            grammar = request.sampling.grammar
+            if isinstance(grammar, GrammarSpec):
+                await self._have_compiled(stream, grammar)
+            if self._streams.on_wire(stream.wire_name):  # else it was aborted while its grammar was compiled
+                self._send(stream, request, is_streamed=is_streamed)
+            while True:
+                output = await stream.arrived.get()
+                if isinstance(output, JsgError):
+                    raise output
+                yield dataclasses.replace(output, rid=stream.rid)
+                if output.finish is not None:
+                    return
+        finally:
+            self._abort(stream)
+
+    def abort(self, rid: str, owner: str = "") -> bool:
+        """Ends a live request of the owner; its stream gets a last output. False when there is none of that rid."""
+        stream = self._streams.find(owner, rid)
+        if stream is not None:
+            self._end(stream, None)
+        return stream is not None
+
+    def abort_all(self, owner: str | None = None, error: JsgError | None = None) -> int:
+        """Ends every live request of the owner, of everybody for None, and says how many.
+
+        Their streams get a last output that says "aborted", or raise `error` where one is given.
+        """
+        streams = self._streams.all_of(owner)
+        for stream in streams:
+            self._end(stream, error)
+        return len(streams)
+
+    def num_live(self, owner: str | None = None) -> int:
+        """Requests of the owner, of everybody for None, that have begun and not ended. Takes no time."""
+        return self._streams.count(owner)
+
+    def live_rids(self, owner: str) -> list[str]:
+        """Names of the owner's live requests, oldest first."""
+        return [stream.rid for stream in self._streams.all_of(owner)]
+
+    async def flush_cache(self) -> bool:
+        """Empties the prefix cache; False when requests run or wait. Raises EngineDeadError."""
+        return await self._call("flush_cache")
+
+    async def stats(self) -> dict[str, int | float]:
+        """Counters and gauges, see `protocol.CORE_STATS` and `LOOP_STATS`.
+
+        Raises EngineDeadError, or JsgError when the engine failed to tell.
+        """
+        return await self._call("stats")
+
+    async def dump_cache(self, max_depth: int, max_nodes: int) -> dict[str, Any]:
+        """The prefix cache as `RadixCache.dump` gives it, without any token.
+
+        Raises RequestError for limits out of range, EngineDeadError, or JsgError when the engine failed to tell.
+        """
+        return await self._call("dump_cache", max_depth, max_nodes)
+
+    async def close(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Stops the engine process, by force after `grace_s`, and ends every stream with EngineDeadError."""
+        if self.is_alive:
+            self._post().stop = True
+            self._flush()
+        else:
+            grace_s = 0.0
+            self._fail_start(EngineDeadError("the engine was closed while it started"))
+        await self.grammars.close()
+        await asyncio.to_thread(self._child.end, grace_s)
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._running
+        self._socket.close(linger=0)
+        self._context.term()
+
+    def _open(self, request: Request, owner: str) -> Stream:
+        if self._death.done():
+            raise EngineDeadError(self._death.result())
+        _check_encodable(request.namespace, "namespace")
+        if self.is_full:
+            raise QueueFullError(f"at most {self._limit} requests may run and wait, and so many do; try again later")
+        return self._streams.open(owner, request.rid)
+
+    @property
+    def _limit(self) -> int:
+        return self._config.max_queued_requests + self.info.max_running_requests
+
+    def _send(self, stream: Stream, request: Request, *, is_streamed: bool) -> None:
+        # Stop strings are found where text is made, in the front: the engine has no use for them. Of a grammar it has
+        # the tables, and the text may be long.
+        key = request.sampling.grammar_key
+        if key is not None and (forgotten := self._ledger.use(key)):
+            self._post().forgotten_grammars += forgotten
+        sampling = dataclasses.replace(request.sampling, stop=(), grammar=key)
+        self._post().requests[stream.wire_name] = dataclasses.replace(
+            request, rid=stream.wire_name, sampling=sampling, is_streamed=request.is_streamed and is_streamed
+        )
+
+    async def _have_compiled(self, stream: Stream, grammar: GrammarSpec) -> None:
+        """Sees to it that the engine has a grammar when a request follows at once, unless the stream ends meanwhile."""
+        key = grammar.key
+        if key in self._ledger:
+            return
+        compiling = asyncio.ensure_future(self.grammars.tables(grammar, stream.owner))
+        compiling.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may end with the stream
+        ended = asyncio.ensure_future(stream.ended.wait())
+        try:
+            await asyncio.wait({compiling, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return
+            tables = compiling.result()
+        finally:
+            for task in (compiling, ended):
+                task.cancel()
+        if key not in self._ledger:  # nobody else sent it meanwhile
+            self._post().add_grammar(GrammarTables(key, tables))
+            self._ledger.add(key, len(tables))
+
+    def _end(self, stream: Stream, error: JsgError | None) -> None:
+        """Aborts a live request and tells whoever reads its stream."""
+        self._abort(stream)
+        if error is None:
+            end = RequestOutput(rid=stream.rid, finish=FinishReason(FinishType.ABORT, message="aborted"))
+        else:
+            end = copy.copy(error)  # one for each: raising an error writes to it
+        stream.arrived.put_nowait(end)
+
+    def _abort(self, stream: Stream) -> None:
+        """Forgets a stream and tells the engine; nothing to do for one that has ended."""
+        if not self._streams.close(stream):
+            return
+        outbox = self._post()
+        if outbox.requests.pop(stream.wire_name, None) is None:
+            outbox.aborts.append(stream.wire_name)
+
+    async def _call(
+        self, name: Literal["flush_cache", "stats", "dump_cache"], max_depth: int = 0, max_nodes: int = 0
+    ) -> Any:
+        if self._death.done():
+            raise EngineDeadError(self._death.result())
+        number = next(self._numbers)
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[number] = reply
+        self._post().calls.append(Call(number, name, max_depth, max_nodes))
+        return await reply
+
+    def _post(self) -> _Outbox:
+        """The open outbox. It is sent when the event loop has run what is ready, so bursts become one message."""
+        if self._outbox is None:
+            self._outbox = _Outbox()
+            asyncio.get_running_loop().call_soon(self._flush)
+        return self._outbox
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, None
+        if outbox is not None and not self._socket.closed:
+            self._socket.send_multipart(wire.encode(outbox.message()), copy=False)
+
+    async def _run(self) -> None:
+        """Reads until the child ends, then its last words, then tells everybody who waits."""
+        reading, watching = asyncio.create_task(self._read()), asyncio.create_task(self._watch())
+        exited = self._exit_of_child()
+        await asyncio.wait({reading, exited}, return_when=asyncio.FIRST_COMPLETED)
+        if not exited.done():
+            logger.error("a message of the engine could not be read", exc_info=reading.exception())
+            self._child.kill()
+        status = await exited
+        reading.cancel()
+        watching.cancel()
+        decoder = msgspec.msgpack.Decoder(FromEngine)
+        try:
+            with contextlib.suppress(msgspec.MsgspecError):
+                while await self._socket.poll(LAST_WORDS_MS if self._ready.done() else START_LAST_WORDS_MS):
+                    self._take(decoder.decode(await self._socket.recv()))
+        finally:
+            self._die(f"the engine process ended (exit status {status}); restart the server, its log says why")
+
+    def _exit_of_child(self) -> asyncio.Future[int]:
+        loop = asyncio.get_running_loop()
+        exited: asyncio.Future[int] = loop.create_future()
+
+        def wait() -> None:
+            status = self._child.wait()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+                loop.call_soon_threadsafe(exited.set_result, status)
+
+        threading.Thread(target=wait, name="jsg-engine-exit", daemon=True).start()
+        return exited
+
+    async def _watch(self) -> None:
+        """Ends an engine whose step loop has stood still for too long, so that everybody who waits hears of it."""
+        await asyncio.wait({self._ready})
+        if not self.is_alive:
+            return
+        limit_s = self._config.watchdog_timeout
+        self._heartbeat.start_watch()
+        while self._heartbeat.stuck_s <= limit_s:
+            await asyncio.sleep(min(WATCH_S, limit_s / 4))
+        logger.error("the engine's step loop has not turned for %g s (--watchdog-timeout); it is ended", limit_s)
+        self._child.kill()
+
+    def _take_beats(self) -> None:
+        if not self._heartbeat.read():
+            asyncio.get_running_loop().remove_reader(self._heartbeat.fileno())
+
+    async def _read(self) -> None:
+        decoder = msgspec.msgpack.Decoder(FromEngine)
+        while True:
+            self._take(decoder.decode(await self._socket.recv()))
+            await asyncio.sleep(0)  # `recv` does not wait while messages are there; others get their turn in between
+
+    def _take(self, message: FromEngine) -> None:
+        for output in message.outputs:
+            stream = self._streams.on_wire(output.rid)
+            if stream is None:
+                continue  # aborted while this was under way
+            if output.finish is not None:
+                self._streams.close(stream)
+            stream.arrived.put_nowait(output)
+        for refusal in message.refusals:
+            if stream := self._streams.on_wire(refusal.rid):
+                self._streams.close(stream)
+                stream.arrived.put_nowait(refusal.failure.to_error())
+        for reply in message.replies:
+            waiting = self._calls.pop(reply.number)
+            if waiting.done():
+                continue
+            if reply.failure is None:
+                waiting.set_result(reply.value)
+            else:
+                waiting.set_exception(reply.failure.to_error())
+        self._take_start(message)
+
+    def _take_start(self, message: FromEngine) -> None:
+        if message.progress is not None and self._on_progress is not None:
+            self._on_progress(message.progress)
+        if message.ready is not None and not self._ready.done():
+            self._child.remove_directory()
+            self._ready.set_result(message.ready)
+        if message.failure is not None:
+            self._fail_start(message.failure.to_error())
+
+    def _fail_start(self, error: JsgError) -> None:
+        """Ends the wait for the start, unless it has ended."""
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # read here, so that asyncio does not complain when nobody waits for it
+
+    def _die(self, reason: str) -> None:
+        self._death.set_result(reason)
+        asyncio.get_running_loop().remove_reader(self._heartbeat.fileno())
+        self._heartbeat.close()
+        self._fail_start(EngineDeadError(reason))
+        for stream in self._streams.all_of(None):
+            self._streams.close(stream)
+            stream.arrived.put_nowait(EngineDeadError(reason))
+        for waiting in self._calls.values():
+            if not waiting.done():
+                waiting.set_exception(EngineDeadError(reason))
+        self._calls.clear()
+
+
+def _check_encodable(text: str, param: str) -> None:
+    """Raises RequestError for a lone surrogate: UTF-8 has none, and one such text would lose a whole message."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(
+            f"{param} must be Unicode text, but has a lone surrogate; leave it out", param=param
+        ) from None

@@ -1,0 +1,325 @@
+"""Several engine processes behind one front: data parallelism on one machine. No JAX here.
+
+Each engine has its own devices, KV pool and radix tree, and knows nothing of the others. Who gets a request is decided
+by `routing.py`. An engine that stalls gets no new ones until it goes on. When one ends, its requests that have told
+nothing yet are sent to another, once each: the seed is theirs, so the answer is the same. The others of it end with an
+error, and the rest goes on.
+"""
+
+import asyncio
+import contextlib
+import copy
+import dataclasses
+import functools
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, final
+
+from jsg.config import EngineConfig
+from jsg.engine.child.protocol import ModelInfo, Progress
+from jsg.engine.front.children import EngineChild
+from jsg.engine.front.client import STOP_GRACE_S, EngineClient
+from jsg.engine.front.grammar_compiler import GrammarCompiler
+from jsg.engine.front.routing import Reason, Routed, Router
+from jsg.engine.front.served import ServedEngine
+from jsg.engine.front.streams import name_in_use
+from jsg.errors import EngineDeadError, JsgError
+from jsg.types import FinishReason, FinishType, Request, RequestOutput
+
+logger = logging.getLogger(__name__)
+
+MAX_MOVES = 1
+"""How often a request may lose its engine before it has an answer. Not more: it may be what ends them."""
+
+OnProgress = Callable[[Progress], None]
+
+
+def open_engines(
+    children: Sequence[EngineChild], config: EngineConfig, on_progress: OnProgress | None = None
+) -> ServedEngine:
+    """The front's side of these engine processes. Must run on the event loop that will use it."""
+    if len(children) == 1:
+        return EngineClient(children[0], config, on_progress)
+    return EngineFleet(children, config, on_progress)
+
+
+class _Live:
+    """A request that has begun and not ended.
+
+    Attributes:
+        owner, rid: Its name.
+        routed: The engine that has it.
+        token_ids: What it has generated.
+        has_output: Something was told of it, so it cannot begin anew.
+        ending: What it is to end with, where its engine was dead already.
+    """
+
+    __slots__ = ("ending", "has_output", "owner", "rid", "routed", "token_ids")
+
+    def __init__(self, owner: str, rid: str) -> None:
+        self.owner = owner
+        self.rid = rid
+        self.routed: Routed | None = None
+        self.token_ids: list[int] = []
+        self.has_output = False
+        self.ending: RequestOutput | JsgError | None = None
+
+
+@final
+class EngineFleet:
+    """Engine processes and the requests that are live in them; the interface is that of `EngineClient`.
+
+    Attributes:
+        engines: One client for each, in the order of their numbers.
+        grammars: Compiles for all of them.
+
+    Invariant: a request has an entry in `_live` from the start of `generate` until its last output is read, its abort
+    or its close.
+    """
+
+    def __init__(
+        self, children: Sequence[EngineChild], config: EngineConfig, on_progress: OnProgress | None = None
+    ) -> None:
+        """Listens for the children. Must run on the event loop that will use the fleet."""
+        self._config = config
+        self.grammars = GrammarCompiler()
+        progress = _JoinedProgress(len(children), on_progress)
+        self.engines = tuple(
+            EngineClient(child, config, functools.partial(progress.show, number), grammars=self.grammars)
+            for number, child in enumerate(children)
+        )
+        self._live: dict[tuple[str, str], _Live] = {}
+        self._is_open = False  # between the start, which raises what goes wrong, and the end, which nobody asks about
+        self._watching = [asyncio.ensure_future(self._watch(number)) for number in range(len(children))]
+
+    async def ready(self) -> ModelInfo:
+        """Waits until all engines are ready. Raises what the start of any raised, or EngineDeadError."""
+        await asyncio.gather(*(engine.ready() for engine in self.engines))
+        for engine in self.engines:
+            if not engine.is_alive:  # it ended while others were loading
+                raise await engine.death()
+        self._is_open = True
+        return self.info
+
+    async def death(self) -> EngineDeadError:
+        """Waits for the end of the last engine and describes the end of each."""
+        errors = await asyncio.gather(*(engine.death() for engine in self.engines))
+        ends = "; ".join(f"engine {number}: {error}" for number, error in enumerate(errors))
+        return EngineDeadError(f"all engine processes have ended; restart the server ({ends})")
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model, with the batches and pools of all engines together. Only after `ready`."""
+        return self._info
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether an engine is ready and has not ended."""
+        return any(engine.is_alive for engine in self.engines)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether no engine that lives has given a sign of life for some seconds; they may yet go on."""
+        living = self._living
+        return bool(living) and all(self.engines[number].is_stalled for number in living)
+
+    @property
+    def routed(self) -> Mapping[tuple[int, Reason], int]:
+        """How many requests each engine has begun, and why it was given them. Only after `ready`."""
+        return self._router.routed
+
+    async def generate(
+        self, request: Request, owner: str = "", *, is_streamed: bool = True
+    ) -> AsyncGenerator[RequestOutput]:
+        """As `EngineClient.generate`, by the engine that the router chooses."""
+        live = self._open(owner, request.rid)
+        num_moves = 0
+        try:
+            while True:
+                live.routed = routed = self._router.route(request, self._able())
+                outputs = self.engines[routed.engine].generate(request, owner, is_streamed=is_streamed)
+                try:
+                    async with contextlib.aclosing(outputs):
+                        async for output in outputs:
+                            self._note(live, routed, output)
+                            yield output
+                    return
+                except EngineDeadError as error:
+                    ending = self._after_death(live, request, num_moves, error)
+                finally:
+                    self._router.end(routed, live.token_ids)
+                if ending is not None:
+                    yield ending
+                    return
+                num_moves += 1
+        finally:
+            self._close(live)
+
+    def abort(self, rid: str, owner: str = "") -> bool:
+        """Ends a live request of the owner; its stream gets a last output. False when there is none of that rid."""
+        live = self._live.get((owner, rid))
+        if live is None or live.routed is None:
+            return False
+        engine = self.engines[live.routed.engine]
+        if not engine.abort(rid, owner):
+            if engine.is_alive:
+                return False  # it has just ended by itself
+            live.ending = _aborted(rid)
+        self._close(live)
+        return True
+
+    def abort_all(self, owner: str | None = None, error: JsgError | None = None) -> int:
+        """Ends every live request of the owner, of everybody for None, and says how many.
+
+        Their streams get a last output that says "aborted", or raise `error` where one is given.
+        """
+        count = sum(engine.abort_all(owner, error) for engine in self.engines)
+        for live in [live for live in self._live.values() if owner in (None, live.owner)]:
+            if live.routed is not None and not self.engines[live.routed.engine].is_alive:  # about to be moved
+                live.ending = _aborted(live.rid) if error is None else copy.copy(error)
+                count += 1
+            self._close(live)
+        return count
+
+    def num_live(self, owner: str | None = None) -> int:
+        """Requests of the owner, of everybody for None, that have begun and not ended."""
+        return sum(engine.num_live(owner) for engine in self.engines)
+
+    def live_rids(self, owner: str) -> list[str]:
+        """Names of the owner's live requests, oldest first."""
+        return [live.rid for live in self._live.values() if live.owner == owner]
+
+    async def flush_cache(self) -> bool:
+        """Empties the prefix cache of every engine that is idle; False when another has requests, or stalls."""
+        if not self.is_alive:
+            raise await self.death()
+        return all(await asyncio.gather(*map(self._flush, self._living)))
+
+    async def dump_cache(self, max_depth: int, max_nodes: int) -> dict[str, Any]:
+        """`engines`: what `EngineClient.dump_cache` gives of each, null for one that has ended or stalls.
+
+        Raises RequestError for limits out of range, EngineDeadError, or JsgError when an engine failed to tell.
+        """
+        if not self.is_alive:
+            raise await self.death()
+
+        async def dump(engine: EngineClient) -> dict[str, Any] | None:
+            if not engine.is_alive or engine.is_stalled:
+                return None
+            with contextlib.suppress(EngineDeadError):
+                return await engine.dump_cache(max_depth, max_nodes)
+
+        return {"engines": await asyncio.gather(*map(dump, self.engines))}
+
+    async def close(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Stops all engine processes, by force after `grace_s`, and ends every stream with EngineDeadError."""
+        self._is_open = False
+        await asyncio.gather(*(engine.close(grace_s) for engine in self.engines))
+        await asyncio.gather(*self._watching)
+
+    @functools.cached_property
+    def _info(self) -> ModelInfo:
+        infos = [engine.info for engine in self.engines]
+        return dataclasses.replace(
+            infos[0],
+            max_running_requests=sum(info.max_running_requests for info in infos),
+            max_total_tokens=sum(info.max_total_tokens for info in infos),
+            max_request_tokens=min(info.max_request_tokens for info in infos),
+        )
+
+    @functools.cached_property
+    def _router(self) -> Router:
+        has_cache = not self._config.disable_radix_cache
+        return Router([engine.info.max_total_tokens * has_cache for engine in self.engines], self.info.page_size)
+
+    @property
+    def _living(self) -> list[int]:
+        return [number for number, engine in enumerate(self.engines) if engine.is_alive]
+
+    def _able(self) -> list[int]:
+        """Who may be given a request: of those that live, where possible, those that move and have room."""
+        able = self._living
+        if not able:
+            raise EngineDeadError("all engine processes have ended; restart the server, its log says why")
+        moving = [number for number in able if not self.engines[number].is_stalled] or able
+        return [number for number in moving if not self.engines[number].is_full] or moving
+
+    def _open(self, owner: str, rid: str) -> _Live:
+        if (owner, rid) in self._live:
+            raise name_in_use(rid)
+        live = self._live[owner, rid] = _Live(owner, rid)
+        return live
+
+    def _close(self, live: _Live) -> None:
+        """Forgets a request, whose name may have gone over to another."""
+        if self._live.get((live.owner, live.rid)) is live:
+            del self._live[live.owner, live.rid]
+
+    def _note(self, live: _Live, routed: Routed, output: RequestOutput) -> None:
+        live.token_ids += output.token_ids
+        if live.has_output:
+            return
+        live.has_output = True
+        if output.finish is None or output.finish.type in (FinishType.STOP, FinishType.LENGTH):
+            self._router.begin(routed, output.cached_tokens)
+
+    def _after_death(
+        self, live: _Live, request: Request, num_moves: int, error: EngineDeadError
+    ) -> RequestOutput | None:
+        """None for a request that goes to another engine, or the output that ends it. Raises what ends it otherwise."""
+        if isinstance(live.ending, JsgError):
+            raise live.ending
+        if live.ending is not None:
+            return live.ending
+        if not self._is_open or not self.is_alive:
+            raise error
+        if live.has_output or request.hold or num_moves == MAX_MOVES:
+            when = "after its answer had begun" if live.has_output else "before it was done"
+            raise EngineDeadError(f"the engine process of this request ended {when}; send it again") from error
+        return None
+
+    async def _flush(self, number: int) -> bool:
+        if self.engines[number].is_stalled:
+            return False
+        try:
+            if not await self.engines[number].flush_cache():
+                return False
+        except EngineDeadError:
+            pass  # what it held is gone too
+        self._router.forget(number)
+        return True
+
+    async def _watch(self, number: int) -> None:
+        """Says in the log that an engine has ended, and who goes on."""
+        error = await self.engines[number].death()
+        if self._is_open:
+            others = f"The others go on: {self._living}" if self.is_alive else "No other is left"
+            logger.error("engine %d of %d: %s. %s", number, len(self.engines), error, others)
+
+
+@final
+class _JoinedProgress:
+    """The progress of several starts as one: a stage is as far as its engines are together."""
+
+    def __init__(self, num_engines: int, show: OnProgress | None) -> None:
+        self._num_engines = num_engines
+        self._show = show
+        self._stages: dict[str, dict[int, Progress]] = {}
+
+    def show(self, number: int, progress: Progress) -> None:
+        """Shows what an engine has told. Plans are shown once each: engines on equal devices have the same."""
+        if self._show is None:
+            return
+        told = self._stages.setdefault(progress.stage, {})
+        if progress.stage == "plan":
+            if progress.text not in {earlier.text for earlier in told.values()}:
+                self._show(dataclasses.replace(progress, text=f"engine {number}: {progress.text}"))
+            told[number] = progress
+            return
+        told[number] = progress
+        total = max(each.total for each in told.values()) * self._num_engines
+        self._show(dataclasses.replace(progress, done=sum(each.done for each in told.values()), total=total))
+
+
+def _aborted(rid: str) -> RequestOutput:
+    return RequestOutput(rid=rid, finish=FinishReason(FinishType.ABORT, message="aborted"))

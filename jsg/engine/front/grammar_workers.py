@@ -1,0 +1,152 @@
+"""The grammar processes as the front holds them: started when they are needed, ended when one fails. No JAX here."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from typing import final
+
+import msgspec
+
+from jsg.engine.child.grammar_process import HEADER, OUT_OF_TIME, frame
+from jsg.engine.child.protocol import GrammarAnswer, GrammarTask
+from jsg.errors import GrammarError, JsgError, QueueFullError
+from jsg.types import GrammarSpec
+
+logger = logging.getLogger(__name__)
+
+COMPILE_S = 5.0  # CPU time that a grammar may take; fuel ends nearly all others far earlier
+STALL_S = 60.0  # a process that needs longer for it, or to start, gets no CPU
+
+
+@final
+class GrammarWorkers:
+    """Processes that compile one grammar at a time each, as many as were ever needed at once: an idle one takes 25 MB.
+
+    Invariant: a process is idle, or taken and about to be given back by `compile`, or has ended.
+    """
+
+    def __init__(self, compile_s: float = COMPILE_S, stall_s: float = STALL_S) -> None:
+        self._compile_s = compile_s
+        self._stall_s = stall_s
+        self._idle: list[Process] = []
+        self._taken: set[Process] = set()
+        self._is_closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that are idle."""
+        return [process.pid for process in self._idle]
+
+    async def take(self) -> Process:
+        """A process that is ready to compile, an idle one or a new one; hand it to `compile`.
+
+        Raises:
+            JsgError: None can be started.
+        """
+        while self._idle:
+            process = self._idle.pop()
+            if process.returncode is None:  # else something ended it meanwhile, which is no grammar's fault
+                break
+        else:
+            process = await self._start()
+        self._taken.add(process)
+        return process
+
+    async def warm(self) -> None:
+        """Starts a process, so that the first grammar need not wait for one. Raises JsgError where that fails."""
+        if not self._idle and not self._taken:
+            self._idle.append(await self._start())
+
+    async def compile(self, process: Process, spec: GrammarSpec) -> GrammarAnswer:
+        """What a process that was taken makes of a grammar. It is idle afterwards; or ended, which is an error.
+
+        Raises:
+            GrammarError: The grammar took too much time, or ended the process.
+            QueueFullError: The machine is too busy.
+            JsgError: The server is ending.
+        """
+        try:
+            async with asyncio.timeout(self._stall_s):
+                answer = await _converse(process, GrammarTask(spec, self._compile_s))
+        except TimeoutError:
+            await self._end(process)
+            raise QueueFullError(
+                f"a grammar must be compiled within {self._stall_s:g} s, but the machine was too busy; try again later"
+            ) from None
+        except (OSError, EOFError, msgspec.MsgspecError) as error:
+            raise self._blamed(spec, await self._end(process)) from error
+        except asyncio.CancelledError:
+            await self._end(process)
+            raise
+        self._taken.discard(process)
+        self._idle.append(process)
+        return answer
+
+    async def close(self) -> None:
+        """Ends all processes; what is under way fails."""
+        self._is_closed = True
+        for process in [*self._idle, *self._taken]:
+            await self._end(process)
+        self._idle.clear()
+
+    def _blamed(self, spec: GrammarSpec, status: int) -> JsgError:
+        """Why a process ended while it compiled a grammar."""
+        if self._is_closed:
+            return JsgError("the server is ending")
+        if status == -OUT_OF_TIME:
+            rule = f"a grammar must compile within {self._compile_s:g} s of CPU time, but this one takes longer"
+        else:
+            logger.error("the grammar process ended with status %d over a grammar of kind %s", status, spec.kind)
+            rule = "compiling the grammar ended the process that did it"
+        return GrammarError(f"{spec.kind}: {rule}; simplify it", param=spec.kind)
+
+    async def _start(self) -> Process:
+        """Like the engine process: in a group of its own, and with the import path of this one."""
+        process = None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "jsg.engine.child.grammar_process", str(os.getpid()),
+                stdin=PIPE,
+                stdout=PIPE,
+                process_group=0,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )  # fmt: skip
+            self._taken.add(process)
+            if self._is_closed:
+                raise EOFError("closed while the process was being started")
+            async with asyncio.timeout(self._stall_s):
+                await _read(process)  # it says that it is ready
+        except BaseException as error:
+            if process is not None:
+                await self._end(process)
+            if not isinstance(error, OSError | EOFError | TimeoutError):
+                raise
+            if self._is_closed:
+                raise JsgError("the server is ending") from error
+            logger.exception("a grammar process could not be started")
+            raise JsgError("grammars cannot be compiled now; the server's log has the cause") from error
+        self._taken.discard(process)
+        return process
+
+    async def _end(self, process: Process) -> int:
+        """Ends a process if it has not ended by itself; its exit status."""
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        self._taken.discard(process)
+        return await process.wait()
+
+
+async def _converse(process: Process, task: GrammarTask) -> GrammarAnswer:
+    assert process.stdin is not None, "it is a pipe"
+    process.stdin.write(frame(msgspec.msgpack.encode(task)))
+    await process.stdin.drain()
+    return msgspec.msgpack.decode(await _read(process), type=GrammarAnswer)
+
+
+async def _read(process: Process) -> bytes:
+    assert process.stdout is not None, "it is a pipe"
+    (size,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
+    return await process.stdout.readexactly(size)

@@ -1,0 +1,397 @@
+"""Grammars in the engine: which requests have one, what it allows them next, and what it forces.
+
+A request's masker has accepted exactly the output tokens that are committed. So nothing is to be done when it is
+retracted or a step of it is dropped; drafts are walked through and taken back while masks are looked up for them.
+"""
+
+import dataclasses
+import logging
+import operator
+from collections.abc import Iterable, Sequence
+from typing import final
+
+import numpy as np
+
+from jsg.constrained.limits import STEP_STEPS
+from jsg.constrained.masker import GrammarMasker
+from jsg.engine.device.mask_pool import MaskPool, num_words
+from jsg.engine.device.packing import needs_tables
+from jsg.engine.grammars.jump import MOST_LOOKED_BACK, Tokens
+from jsg.engine.grammars.lexicon import LexiconLoader
+from jsg.engine.grammars.store import GrammarStore, StoredGrammar
+from jsg.errors import GrammarError, JsgError
+from jsg.sched.records import Batch, BatchEntry, Proposal, RunningRequest, StepResult
+from jsg.types import ConstraintReport, JumpForward, Request
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 16
+"""Tokens without a forced text behind them, after which a request's steps with drafts are planned before their tokens
+are known. Where a text is forced then, one more token is sampled before the first draft."""
+BIND_STEPS = 300_000
+"""Work to bind a grammar to the vocabulary, in the steps of `Limits`, beside one for each byte of its tables."""
+BUG = "the engine failed this request; its log has the cause"
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Constraint:
+    """One request's grammar.
+
+    Attributes:
+        store: Where the grammar is.
+        grammar: Held there while the request is live.
+        jump: What to do where text is forced.
+        num_accepted: Tokens that the masker has accepted.
+        num_unforced: Tokens since the last one that a text was forced behind.
+        num_steps: Work for its text that steps of the engine have been charged with; less than none as long as they
+            have not been charged with binding the grammar.
+        failure: Why the request cannot go on; None while it can.
+    """
+
+    store: GrammarStore
+    grammar: StoredGrammar
+    jump: JumpForward
+    num_accepted: int = 0
+    num_unforced: int = 0
+    num_steps: int = 0
+    failure: str | None = None
+    _masker: GrammarMasker | None = dataclasses.field(default=None, init=False)
+
+    @property
+    def must_know_tokens(self) -> bool:
+        """Whether a step of it waits for the tokens of the one before.
+
+        "retokenize" always does: what is appended is part of the answer, so whether it is shall not depend on the
+        steps of other requests.
+        """
+        return self.jump == "retokenize" or (self.jump == "draft" and self.num_unforced < PATIENCE)
+
+    @property
+    def masker(self) -> GrammarMasker:
+        """Has accepted the committed output, and nothing else. Made for the first step: a queue takes no memory."""
+        if self._masker is None:
+            if self.grammar.machine is None:
+                self.num_steps = -BIND_STEPS - len(self.grammar.tables)
+            self._masker = self.store.new_masker(self.grammar)
+        return self._masker
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MaskRows:
+    """The masks of a step.
+
+    Attributes:
+        rows: int32, the row of the mask pool for each row of logits.
+        put_off: Entries whose masks the step had no work left for. What is sampled for them means nothing.
+    """
+
+    rows: np.ndarray
+    put_off: list[BatchEntry]
+
+
+@final
+class Constraints:
+    """Every grammar that the engine knows, and the maskers of the requests that are live.
+
+    What all grammars together take from one step to the next is counted, in the steps of `Limits`: when it is spent no
+    more drafts are proposed, and whose mask is not known yet is put off. The oldest request comes first and, without
+    drafts, gets its mask in any case, so that each goes on in its turn. What was chosen is always read.
+
+    Invariant: a masker has accepted as many tokens as its request has committed output tokens.
+    """
+
+    def __init__(self, loader: LexiconLoader, vocab_size: int, eos_token_ids: frozenset[int], jump: JumpForward):
+        """Knows no grammar yet.
+
+        Args:
+            loader: Of the model's tokenizer.
+            vocab_size: Rows of the model's vocabulary.
+            eos_token_ids: Tokens that end an answer.
+            jump: Of requests that do not say.
+        """
+        self._grammars = GrammarStore(loader)
+        self._num_words = num_words(vocab_size)
+        self._eos_token_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
+        self._jump: JumpForward = jump
+        self._live: dict[str, Constraint] = {}
+        self._tokens: Tokens | None = None
+        self._num_drafts = self._num_drafts_taken = self._num_failures = 0
+        self._most_steps = self._steps_left = STEP_STEPS
+
+    # Grammars and requests in and out.
+
+    def add_grammar(self, key: str, tables: bytes) -> None:
+        """Makes a grammar known to the requests that name it by this key."""
+        self._grammars.add(key, tables)
+
+    def forget_grammars(self, keys: Iterable[str]) -> None:
+        """Forgets grammars; requests that have one keep it. Unknown keys are ignored."""
+        self._grammars.forget(keys)
+
+    def prepare(self, request: Request) -> Constraint | None:
+        """What `put` needs for a request; None where it has no grammar.
+
+        Raises:
+            RequestError: Its grammar is not known, or the model has no tokenizer.
+            QueueFullError: The grammars of live requests take too much memory.
+        """
+        key = request.sampling.grammar_key
+        if key is None:
+            return None
+        jump: JumpForward = request.sampling.jump_forward or self._jump
+        grammar = self._grammars.find(key)
+        if self._tokens is None:
+            self._tokens = Tokens(self._grammars.lexicon)
+        if needs_tables(request.sampling):  # what is counted on the device is not known for drafts
+            jump = "off"
+        return Constraint(self._grammars, grammar, jump)
+
+    def put(self, rid: str, constraint: Constraint) -> None:
+        """Keeps what `prepare` gave until the request has ended."""
+        self._grammars.hold(constraint.grammar)
+        self._live[rid] = constraint
+
+    def forget(self, rid: str) -> None:
+        """The request has ended; ignores one that has no grammar."""
+        constraint = self._live.pop(rid, None)
+        if constraint is not None:
+            self._grammars.release(constraint.grammar)
+
+    # Around a step.
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether some live request has a grammar."""
+        return bool(self._live)
+
+    def concerns(self, batch: Batch) -> bool:
+        """Whether some request of a step has a grammar."""
+        # In every step: a list takes a quarter of the time of a generator.
+        return bool([1 for entry in batch.entries if entry.running.request.sampling.grammar is not None])
+
+    def must_know_tokens(self, running: Sequence[RunningRequest]) -> bool:
+        """Whether text may be forced behind the next token of some request, so that it must be known to plan a step."""
+        if not self._live:
+            return False
+        jumping = {rid for rid, each in self._live.items() if each.must_know_tokens}
+        return bool(jumping) and any(each.request.rid in jumping for each in running)
+
+    def proposals(self, running: Sequence[RunningRequest], most: int) -> dict[str, Proposal]:
+        """At most so many tokens that are forced now, by rid; of requests that decode and have nothing in flight."""
+        found: dict[str, Proposal] = {}
+        if most <= 0:
+            return found
+        for each in running:
+            if self._steps_left <= 0:
+                break
+            constraint = self._live.get(each.request.rid)
+            if constraint is None or constraint.jump == "off" or constraint.failure is not None:
+                continue
+            if each.place is None or each.place.is_prefilling or each.place.num_in_flight:
+                continue
+            try:
+                proposal = self._proposal(each, constraint, most)
+                self._charge(constraint)
+            except Exception as error:
+                self._fail(constraint, error)
+                continue
+            if proposal is not None:
+                found[each.request.rid] = proposal
+        return found
+
+    def mask_rows(self, batch: Batch, pool: MaskPool) -> MaskRows:
+        """The masks for a step, all of whose tokens before it are committed.
+
+        A request whose grammar raises gets no mask, and fails when the step is committed.
+        """
+        pool.begin_step()
+        first_rows = batch.first_rows
+        masks = MaskRows(np.zeros(first_rows[-1] + batch.entries[-1].num_rows, np.int32), [])
+        is_first = True
+        for entry, row in sorted(zip(batch.entries, first_rows, strict=True), key=_arrival):
+            constraint = self._live.get(entry.running.request.rid)
+            if constraint is None or not entry.samples or entry.is_stale or constraint.failure is not None:
+                continue
+            try:
+                may_begin = is_first or self._steps_left > 0
+                if not may_begin or not self._find_masks(constraint, entry, pool, masks.rows[row:]):
+                    masks.put_off.append(entry)
+            except Exception as error:
+                self._fail(constraint, error)
+            is_first = False
+        self._steps_left = self._most_steps
+        return masks
+
+    def accept(self, batch: Batch, result: StepResult) -> None:
+        """Takes a step's tokens to the maskers before the scheduler commits them, and notes what follows from them.
+
+        A request whose grammar raised, or does not allow what was chosen, fails alone.
+        """
+        if not self.concerns(batch):
+            return
+        for index, (entry, row) in enumerate(zip(batch.entries, batch.first_rows, strict=True)):
+            request = entry.running.request
+            if request.sampling.grammar is None or not entry.samples or entry.is_stale:
+                continue
+            constraint = self._live.get(request.rid)
+            if constraint is None:  # then it had no mask: better no answer than one that breaks its grammar
+                logger.error("a request with a grammar has no masker")
+                self._num_failures += 1
+                result.failed.append(entry.running)
+                continue
+            self._grammars.note_use(constraint.grammar)
+            if constraint.failure is None:
+                try:
+                    self._advance(constraint, index, entry, row, result)
+                except Exception as error:
+                    self._fail(constraint, error)
+                self._charge(constraint)
+            if constraint.failure is not None:
+                result.failed.append(entry.running)
+                result.reasons[request.rid] = constraint.failure
+
+    def stats(self, pool: MaskPool) -> dict[str, int]:
+        """Gauges and totals: see `CONSTRAINT_STATS`."""
+        return {
+            "num_grammars": len(self._grammars),
+            "grammar_bytes": self._grammars.num_bytes,
+            "num_masks": len(pool),
+            "num_masks_made": pool.num_made,
+            "num_masks_found": pool.num_found,
+            "num_drafts": self._num_drafts,
+            "num_drafts_taken": self._num_drafts_taken,
+            "num_grammar_failures": self._num_failures,
+        }
+
+    def _proposal(self, running: RunningRequest, constraint: Constraint, most: int) -> Proposal | None:
+        forced = constraint.masker.forced_bytes()
+        most = min(most, running.num_to_come - 1)
+        if not forced or most <= 0:
+            return None
+        assert self._tokens is not None, "a request with a grammar has loaded the tokenizer"
+        first = running.num_known - MOST_LOOKED_BACK
+        output = running.tokens[max(first, running.num_prompt) : running.num_known].tolist()
+        is_forced = constraint.jump == "retokenize"
+        tokens = self._tokens.appended(output, forced) if is_forced else self._tokens.draft(output, forced, most)
+        allowed = self._walk(constraint, tokens[:most])
+        return Proposal(tokens[:allowed], is_forced) if allowed else None
+
+    def _charge(self, constraint: Constraint) -> bool:
+        """Charges the step with the work for a text since the last time; whether there may be more."""
+        num_steps = constraint.masker.num_steps
+        self._steps_left -= num_steps - constraint.num_steps
+        constraint.num_steps = num_steps
+        return self._steps_left > 0
+
+    def _walk(self, constraint: Constraint, tokens: Sequence[int]) -> int:
+        """How many of the tokens the grammar allows one after another, with a text that is not over after each."""
+        masker, num_accepted = constraint.masker, 0
+        try:
+            while num_accepted < len(tokens) and self._charge(constraint) and masker.accept(tokens[num_accepted]):
+                num_accepted += 1
+                if masker.is_finished():
+                    break
+        finally:
+            masker.rollback(num_accepted)
+        return num_accepted
+
+    def _find_masks(self, constraint: Constraint, entry: BatchEntry, pool: MaskPool, rows: np.ndarray) -> bool:
+        """Writes the rows of an entry's masks; False where that is more work than the step has left."""
+        assert constraint.num_accepted == entry.output_index, "a masker is not where its request is"
+        masker, drafts = constraint.masker, entry.drafts
+        num_walked = 0
+        try:
+            rows[0] = self._mask_row(masker, pool)
+            for index, draft in enumerate(drafts):
+                if not self._charge(constraint):
+                    return False
+                if not masker.accept(draft):
+                    break  # nor can it be sampled, so that the rows behind it do not count
+                num_walked += 1
+                if not self._charge(constraint):
+                    return False
+                rows[index + 1] = self._mask_row(masker, pool)
+        except GrammarError:
+            if not num_walked:
+                raise
+            # Nothing can follow that draft. If it is taken, what is sampled after it is not: see `_advance`.
+        finally:
+            masker.rollback(num_walked)
+            self._charge(constraint)
+        return True
+
+    def _mask_row(self, masker: GrammarMasker, pool: MaskPool) -> int:
+        key = masker.mask_key()
+        row = pool.find(key)
+        if row is None:
+            assert key is not None, "a pool finds the mask that allows everything"
+            mask = np.empty(self._num_words, np.uint32)
+            masker.fill_mask(mask)
+            row = pool.put(key, mask)
+        return row
+
+    def _advance(self, constraint: Constraint, index: int, entry: BatchEntry, row: int, result: StepResult) -> None:
+        request, masker = entry.running.request, constraint.masker
+        tokens = entry.taken(result.token_ids[row : row + entry.num_rows])
+        if tokens[-1] < 0:
+            tokens.pop()
+        learns = self._tokens if constraint.jump == "draft" else None
+        before = int(entry.running.tokens[entry.running.num_known - 1]) if constraint.num_accepted else -1
+        is_complete: list[bool] = []
+        for count, token in enumerate(tuple(tokens), 1):
+            if learns is not None and (forced := masker.forced_bytes()):
+                learns.learn(before, forced, token)
+            before = token
+            if not masker.accept(token):
+                raise _why_not(request, constraint, token)
+            constraint.num_accepted += 1
+            is_complete.append(masker.is_complete())
+            if masker.is_finished() and not self._can_end(request, constraint.num_accepted):
+                result.ended[index] = count
+                del tokens[count:]
+                break
+            if token in request.sampling.stop_token_ids and constraint.num_accepted >= request.sampling.min_new_tokens:
+                del tokens[count:]  # it ends the request, and behind a draft there may be more
+                break
+        if constraint.jump != "off":
+            constraint.num_unforced = 0 if masker.forced_bytes() else constraint.num_unforced + len(tokens)
+        num_taken = sum(map(operator.eq, entry.drafts, tokens)) if entry.num_drafts else 0
+        self._num_drafts += entry.num_drafts
+        self._num_drafts_taken += num_taken
+        if request.sampling.return_constraint:
+            mass = tuple(result.kept_mass[i] for i in range(row, row + len(tokens)))
+            result.constraints[index] = [
+                ConstraintReport(
+                    num_forced=min(num_taken, count), kept_mass=mass[:count], is_complete=is_complete[count - 1]
+                )
+                for count in range(1, len(tokens) + 1)
+            ]
+
+    def _can_end(self, request: Request, num_output: int) -> bool:
+        """Whether an EOS token that comes next would end the request."""
+        sampling = request.sampling
+        return bool(self._eos_token_ids) and not sampling.ignore_eos and num_output >= sampling.min_new_tokens
+
+    def _fail(self, constraint: Constraint, error: Exception) -> None:
+        self._num_failures += 1
+        if isinstance(error, JsgError):
+            constraint.failure = str(error)
+        else:
+            logger.error("a grammar failed", exc_info=error)
+            constraint.failure = BUG
+
+
+def _arrival(entry_and_row: tuple[BatchEntry, int]) -> int:
+    return entry_and_row[0].running.arrival
+
+
+def _why_not(request: Request, constraint: Constraint, token: int) -> Exception:
+    """Why a token was chosen that a grammar does not allow. Raises GrammarError where it allows none."""
+    constraint.masker.mask_key()
+    least = request.sampling.min_new_tokens
+    if constraint.num_accepted < least:
+        return GrammarError(
+            f"the grammar must allow a token that does not end the request until there are min_new_tokens = {least}, "
+            f"but after {constraint.num_accepted} it allows only such as do; lower min_new_tokens"
+        )
+    return AssertionError(f"token {token} was chosen, which the grammar does not allow here")

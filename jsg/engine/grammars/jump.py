@@ -1,0 +1,164 @@
+"""Jump-forward: which tokens a text that a grammar forces is made of.
+
+    draft        the forced text is cut into tokens, and the model verifies them in one step: nothing changes but speed
+    retokenize   the end of the output is cut anew with the forced text behind it; where the usual cut falls on the end
+                 of the tokens that were given out already, which never change, those that follow are appended
+
+A draft need not be right, so nothing is held back at its end: where the model would rather join the last forced bytes
+with what comes next, it does, and the draft ends there. Models do not always cut a text as their tokenizer would, least
+of all where a grammar has taken the token away that they wanted. So a draft is what was chosen the last time that the
+same text was forced behind the same token, and only where that is not known what the tokenizer makes of it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+from jsg.engine.grammars.lexicon import Lexicon
+
+Cut = Callable[[tuple[int, ...], bytes], tuple[int, ...]]
+"""From the tokens before a text, and the text, to the text's tokens."""
+LOOK_BACK = 4
+"""Output tokens that a forced text is cut together with, so that its first token is what it would be in a text."""
+MOST_LOOKED_BACK = 32
+"""Output tokens that are cut anew where tokens are appended: further back nothing changes how a text is cut."""
+MAX_BYTES = 256
+"""Of a forced text at a time. Few steps have rows for more tokens than that gives."""
+MEMO_SIZE = 4096
+SURE, MOST_SURE = 1, 8
+"""A token is proposed where it was chosen at least two times in three of late; the second bounds how late that is."""
+LAST_LEAD = 0xF4
+"""The largest byte that UTF-8 has."""
+LINE_BREAK = "\n"
+"""Put before a text where the tokenizer would put a space there: it keeps that space from the text's first token."""
+
+
+@final
+class Tokens:
+    """Cuts forced texts into tokens, and remembers how the tokenizer and how the model did it.
+
+    Not for several threads at once. What is remembered is forgotten, all of it, where it becomes too much.
+    """
+
+    def __init__(self, lexicon: Lexicon):
+        self._tokenizer = lexicon.tokenizer
+        self._vocabulary = lexicon.vocabulary
+        self._memo: dict[tuple[tuple[int, ...], bytes, Cut], tuple[int, ...]] = {}
+        self._chosen: dict[tuple[int, bytes], tuple[int, int]] = {}  # a token, and how sure it is
+        self._ids: dict[bytes, int] | None = None
+
+    def learn(self, before: int, forced: bytes, token: int) -> None:
+        """Notes the token that was chosen behind another one (-1 at the beginning) where a text was forced."""
+        key = before, forced
+        known, sureness = self._chosen.get(key, (token, SURE))
+        if known == token:
+            sureness = min(sureness + 1, MOST_SURE)
+        elif sureness > 0:
+            token, sureness = known, max(sureness - 2, 0)
+        if len(self._chosen) >= MEMO_SIZE:
+            self._chosen.clear()
+        self._chosen[key] = token, sureness
+
+    def draft(self, output: Sequence[int], forced: bytes, most: int = MAX_BYTES) -> tuple[int, ...]:
+        """At most so many tokens that a model is likely to choose for a forced text behind an output.
+
+        The last may say more than the text, as that which was chosen the last time.
+        """
+        tokens: list[int] = []
+        before = output[-1] if output else -1
+        while forced and len(tokens) < most:
+            token, sureness = self._chosen.get((before, forced), (None, SURE))
+            if sureness < SURE:
+                break
+            if token is None:
+                usual = self.continuing([*output[-LOOK_BACK:], *tokens], forced)
+                if not usual:
+                    break
+                token = usual[0]
+            tokens.append(token)
+            before, forced = token, forced[len(self._vocabulary.text_of(token)) :]
+        return tuple(tokens)
+
+    def continuing(self, output: Sequence[int], forced: bytes) -> tuple[int, ...]:
+        """Tokens that spell a forced text, as it is usually cut behind the last tokens of an output."""
+        forced = _whole_characters(forced[:MAX_BYTES])
+        return self._remembered(tuple(output[-LOOK_BACK:]), forced, self._cut_behind)
+
+    def appended(self, output: Sequence[int], forced: bytes) -> tuple[int, ...]:
+        """Tokens that follow where output and forced text are cut as one; none where a token would reach over both."""
+        context, forced = tuple(output[-MOST_LOOKED_BACK:]), _whole_characters(forced[:MAX_BYTES])
+        return self._remembered(context, forced, self._cut_as_one)
+
+    def _remembered(self, context: tuple[int, ...], forced: bytes, cut: Cut) -> tuple[int, ...]:
+        found = self._memo.get((context, forced, cut))
+        if found is None:
+            found = cut(context, forced)
+            if len(self._memo) >= MEMO_SIZE:
+                self._memo.clear()
+            self._memo[context, forced, cut] = found
+        return found
+
+    def _cut_behind(self, context: tuple[int, ...], forced: bytes) -> tuple[int, ...]:
+        for start in range(len(context) + 1):
+            tokens = self._cut_as_one(context[start:], forced)
+            if tokens:
+                return tokens
+        return self._longest_match(forced)
+
+    def _cut_as_one(self, context: tuple[int, ...], forced: bytes) -> tuple[int, ...]:
+        """The tokens behind the context; none where the cut is not between the two.
+
+        Nor are there any where the context begins inside a character, or the tokenizer changes the text.
+        """
+        before = self._spell(context)
+        end = 0
+        for index, token in enumerate(tokens := self._encode(before + forced) or ()):
+            if end == len(before):
+                return tuple(tokens[index:])
+            end += len(self._vocabulary.text_of(token))
+        return ()
+
+    def _encode(self, text: bytes) -> list[int] | None:
+        """The tokens of a text that say exactly this text, as they are inside of a longer one; None without any."""
+        puts_space = self._tokenizer.strips_leading_space
+        try:
+            before = LINE_BREAK if puts_space else ""
+            tokens = self._tokenizer.encode(before + text.decode(), add_special_tokens=False, parse_special=False)
+        except UnicodeDecodeError:
+            return None
+        if puts_space:
+            first = next((i for i in range(1, 4) if self._spell(tokens[:i]) == b" " + LINE_BREAK.encode()), 0)
+            tokens = tokens[first:]
+        return tokens if self._spell(tokens) == text else None
+
+    def _spell(self, tokens: Sequence[int]) -> bytes:
+        return b"".join([self._vocabulary.text_of(token) for token in tokens])
+
+    def _longest_match(self, text: bytes) -> tuple[int, ...]:
+        """The longest token first, then the longest of what is left; ends where no token fits."""
+        if self._ids is None:
+            spelled = [self._vocabulary.text_of(token) for token in range(len(self._vocabulary.tokens))]
+            self._ids = {text: token for token, text in reversed(list(enumerate(spelled))) if text}
+        tokens: list[int] = []
+        start = 0
+        while start < len(text):
+            ends = range(min(len(text), start + self._vocabulary.max_token_len), start, -1)
+            token, start = next(
+                ((self._ids[text[start:end]], end) for end in ends if text[start:end] in self._ids), (None, len(text))
+            )
+            if token is not None:
+                tokens.append(token)
+        return tuple(tokens)
+
+
+def _whole_characters(text: bytes) -> bytes:
+    """A text without the character that it ends inside of."""
+    for length in range(1, min(3, len(text)) + 1):
+        first = text[-length]
+        if first > LAST_LEAD:  # of a special token, which is no character
+            return text
+        if first >= 0xC0:  # the first byte of a character of several
+            needed = 2 if first < 0xE0 else 3 if first < 0xF0 else 4
+            return text[:-length] if length < needed else text
+        if first < 0x80:
+            return text
+    return text

@@ -1,0 +1,196 @@
+"""Every grammar that an engine core knows or a live request has, each bound to the vocabulary when it is needed."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import final
+
+from jsg.constrained.grammar import CompiledGrammar
+from jsg.constrained.masker import GrammarMasker
+from jsg.constrained.tables import StaticTables
+from jsg.engine.grammars.lexicon import Lexicon, LexiconLoader
+from jsg.errors import QueueFullError, RequestError
+
+TABLE_BYTES = 512 * 2**20
+"""Of tables, those of requests that wait included: a queue of grammars must not take all memory."""
+MACHINE_BYTES = 256 * 2**20
+"""Of all that was worked out. Above it, what no request has is dropped, and what requests have is cut down."""
+WORTH_BYTES = 2**18
+"""Where cutting a grammar down would give less, it is left: what its requests stand on stays in any case."""
+WEIGHED_EVERY = 8
+"""Steps through a grammar between two looks at how large it has become: a mask is 16 KiB, and looking takes 2 us."""
+
+
+@final
+class StoredGrammar:
+    """A grammar as all requests that name it share it. Only the store changes it.
+
+    Attributes:
+        key: Its name.
+        tables: As they were sent.
+        is_known: Requests to come may name it.
+        num_users: Live requests that have it.
+        machine: Bound to the vocabulary; None until a step needs it.
+        num_bytes: What the machine took when it was last weighed.
+        least_bytes: What it took when it was last cut down.
+        num_uses: Steps that it was used in.
+    """
+
+    __slots__ = ("is_known", "key", "least_bytes", "machine", "num_bytes", "num_users", "num_uses", "tables")
+
+    def __init__(self, key: str, tables: bytes):
+        self.key = key
+        self.tables = tables
+        self.is_known = True
+        self.num_users = 0
+        self.machine: CompiledGrammar | None = None
+        self.num_bytes = 0
+        self.least_bytes = 0
+        self.num_uses = 0
+
+
+@final
+class GrammarStore:
+    """Grammars by key.
+
+    Invariants: a grammar is here while it is known or a live request has it, and two of one key are one; `num_bytes`
+    is the sum of what was weighed last.
+    """
+
+    def __init__(self, loader: LexiconLoader):
+        """Knows no grammar yet; the loader is of the model's tokenizer."""
+        self._loader = loader
+        self._grammars: dict[str, StoredGrammar] = {}
+        self._machines: OrderedDict[str, StoredGrammar] = OrderedDict()  # least recently used first
+        self._table_bytes = 0
+        self._machine_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._grammars)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all tables, and of all that was worked out of them, as far as it is known."""
+        return self._table_bytes + self._machine_bytes
+
+    @property
+    def lexicon(self) -> Lexicon:
+        """The model's tokens; waits until they are loaded."""
+        return self._loader.get()
+
+    # What the front sends.
+
+    def add(self, key: str, tables: bytes) -> None:
+        """Makes a grammar known by this key."""
+        grammar = self._grammars.get(key)
+        if grammar is None:
+            self._grammars[key] = StoredGrammar(key, tables)
+            self._table_bytes += len(tables)
+        else:
+            grammar.is_known = True
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """No request will name these; those that have one keep it. Unknown keys are ignored."""
+        for key in keys:
+            grammar = self._grammars.get(key)
+            if grammar is not None:
+                grammar.is_known = False
+                self._drop_if_unneeded(grammar)
+
+    # What requests have.
+
+    def find(self, key: str) -> StoredGrammar:
+        """The grammar of this key. It stays only if `hold` follows.
+
+        Raises:
+            RequestError: It is not known, or the model has no tokenizer.
+            QueueFullError: The grammars of live requests take too much memory.
+        """
+        grammar = self._grammars.get(key)
+        if grammar is None or not grammar.is_known:
+            raise RequestError("the request names a grammar that the engine does not have; send it again", "grammar")
+        if self._table_bytes > TABLE_BYTES and not grammar.num_users:
+            raise QueueFullError(
+                f"the grammars of all requests may take {TABLE_BYTES >> 20} MiB when compiled, and those that run and "
+                "wait take more; try again later"
+            )
+        self._loader.get()
+        return grammar
+
+    def hold(self, grammar: StoredGrammar) -> None:
+        """A live request has it now."""
+        grammar.num_users += 1
+
+    def release(self, grammar: StoredGrammar) -> None:
+        """A request that had it has ended."""
+        grammar.num_users -= 1
+        if grammar.machine is not None:
+            self._weigh(grammar)
+        self._drop_if_unneeded(grammar)
+
+    def new_masker(self, grammar: StoredGrammar) -> GrammarMasker:
+        """A masker at the beginning of a text; the grammar is held."""
+        assert grammar.num_users, "a request that is not live needs no masker"
+        if grammar.machine is None:
+            grammar.machine = CompiledGrammar(StaticTables.from_bytes(grammar.tables), self.lexicon.vocabulary)
+            grammar.num_bytes = grammar.least_bytes = 0
+            self._machines[grammar.key] = grammar
+            self._weigh(grammar)
+        self._machines.move_to_end(grammar.key)
+        return grammar.machine.new_masker()
+
+    def note_use(self, grammar: StoredGrammar) -> None:
+        """A step has gone through a masker of it."""
+        grammar.num_uses += 1
+        if not grammar.num_uses % WEIGHED_EVERY and grammar.machine is not None:
+            self._weigh(grammar)
+
+    # Memory.
+
+    def _weigh(self, grammar: StoredGrammar) -> None:
+        """Notes how large a grammar has become, and sees to it that all together are not too large."""
+        assert grammar.machine is not None, "there is something to weigh"
+        num_bytes = grammar.machine.num_bytes
+        self._machine_bytes += num_bytes - grammar.num_bytes
+        grammar.num_bytes = num_bytes
+        if self._machine_bytes > MACHINE_BYTES:
+            self._drop_unused()
+            self._cut_down()
+
+    def _drop_unused(self) -> None:
+        """Forgets machines that no request has, least recently used first, as far as there is need."""
+        for grammar in [each for each in self._machines.values() if not each.num_users]:
+            if self._machine_bytes <= MACHINE_BYTES:
+                break
+            self._drop_machine(grammar)
+
+    def _cut_down(self) -> None:
+        """Forgets what requests do not stand on, where most is to be had, as far as there is need."""
+        while self._machine_bytes > MACHINE_BYTES and self._machines:
+            grammar = max(self._machines.values(), key=lambda each: each.num_bytes - each.least_bytes)
+            if grammar.num_bytes - grammar.least_bytes < WORTH_BYTES:
+                break
+            assert grammar.machine is not None, "it is one of those that have a machine"
+            grammar.machine.forget()
+            num_bytes = grammar.machine.num_bytes
+            self._machine_bytes += num_bytes - grammar.num_bytes
+            grammar.num_bytes = grammar.least_bytes = num_bytes
+
+    def _drop_if_unneeded(self, grammar: StoredGrammar) -> None:
+        if grammar.is_known or grammar.num_users:
+            return
+        if grammar.machine is not None:
+            self._drop_machine(grammar)
+        del self._grammars[grammar.key]
+        self._table_bytes -= len(grammar.tables)
+
+    def _drop_machine(self, grammar: StoredGrammar) -> None:
+        del self._machines[grammar.key]
+        self._machine_bytes -= grammar.num_bytes
+        grammar.machine, grammar.num_bytes, grammar.least_bytes = None, 0, 0
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants; for tests."""
+        assert all(each.key == key and (each.is_known or each.num_users) for key, each in self._grammars.items())
+        assert self._table_bytes == sum(len(each.tables) for each in self._grammars.values())
+        assert self._machine_bytes == sum(each.num_bytes for each in self._grammars.values())
+        assert self._machines == {key: each for key, each in self._grammars.items() if each.machine is not None}

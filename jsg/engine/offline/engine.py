@@ -1,0 +1,394 @@
+"""`jsg.Engine`: a model in this process, from text to text."""
+
+import asyncio
+import dataclasses
+import itertools
+import queue
+import random
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+from jsg.config import EngineConfig
+from jsg.constrained.special_tokens import check_names
+from jsg.constrained.stop_patterns import stop_patterns
+from jsg.engine.child.protocol import ModelInfo, Progress
+from jsg.engine.core import EngineCore
+from jsg.engine.media_reader import ModelMediaReader
+from jsg.engine.offline.driver import Driver
+from jsg.engine.offline.grammars import OfflineGrammars, Tables
+from jsg.engine.offline.lang_backend import EngineBackend
+from jsg.engine.offline.media import Media, with_media
+from jsg.engine.selfcheck import SelfCheck
+from jsg.errors import ConfigError, JsgError, RequestError
+from jsg.processing.answer import Answer, Prompt
+from jsg.processing.media_prompt import MediaReader
+from jsg.processing.tokenizer import Tokenizer, load_tokenizer
+from jsg.processing.tool_calls import nameable_tokens
+from jsg.sources import resolve_model
+from jsg.types import FinishType, GrammarSpec, Request, RequestOutput, SamplingParams
+
+Result = dict[str, Any]
+"""`text`, `output_ids` and `meta_info`, as SGLang's `/generate` returns them."""
+SamplingFields = dict[str, Any] | SamplingParams | None
+Texts = str | Sequence[str] | None
+TokenIds = Sequence[int] | Sequence[Sequence[int]] | None
+_Item = tuple[int, RequestOutput | JsgError]
+REPORT_FIELDS = (
+    *("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
+    *("namespace", "priority", "return_cache_info"),
+)
+"""Arguments of `generate` that go into the request as they are."""
+
+
+class Engine:
+    """A model that answers in this process; requests of all threads and tasks share its batches and its cache.
+
+    Use it as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self, model_path: str = "tiny", *, report: Callable[[Progress], None] | None = None, **knobs: Any
+    ) -> None:
+        """Loads the model and compiles its programs.
+
+        Args:
+            model_path: Directory, hub name, or a model inside the package: "tiny", or "tiny-vision", which sees.
+            report: Told of the progress.
+            **knobs: Fields of `jsg.config.EngineConfig`.
+
+        Raises:
+            JsgError: A knob is unknown or wrong, or the model or the memory do not allow it.
+        """
+        config = _make_config(model_path, knobs)
+        directory = resolve_model(config.model_path, load_format=config.load_format)
+        tokenizer_path = config.tokenizer_path
+        self.tokenizer: Tokenizer = load_tokenizer(resolve_model(tokenizer_path) if tokenizer_path else directory)
+        self.media: MediaReader | None = ModelMediaReader.of_model(directory, self.tokenizer)
+        core = EngineCore(config, report=report)
+        self.info: ModelInfo = core.info
+        nameable = nameable_tokens(self.tokenizer, core.info.vocab_size, core.info.eos_token_ids)
+        self._nameable = frozenset(nameable.values())
+        self._driver = Driver(core)
+        self._seeds = random.Random(config.random_seed)
+        self._numbers = itertools.count()
+        self._grammars = OfflineGrammars(self._driver)
+        self._backend = EngineBackend(self)
+        # A program that ends with the engine open must not take its compile thread down with it.
+        self._at_exit = weakref.finalize(self, Driver.close, self._driver)
+
+    def generate(
+        self,
+        prompt: Texts = None,
+        sampling_params: SamplingFields | Sequence[SamplingFields] = None,
+        *,
+        input_ids: TokenIds = None,
+        image_data: Media = None,
+        video_data: Media = None,
+        num_frames: int | None = None,
+        stream: bool = False,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        token_ids_logprob: Sequence[int] = (),
+        namespace: str = "",
+        priority: int = 0,
+        return_cache_info: bool = False,
+    ) -> Any:
+        """Continues one prompt or several.
+
+        Args:
+            prompt: A text or a list of texts; special tokens in them count as such.
+            sampling_params: `SamplingParams` or what its `from_dict` takes, grammars too; a list has one for each
+                prompt.
+            input_ids: Token ids in place of texts: a list, or a list of lists.
+            image_data: Pictures of one prompt, for a model that sees: a path, bytes, a `data:` URL or a picture of PIL,
+                or a list of those; for a list of prompts a list with such a list, a picture or None for each. They
+                stand where the prompt has the model's placeholder, or at its front where it has none.
+            video_data: Videos, the same way; a tuple of pictures is a video with those frames.
+            num_frames: So many frames of each video are shown, evenly over it; None shows 8 of a file, and all where
+                the frames themselves were given.
+            stream: Return an iterator over the results so far instead.
+            return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
+                return_cache_info: As in `types.Request`.
+
+        Returns:
+            A result for one prompt; a list for a list of prompts or n > 1; with `stream` an iterator over results that
+            grow, in which each result of a list names its `index`.
+
+        Raises:
+            RequestError: A field breaks a rule; as GrammarError, a grammar is wrong or not supported.
+            JsgError: The engine failed.
+        """
+        answers, is_list = self._answers(
+            prompt, sampling_params, input_ids, image_data, video_data, num_frames,
+            return_logprob=return_logprob, logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob, namespace=namespace,
+            priority=priority, return_cache_info=return_cache_info,
+        )  # fmt: skip
+        tables = self._grammars.tables(self._grammars_of(answers))
+        if stream:
+            return self._stream(answers, tables, is_list)
+        for _ in self._run(answers, tables, is_read=False):
+            pass
+        results = [answer.result() for answer in answers]
+        return results if is_list else results[0]
+
+    async def async_generate(
+        self,
+        prompt: Texts = None,
+        sampling_params: SamplingFields | Sequence[SamplingFields] = None,
+        *,
+        input_ids: TokenIds = None,
+        image_data: Media = None,
+        video_data: Media = None,
+        num_frames: int | None = None,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """`generate` for asyncio, with the same `fields`; with `stream` gives an asynchronous iterator.
+
+        Cancelling it aborts its requests.
+        """
+        if unknown := sorted(set(fields) - set(REPORT_FIELDS)):
+            raise TypeError(f"async_generate() got an unexpected keyword argument {unknown[0]!r}")
+        given = (prompt, sampling_params, input_ids, image_data, video_data, num_frames)
+        # Decoding pictures takes long, and the loop has other things to do.
+        is_long = image_data is not None or video_data is not None
+        answers, is_list = (
+            await asyncio.to_thread(self._answers, *given, **fields) if is_long else self._answers(*given, **fields)
+        )
+        tables = await self._tables_of(answers)
+        if stream:
+            return self._stream_async(answers, tables, is_list)
+        async for _ in self._run_async(answers, tables, is_read=False):
+            pass
+        results = [answer.result() for answer in answers]
+        return results if is_list else results[0]
+
+    def as_backend(self) -> EngineBackend:
+        """This engine as the backend of programs: always the same."""
+        return self._backend
+
+    async def answer_async(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[list[Answer], int]]:
+        """Runs prompts together; gives all answers, and the index of the one that has moved. Closing it early aborts.
+
+        Raises:
+            JsgError: A prompt breaks a rule, or the engine failed.
+        """
+        answers = [answer for prompt in prompts for answer in self._answers_of(prompt)]
+        tables = await self._tables_of(answers)
+        moves = self._run_async(answers, tables)
+        try:
+            async for index in moves:
+                yield answers, index
+        finally:
+            await moves.aclose()
+
+    def hold(self, prompt: Prompt, heard: Callable[[], None]) -> Callable[[], None]:
+        """Submits a prompt whose `hold` is set; gives what ends it. Where the engine refuses it, it ends by itself.
+
+        `heard` is called on the engine's thread when the prompt is cached, and when the hold ends by itself.
+
+        Raises:
+            JsgError: It breaks a rule, or the engine was closed.
+        """
+        (request,) = prompt.requests(0)
+        self._driver.submit(request, lambda _: heard())
+        return lambda: self._driver.abort(request.rid)
+
+    def get_server_info(self) -> dict[str, Any]:
+        """The model, the sizes and the counters of the engine."""
+        stats: dict[str, Any] = self._driver.call(EngineCore.stats)
+        return {field: getattr(self.info, field) for field in self.info.__dataclass_fields__} | stats
+
+    def selfcheck(self, budget_s: float = 20.0) -> SelfCheck:
+        """Times decode steps against what the device can do at best; raises JsgError while requests run."""
+        return self._driver.call(lambda core: core.selfcheck(budget_s))
+
+    def flush_cache(self) -> bool:
+        """Forgets every cached prefix; False, and no change, while requests run."""
+        return self._driver.call(EngineCore.flush_cache)
+
+    def close(self) -> None:
+        """Ends the engine; requests that still run get an error. A second time does nothing."""
+        self._at_exit()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # Requests.
+
+    def _answers(
+        self,
+        prompt: Texts,
+        sampling_params: SamplingFields | Sequence[SamplingFields],
+        input_ids: TokenIds,
+        image_data: Media = None,
+        video_data: Media = None,
+        num_frames: int | None = None,
+        *,
+        token_ids_logprob: Sequence[int] = (),
+        **fields: Any,
+    ) -> tuple[list[Answer], bool]:
+        id_lists, is_list = self._token_lists(prompt, input_ids)
+        samplings = _one_each(sampling_params, len(id_lists))
+        prompts = with_media(
+            id_lists,
+            image_data,
+            video_data,
+            num_frames=num_frames,
+            is_list=is_list,
+            reader=self.media,
+            max_tokens=self.info.max_request_tokens,
+            bos_ids=self.tokenizer.bos_ids,
+        )
+        answers = []
+        for encoded, sampling in zip(prompts, samplings, strict=True):
+            made = Prompt(
+                rid=f"offline-{next(self._numbers)}",
+                **encoded.fields,
+                sampling=sampling,
+                token_ids_logprob=tuple(token_ids_logprob),
+                **fields,
+            )
+            answers += self._answers_of(made)
+        return answers, is_list or len(answers) > 1
+
+    def _answers_of(self, prompt: Prompt) -> list[Answer]:
+        patterns = stop_patterns(prompt.sampling)
+        return [
+            Answer(request, self.tokenizer, patterns=patterns)
+            for request in prompt.requests(self._seeds.getrandbits(63))
+        ]
+
+    def _token_lists(self, prompt: Texts, input_ids: TokenIds) -> tuple[list[tuple[int, ...]], bool]:
+        if (prompt is None) == (input_ids is None):
+            raise RequestError("exactly one of prompt and input_ids must be given", param="prompt")
+        if isinstance(prompt, str):
+            return [tuple(self.tokenizer.encode(prompt))], False
+        if prompt is not None:
+            return [tuple(self.tokenizer.encode(text)) for text in prompt], True
+        assert input_ids is not None
+        if not input_ids or isinstance(input_ids[0], int):
+            return [tuple(input_ids)], False  # pyright: ignore[reportReturnType]
+        return [tuple(ids) for ids in input_ids], True  # pyright: ignore[reportArgumentType]
+
+    def _grammars_of(self, answers: list[Answer]) -> list[GrammarSpec]:
+        """Every grammar that must be compiled for these answers, once.
+
+        Raises:
+            GrammarError: One names a special token that the model does not have.
+        """
+        named = dict.fromkeys(answer.request.sampling.grammar for answer in answers)
+        grammars = [grammar for grammar in named if isinstance(grammar, GrammarSpec)]
+        for grammar in grammars:
+            check_names(grammar, self._nameable)
+        return grammars
+
+    async def _tables_of(self, answers: list[Answer]) -> Tables:
+        grammars = self._grammars_of(answers)
+        tables = self._grammars.kept(grammars)
+        if tables is None:  # compiling may take seconds, and the loop has other things to do
+            tables = await asyncio.to_thread(self._grammars.tables, grammars)
+        return tables
+
+    def _run(self, answers: list[Answer], tables: Tables, *, is_read: bool = True) -> Iterator[int]:
+        """Runs all answers to their ends; yields the index of each that has moved. Closing it early aborts."""
+        arrived: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        try:
+            for index, answer in enumerate(answers):
+                self._grammars.submit(
+                    _request_of(answer, is_read=is_read), tables, lambda item, index=index: arrived.put((index, item))
+                )
+            num_open = len(answers)
+            while num_open:
+                index, item = arrived.get()
+                if self._take(answers[index], item):
+                    num_open -= answers[index].finish is not None
+                    yield index
+        finally:
+            self._abort_unfinished(answers)
+
+    async def _run_async(self, answers: list[Answer], tables: Tables, *, is_read: bool = True) -> AsyncGenerator[int]:
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[_Item] = asyncio.Queue()
+
+        def sink_of(index: int) -> Callable[[RequestOutput | JsgError], None]:
+            return lambda item: loop.call_soon_threadsafe(arrived.put_nowait, (index, item)) and None
+
+        try:
+            for index, answer in enumerate(answers):
+                self._grammars.submit(_request_of(answer, is_read=is_read), tables, sink_of(index))
+            num_open = len(answers)
+            while num_open:
+                index, item = await arrived.get()
+                if self._take(answers[index], item):
+                    num_open -= answers[index].finish is not None
+                    yield index
+        finally:
+            self._abort_unfinished(answers)
+
+    def _take(self, answer: Answer, item: RequestOutput | JsgError) -> bool:
+        """Adds what the engine gave; False where the answer has ended, at a stop string that the engine cannot see."""
+        if isinstance(item, JsgError):
+            raise item
+        if answer.finish is not None:
+            return False
+        delta = answer.push(item)
+        if delta.finish is not None and item.finish is None:
+            self._driver.abort(answer.request.rid)
+        if delta.finish is not None and delta.finish.type is FinishType.ERROR:
+            raise JsgError(delta.finish.message or "the engine failed this request")
+        return True
+
+    def _abort_unfinished(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            if answer.finish is None:
+                self._driver.abort(answer.request.rid)
+
+    def _stream(self, answers: list[Answer], tables: Tables, is_list: bool) -> Iterator[Result]:
+        for index in self._run(answers, tables):
+            yield answers[index].result() | ({"index": index} if is_list else {})
+
+    async def _stream_async(self, answers: list[Answer], tables: Tables, is_list: bool) -> AsyncIterator[Result]:
+        async for index in self._run_async(answers, tables):
+            yield answers[index].result() | ({"index": index} if is_list else {})
+
+
+def _request_of(answer: Answer, *, is_read: bool) -> Request:
+    is_streamed = is_read or not answer.ends_in_engine
+    return answer.request if is_streamed else dataclasses.replace(answer.request, is_streamed=False)
+
+
+def _make_config(model_path: str, knobs: dict[str, Any]) -> EngineConfig:
+    known = EngineConfig.__dataclass_fields__
+    if knobs.pop("dp_size", 1) != 1:
+        raise ConfigError("dp_size needs several processes; use `jsg serve --dp-size`, or an Engine in each process")
+    if unknown := sorted(set(knobs) - set(known)):
+        raise ConfigError(f"unknown engine option {unknown[0]!r}; known are {', '.join(known)}")
+    config = EngineConfig(model_path=model_path, **knobs)
+    if config.nnodes > 1:
+        raise ConfigError(
+            f"--nnodes must be 1 in an engine of one process, but got {config.nnodes}; several hosts share a model "
+            "under 'jsg serve' only"
+        )
+    return config
+
+
+def _one_each(given: SamplingFields | Sequence[SamplingFields], count: int) -> list[SamplingParams]:
+    if given is None or isinstance(given, dict | SamplingParams):
+        return [_sampling(given)] * count
+    if len(given) != count:
+        raise RequestError(f"sampling_params must have one item for each of {count} prompts, but has {len(given)}")
+    return [_sampling(each) for each in given]
+
+
+def _sampling(given: SamplingFields) -> SamplingParams:
+    sampling = given if isinstance(given, SamplingParams) else SamplingParams.from_dict(given or {})
+    if isinstance(sampling.grammar, str):  # a key, which only names a grammar between processes
+        raise RequestError("grammar must be a GrammarSpec, but got text; write GrammarSpec('regex', ...)", "grammar")
+    return sampling

@@ -1,0 +1,108 @@
+"""Kernels that a process of its own compiles: it ends with its parent, is not waited for for ever, and may fail."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jsg.constrained import jit, kernel_cache
+from jsg.engine.child.kernel_process import fill_elsewhere
+
+PARENT = """
+import subprocess, sys
+from pathlib import Path
+from jsg.engine.child import kernel_process
+
+real = subprocess.run
+subprocess.run = lambda command, **options: real([sys.executable, "-c", sys.argv[2], *command[-2:]], **options)
+kernel_process.fill_elsewhere(Path(sys.argv[1]))
+"""
+"""Has another program in place of the process, with its arguments."""
+CHILD = """
+import os, runpy, time
+from jsg.constrained import kernel_cache
+
+kernel_cache.fill = lambda path: (path.joinpath("pid").write_text(str(os.getpid())), time.sleep(600))
+runpy.run_module("jsg.engine.child.kernel_process", run_name="__main__")
+"""
+"""The process, with kernels that take for ever."""
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Puts a script in Python's place, which gets the arguments of the process."""
+
+    def put(code: str) -> None:
+        script = tmp_path / "python"
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} -c \'{code}\' "$3" "$4" "$5"\n')
+        script.chmod(0o700)
+        monkeypatch.setattr(sys, "executable", str(script))
+
+    return put
+
+
+@pytest.mark.slow
+def test_it_fills_the_cache_for_this_process(tmp_path: Path):
+    fill_elsewhere(tmp_path)
+    assert kernel_cache.is_filled(tmp_path)
+    assert list(jit.kernel_directory(tmp_path).rglob("*.nbc"))
+
+
+def test_a_process_that_does_not_end_is_ended(python, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    python('import os, sys, time; open(sys.argv[2] + "/pid", "w").write(str(os.getpid())); time.sleep(600)')
+    with caplog.at_level(logging.WARNING):
+        fill_elsewhere(tmp_path, limit_s=1.0)
+    assert "was not ready after 1 s and was ended; they are compiled in the engine process" in caplog.text
+    pid = tmp_path / "pid"
+    if pid.exists():  # a busy machine may not even have begun
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid.read_text()), 0)
+
+
+@pytest.mark.parametrize(("code", "words"), [("raise SystemExit(3)", "ended with status 3"), (None, "not be started")])
+def test_a_process_that_fails_is_told_of(
+    python, code: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
+):
+    if code is None:
+        monkeypatch.setattr(sys, "executable", "/does/not/exist")
+    else:
+        python(code)
+    with caplog.at_level(logging.WARNING):
+        fill_elsewhere(tmp_path)
+    assert words in caplog.text
+
+
+def test_it_ends_with_its_parent(tmp_path: Path):
+    """A parent that is killed while the process compiles leaves none behind."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), CHILD])
+    try:
+        mark, deadline = tmp_path / "pid", time.monotonic() + 60
+        while not (mark.exists() and mark.read_text()):
+            assert parent.poll() is None and time.monotonic() < deadline, "the process did not begin"
+            time.sleep(0.02)
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    while _is_running(int(mark.read_text())):
+        assert time.monotonic() < deadline, "the process outlives its parent"
+        time.sleep(0.02)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_is_compiled_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("jsg.constrained.jit.use_kernel_cache", lambda directory: True)
+    kernel_cache._mark(tmp_path).parent.mkdir()
+    assert not kernel_cache.is_filled(tmp_path)
+    kernel_cache.fill(tmp_path)
+    assert kernel_cache.is_filled(tmp_path)

@@ -1,0 +1,137 @@
+"""Compiled programs: in place on donated pools, never a compile after warm-up, a stand-in until the rest is ready."""
+
+import os
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsg.engine.core import EngineCore
+from jsg.engine.device.executables import Executables, use_compilation_cache
+from jsg.errors import ConfigError, ForbiddenCompileError
+from jsg.sched.buckets import BucketKey, Phase
+from jsg.types import Request, SamplingParams
+from tests.engine import small
+
+
+@pytest.fixture
+def core(core_of) -> EngineCore:
+    return core_of()
+
+
+def forward_keys(core: EngineCore) -> list[BucketKey]:
+    return [name[1] for name in core._executables.names() if name[0] == "forward"]  # pyright: ignore[reportIndexIssue]
+
+
+def test_the_forward_pass_writes_its_pools_in_place(core: EngineCore):
+    state = core._runner.replica.state
+    pool_bytes = sum(x.nbytes for x in jax.tree.leaves(state.pool))
+    shape = "f32[" + ",".join(map(str, state.pool.layers[0][0].shape)) + "]"
+    for key in forward_keys(core):
+        compiled = core._executables.compiled(("forward", key))
+        analysis = compiled.memory_analysis()
+        assert analysis is not None
+        assert analysis.alias_size_in_bytes >= pool_bytes + state.page_table.nbytes
+        for operation in ("copy", "convert"):
+            copies = re.findall(rf"= {re.escape(shape)}\S* {operation}\(", compiled.as_text())
+            assert not copies, f"{key} has a {operation} of a whole pool"
+
+
+def test_a_step_keeps_the_pool_where_it_is(core: EngineCore):
+    before = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(core._runner.replica.state.pool)]
+    small.run(core, [(0, Request(rid="r", input_ids=(2, 3, 4), sampling=SamplingParams(max_new_tokens=5)))])
+    assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(core._runner.replica.state.pool)] == before
+
+
+def test_no_two_steps_share_a_packed_array(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
+    """JAX may still read a numpy array after the call that it was given to has returned."""
+    seen: list[np.ndarray] = []
+    call = Executables.__call__
+
+    def spy(self: Executables, name: tuple, *args: object) -> object:
+        seen.extend(arg for arg in args if isinstance(arg, np.ndarray))
+        return call(self, name, *args)
+
+    monkeypatch.setattr(Executables, "__call__", spy)
+    requests = [(i, Request(rid=f"r{i}", input_ids=(2, 3, 4 + i), sampling=SamplingParams())) for i in range(3)]
+    small.run(core, requests)
+    assert len(seen) > 100
+    bases = {array.__array_interface__["data"][0] for array in seen if array.size}
+    assert len(bases) == sum(array.size > 0 for array in seen)
+    assert not any(np.shares_memory(array, core.scheduler.table.pages) for array in seen)
+
+
+def test_a_program_is_lowered_once_and_called_without_tracing():
+    traces = []
+
+    def double(x: jax.Array) -> jax.Array:
+        traces.append(x)
+        return x * 2
+
+    programs = Executables(forbid_compile=True)
+    for _ in range(2):
+        programs.lower("double", double, jax.ShapeDtypeStruct((3,), jnp.float32))
+    programs.compile(["double"])
+    programs.seal()
+    assert programs("double", np.ones(3, np.float32)).tolist() == [2, 2, 2]
+    assert (len(traces), programs.num_lowered, programs.num_compiled) == (1, 1, 1)
+    with pytest.raises(TypeError):
+        programs("double", np.ones(4, np.float32))
+    with pytest.raises(ForbiddenCompileError, match="triple"):
+        programs.lower("triple", double, jax.ShapeDtypeStruct((3,), jnp.float32))
+
+
+def test_the_rest_is_compiled_in_the_background_and_a_failure_is_logged(caplog: pytest.LogCaptureFixture):
+    programs = Executables(forbid_compile=False)
+    programs.lower("a", lambda x: x + 1, jax.ShapeDtypeStruct((), jnp.float32))
+    assert programs.num_pending == 1
+    programs.compile_rest_in_background()
+    programs._thread.join()  # pyright: ignore[reportOptionalMemberAccess]
+    assert programs.is_ready("a")
+    assert programs.num_pending == 0
+    programs._lowered["broken"] = None  # pyright: ignore[reportArgumentType]
+    programs.compile_rest_in_background()
+    programs._thread.join()  # pyright: ignore[reportOptionalMemberAccess]
+    assert programs.num_pending == 1
+    assert "broken" in caplog.text
+
+
+def test_a_shape_that_is_not_compiled_yet_rounds_up_to_one_that_is(core: EngineCore):
+    request = Request(rid="r", input_ids=(2, 3, 4), sampling=SamplingParams(max_new_tokens=6, temperature=0))
+    expected = small.alone(core, request).token_ids
+    lowered, name = core._executables._lowered, ("forward", BucketKey(Phase.DECODE, 1, 1))
+    removed = lowered.pop(name)
+    assert not core._executables.is_ready(name)
+    try:
+        assert small.alone(core, request).token_ids == expected
+    finally:
+        lowered[name] = removed
+
+
+def test_every_essential_program_exists_and_stands_in_for_every_batch(core: EngineCore):
+    runner, programs = core._runner, core._executables
+    essential = set(runner.programs.essential())
+    assert essential <= set(programs.names())
+    lowered, programs._lowered = programs._lowered, {n: x for n, x in programs._lowered.items() if n in essential}
+    try:
+        outcomes = small.run(core, small.traffic(3, count=8))
+        assert all(outcome.finish for outcome in outcomes.values())
+    finally:
+        programs._lowered = lowered
+
+
+def test_the_compile_cache_must_be_ours_alone(tmp_path: pathlib.Path):
+    directory = tmp_path / "cache"
+    directory.mkdir()
+    directory.chmod(0o777)
+    with pytest.raises(ConfigError, match="700"):
+        use_compilation_cache(str(directory))
+    before = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        use_compilation_cache(str(tmp_path / "made"))
+        assert os.stat(tmp_path / "made").st_mode & 0o777 == 0o700
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)

@@ -1,0 +1,125 @@
+"""The memory plan: what fits, what is refused, what it says."""
+
+import dataclasses
+import pathlib
+
+import jax
+import pytest
+
+from jsg.config import EngineConfig
+from jsg.engine.device import memory
+from jsg.engine.device.devices import Device, Gpu
+from jsg.engine.device.memory import MemoryPlan, plan_memory
+from jsg.errors import ConfigError, MemoryPlanError
+from jsg.models.config import ModelConfig
+from tests.engine import small
+
+GIB = 2**30
+
+
+@pytest.fixture
+def model(small_model: pathlib.Path) -> ModelConfig:
+    return dataclasses.replace(ModelConfig.from_directory(small_model), num_layers=32, num_kv_heads=8, head_dim=128)
+
+
+def plan(
+    model: ModelConfig,
+    platform: str = "gpu",
+    *,
+    weights: int = 16 * GIB,
+    page_size: int = 1,
+    kv_itemsize: int = 2,
+    **knobs: object,
+) -> MemoryPlan:
+    return plan_memory(
+        EngineConfig(**knobs),  # pyright: ignore[reportArgumentType]
+        model,
+        platform=platform,
+        limit_bytes=int(EngineConfig(**knobs).mem_fraction_static * 140 * GIB),  # pyright: ignore[reportArgumentType]
+        page_size=page_size,
+        kv_itemsize=kv_itemsize,
+        weights_bytes=weights,
+        temporary_bytes=GIB,
+        max_running=256,
+        context_length=8192,
+    )
+
+
+def test_the_pool_takes_what_is_left(model: ModelConfig):
+    made = plan(model, mem_fraction_static=0.9)
+    used = made.weights_bytes + made.temporary_bytes + made.table_bytes + made.pool_tokens * made.bytes_per_token
+    used += made.reserve_bytes
+    assert made.bytes_per_token == 128 * 1024
+    assert made.limit_bytes - 2 * made.bytes_per_token <= used <= made.limit_bytes
+    assert f"{made.pool_tokens} tokens" in str(made)
+
+
+def test_the_pool_is_no_larger_than_its_requests_could_use(model: ModelConfig):
+    assert plan(dataclasses.replace(model, num_layers=1)).pool_tokens == 256 * 8192
+
+
+def test_a_pool_of_eight_bits_is_no_larger_than_the_kernels_offsets_reach(model: ModelConfig):
+    small_layers = dataclasses.replace(model, num_layers=8, num_kv_heads=16)
+    made = plan(small_layers, kv_itemsize=1, page_size=16)
+    assert made.pool_tokens + 16 == 2**31 // (16 * 128), "page 0 is in the pool too"
+    assert plan(small_layers, kv_itemsize=2, page_size=16).pool_tokens > made.pool_tokens
+    with pytest.raises(MemoryPlanError, match="memory is left for"):
+        plan(small_layers, kv_itemsize=1, page_size=16, max_total_tokens=made.pool_tokens + 1)
+
+
+def test_the_pool_is_modest_on_a_cpu(model: ModelConfig):
+    made = plan(model, "cpu")
+    assert made.pool_tokens * made.bytes_per_token <= memory.CPU_POOL_BYTES
+
+
+def test_the_pool_is_whole_pages(model: ModelConfig):
+    assert plan(model, page_size=64, max_total_tokens=10_000).pool_tokens == 10_048
+
+
+@pytest.mark.parametrize("knobs", [{"weights": 130 * GIB}, {"max_total_tokens": 2**24}, {"mem_fraction_static": 0.1}])
+def test_what_does_not_fit_is_refused_with_the_plan(model: ModelConfig, knobs: dict):
+    with pytest.raises(MemoryPlanError, match=r"memory is left for .*--mem-fraction-static.*memory plan"):
+        plan(model, **knobs)
+
+
+def test_a_context_longer_than_the_model_is_refused(small_model: pathlib.Path, compile_cache_dir: str):
+    with pytest.raises(ConfigError, match="256"):
+        small.make_core(small_model, compile_cache_dir, context_length=10_000)
+
+
+class TestUsableBytes:
+    """What JAX reserved is what counts, and never more of a GPU than was asked for."""
+
+    @pytest.fixture(autouse=True)
+    def reserved(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Accelerator:
+            def memory_stats(self) -> dict[str, int]:
+                return {"bytes_limit": 100 * GIB}
+
+        monkeypatch.setattr(jax, "local_devices", lambda: [Accelerator()])
+
+    @pytest.mark.parametrize(
+        ("platform", "total", "mem_fraction", "expected"),
+        [
+            ("gpu", 140 * GIB, 0.85, 100 * GIB),  # others hold the rest
+            ("gpu", 140 * GIB, 0.5, 70 * GIB),  # JAX had started before, with more
+            ("gpu", None, 0.5, 100 * GIB),  # nobody knows how much there is
+            ("tpu", None, 0.5, 50 * GIB),
+        ],
+    )
+    def test_of_an_accelerator(self, platform: str, total: int | None, mem_fraction: float, expected: int):
+        gpu = None if total is None else Gpu(0, "GPU-a", "NVIDIA H200", total, total)
+        assert memory.usable_bytes(mem_fraction, Device(platform=platform, kind="x", gpu=gpu, why="")) == expected
+
+    def test_of_one_that_does_not_say(self, monkeypatch: pytest.MonkeyPatch):
+        class Silent:
+            def memory_stats(self) -> None:
+                return None
+
+        monkeypatch.setattr(jax, "local_devices", lambda: [Silent()])
+        with pytest.raises(MemoryPlanError, match="unset XLA_PYTHON_CLIENT_ALLOCATOR"):
+            memory.usable_bytes(0.5, Device(platform="gpu", kind="x", gpu=None, why=""))
+
+    def test_of_a_cpu(self):
+        cpu = Device(platform="cpu", kind="cpu", gpu=None, why="")
+        assert 0 < memory.usable_bytes(0.5, cpu) < memory.usable_bytes(1.0, cpu)

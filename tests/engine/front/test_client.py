@@ -1,0 +1,478 @@
+"""The process boundary, with a real child process around a scripted core."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from jsg.config import EngineConfig
+from jsg.engine.child.protocol import Progress
+from jsg.engine.front.children import EngineChild
+from jsg.engine.front.client import EngineClient
+from jsg.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    JsgError,
+    MemoryPlanError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestError,
+    ShuttingDownError,
+)
+from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
+from tests.engine.fake_core import CRASHING, CRASHING_TOKEN, FAILING_TOKEN, RAISING_TOKEN, TOO_LARGE, UNCOUNTED
+
+FAKE_CORE = "tests.engine.fake_core:FakeCore"
+DEADLINE_S = 20
+
+
+@contextlib.asynccontextmanager
+async def fake_engine(**knobs) -> AsyncIterator[EngineClient]:
+    async with asyncio.timeout(DEADLINE_S):
+        client = await EngineClient.start(EngineConfig(**knobs), core=FAKE_CORE)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+def request(rid: str, ids=(1, 2, 3), **sampling) -> Request:
+    return Request(rid=rid, input_ids=tuple(ids), sampling=SamplingParams(**{"max_new_tokens": 5, **sampling}))
+
+
+async def collect(client: EngineClient, wanted: Request) -> list[RequestOutput]:
+    return [output async for output in client.generate(wanted)]
+
+
+def tokens_of(outputs: list[RequestOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+def test_outputs_arrive_in_order_under_the_clients_name():
+    async def main():
+        async with fake_engine() as client:
+            outputs = await collect(client, request("mine", stop=("never sent down",)))
+            assert tokens_of(outputs) == [1, 2, 3, 1, 2]
+            assert {output.rid for output in outputs} == {"mine"}
+            assert [output.finish for output in outputs[:-1]] == [None] * 4
+            assert outputs[-1].finish == FinishReason(FinishType.LENGTH)
+
+    asyncio.run(main())
+
+
+def test_many_streams_at_once_keep_their_own_tokens():
+    async def main():
+        async with fake_engine() as client:
+            wanted = [request(f"r{i}", ids=(i, i + 1, i + 2), max_new_tokens=20) for i in range(64)]
+            results = await asyncio.gather(*(collect(client, one) for one in wanted))
+            for i, outputs in enumerate(results):
+                assert tokens_of(outputs) == [i + k % 3 for k in range(20)]
+
+    asyncio.run(main())
+
+
+def test_progress_is_reported_before_ready():
+    async def main():
+        seen: list[Progress] = []
+        config = EngineConfig()
+        client = EngineClient(EngineChild.spawn(config, core=FAKE_CORE), config, seen.append)
+        try:
+            info = await client.ready()
+        finally:
+            await client.close()
+        assert seen == [Progress("plan", 1, 1, "weights 1 MB, KV pool 2 MB"), Progress("load", 1, 1)]
+        assert info == client.info
+        assert info.eos_token_ids == (257,)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("ids", "max_new_tokens", "error", "param"),
+    [((4000,), 5, RequestError, "input_ids"), ((1,) * 10, 1024, ContextLengthError, "max_new_tokens")],
+)
+def test_a_refusal_keeps_its_class_and_param(ids, max_new_tokens, error, param):
+    async def main():
+        async with fake_engine() as client:
+            with pytest.raises(error) as caught:
+                await collect(client, request("a", ids=ids, max_new_tokens=max_new_tokens))
+            assert type(caught.value) is error
+            assert caught.value.param == param
+            assert tokens_of(await collect(client, request("a"))) == [1, 2, 3, 1, 2]
+
+    asyncio.run(main())
+
+
+def test_a_live_rid_is_refused_and_free_again_afterwards():
+    async def main():
+        async with fake_engine() as client:
+            first = asyncio.create_task(collect(client, request("same", max_new_tokens=50)))
+            await asyncio.sleep(0.02)
+            with pytest.raises(RequestError, match="unique"):
+                await collect(client, request("same"))
+            assert len(tokens_of(await first)) == 50
+            await collect(client, request("same"))
+
+    asyncio.run(main())
+
+
+def test_closing_a_stream_aborts_it_and_frees_its_name_at_once():
+    async def main():
+        async with fake_engine() as client:
+            stream = client.generate(request("r", ids=(9,), max_new_tokens=1000))
+            await anext(stream)
+            time.sleep(0.05)
+            await stream.aclose()
+            assert tokens_of(await collect(client, request("r", ids=(5,)))) == [5] * 5
+            stats = await client.stats()
+            assert (stats["num_aborted"], stats["num_running"]) == (1, 0)
+
+    asyncio.run(main())
+
+
+def test_a_request_closed_before_it_was_sent_never_reaches_the_engine():
+    async def main():
+        async with fake_engine() as client:
+            stream = client.generate(request("r", max_new_tokens=1000))
+            reading = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)  # one turn: the request is in the outbox, which is sent at the next
+            reading.cancel()
+            await asyncio.wait({reading})
+            stats = await client.stats()
+            assert stats["num_running"] == 0
+            assert stats["num_added"] == stats["num_aborted"]
+
+    asyncio.run(main())
+
+
+def test_abort_by_name_ends_the_stream_with_a_reason():
+    async def main():
+        async with fake_engine() as client:
+            stream = client.generate(request("r", max_new_tokens=1000))
+            await anext(stream)
+            assert client.abort("r")
+            assert not client.abort("r")
+            rest = [output async for output in stream]
+            assert rest[-1].finish is not None
+            assert rest[-1].finish.type is FinishType.ABORT
+            assert (await client.stats())["num_running"] == 0
+
+    asyncio.run(main())
+
+
+def test_owners_see_nothing_of_each_other():
+    async def main():
+        async with fake_engine() as client:
+            streams = [client.generate(request("same", ids=(i,), max_new_tokens=1000), f"owner {i}") for i in (1, 2)]
+            for stream in streams:
+                await anext(stream)
+            assert [client.num_live(owner) for owner in ("owner 1", "owner 2", "", None)] == [1, 1, 0, 2]
+            assert not client.abort("same")
+            assert not client.abort("same", "owner 3")
+            with pytest.raises(RequestError, match="unique"):
+                await anext(client.generate(request("same"), "owner 2"))
+            assert client.abort("same", "owner 1")
+            assert [output async for output in streams[0]][-1].finish is not None
+            assert (await anext(streams[1])).finish is None
+            assert [client.num_live(owner) for owner in ("owner 1", "owner 2", None)] == [0, 1, 1]
+            await streams[1].aclose()
+            assert client.num_live() == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("owner", "num_ended"), [("a", 2), (None, 3), ("nobody", 0)])
+def test_aborting_all_of_an_owner_leaves_the_others(owner: str | None, num_ended: int):
+    async def main():
+        async with fake_engine() as client:
+            streams = {
+                name: client.generate(request(name, max_new_tokens=1000), name[0]) for name in ("a1", "a2", "b1")
+            }
+            for stream in streams.values():
+                await anext(stream)
+            assert client.abort_all(owner) == num_ended
+            assert client.num_live() == 3 - num_ended
+            for name, stream in streams.items():
+                if owner in (None, name[0]):
+                    last = [output async for output in stream][-1]
+                    assert last.finish == FinishReason(FinishType.ABORT, message="aborted")
+                else:
+                    assert (await anext(stream)).finish is None
+                    await stream.aclose()
+            assert (await client.stats())["num_running"] == 0
+
+    asyncio.run(main())
+
+
+def test_aborting_with_an_error_ends_each_stream_with_one_of_its_own():
+    async def main():
+        async with fake_engine() as client:
+            streams = [asyncio.create_task(collect(client, request(f"r{i}", max_new_tokens=1000))) for i in range(3)]
+            await client.stats()
+            assert client.abort_all(error=ShuttingDownError("the server is ending")) == 3
+            errors = await asyncio.gather(*streams, return_exceptions=True)
+            assert [(type(error), str(error)) for error in errors] == [(ShuttingDownError, "the server is ending")] * 3
+            assert len(set(map(id, errors))) == 3
+            assert (await client.stats())["num_running"] == 0
+
+    asyncio.run(main())
+
+
+def test_text_that_cannot_be_sent_is_refused_and_loses_nobody_elses_message():
+    async def main():
+        async with fake_engine() as client:
+            odd = dataclasses.replace(request("odd"), namespace="\ud800")
+            good, bad = await asyncio.gather(
+                collect(client, request("good")), collect(client, odd), return_exceptions=True
+            )
+            assert isinstance(bad, RequestError)
+            assert bad.param == "namespace"
+            assert isinstance(good, list)
+            assert tokens_of(good) == [1, 2, 3, 1, 2]
+            surrogate_rid = await collect(client, request("\udfff"))
+            assert surrogate_rid[-1].rid == "\udfff"
+
+    asyncio.run(main())
+
+
+def test_flush_is_refused_while_requests_run():
+    async def main():
+        async with fake_engine() as client:
+            await collect(client, request("a"))
+            assert (await collect(client, request("b")))[0].cached_tokens == 2
+            stream = client.generate(request("r", max_new_tokens=1000))
+            await anext(stream)
+            assert await client.flush_cache() is False
+            await stream.aclose()
+            assert await client.flush_cache() is True
+            assert (await collect(client, request("c")))[0].cached_tokens == 0
+
+    asyncio.run(main())
+
+
+def test_a_failing_row_fails_alone():
+    async def main():
+        async with fake_engine() as client:
+            good = asyncio.create_task(collect(client, request("good", max_new_tokens=30)))
+            bad = await collect(client, request("bad", ids=(FAILING_TOKEN,)))
+            assert bad[-1].finish == FinishReason(FinishType.ERROR, message="this row failed")
+            assert len(tokens_of(await good)) == 30
+
+    asyncio.run(main())
+
+
+def test_a_request_that_raises_fails_alone(capfd):
+    async def main():
+        async with fake_engine() as client:
+            good = asyncio.create_task(collect(client, request("good", max_new_tokens=30)))
+            with pytest.raises(JsgError, match="could not take this request") as caught:
+                await collect(client, request("bad", ids=(RAISING_TOKEN,)))
+            assert type(caught.value) is JsgError
+            assert len(tokens_of(await good)) == 30
+
+    asyncio.run(main())
+    assert "this request cannot be added" in capfd.readouterr().err
+
+
+def test_a_request_that_waits_too_long_is_refused_while_others_run():
+    async def main():
+        async with fake_engine(queue_timeout=0.2, max_running_requests=1) as client:
+            running = asyncio.create_task(collect(client, request("runs", max_new_tokens=400)))
+            await client.stats()
+            with pytest.raises(QueueTimeoutError):
+                await collect(client, request("waits"))
+            assert not running.done()
+            assert len(tokens_of(await running)) == 400
+            stats = await client.stats()
+            assert (stats["num_expired"], stats["num_waiting"]) == (1, 0)
+
+    asyncio.run(main())
+
+
+def test_the_cache_can_be_looked_at():
+    async def main():
+        async with fake_engine() as client:
+            await collect(client, dataclasses.replace(request("r"), namespace="secret"))
+            dump = await client.dump_cache(max_depth=5, max_nodes=5)
+            assert dump["num_cached_tokens"] == 3
+            assert "secret" not in str(dump)
+
+    asyncio.run(main())
+
+
+def test_the_queue_is_bounded_in_the_engine_and_in_the_front():
+    async def main():
+        async with fake_engine(max_queued_requests=3) as client:
+            allowed = 3 + client.info.max_running_requests
+            wanted = [request(f"r{i}") for i in range(allowed + 9)]
+            results = await asyncio.gather(*(collect(client, one) for one in wanted), return_exceptions=True)
+            refusals = [str(result) for result in results if isinstance(result, QueueFullError)]
+            assert sum("run and wait" in text for text in refusals) == 9
+            assert sum("may wait" in text for text in refusals) == allowed - 3
+            assert len(refusals) == len(results) - 3
+
+    asyncio.run(main())
+
+
+def test_a_call_that_the_engine_cannot_answer_fails_alone(capfd):
+    async def main():
+        async with fake_engine(model_path=UNCOUNTED) as client:
+            good = asyncio.create_task(collect(client, request("good", max_new_tokens=30)))
+            for _ in range(2):
+                with pytest.raises(JsgError, match="counters") as caught:
+                    await client.stats()
+                assert type(caught.value) is JsgError
+            assert len(tokens_of(await good)) == 30
+            assert client.is_alive
+
+    asyncio.run(main())
+    assert "the page equation does not hold" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("way", ["kill", "crash"])
+def test_the_engines_death_ends_every_stream_and_call(way):
+    async def main():
+        async with fake_engine() as client:
+            streams = [asyncio.create_task(collect(client, request(f"r{i}", max_new_tokens=1000))) for i in range(3)]
+            pid = int((await client.stats())["pid"])
+            start = time.monotonic()
+            if way == "kill":
+                os.kill(pid, signal.SIGKILL)
+            else:
+                streams.append(asyncio.create_task(collect(client, request("x", ids=(CRASHING_TOKEN,)))))
+            for result in await asyncio.gather(*streams, return_exceptions=True):
+                assert isinstance(result, EngineDeadError)
+            assert time.monotonic() - start < 2, "clients hear of it within two seconds"
+            assert client.num_live() == 0
+            assert ("-9" if way == "kill" else "9") in str(await client.death())
+            assert not client.is_alive
+            with pytest.raises(EngineDeadError):
+                await client.stats()
+            with pytest.raises(EngineDeadError):
+                await collect(client, request("late"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("model", "error"), [(TOO_LARGE, MemoryPlanError), (CRASHING, EngineDeadError)])
+def test_a_start_that_fails_raises_its_own_error(model, error):
+    async def main():
+        with pytest.raises(JsgError) as caught:
+            async with fake_engine(model_path=model):
+                pass
+        assert type(caught.value) is error
+
+    asyncio.run(main())
+
+
+def test_close_ends_streams_and_the_process_in_order():
+    async def main():
+        async with fake_engine() as client:
+            stream = asyncio.create_task(collect(client, request("r", max_new_tokens=1000)))
+            pid = int((await client.stats())["pid"])
+        with pytest.raises(EngineDeadError, match="status 0"):
+            await stream
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    asyncio.run(main())
+
+
+def test_the_socket_lies_in_an_owner_only_directory_that_goes_away():
+    async def main():
+        config = EngineConfig()
+        child = EngineChild.spawn(config, core=FAKE_CORE)
+        directory = Path(child.address.removeprefix("ipc://")).parent
+        client = EngineClient(child, config)
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        await client.ready()
+        assert not directory.exists()
+        assert tokens_of(await collect(client, request("r"))) == [1, 2, 3, 1, 2]
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_the_child_leaves_ctrl_c_to_the_front():
+    async def main():
+        async with fake_engine() as client:
+            pid = int((await client.stats())["pid"])
+            os.kill(pid, signal.SIGINT)
+            assert os.getpgid(pid) != os.getpgid(0)
+            assert tokens_of(await collect(client, request("r"))) == [1, 2, 3, 1, 2]
+
+    asyncio.run(main())
+
+
+PARENT = f"""
+import asyncio, sys
+from jsg.config import EngineConfig
+from jsg.engine.front.children import EngineChild
+from jsg.engine.front.client import EngineClient
+
+async def main():
+    config = EngineConfig()
+    child = EngineChild.spawn(config, core={FAKE_CORE!r})
+    client = EngineClient(child, config)
+    await client.ready()
+    print(child.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_the_child_dies_when_its_parent_is_killed():
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, env=env)
+    assert parent.stdout is not None
+    with parent, parent.stdout:
+        child_pid = int(parent.stdout.readline())
+        assert is_running(child_pid)
+        parent.kill()
+        parent.wait()
+        deadline = time.monotonic() + 5
+        while is_running(child_pid):
+            assert time.monotonic() < deadline, "the engine outlived its parent"
+            time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_requests_of_one_moment_travel_in_one_message(monkeypatch):
+    async def main():
+        async with fake_engine() as client:
+            sent: list[int] = []
+            send = client._socket.send_multipart
+            monkeypatch.setattr(
+                client._socket, "send_multipart", lambda data, **how: (sent.append(len(data)), send(data, **how))[1]
+            )
+            await asyncio.gather(*(collect(client, request(f"r{i}")) for i in range(20)))
+            assert len(sent) == 1
+
+    asyncio.run(main())
+
+
+def test_config_survives_the_command_line():
+    async def main():
+        async with fake_engine(model_path='a "quoted" näme', mem_fraction_static=0.5) as client:
+            assert client.info.model_path == 'a "quoted" näme'
+
+    asyncio.run(main())
+    assert dataclasses.asdict(EngineConfig())  # every field is JSON's

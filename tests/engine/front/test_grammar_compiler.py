@@ -1,0 +1,191 @@
+"""Grammars on their way to the engine: the processes that compile them, and the ledger of what the engine has."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from jsg.constrained.machine import Machine
+from jsg.constrained.tables import StaticTables
+from jsg.engine.front.grammar_compiler import GrammarCompiler
+from jsg.engine.front.grammar_ledger import GrammarLedger
+from jsg.engine.front.grammar_queue import MOST_AT_ONCE
+from jsg.errors import GrammarError, JsgError, QueueFullError
+from jsg.types import GrammarSpec
+
+SLOW = GrammarSpec("json_schema", json.dumps({"enum": [f"{i:x} of many" for i in range(20_000)]}))
+
+
+def spec(text: str) -> GrammarSpec:
+    return GrammarSpec("regex", text)
+
+
+def matches(tables: bytes, text: str) -> bool:
+    machine = Machine(StaticTables.from_bytes(tables))
+    config = machine.advance(machine.start(), text.encode())
+    return config is not None and machine.is_accepting(config)
+
+
+async def with_compiler(use, **options):
+    compiler = GrammarCompiler(**options)
+    try:
+        return await use(compiler)
+    finally:
+        await compiler.close()
+
+
+async def stopped_process(compiler: GrammarCompiler) -> int:
+    """The process that will compile the next grammar; it does nothing until it is killed or continued."""
+    await compiler.warm()
+    (pid,) = compiler.workers.pids
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def test_a_grammar_is_compiled_once_however_many_ask():
+    async def use(compiler):
+        results = await asyncio.gather(*(compiler.tables(spec("a+b")) for _ in range(20)))
+        return results, await compiler.tables(spec("a+b")), compiler.num_compiled, compiler.num_found
+
+    results, later, num_compiled, num_found = asyncio.run(with_compiler(use))
+    assert set(results) == {later} and (num_compiled, num_found) == (1, 1)
+    assert matches(later, "aab") and not matches(later, "aba")
+
+
+def test_a_refusal_is_remembered_and_the_process_goes_on():
+    async def use(compiler):
+        for _ in range(2):
+            with pytest.raises(GrammarError, match="look"):
+                await compiler.tables(spec("(?=a)b"))
+        (pid,) = compiler.workers.pids
+        return await compiler.tables(spec("b")), compiler.num_refused, compiler.workers.pids == [pid]
+
+    tables, num_refused, is_same = asyncio.run(with_compiler(use, blame_s=0.0))
+    assert matches(tables, "b") and num_refused == 1 and is_same
+
+
+def test_a_process_that_dies_fails_its_grammar_only_and_for_a_while():
+    async def use(compiler):
+        pid = await stopped_process(compiler)  # so that the grammar is still there when it dies
+        asked = asyncio.ensure_future(compiler.tables(spec("a")))
+        await asyncio.sleep(0.05)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(GrammarError, match="ended the process"):
+            await asked
+        with pytest.raises(GrammarError, match="ended the process"):
+            await compiler.tables(spec("a"))
+        assert compiler.num_refused == 1
+        compiler._cache[spec("a").key] = compiler._cache[spec("a").key][0], 0.0  # long ago
+        return await compiler.tables(spec("b")), await compiler.tables(spec("a")), compiler._cached_bytes
+
+    b, a, cached_bytes = asyncio.run(with_compiler(use))
+    assert matches(b, "b") and matches(a, "a") and cached_bytes == len(a) + len(b)
+
+
+def test_a_grammar_that_takes_too_much_time_is_refused_for_a_while_and_the_next_one_compiles():
+    async def use(compiler):
+        for _ in range(2):
+            with pytest.raises(GrammarError, match=r"json_schema: .* within 0\.05 s of CPU time") as refusal:
+                await compiler.tables(SLOW)
+            assert refusal.value.param == "json_schema"
+        assert compiler.num_refused == 2, "it was forgotten at once"
+        return await compiler.tables(spec("b"))
+
+    assert matches(asyncio.run(with_compiler(use, compile_s=0.05, blame_s=0.0)), "b")
+
+
+def test_a_process_that_stands_still_refuses_no_grammar():
+    async def use(compiler):
+        pid = await stopped_process(compiler)
+        asked = asyncio.ensure_future(compiler.tables(spec("a")))
+        await asyncio.sleep(0.5)
+        os.kill(pid, signal.SIGCONT)
+        return await asked
+
+    assert matches(asyncio.run(with_compiler(use, compile_s=0.25)), "a")
+
+
+def test_a_machine_that_is_too_busy_is_not_the_fault_of_a_grammar():
+    async def use(compiler):
+        await stopped_process(compiler)
+        compiler.workers._stall_s = 0.05
+        with pytest.raises(QueueFullError, match=r"within 0\.05 s, but the machine was too busy"):
+            await compiler.tables(spec("a"))
+        compiler.workers._stall_s = 60.0
+        return await compiler.tables(spec("a"))
+
+    assert matches(asyncio.run(with_compiler(use)), "a")
+
+
+def test_processes_that_do_not_start_leave_the_room_for_those_that_do(monkeypatch: pytest.MonkeyPatch):
+    async def use(compiler):
+        with monkeypatch.context() as broken:
+            for executable in ("/does/not/exist", "/bin/false"):
+                broken.setattr(sys, "executable", executable)
+                for i in range(3):
+                    with pytest.raises(JsgError, match="cannot be compiled now") as failure:
+                        await compiler.tables(spec(f"a{i}"))
+                    assert not isinstance(failure.value, GrammarError)
+        return await compiler.tables(spec("a1"))
+
+    assert matches(asyncio.run(with_compiler(use)), "a1")
+
+
+def test_old_tables_are_dropped_by_bytes():
+    async def use(compiler):
+        for i in range(20):
+            await compiler.tables(spec(f"x{i}"))
+        return compiler._cached_bytes, len(compiler._cache)
+
+    one = asyncio.run(with_compiler(lambda compiler: compiler.tables(spec("x0"))))
+    cached_bytes, count = asyncio.run(with_compiler(use, cache_bytes=5 * len(one)))
+    assert cached_bytes <= 5 * len(one) and 1 <= count <= 5
+
+
+def test_closing_ends_every_process():
+    async def use(compiler):
+        await asyncio.gather(*(compiler.tables(spec(f"y{i}")) for i in range(8)))
+        pids = compiler.workers.pids
+        slow = [asyncio.ensure_future(compiler.tables(spec(f"z{i}"))) for i in range(8)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(0.05)
+        await compiler.close()
+        for failure in await asyncio.gather(*slow, return_exceptions=True):
+            assert isinstance(failure, JsgError) and "ending" in str(failure)
+        return pids
+
+    pids = asyncio.run(with_compiler(use))
+    assert 1 <= len(pids) <= MOST_AT_ONCE
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_the_ledger_forgets_the_least_recently_used_and_never_the_one_in_use():
+    ledger = GrammarLedger(max_bytes=100)
+    forgotten: list[str] = []
+    for key in "abc":
+        ledger.add(key, 40)
+        forgotten = ledger.use(key)
+    assert forgotten == ["a"] and "a" not in ledger
+    assert ledger.use("b") == []
+    ledger.add("d", 40)
+    assert ledger.use("d") == ["c"]
+    ledger.add("huge", 1000)
+    assert ledger.use("huge") == ["b", "d"] and "huge" in ledger
+
+
+def test_a_process_that_ends_while_idle_is_no_fault_of_the_next_grammar():
+    async def use(compiler):
+        await compiler.warm()
+        (pid,) = compiler.workers.pids
+        process = compiler.workers._idle[0]
+        os.kill(pid, signal.SIGKILL)
+        await process.wait()
+        return await compiler.tables(spec("ab"))
+
+    assert matches(asyncio.run(with_compiler(use)), "ab")

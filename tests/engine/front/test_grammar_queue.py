@@ -1,0 +1,267 @@
+"""Whose grammar is compiled next, with workers that a test holds up as long as it likes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from jsg.engine.front import grammar_queue
+from jsg.engine.front.grammar_queue import AT_ONCE, MOST_AT_ONCE, GrammarQueue
+from jsg.errors import JsgError, QueueFullError
+from jsg.types import GrammarSpec
+
+LONG_S = 60.0
+
+
+def spec(text: str) -> GrammarSpec:
+    return GrammarSpec("regex", text)
+
+
+class Workers:
+    """Each compiles until the test lets its grammar go."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.num_taken = 0
+        self._gates: dict[str, asyncio.Event] = {}
+
+    async def take(self) -> int:
+        self.num_taken += 1
+        return self.num_taken
+
+    async def compile(self, worker: int, spec: GrammarSpec) -> str:
+        self.begun.append(spec.text)
+        await self._gate(spec.text).wait()
+        if spec.text.startswith("bad"):
+            raise JsgError(spec.text)
+        return spec.text.upper()
+
+    def let_go(self, *texts: str) -> None:
+        for text in texts:
+            self._gate(text).set()
+
+    def _gate(self, text: str) -> asyncio.Event:
+        return self._gates.setdefault(text, asyncio.Event())
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock can be set forward, so that no test depends on how fast the machine is."""
+
+    def __init__(self) -> None:
+        self._skipped_s = 0.0
+        super().__init__()
+
+    def time(self) -> float:
+        return super().time() + self._skipped_s
+
+    def skip(self, seconds: float) -> None:
+        self._skipped_s += seconds
+
+
+def run(use: Callable[[Workers, GrammarQueue], Awaitable[None]], **options: float) -> None:
+    async def main() -> None:
+        workers = Workers()
+        queue = GrammarQueue(workers.take, workers.compile, **({"quick_s": LONG_S, "wait_s": 10 * LONG_S} | options))
+        async with asyncio.timeout(10 * LONG_S):
+            await use(workers, queue)
+
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        runner.run(main())
+
+
+async def skip(seconds: float) -> None:
+    """Sets the clock forward and lets everything run that can by then."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SkippingLoop)
+    loop.skip(seconds)
+    await turns()
+
+
+def ask(queue: GrammarQueue, text: str, owner: str = "") -> asyncio.Task:
+    return asyncio.create_task(queue.run(spec(text), owner))
+
+
+async def turns() -> None:
+    """Lets everything run that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_owners_are_served_in_turn_however_many_grammars_one_brings():
+    async def use(workers: Workers, queue: GrammarQueue) -> None:
+        many = [ask(queue, f"a{i}", "a") for i in range(100)]
+        await turns()
+        others = [ask(queue, "b0", "b"), ask(queue, "b1", "b"), ask(queue, "c0", "c")]
+        await turns()
+        assert workers.begun == ["a0", "a1"] and queue.num_waiting == 101
+        for _ in range(4):
+            workers.let_go(workers.begun[-2], workers.begun[-1])
+            await turns()
+        assert workers.begun[:8] == ["a0", "a1", "a2", "b0", "c0", "a3", "b1", "a4"]
+        workers.let_go(*(f"a{i}" for i in range(100)))
+        assert await asyncio.gather(*others) == ["B0", "B1", "C0"]
+        assert (await asyncio.gather(*many))[-1] == "A99"
+
+    run(use)
+
+
+def test_what_nobody_waits_for_any_more_is_dropped():
+    async def use(workers: Workers, queue: GrammarQueue) -> None:
+        running = [ask(queue, "x"), ask(queue, "y")]
+        gone = [ask(queue, f"a{i}", owner) for i in range(50) for owner in ("a", "b")]
+        await turns()
+        stays = ask(queue, "a7", "c")
+        await turns()
+        assert queue.num_waiting == 50
+        for task in gone:
+            task.cancel()
+        await turns()
+        assert queue.num_waiting == 1
+        workers.let_go("x", "y", "a7")
+        assert await asyncio.gather(*running, stays) == ["X", "Y", "A7"]
+        assert workers.begun == ["x", "y", "a7"] and not queue._lines and not queue._jobs
+
+    run(use)
+
+
+def test_what_has_begun_goes_on_when_nobody_waits_and_is_there_for_who_comes():
+    async def use(workers: Workers, queue: GrammarQueue) -> None:
+        first = ask(queue, "x")
+        await turns()
+        first.cancel()
+        await turns()
+        second = ask(queue, "x")
+        await turns()
+        workers.let_go("x")
+        assert await second == "X" and workers.begun == ["x"]
+
+    run(use)
+
+
+def test_who_waits_too_long_is_told_to_come_later():
+    async def use(workers: Workers, queue: GrammarQueue) -> None:
+        slow = [ask(queue, "x"), ask(queue, "y")]
+        await turns()
+        with pytest.raises(QueueFullError, match=r"may wait 0\.05 s .* try again later"):
+            await queue.run(spec("late"), "")
+        workers.let_go("x", "y")
+        await asyncio.gather(*slow)
+        assert workers.begun == ["x", "y"] and not queue._jobs
+
+    run(use, wait_s=0.05)
+
+
+def test_a_first_worker_that_starts_slowly_is_waited_for():
+    async def use(workers: Workers, queue: GrammarQueue) -> None:
+        started = asyncio.Event()
+
+        async def take() -> int:
+            await started.wait()
+            return 1
+
+        queue._take = take
+        asked = [ask(queue, text) for text in "xyz"]
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in asked)
+        workers.let_go(*"xyz")
+        started.set()
+        assert await asyncio.gather(*asked) == ["X", "Y", "Z"]
+
+    run(use, wait_s=0.02)
+
+
+def test_one_owner_has_no_more_than_so_many_in_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grammar_queue, "MAX_WAITING", 3)
+
+    async def use(workers: Workers, queue: GrammarQueue) -> None:
+        asked = [ask(queue, f"a{i}", "a") for i in range(5)]
+        await turns()
+        with pytest.raises(QueueFullError, match="at most 3 grammars"):
+            await queue.run(spec("one more"), "a")
+        asked += [ask(queue, "a4", "a"), ask(queue, "b", "b")]
+        workers.let_go(*(f"a{i}" for i in range(5)), "b")
+        await asyncio.gather(*asked)
+        assert not queue._jobs
+
+    run(use)
+
+
+def test_a_slow_grammar_lets_the_next_begin_but_not_without_bound():
+    async def use(workers: Workers, queue: GrammarQueue) -> None:
+        asked = [ask(queue, f"a{i}", "a") for i in range(10)]
+        await turns()
+        assert len(workers.begun) == AT_ONCE
+        await skip(LONG_S)
+        assert len(workers.begun) == MOST_AT_ONCE - 1, "one is left to others"
+        asked += [ask(queue, f"b{i}", "b") for i in range(10)]
+        await skip(LONG_S)
+        assert workers.begun == ["a0", "a1", "a2", "b0"]
+        workers.let_go(*(f"b{i}" for i in range(10)))
+        await asyncio.gather(*asked[10:])
+        assert len(workers.begun) == 3 + 10
+        workers.let_go(*(f"a{i}" for i in range(10)))
+        await asyncio.gather(*asked)
+        assert not queue._begun and queue._num_slow == 0
+
+    run(use)
+
+
+def test_a_failure_goes_to_all_who_asked_and_makes_room():
+    async def use(workers: Workers, queue: GrammarQueue) -> None:
+        asked = [ask(queue, f"bad{i % 5}") for i in range(10)]
+        workers.let_go(*(f"bad{i}" for i in range(5)))
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert [str(result) for result in results] == [f"bad{i % 5}" for i in range(10)]
+        assert not queue._begun
+
+    run(use)
+
+
+def test_a_worker_that_cannot_be_had_makes_room():
+    async def use(workers: Workers, queue: GrammarQueue) -> None:
+        async def none() -> int:
+            raise JsgError("no worker")
+
+        take, queue._take = queue._take, none
+        for _ in range(2 * MOST_AT_ONCE):
+            with pytest.raises(JsgError, match="no worker"):
+                await queue.run(spec("a"), "")
+        queue._take = take
+        workers.let_go("a")
+        assert await queue.run(spec("a"), "") == "A"
+
+    run(use)
+
+
+def test_closing_fails_what_waits():
+    async def use(workers: Workers, queue: GrammarQueue) -> None:
+        asked = [ask(queue, text) for text in "xyz"]
+        await turns()
+        queue.close()
+        workers.let_go("x", "y")
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert results[:2] == ["X", "Y"] and "ending" in str(results[2]) and workers.begun == ["x", "y"]
+
+    run(use)
+
+
+def test_who_asks_after_the_end_is_told_at_once():
+    async def use(workers: Workers, queue: GrammarQueue) -> None:
+        queue.close()
+        for _ in range(2):
+            with pytest.raises(JsgError, match="ending"):
+                await queue.run(spec("x"), "")
+        assert not workers.begun
+
+    run(use)
+
+
+def test_each_who_asked_gets_an_error_of_its_own():
+    async def use(workers: Workers, queue: GrammarQueue) -> None:
+        asked = [ask(queue, "bad") for _ in range(3)]
+        await turns()
+        workers.let_go("bad")
+        errors = await asyncio.gather(*asked, return_exceptions=True)
+        assert len({id(error) for error in errors}) == 3 and {str(error) for error in errors} == {"bad"}
+
+    run(use)

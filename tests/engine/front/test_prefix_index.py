@@ -1,0 +1,155 @@
+"""What a router knows of an engine's tree: names of blocks, and which of them it remembers."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jsg.engine.front.prefix_index import BLOCK_TOKENS, PrefixIndex, PrefixPath, answered_path, prefix_path
+from jsg.media import MediaInput
+from jsg.types import Request, SamplingParams
+
+B = BLOCK_TOKENS
+IDS = tuple(range(4 * B))
+
+
+def request(ids: tuple[int, ...] = IDS, **fields) -> Request:
+    return Request(rid="r", input_ids=ids, **fields)
+
+
+def num_shared(a: PrefixPath, b: PrefixPath) -> int:
+    """Blocks that two stems have in common; none behind the first that differs."""
+    same = [x == y for x, y in zip(a.stem, b.stem, strict=False)]
+    first = same.index(False) if False in same else len(same)
+    assert not any(same[first:])
+    return first
+
+
+class TestPath:
+    def test_a_prompt_has_as_many_blocks_as_it_fills(self):
+        assert [len(prefix_path(request(IDS[:n])).stem) for n in (1, B - 1, B, 2 * B - 1, 4 * B)] == [0, 0, 1, 1, 4]
+
+    def test_names_agree_up_to_the_first_other_token(self):
+        for index in (0, B - 1, B, 3 * B + 1):
+            other = (*IDS[:index], 7777, *IDS[index + 1 :])
+            assert num_shared(prefix_path(request()), prefix_path(request(other))) == index // B
+
+    def test_namespaces_share_nothing(self):
+        assert num_shared(prefix_path(request()), prefix_path(request(namespace="a"))) == 0
+
+    def test_a_position_jump_parts_what_is_behind_it(self):
+        plain, jumped = prefix_path(request()), prefix_path(request(position_jumps=((2 * B, 5),)))
+        assert num_shared(plain, jumped) == 2
+        assert num_shared(jumped, prefix_path(request(position_jumps=((2 * B, 6),)))) == 2
+        assert num_shared(jumped, prefix_path(request(position_jumps=((2 * B, 5), (3 * B, 1))))) == 3
+        late = prefix_path(request(position_jumps=((len(IDS), 5),)))  # of the first token to come
+        assert late == plain
+
+    def test_pictures_are_told_apart_by_their_words(self):
+        def seeing(word: int) -> Request:
+            words = np.full(8, word, np.int32)
+            pixels = np.zeros((1, 3, 2, 2), np.float32)
+            item = MediaInput(B + 4, words, np.arange(8, dtype=np.int32), pixels, b"d" * 16)
+            return request(media=(item,))
+
+        assert num_shared(prefix_path(seeing(600)), prefix_path(seeing(601))) == 1
+        assert num_shared(prefix_path(seeing(600)), prefix_path(seeing(600))) == 4
+        asked = request((*IDS, *IDS), media=seeing(600).media)
+        assert answered_path(seeing(600), prefix_path(seeing(600)), [*IDS, 0]) == prefix_path(asked)
+
+    def test_an_answer_goes_on_from_its_prompt_but_for_its_last_token(self):
+        for size in (B + 3, 2 * B):
+            prompt, answer = request(IDS[:size]), list(IDS[size : 3 * B + 1])
+            assert answered_path(prompt, prefix_path(prompt), answer) == prefix_path(request(IDS[: 3 * B]))
+            assert len(answered_path(prompt, prefix_path(prompt), answer[:-1]).stem) == 2
+        jumped = request(IDS[: B + 3], position_jumps=((4, 9), (B + 3, 2)))
+        whole = request(IDS[: 3 * B], position_jumps=jumped.position_jumps)
+        assert answered_path(jumped, prefix_path(jumped), IDS[B + 3 : 3 * B + 1]) == prefix_path(whole)
+
+    def test_branches_are_found_where_they_were_computed_alone(self):
+        prefix, first, second = IDS[: B + 5], IDS[B + 5 : 3 * B + 7], IDS[3 * B + 7 : 4 * B]
+        at = (len(prefix), len(prefix + first), len(prefix + first + second))
+        joined = prefix_path(request((*prefix, *first, *second, 9), joined=at))
+        assert joined.stem == prefix_path(request(prefix)).stem
+        assert [joined.stem + branch for branch in joined.branches] == [
+            prefix_path(request(prefix + branch)).stem for branch in (first, second)
+        ]
+
+    def test_a_jump_in_a_branch_ends_with_it(self):
+        at = (B, 3 * B, 5 * B)
+        branches = (*IDS[B : 3 * B], *IDS[B : 3 * B])
+        joined = prefix_path(request((*IDS[:B], *branches, 9), joined=at, position_jumps=((2 * B, 4),)))
+        jumped = prefix_path(request(IDS[: 3 * B], position_jumps=((2 * B, 4),)))
+        assert [joined.stem + branch for branch in joined.branches] == [
+            jumped.stem,
+            prefix_path(request(IDS[: 3 * B])).stem,
+        ]
+
+
+class TestIndex:
+    def test_what_was_used_last_is_kept(self):
+        index = PrefixIndex(5)
+        a, b, c = (prefix_path(request(tuple(range(n, n + 2 * B)))) for n in (0, 1000, 2000))
+        for path in (a, b, a, c):
+            index.use(path)
+        assert [index.match(path) for path in (a, b, c)] == [2, 1, 2]
+
+    def test_a_prompt_that_is_larger_than_the_cache_keeps_its_beginning(self):
+        index = PrefixIndex(3)
+        index.use(prefix_path(request()))
+        assert index.match(prefix_path(request())) == 3
+
+    def test_forgetting_what_was_used_before(self):
+        index = PrefixIndex(100)
+        a, b = prefix_path(request()), prefix_path(request(tuple(range(1000, 1000 + 4 * B))))
+        at = [index.use(path) for path in (a, b)]
+        index.forget_until(at[0])
+        assert [index.match(path) for path in (a, b)] == [0, 4]
+        index.clear()
+        assert len(index) == 0
+
+    def test_undone_is_what_nobody_else_has_used(self):
+        index = PrefixIndex(100)
+        short, long = prefix_path(request(IDS[:B])), prefix_path(request())
+        index.use(short)
+        at = index.use(long)
+        index.undo(long, at, num_known=1)
+        assert index.match(long) == 1
+        at = index.use(long)
+        index.use(prefix_path(request(IDS[: 2 * B])))
+        index.undo(long, at, num_known=1)
+        assert index.match(long) == 2
+
+    def test_branches_count_behind_a_whole_stem_only(self):
+        index = PrefixIndex(100)
+        at = (B, 2 * B, 3 * B)
+        joined = prefix_path(request(IDS, joined=at))
+        index.use(prefix_path(request((*IDS[:B], *IDS[2 * B : 3 * B]))))
+        assert index.match(joined) == 2
+        index.use(joined)
+        assert index.match(joined) == 3
+
+    @given(st.data())
+    def test_what_is_matched_was_sent_and_the_bound_holds(self, data: st.DataObject):
+        """Against a set of every prefix that was ever used."""
+        index, sent = PrefixIndex(data.draw(st.integers(0, 12))), set()
+        tokens = st.integers(0, 1)  # of blocks of equal tokens, so that prefixes are shared
+        for _ in range(data.draw(st.integers(1, 20))):
+            blocks = tuple(data.draw(st.lists(tokens, min_size=1, max_size=5)))
+            path = prefix_path(request(tuple(token for token in blocks for _ in range(B))))
+            num_known = index.match(path)
+            assert num_known == 0 or blocks[:num_known] in sent
+            assert len(index.times(path)) == num_known
+            at = index.use(path)
+            index.check_integrity()
+            sent |= {blocks[:n] for n in range(1, len(blocks) + 1)}
+            match data.draw(st.sampled_from(["go on", "undo", "forget"])):
+                case "undo":
+                    index.undo(path, at, num_known)
+                    assert index.match(path) <= len(blocks)
+                case "forget":
+                    index.forget_until(data.draw(st.integers(0, at)))
+            index.check_integrity()
+
+
+def test_sampling_is_no_part_of_the_name():
+    assert prefix_path(request()) == prefix_path(request(sampling=SamplingParams(temperature=0), priority=3))
