@@ -10,10 +10,10 @@ import pytest
 from jsg.errors import GraphError, RequestError
 from jsg.lang.executor.evaluation import Evaluator
 from jsg.lang.executor.frames import Tasks, new_frame
-from jsg.lang.executor.posted import ProgramLimits, check_limits, execute
+from jsg.lang.executor.limits import ProgramLimits, check_limits
+from jsg.lang.executor.posted import execute
 from jsg.lang.graphs.graph import ArgumentRef, Block, ValueRef
 from jsg.lang.graphs.json_form import graph_from_json
-from jsg.lang.graphs.optimise import static_prefix
 from jsg.lang.ir import RoleBegin, RoleEnd, Text
 from jsg.lang.state import messages_of
 from jsg.lang.streams.loop import running_loop
@@ -167,13 +167,6 @@ class TestManyShortTexts:
 
         started = time.process_time()
         assert asyncio.run(main()) == self.COUNT * len(self.TEXT)
-        self.within_seconds(started)
-
-    def test_m3_of_a_prefix(self):
-        (node,) = graph_of(append(1, self.TEXT)).block.nodes[1:]
-        started = time.process_time()
-        (item,) = static_prefix([node] * self.COUNT, {})
-        assert item == Text(self.TEXT * self.COUNT)
         self.within_seconds(started)
 
     def test_m3_of_a_message(self):

@@ -13,7 +13,9 @@ from starlette.responses import Response
 from jsg import types
 from jsg.errors import GraphError, JsgError, RequestError, TimeLimitError
 from jsg.lang.choices import check_draw, method_named
-from jsg.lang.executor.posted import ProgramLimits, ProgramRun, arguments_from_json, check_limits, execute
+from jsg.lang.executor.arguments import arguments_from_json
+from jsg.lang.executor.limits import ProgramLimits, check_limits
+from jsg.lang.executor.posted import ProgramRun, execute
 from jsg.lang.graphs.graph import Choose, Fork, Generate, Graph, Open, describe
 from jsg.lang.graphs.json_form import graph_from_json, sampling_from_dict
 from jsg.lang.ir import SamplingArgs
