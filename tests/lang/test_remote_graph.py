@@ -9,7 +9,8 @@ import jsg as sgl
 from jsg.errors import AbortedError, BackendError, ConfigError, ProgramError, RequestError
 from jsg.lang.executor.arguments import arguments_from_json
 from jsg.lang.executor.posted import execute
-from jsg.lang.graphs.json_form import graph_from_json, sampling_from_dict
+from jsg.lang.graphs.check import graph_from_json
+from jsg.lang.graphs.codec import sampling_from_dict
 from jsg.lang.streams.loop import shared_loop
 from tests.lang.graph_programs import PNG, answer
 from tests.lang.scripted import Gate, ScriptedBackend

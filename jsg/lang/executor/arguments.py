@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jsg.errors import GraphError, ProgramError
-from jsg.lang.graphs.graph import Argument, ArgumentRef, Graph, Media, Piece
-from jsg.lang.graphs.json_form import media_to_dict
-from jsg.lang.graphs.json_reader import Reader
+from jsg.lang.graphs import codec
+from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import Argument, ArgumentRef, Media, Piece
 from jsg.lang.ir import Image, Video
 from jsg.lang.media import image_type, read_media, read_video
 
@@ -53,7 +53,7 @@ def known_media(node: Media, arguments: Mapping[str, ArgumentValue]) -> Image | 
 
 def arguments_to_json(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
     """Arguments as `POST /v1/programs` takes them."""
-    return {name: value if isinstance(value, str) else media_to_dict(value) for name, value in arguments.items()}
+    return {name: codec.write(str | Image | Video, value) for name, value in arguments.items()}
 
 
 def arguments_from_json(graph: Graph, source: Any) -> dict[str, ArgumentValue]:
@@ -64,22 +64,20 @@ def arguments_from_json(graph: Graph, source: Any) -> dict[str, ArgumentValue]:
     """
     if not isinstance(source, Mapping):
         raise GraphError("arguments must be an object", param="arguments")
-    declared = {argument.name for argument in graph.arguments}
-    if missing := sorted(declared - source.keys()):
+    kinds = {argument.name: argument.kind for argument in graph.arguments}
+    if missing := sorted(kinds.keys() - source.keys()):
         raise GraphError(f"the program needs the argument {missing[0]!r}", param="arguments")
-    if unknown := sorted(map(str, source.keys() - declared)):
+    if unknown := sorted(map(str, source.keys() - kinds.keys())):
         raise GraphError(f"the program has no argument {unknown[0][:40]!r}", param="arguments")
-    return {
-        argument.name: _argument(argument.name, argument.kind, source[argument.name]) for argument in graph.arguments
-    }
+    return {name: _argument(name, kind, source[name]) for name, kind in kinds.items()}
 
 
 def _argument(name: str, kind: str, source: Any) -> ArgumentValue:
+    place = codec.Place(f"argument {name!r}")
     if kind == "text":
         if isinstance(source, str | int | float):
-            return Reader(f"argument {name!r}").text(str(source), "it")
+            return codec.read(str, str(source), "it", place)
         raise GraphError(f"the argument {name!r} must be text or a number", param="arguments")
     if not isinstance(source, Mapping) or kind not in source:
         raise GraphError(f"the argument {name!r} must be an object with the field {kind}", param="arguments")
-    media = Reader(f"argument {name!r}").media({"num_frames": 1, **source} if kind == "video" else source)
-    return media
+    return codec.read(Image | Video, {"num_frames": 1, **source} if kind == "video" else source, "it", place)

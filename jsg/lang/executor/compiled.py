@@ -15,20 +15,21 @@ from jsg.lang.executor.execution import Execution
 from jsg.lang.executor.reading import GraphState, Readings
 from jsg.lang.executor.runs import GraphBackend, LocalRun, RemoteRun
 from jsg.lang.function import RunArgs, take_run_args
-from jsg.lang.graphs.graph import (
+from jsg.lang.graphs.check import graph_from_json
+from jsg.lang.graphs.codec import sampling_to_dict
+from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import (
     MAIN_STREAM,
     AnyNode,
     Append,
     ArgumentRef,
     Assign,
-    Graph,
     Media,
     Open,
     ReadText,
     Scope,
     Turn,
 )
-from jsg.lang.graphs.json_form import graph_from_json, graph_to_dict, sampling_to_dict
 from jsg.lang.graphs.reorder import reorder, varying_arguments
 from jsg.lang.ir import RoleBegin, RoleEnd, SamplingArgs, Text
 from jsg.lang.streams.loop import shared_loop, wait_for
@@ -261,7 +262,7 @@ class CompiledFunction:
         self, backend: GraphBackend, arguments: Mapping[str, ArgumentValue], given: SamplingArgs, stream: bool
     ) -> tuple[GraphState, Callable[[], object]]:
         run = RemoteRun(self.graph, shared_loop())
-        graph, data, sampling = graph_to_dict(self.graph), arguments_to_json(arguments), sampling_to_dict(given)
+        graph, data, sampling = self.graph.to_dict(), arguments_to_json(arguments), sampling_to_dict(given)
         keep: list[asyncio.Task[None]] = []
 
         def begin() -> None:

@@ -13,7 +13,7 @@ from jsg.errors import UnknownVariableError
 from jsg.lang.executor.arguments import ArgumentValue, known_media, known_text
 from jsg.lang.executor.evaluation import NOTHING, Evaluator
 from jsg.lang.executor.frames import Frame, Tasks, new_frame
-from jsg.lang.graphs.graph import (
+from jsg.lang.graphs.nodes import (
     MAIN_STREAM,
     REASONING_SUFFIX,
     AnyNode,
@@ -190,12 +190,12 @@ class Driver:
         stream.append_later(make, (), place_of(node))
 
     def _generate(self, node: Generate, stream: Stream, frame: Frame) -> None:
-        name = node.gen.name or f"(node {node.id})"
-        expr: Expr = Gen(name, node.gen.args)
+        name = node.name or f"(node {node.id})"
+        expr: Expr = Gen(name, node.args)
         if node.reasoning is not None:
             expr = SeparateReasoning(expr, node.reasoning)
         stream.append(expr, place_of(node))
-        if node.reasoning is not None and node.gen.name is not None:
+        if node.reasoning is not None and node.name is not None:
             self._define(node, name + REASONING_SUFFIX, stream.variable(name + REASONING_SUFFIX), frame)
         self._define(node, name, stream.variable(name), frame)
 
@@ -275,8 +275,8 @@ def place_of(node: Node) -> Place:
 
 def _defined_names(node: AnyNode) -> Sequence[str]:
     match node:
-        case Generate(gen=gen):
-            name = gen.name or f"(node {node.id})"
+        case Generate():
+            name = node.name or f"(node {node.id})"
             return (name,) if node.reasoning is None else (name, name + REASONING_SUFFIX)
         case Choose(name=name):
             return (name or f"(node {node.id})",)

@@ -8,7 +8,7 @@ from jsg.errors import RequestError
 from jsg.lang.executor import conditions
 from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.frames import CalledState, Frame, Tasks, text_len
-from jsg.lang.graphs.graph import (
+from jsg.lang.graphs.nodes import (
     ArgumentRef,
     Condition,
     ConstantValue,

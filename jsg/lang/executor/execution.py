@@ -10,7 +10,8 @@ from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.driver import Driver
 from jsg.lang.executor.evaluation import Evaluator
 from jsg.lang.executor.frames import Tasks, new_frame
-from jsg.lang.graphs.graph import MAIN_STREAM, AnyNode, Graph, Join, Open
+from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import MAIN_STREAM, AnyNode, Join, Open
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.stream import Stream

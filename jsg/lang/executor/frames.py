@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Coroutine
 from typing import Any
 
-from jsg.lang.graphs.graph import AnyNode, Block
+from jsg.lang.graphs.nodes import AnyNode, Block
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
 

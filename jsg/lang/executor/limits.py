@@ -2,15 +2,16 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from jsg.errors import GraphError, RequestError
-from jsg.lang.executor.arguments import ArgumentValue
+from jsg.lang.executor.arguments import ArgumentValue, known_media, known_text
 from jsg.lang.executor.conditions import check_pattern, patterns_of
 from jsg.lang.executor.execution import defaults_of
-from jsg.lang.graphs.graph import (
+from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import (
     AnyNode,
     Append,
-    ArgumentRef,
     Assign,
     Block,
     Choose,
@@ -18,17 +19,18 @@ from jsg.lang.graphs.graph import (
     Condition,
     Fork,
     Generate,
-    Graph,
     Join,
     Loop,
     Media,
     Open,
     Piece,
+    TextValue,
     Value,
+    ValueRef,
     describe,
+    parts,
 )
-from jsg.lang.graphs.sizes import condition_size, text_of_args, value_size
-from jsg.lang.ir import Image, SamplingArgs, Video
+from jsg.lang.ir import SamplingArgs
 from jsg.processing.parts import file_size
 
 
@@ -80,12 +82,18 @@ def check_limits(
     """
     count = _Count(limits, arguments, defaults)
     count.add_block(graph.block, 1)
-    count.add_values((graph.returns,), 1, graph.block.nodes[-1])
+    count.add("steps", size_of(graph.returns), graph.block.nodes[-1])
     for node, pattern in count.patterns:
         try:
             check_pattern(pattern)
         except RequestError as error:
             raise GraphError(f"{describe(node)}: {error}", param="graph") from None
+
+
+def size_of(part: Any) -> int:
+    """Of how many values, conditions and pieces of text a part of a graph is put together."""
+    held = (inner for inner in parts(part) if isinstance(inner, Value | Condition))
+    return sum(1 + len(inner.pieces) if isinstance(inner, TextValue) else 1 for inner in held)
 
 
 class _Count:
@@ -105,84 +113,70 @@ class _Count:
 
     def add_block(self, block: Block, rounds: int) -> None:
         for node in block.nodes:
-            self._add("nodes", 1, node)
-            self._add("steps", rounds, node)
+            self.add("nodes", 1, node)
+            self.add("steps", rounds, node)
             self._add_node(node, rounds)
         if block.nodes:
-            self._add("outputs", len(block.outputs), block.nodes[-1])
-            self.add_values((value for _, value in block.outputs), rounds, block.nodes[-1])
+            self.add("outputs", len(block.outputs), block.nodes[-1])
+            self.add("steps", rounds * size_of(block.outputs), block.nodes[-1])
+
+    def add(self, what: str, number: int, node: AnyNode) -> None:
+        """Counts more of something; raises GraphError where it is too much."""
+        self._counts[what] = self._counts.get(what, 0) + number
+        self._check(what, self._counts[what], node)
 
     def _add_node(self, node: AnyNode, rounds: int) -> None:
         match node:
             case Open():
                 self._defaults[node.stream] = defaults_of(node, self._given)
-                self._add("streams", rounds, node)
+                self.add("streams", rounds, node)
             case Append(pieces=pieces):
-                self._add_pieces(pieces, rounds, node)
+                self.add("steps", rounds * len(pieces), node)
+                self.add("text_chars", rounds * self._length(pieces), node)
             case Assign(value=value):
-                self.add_values((value,), rounds, node)
-            case Media(source=source):
-                media = self._arguments[source.name] if isinstance(source, ArgumentRef) else source
-                assert isinstance(media, Image | Video)
-                self._add("text_chars", rounds * file_size(media.data), node)
-            case Generate(gen=gen):
-                args = gen.args.over(self._defaults[node.stream])
+                self.add("steps", rounds * size_of(value), node)
+            case Media():
+                self.add("text_chars", rounds * file_size(known_media(node, self._arguments).data), node)
+            case Generate():
+                args = node.args.over(self._defaults[node.stream])
                 n = max(1, args.n or 1)
-                self._add("calls", rounds * n, node)
-                self._add("new_tokens", rounds * n * max(0, args.max_tokens or 0), node)
-                self._add("text_chars", rounds * text_of_args(args), node)
+                self.add("calls", rounds * n, node)
+                self.add("new_tokens", rounds * n * max(0, args.max_tokens or 0), node)
+                self.add("text_chars", rounds * _text_of_args(args), node)
             case Choose(choices=choices):
-                self._add("calls", rounds, node)
-                for choice in choices:
-                    self.add_values((choice,), rounds, node)
-                    self._add("text_chars", rounds * self._length(choice.pieces), node)
+                self.add("calls", rounds, node)
+                self.add("steps", rounds * size_of(choices), node)
+                self.add("text_chars", rounds * sum(self._length(choice.pieces) for choice in choices), node)
             case Fork(branches=branches):
-                for branch in branches:
-                    self._defaults[branch] = self._defaults[node.stream]
+                self._defaults |= dict.fromkeys(branches, self._defaults[node.stream])
                 self._check("fan_out", len(branches), node)
-                self._add("streams", rounds * len(branches), node)
+                self.add("streams", rounds * len(branches), node)
             case Join(branches=branches):
-                self._add("steps", rounds * len(branches), node)
-            case Cond(condition=condition, before=before):
-                self._add_condition(condition, rounds, node)
-                self.add_values((value for _, value in before), rounds, node)
+                self.add("steps", rounds * len(branches), node)
+            case Cond():
+                self._add_condition(node.condition, rounds, node)
+                self.add("steps", rounds * size_of(node.before), node)
                 self.add_block(node.then, rounds)
                 self.add_block(node.otherwise, rounds)
-            case Loop(max_rounds=max_rounds, until=until, before=before):
+            case Loop(max_rounds=max_rounds):
                 self._check("rounds", max_rounds, node)
-                self._add("steps", rounds * max_rounds, node)
+                rounds *= max_rounds
                 # What it carries is defined again in each round, whether the body sets it or not.
-                self.add_values((value for _, value in before), rounds * max_rounds, node)
-                if until is not None:
-                    self._add_condition(until, rounds * max_rounds, node)
-                self.add_block(node.body, rounds * max_rounds)
+                self.add("steps", rounds * (1 + size_of(node.before)), node)
+                self._add_condition(node.until, rounds, node)
+                self.add_block(node.body, rounds)
             case _:
                 pass
 
-    def _add_pieces(self, pieces: tuple[Piece, ...], rounds: int, node: AnyNode) -> None:
-        self._add("steps", rounds * len(pieces), node)
-        self._add("text_chars", rounds * self._length(pieces), node)
+    def _add_condition(self, condition: Condition | None, rounds: int, node: Cond | Loop) -> None:
+        self.add("steps", rounds * size_of(condition), node)
+        for pattern in patterns_of(condition):
+            self._check("pattern_chars", len(pattern), node)
+            self.add("patterns", 1, node)
+            self.patterns.append((node, pattern))
 
-    def add_values(self, values: Iterable[Value], rounds: int, node: AnyNode) -> None:
-        for value in values:
-            self._add("steps", rounds * value_size(value), node)
-
-    def _add_condition(self, condition: Condition, rounds: int, node: Cond | Loop) -> None:
-        self._add("steps", rounds * condition_size(condition), node)
-        self._add_patterns(node, condition)
-
-    def _length(self, pieces: tuple[Piece, ...]) -> int:
-        length = 0
-        for piece in pieces:
-            if isinstance(piece, ArgumentRef):
-                length += len(str(self._arguments[piece.name]))
-            elif isinstance(piece, str):
-                length += len(piece)
-        return length
-
-    def _add(self, what: str, number: int, node: AnyNode) -> None:
-        self._counts[what] = self._counts.get(what, 0) + number
-        self._check(what, self._counts[what], node)
+    def _length(self, pieces: Iterable[Piece]) -> int:
+        return len(known_text([piece for piece in pieces if not isinstance(piece, ValueRef)], self._arguments))
 
     def _check(self, what: str, number: int, node: AnyNode) -> None:
         limit = getattr(self._limits, what)
@@ -193,8 +187,8 @@ class _Count:
                 param="graph",
             )
 
-    def _add_patterns(self, node: Cond | Loop, condition: Condition) -> None:
-        for pattern in patterns_of(condition):
-            self._check("pattern_chars", len(pattern), node)
-            self._add("patterns", 1, node)
-            self.patterns.append((node, pattern))
+
+def _text_of_args(args: SamplingArgs) -> int:
+    """Characters of the stop texts, patterns and grammars of a gen; a stop token counts as one."""
+    texts = (*(args.stop or ()), *(args.stop_regex or ()), args.regex, args.json_schema, args.ebnf)
+    return sum(len(text) for text in texts if text is not None) + len(args.stop_token_ids or ())

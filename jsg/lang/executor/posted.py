@@ -24,7 +24,8 @@ from jsg.lang.executor.driver import place_of
 from jsg.lang.executor.execution import Execution
 from jsg.lang.executor.frames import CalledState, text_len
 from jsg.lang.executor.limits import ProgramLimits
-from jsg.lang.graphs.graph import AnyNode, Choose, Generate, Graph
+from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import AnyNode, Choose, Generate
 from jsg.lang.graphs.reorder import reorder
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.state import messages_of

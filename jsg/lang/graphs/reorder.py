@@ -9,8 +9,8 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from jsg.lang.graphs.graph import AnyNode, Append, Argument, Block, Cond, Graph, Loop, Media, ValueRef
-from jsg.lang.graphs.refs import refs_of_node
+from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import AnyNode, Append, Argument, Block, Cond, Loop, Media, ValueRef, refs
 
 
 def reorder(graph: Graph, varying: Collection[str] = ()) -> Graph:
@@ -66,7 +66,4 @@ def _group_of(node: AnyNode) -> tuple[int, int] | None:
 
 
 def _rank(node: AnyNode, varying: frozenset[str]) -> int:
-    ranks = [0]
-    for ref in refs_of_node(node):
-        ranks.append(3 if isinstance(ref, ValueRef) else 2 if ref.name in varying else 1)
-    return max(ranks)
+    return max((3 if isinstance(ref, ValueRef) else 2 if ref.name in varying else 1 for ref in refs(node)), default=0)
