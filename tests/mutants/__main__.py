@@ -1,8 +1,8 @@
 """`python -m tests.mutants`: breaks the core of each package once, and says which breaks the fast tests find.
 
 Each mutation is made in a copy of the checkout, never in the checkout itself, and the fast tests that it names run
-there until the first failure. A mutation that survives is a seam without a fast test. This is no part of `make test`: it
-takes about half an hour on two cores. Exit status 1 where more than `MOST_SURVIVORS` survive.
+there until the first failure. A mutation that survives is a seam without a fast test. The whole list takes about half
+an hour on two cores and is no part of `make test`. Exit status 1 where more than `MOST_SURVIVORS` survive.
 """
 
 import argparse
