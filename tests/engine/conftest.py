@@ -70,7 +70,7 @@ def new_taught_core_of(lettered_model: pathlib.Path, compile_cache_dir: str) -> 
 @pytest.fixture(scope="session")
 def tiny_engine(compile_cache_dir: str) -> Iterator[jsg.Engine]:
     """`jsg.Engine` of the embedded model, in deterministic mode."""
-    with late_programs(), jsg.Engine(
-        max_running_requests=4, deterministic=True, compilation_cache_dir=compile_cache_dir
-    ) as engine:  # fmt: skip
+    with late_programs():
+        made = jsg.Engine(max_running_requests=4, deterministic=True, compilation_cache_dir=compile_cache_dir)
+    with made as engine:
         yield engine
