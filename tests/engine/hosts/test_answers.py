@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.test_tensor_parallel import MAX_DIFFERENCE, answers
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
-from tests.server.conftest import free_port
+from tests.server.running import free_port
 
 FAMILIES = {
     "llama_gqa_head_dim": 4,  # two devices on each host, and key-value heads that are there twice

@@ -7,7 +7,7 @@ import pytest
 
 from jsg.engine.hosts import distributed
 from jsg.errors import ConfigError
-from tests.server.conftest import free_port
+from tests.server.running import free_port
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from jsg.engine.hosts import rendezvous
 from jsg.engine.hosts.rendezvous import Connections, Gathering, join
 from jsg.engine.hosts.watch import FIRST_BEAT, Standing, Watch
 from jsg.errors import ConfigError
-from tests.server.conftest import free_port
+from tests.server.running import free_port
 
 SAME = {"jsg": "1", "--page-size": "1"}
 
