@@ -239,14 +239,14 @@ SERVER = (
     Mutation(
         "server: all keys are one tenant",
         "jsg/server/http/access.py",
-        'hashlib.sha256(b"jsg tenant\0" + key.encode())',
-        'hashlib.sha256(b"jsg tenant\0")',
+        'hashlib.sha256(b"jsg tenant\\0" + key.encode())',
+        'hashlib.sha256(b"jsg tenant\\0")',
         "tests/server/test_access.py tests/server/test_isolation.py",
     ),
     Mutation(
         "server: a stream has no end",
         "jsg/server/http/event_stream.py",
-        'self._ending = b"" if named else b"data: [DONE]\n\n"',
+        'self._ending = b"" if named else b"data: [DONE]\\n\\n"',
         'self._ending = b""',
         "tests/server/test_generate.py tests/server/test_openai_completions.py",
     ),
