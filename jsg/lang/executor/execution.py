@@ -12,13 +12,10 @@ from jsg.lang.executor.frames import Tasks, new_frame
 from jsg.lang.executor.hints import Hints
 from jsg.lang.graphs.graph import MAIN_STREAM, AnyNode, Graph, Join, Open
 from jsg.lang.graphs.optimise import ArgumentValue, Optimisations
-from jsg.lang.ir import SamplingArgs
+from jsg.lang.ir import PUBLISHED, SamplingArgs
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
-
-PUBLISHED_DEFAULTS = SamplingArgs(max_tokens=128, temperature=1.0)
-"""What a gen is given where neither it nor the run of its program says something."""
 
 
 class Execution:
@@ -155,7 +152,7 @@ def defaults_of(node: Open, given: SamplingArgs) -> SamplingArgs:
         given: To the run of the graph.
     """
     own = given if node.stream == MAIN_STREAM else node.defaults
-    return PUBLISHED_DEFAULTS if own is None else own.over(PUBLISHED_DEFAULTS)
+    return PUBLISHED if own is None else own.over(PUBLISHED)
 
 
 def _concatenated(graph: Graph) -> frozenset[int]:

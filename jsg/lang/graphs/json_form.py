@@ -13,7 +13,6 @@
 Fields that hold their default are left out.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any, assert_never
@@ -117,10 +116,7 @@ def media_to_dict(media: Image | Video) -> dict[str, Any]:
 
 def sampling_to_dict(args: SamplingArgs) -> dict[str, Any]:
     """The fields that are not None."""
-    fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
-    return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in fields.items() if value is not None
-    }
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in args.given().items()}
 
 
 def _node(node: AnyNode) -> dict[str, Any]:

@@ -42,19 +42,13 @@ from jsg.lang.graphs.graph import (
     ValueRef,
     VariableValue,
 )
-from jsg.lang.ir import ROLES, Gen, Image, SamplingArgs, Video
+from jsg.lang.ir import GEN, ROLES, Gen, Image, SamplingArgs, Video
+from jsg.parameters import Flag, Integer, Number, OneOf, Texts, TokenIds
 from jsg.processing.media.base64_files import read_base64
 
 VERSION = 1
 MAX_DEPTH = 32  # of blocks in blocks, values in values and conditions in conditions
 _MAX_ABS = 2**53  # whole numbers that JSON carries exactly everywhere
-
-_INTEGERS = frozenset(("max_tokens", "min_tokens", "n", "top_k", "seed", "logprob_start_len", "top_logprobs_num"))
-_NUMBERS = frozenset(("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"))
-_FLAGS = frozenset(("ignore_eos", "return_logprob", "return_text_in_logprobs"))
-_TEXTS = frozenset(("dtype", "regex", "json_schema", "ebnf"))
-_TEXT_LISTS = frozenset(("stop", "stop_regex"))
-_DTYPES = ("int", "float", "bool", "str")
 
 
 class Reader:
@@ -224,25 +218,26 @@ class Reader:
         """Sampling arguments."""
         if not isinstance(source, Mapping):
             self.fail("sampling arguments must be an object")
-        fields: dict[str, Any] = {}
-        for name, value in source.items():
-            if name in _INTEGERS:
-                fields[name] = self._integer(value, name, is_signed=True)
-            elif name in _NUMBERS:
-                fields[name] = self._number(value, name)
-            elif name in _FLAGS:
-                fields[name] = self._flag(value, name)
-            elif name in _TEXTS:
-                fields[name] = self.text(value, name)
-            elif name in _TEXT_LISTS:
-                fields[name] = tuple(self.text(item, name) for item in self._array(value, name))
-            elif name == "stop_token_ids":
-                fields[name] = self._integers(value, name)
-            else:
-                self.fail(f"there is no sampling argument {name!r}")
-        if "dtype" in fields:
-            self._one_of(fields["dtype"], "dtype", _DTYPES)
-        return SamplingArgs(**fields)
+        return SamplingArgs(**{name: self._argument_of_gen(name, value) for name, value in source.items()})
+
+    def _argument_of_gen(self, name: str, value: Any) -> Any:
+        if name not in GEN:
+            self.fail(f"there is no sampling argument {name!r}")
+        match GEN[name].kind:
+            case Integer():
+                return self._integer(value, name, is_signed=True)
+            case Number():
+                return self._number(value, name)
+            case Flag():
+                return self._flag(value, name)
+            case Texts():
+                return tuple(self.text(item, name) for item in self._array(value, name))
+            case TokenIds():
+                return self._integers(value, name)
+            case OneOf(values):
+                return self._one_of(value, name, values)
+            case _:
+                return self.text(value, name)
 
     def _block(self, source: Any) -> Block:
         with self._deeper():

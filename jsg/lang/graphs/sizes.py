@@ -53,5 +53,10 @@ def condition_size(condition: Condition) -> int:
 
 def text_of_args(args: SamplingArgs) -> int:
     """Characters of the stop texts, patterns and grammars of a gen; a stop token counts as one."""
-    texts = (*(args.stop or ()), *(args.stop_regex or ()), args.regex, args.json_schema, args.ebnf)
-    return sum(len(text) for text in texts if text is not None) + len(args.stop_token_ids or ())
+    size = 0
+    for value in args.given().values():
+        if isinstance(value, tuple):
+            size += sum(len(item) if isinstance(item, str) else 1 for item in value)
+        elif isinstance(value, str):
+            size += len(value)
+    return size

@@ -12,6 +12,7 @@ from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported, request_fields
 from jsg.lang.remote.transport import explain, transport_errors
 from jsg.lang.remote.wire import Abilities, Bill, Call, Delta, Failure, Message, Picture, Scored
+from jsg.parameters import named
 
 FINISHES: Mapping[str, str] = {
     "end_turn": "stop",
@@ -21,7 +22,11 @@ FINISHES: Mapping[str, str] = {
     "model_context_window_exceeded": "length",
 }
 """Why an answer ended, in the words of the language; others stay as they are."""
-_SAMPLING = {"top_p": "top_p", "top_k": "top_k"}
+_SAMPLING = {
+    argument: field
+    for field, parameter in named("anthropic").items()
+    if (argument := parameter.name_in("gen")) is not None and "anthropic" in parameter.remote
+}
 _SCHEMA = {"json_schema": "output_config"}
 _TOOL = "choose"
 _TOKENS_OF_A_TOOL_CALL = 64  # around the choice itself

@@ -13,10 +13,11 @@ from jsg.lang.remote.arguments import Unsupported, put_field, request_fields
 from jsg.lang.remote.dialects import Dialect
 from jsg.lang.remote.transport import explain, transport_errors
 from jsg.lang.remote.wire import Abilities, Bill, Call, Delta, Failure, Message, Picture, Scored, Token
+from jsg.parameters import named
 
 _OF_THE_PACKAGE = frozenset(
     {
-        *("top_p", "frequency_penalty", "presence_penalty", "seed"),
+        *(field for field, parameter in named("openai").items() if "openai" in parameter.remote),
         *("response_format", "logprobs", "top_logprobs", "logit_bias"),
     }
 )
