@@ -157,18 +157,7 @@ class LogitBias:
         return tuple((token, float(bias)) for token, bias in pairs if token is not None)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Grammar:
-    """A `GrammarSpec`, which `SamplingParams` checks itself: only there its class is known."""
-
-    type: ClassVar[Any] = Any
-
-    def read(self, name: str, value: Any) -> Any:
-        """As `Integer.read`."""
-        return value
-
-
-Kind = Integer | Number | Flag | Text | OneOf | Texts | TokenIds | LogitBias | Grammar
+Kind = Integer | Number | Flag | Text | OneOf | Texts | TokenIds | LogitBias
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -180,136 +169,120 @@ class Parameter:
         kind: What values it takes.
         default: Its value where nobody gives one.
         interfaces: Where else it can be given.
-        other_names: Its name in an interface that calls it otherwise.
+        help: What the documentation of the HTTP interfaces says of it; the range of a number where it is empty.
+        names: Its name in an interface that calls it otherwise.
         role: "sampling" is a field of `SamplingParams`, "grammar" stands for its field `grammar`, "report" belongs to
             the request as a whole, and "type" is known to the language only, which makes a grammar of it.
         remote: Whose APIs take it, under the name in "openai", or in "anthropic" for Anthropic's.
         has_neutral: The default asks for nothing, so a backend that cannot honour the parameter need not refuse it.
         takes_zero: In the interfaces of OpenAI and Anthropic, 0 stands for the default.
         is_stateless: What it does to a token depends on nothing before that token, so gens may share a call.
-        help: What the documentation of the HTTP interfaces says of it.
     """
 
     name: str
     kind: Kind
     default: Any
     interfaces: tuple[Interface, ...]
-    other_names: Mapping[Interface, str] = dataclasses.field(default_factory=dict)
+    help: str = ""
     _: dataclasses.KW_ONLY
+    names: Mapping[Interface, str] = dataclasses.field(default_factory=dict)
     role: Literal["sampling", "grammar", "report", "type"] = "sampling"
     remote: tuple[Remote, ...] = ()
     has_neutral: bool = True
     takes_zero: bool = False
     is_stateless: bool = False
-    help: str = ""
 
     def name_in(self, interface: Interface) -> str | None:
         """Its name in an interface; None where it cannot be given."""
-        return self.other_names.get(interface, self.name) if interface in self.interfaces else None
+        return self.names.get(interface, self.name) if interface in self.interfaces else None
 
 
 _PROGRAMS: tuple[Interface, ...] = ("gen", "run")
+_COMPLETIONS: tuple[Interface, ...] = (*_PROGRAMS, "openai")
+_OPENAI: tuple[Interface, ...] = (*_COMPLETIONS, "responses")
+_EVERYWHERE: tuple[Interface, ...] = (*_OPENAI, "anthropic")
 _HTTP: tuple[Interface, ...] = ("openai", "responses", "anthropic")
-_OPENAI: tuple[Interface, ...] = ("openai", "responses")
 _SERVERS: tuple[Remote, ...] = ("sglang", "vllm")
-_ALL_OPENAI: tuple[Remote, ...] = ("openai", *_SERVERS)
+_ALL: tuple[Remote, ...] = ("openai", *_SERVERS)
+_STOPS = Texts(MAX_STOP_STRINGS, MAX_STOP_CHARS, "strings")
+_PATTERNS = Texts(MAX_STOP_PATTERNS, MAX_STOP_PATTERN_CHARS, "patterns")
+_N = Integer(1, MAX_N, f"an integer in [1, {MAX_N}]")
+_TOP_K = Integer(1, rule="-1 or an integer from 1", also=-1)
+_SEEDS = Integer(-(2**63), 2**64 - 1, "a 64-bit integer")
+_PENALTY = Number(-2, 2, "in [-2, 2]")
 _MAX_TOKENS: Mapping[Interface, str] = {
     **{"gen": "max_tokens", "openai": "max_tokens", "anthropic": "max_tokens"},
     "responses": "max_output_tokens",
 }
-_SEED: Mapping[Interface, str] = dict.fromkeys((*_PROGRAMS, *_HTTP), "seed")
-_PENALTY = Number(-2, 2, "in [-2, 2]")
+_MIN_TOKENS: Mapping[Interface, str] = {"gen": "min_tokens", "openai": "min_tokens"}
+_SEED: Mapping[Interface, str] = dict.fromkeys(_EVERYWHERE, "seed")
 
 PARAMETERS: tuple[Parameter, ...] = (
-    Parameter("max_new_tokens", Integer(), 128, (*_PROGRAMS, *_HTTP), _MAX_TOKENS, has_neutral=False),
+    Parameter("max_new_tokens", Integer(), 128, _EVERYWHERE, names=_MAX_TOKENS, has_neutral=False),
     Parameter(
         "min_new_tokens",
         Integer(),
         0,
-        (*_PROGRAMS, "openai"),
-        {"gen": "min_tokens", "openai": "min_tokens"},
+        _COMPLETIONS,
+        "Nothing ends an answer before so many.",
+        names=_MIN_TOKENS,
         remote=_SERVERS,
-        help="Nothing ends an answer before so many.",
     ),
-    Parameter(
-        "n",
-        Integer(1, MAX_N, f"an integer in [1, {MAX_N}]"),
-        1,
-        ("gen", "openai"),
-        help="Answers to each prompt; answer i samples with seed + i.",
-    ),
+    Parameter("n", _N, 1, ("gen", "openai"), "Answers to each prompt; answer i samples with seed + i."),
     Parameter(
         "stop",
-        Texts(MAX_STOP_STRINGS, MAX_STOP_CHARS, "strings"),
+        _STOPS,
         (),
-        (*_PROGRAMS, *_HTTP),
-        {"anthropic": "stop_sequences"},
-        help=f"At most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARS} characters that end an answer.",
+        _EVERYWHERE,
+        f"At most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARS} characters that end an answer.",
+        names={"anthropic": "stop_sequences"},
     ),
     Parameter(
         "stop_token_ids",
         TokenIds(MAX_STOP_TOKENS),
         (),
-        (*_PROGRAMS, "openai"),
+        _COMPLETIONS,
+        f"At most {MAX_STOP_TOKENS} ids that end an answer.",
         remote=_SERVERS,
-        help=f"At most {MAX_STOP_TOKENS} ids that end an answer.",
     ),
     Parameter(
         "stop_regex",
-        Texts(MAX_STOP_PATTERNS, MAX_STOP_PATTERN_CHARS, "patterns"),
+        _PATTERNS,
         (),
-        (*_PROGRAMS, "openai"),
-        remote=("sglang",),
-        help=f"SGLang's: at most {MAX_STOP_PATTERNS} regular expressions of 1 to {MAX_STOP_PATTERN_CHARS} characters; "
+        _COMPLETIONS,
+        f"SGLang's: at most {MAX_STOP_PATTERNS} regular expressions of 1 to {MAX_STOP_PATTERN_CHARS} characters; "
         "an answer ends before the first match.",
+        remote=("sglang",),
     ),
     Parameter(
         "temperature",
         Number(1e-5, 100, "0 or in [1e-5, 100]", also=0),
         1.0,
-        (*_PROGRAMS, *_HTTP),
+        _EVERYWHERE,
+        "0 is greedy; otherwise in [1e-5, 100]. Default 1.",
         has_neutral=False,
         is_stateless=True,
-        help="0 is greedy; otherwise in [1e-5, 100]. Default 1.",
     ),
     Parameter(
-        "top_p",
-        Number(1e-6, 1, "in [1e-6, 1]"),
-        1.0,
-        (*_PROGRAMS, *_HTTP),
-        remote=(*_ALL_OPENAI, "anthropic"),
-        is_stateless=True,
+        "top_p", Number(1e-6, 1, "in [1e-6, 1]"), 1.0, _EVERYWHERE, remote=(*_ALL, "anthropic"), is_stateless=True
     ),
     Parameter(
         "top_k",
-        Integer(1, rule="-1 or an integer from 1", also=-1),
+        _TOP_K,
         -1,
-        (*_PROGRAMS, *_HTTP),
+        _EVERYWHERE,
+        "-1 and 0 keep all tokens.",
         remote=(*_SERVERS, "anthropic"),
         takes_zero=True,
         is_stateless=True,
-        help="-1 and 0 keep all tokens.",
     ),
-    Parameter("min_p", Number(0, 1, "in [0, 1]"), 0.0, (*_PROGRAMS, *_OPENAI), remote=_SERVERS, is_stateless=True),
-    Parameter("frequency_penalty", _PENALTY, 0.0, (*_PROGRAMS, *_OPENAI), remote=_ALL_OPENAI),
-    Parameter("presence_penalty", _PENALTY, 0.0, (*_PROGRAMS, *_OPENAI), remote=_ALL_OPENAI),
-    Parameter("repetition_penalty", Number(0.01, 2, "in [0.01, 2]"), 1.0, (*_PROGRAMS, *_OPENAI), remote=_SERVERS),
+    Parameter("min_p", Number(0, 1, "in [0, 1]"), 0.0, _OPENAI, remote=_SERVERS, is_stateless=True),
+    Parameter("frequency_penalty", _PENALTY, 0.0, _OPENAI, remote=_ALL),
+    Parameter("presence_penalty", _PENALTY, 0.0, _OPENAI, remote=_ALL),
+    Parameter("repetition_penalty", Number(0.01, 2, "in [0.01, 2]"), 1.0, _OPENAI, remote=_SERVERS),
+    Parameter("ignore_eos", Flag(), False, _COMPLETIONS, "Do not end at the model's end of text.", remote=_SERVERS),
     Parameter(
-        "ignore_eos",
-        Flag(),
-        False,
-        (*_PROGRAMS, "openai"),
-        remote=_SERVERS,
-        help="Do not end at the model's end of text.",
-    ),
-    Parameter(
-        "sampling_seed",
-        Integer(-(2**63), 2**64 - 1, "a 64-bit integer"),
-        None,
-        (*_PROGRAMS, *_HTTP),
-        _SEED,
-        remote=_ALL_OPENAI,
-        help="The same seed gives the same tokens.",
+        "sampling_seed", _SEEDS, None, _EVERYWHERE, "The same seed gives the same tokens.", names=_SEED, remote=_ALL
     ),
     Parameter("return_logprob", Flag(), False, _PROGRAMS, role="report"),
     Parameter("logprob_start_len", Integer(-1), -1, _PROGRAMS, role="report"),
@@ -324,24 +297,19 @@ PARAMETERS: tuple[Parameter, ...] = (
         LogitBias(MAX_LOGIT_BIAS),
         (),
         ("openai",),
-        help=f"At most {MAX_LOGIT_BIAS} token ids → what is added to their logits, in [-100, 100].",
+        f"At most {MAX_LOGIT_BIAS} token ids → what is added to their logits, in [-100, 100].",
     ),
-    Parameter("skip_special_tokens", Flag(), True, ("openai",), help="Leave them out of the text; default true."),
-    Parameter("no_stop_trim", Flag(), False, ("openai",), help="SGLang's name for `include_stop_str_in_output`."),
-    Parameter("grammar", Grammar(), None, ()),
+    Parameter("skip_special_tokens", Flag(), True, ("openai",), "Leave them out of the text; default true."),
+    Parameter("no_stop_trim", Flag(), False, ("openai",), "SGLang's name for `include_stop_str_in_output`."),
     Parameter(
-        "jump_forward",
-        OneOf(get_args(JumpForward)),
-        None,
-        _HTTP,
-        help="What to do where the grammar leaves one way on.",
+        "jump_forward", OneOf(get_args(JumpForward)), None, _HTTP, "What to do where the grammar leaves one way on."
     ),
     Parameter(
         "return_constraint",
         Flag(),
         False,
         _HTTP,
-        help="The answer has `constraint`: the share that jump-forward wrote, and what the mask kept.",
+        "The answer has `constraint`: the share that jump-forward wrote, and what the mask kept.",
     ),
 )
 

@@ -6,7 +6,6 @@ from pydantic import Field, create_model
 
 from jsg.parameters import (
     Flag,
-    Grammar,
     Integer,
     Interface,
     Kind,
@@ -63,7 +62,7 @@ def _type_of(kind: Kind) -> Any:
             return float
         case Flag():
             return bool
-        case Text() | Grammar():
+        case Text():
             return str
         case OneOf(values):
             return Literal[values]
