@@ -112,7 +112,7 @@ def test_one_more_parameter_in_the_table_is_everywhere():
             "run": {NAME: 3},
             "run with the neutral value": {},
             "graph": {NAME: 4.0},
-            "graph refuses": f"sampling_params: {NAME} must be a number",
+            "graph refuses": f"sampling_params: {NAME} must be a number, but got 'very'",
             "session": {NAME: 2},
         },
         "others": {
