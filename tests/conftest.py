@@ -57,8 +57,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--shared-data must name a folder that exists, but got {str(folder)!r}")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the soak first: it mostly waits, and beside it another worker runs everything else."""
+    """Marks what reads large data sets as slow, and puts the soak first: beside it another worker runs the rest."""
+    for item in items:
+        if "shared_data" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.name != "test_three_minutes")
 
 
