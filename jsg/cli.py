@@ -154,7 +154,7 @@ def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | Se
             parser.add_argument(option(field.name), action="store_true", default=argparse.SUPPRESS, help=text)
             continue
         if field.default is not None:
-            text += f" (default: {field.default})"
+            text += f" Default: {field.default}."
         parser.add_argument(
             option(field.name),
             type=kind,

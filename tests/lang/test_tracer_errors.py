@@ -6,10 +6,7 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import TraceError
-from jsg.lang.graphs.graph import (
-    Append,
-    ArgumentRef,
-)
+from jsg.lang.graphs.nodes import Append, ArgumentRef
 from tests.lang.graph_programs import backend
 
 FILE = "test_tracer_errors.py"

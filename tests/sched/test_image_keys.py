@@ -19,7 +19,7 @@ from jsg.sched.records import Placement, new_running_request
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape, VisionStore
 from jsg.types import FinishType, Request, SamplingParams
 from tests.sched.simulated import FRAME_ROWS, TILE_ROWS, VOCAB, EngineShape, SimulatedEngine, TokenModel
-from tests.sched.test_traffic import Traffic, abort_somebody, random_request
+from tests.sched.test_traffic import Traffic, abort_somebody, check_wild, random_request
 
 PLACEHOLDER = VOCAB - 2
 no_lock: Any = None
@@ -354,12 +354,12 @@ def random_images(rng: random.Random, plain: Request, limit: int) -> Request:
     )
 
 
-@pytest.mark.parametrize("draft_len", [0, 4])
-def test_images_change_no_answer(draft_len: int, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("num_examples", [12, pytest.param(80, marks=pytest.mark.slow)])
+def test_images_change_no_answer(num_examples: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(admission, "DECAY_STEPS", 5)
     happened: Counter[str] = Counter()
 
-    @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=num_examples, suppress_health_check=[HealthCheck.too_slow])
     @given(
         shape=st.builds(
             EngineShape,
@@ -371,6 +371,7 @@ def test_images_change_no_answer(draft_len: int, monkeypatch: pytest.MonkeyPatch
             has_decode=st.sampled_from([True, True, False]),
             overlaps=st.booleans(),
             conservativeness=st.sampled_from([0.02, 0.05]),
+            draft_len=st.sampled_from([0, 4]),
             vision_rows=st.integers(3 * TILE_ROWS, 6 * TILE_ROWS).map(lambda rows: rows + NUM_FIXED_ROWS),
         ),
         traffic=st.builds(
@@ -382,7 +383,7 @@ def test_images_change_no_answer(draft_len: int, monkeypatch: pytest.MonkeyPatch
         ),
     )
     def play(shape: EngineShape, traffic: Traffic) -> None:
-        rng, engine = random.Random(traffic.seed), SimulatedEngine(dataclasses.replace(shape, draft_len=draft_len))
+        rng, engine = random.Random(traffic.seed), SimulatedEngine(shape)
         small = dataclasses.replace(shape, context_length=30)
         for number in range(traffic.num_requests):
             engine.add(random_images(rng, random_request(rng, f"r{number}", small), shape.num_pages))
@@ -408,8 +409,7 @@ def test_images_change_no_answer(draft_len: int, monkeypatch: pytest.MonkeyPatch
         assert not vision.num_used_rows and not vision.num_pixel_bytes
 
     play()
-    names = ("encodings", "found", "evictions", "retracts", "hits", "cuts")
-    assert min(happened[name] for name in names) >= 20, f"the traffic is too tame to prove anything: {happened}"
+    check_wild(happened, ("encodings", "found", "evictions", "retracts", "hits", "cuts"), 10)
 
 
 # What is refused.

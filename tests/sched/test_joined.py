@@ -180,7 +180,7 @@ def test_slots_are_not_copied_in_the_step_that_writes_them():
 def test_branches_are_counted_once_however_often_their_parts_begin(conservativeness: float):
     """What a part had computed before it gave way is no hit when it comes again."""
     num_again = 0
-    for seed in range(40):
+    for seed in range(10):
         rng = random.Random(seed)
         engine = make_engine(num_pages=24, max_running=3, chunk=8, conservativeness=conservativeness)
         for number in range(5):
@@ -425,10 +425,18 @@ def requests(draw: st.DrawFn, rid: str) -> Request:
     )
 
 
-@hypothesis.settings(max_examples=100, deadline=None)
-@hypothesis.given(st.data())
-def test_random_traffic_with_joined_prompts(data: st.DataObject):
+def test_random_traffic_with_joined_prompts():
     """Whatever else runs, waits, is held, retracted or aborted: every token sees what it should, where it should."""
+    hypothesis.settings(max_examples=60)(play)()
+
+
+@pytest.mark.slow
+def test_random_traffic_with_joined_prompts_at_length():
+    hypothesis.settings(max_examples=400)(play)()
+
+
+@hypothesis.given(st.data())
+def play(data: st.DataObject) -> None:
     page_size = data.draw(st.sampled_from([1, 1, 4]))
     shape = EngineShape(
         num_pages=data.draw(st.integers(6, 20)) * 4 // page_size,
@@ -447,10 +455,10 @@ def test_random_traffic_with_joined_prompts(data: st.DataObject):
     )
     at_once = data.draw(st.sampled_from([1, 2, 1000]))
     with mock.patch.multiple(joined_requests, COPIED_AT_ONCE=0, MIN_AT_ONCE=at_once):
-        play(data, shape)
+        send(data, shape)
 
 
-def play(data: st.DataObject, shape: EngineShape) -> None:
+def send(data: st.DataObject, shape: EngineShape) -> None:
     engine = SimulatedEngine(shape, TokenModel(broken_every=data.draw(st.sampled_from([50, 10**9]))))
     engine.scheduler.table.words._limit = data.draw(st.sampled_from([8, 1000]))
     for number in range(data.draw(st.integers(1, 10))):

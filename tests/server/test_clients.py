@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.conftest import RunningServer, ServerMaker, events_of
+from tests.server.running import RunningServer, events_of
+from tests.server.threads import ServerMaker
 
 LM_EVAL = "lm-evaluation-harness 0064c3a"
 VLLM = "vllm bench serve 02cfb53"

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 import jsg as sgl
-from tests.server.conftest import RunningServer, ServerMaker
+from tests.server.running import RunningServer
+from tests.server.threads import ServerMaker
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 INSTRUCTION = "You answer questions in a few words, and you never say that you do not know. Question: "

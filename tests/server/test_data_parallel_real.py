@@ -13,8 +13,9 @@ import pytest
 
 import jsg as sgl
 from bench.served import engines_of
-from tests.server.conftest import RunningServer, ServerMaker, running, wait_until
+from tests.server.running import RunningServer, running, wait_until
 from tests.server.scrape import scrape
+from tests.server.threads import ServerMaker
 from tests.server.vision_model import PATCHES, base64_of, png, write_vision_model
 
 pytestmark = pytest.mark.slow

@@ -18,8 +18,9 @@ import pytest
 
 from bench import served
 from tests.engine.fake_core import FAILING_TOKEN, RAISING_TOKEN
-from tests.server.conftest import LONG_STREAMS, RunningServer, ServerMaker, check_discreet, is_running, wait_until
 from tests.server.real_model import NAN_TOKEN, VOCAB
+from tests.server.running import LONG_STREAMS, RunningServer, ServerProcess, check_discreet, is_running, wait_until
+from tests.server.threads import ServerMaker, ServerThread
 
 MAX_RUNNING = 8
 LASTING = {"temperature": 0, "ignore_eos": True}
@@ -207,16 +208,14 @@ class TestFailingRows:
             assert answer.result().json()["output_ids"] == alone
         server.wait_for_stats(**IDLE)
 
-    def test_what_the_engine_does_not_expect_is_one_requests_failure(self, make_server: ServerMaker):
-        with make_server() as server:
-            engine = engine_of(server)
-            with concurrent.futures.ThreadPoolExecutor() as pool:
-                answers = [pool.submit(server.http.post, "/generate", json={"text": "abc"}) for _ in range(4)]
-                failed = server.http.post("/generate", json={"input_ids": [RAISING_TOKEN]})
-                assert failed.status_code == 500
-                assert "cannot be added" not in failed.text, "what the engine said is for the log"
-                assert all(answer.result().json()["text"].startswith("abcabc") for answer in answers)
-            assert engine_of(server) == engine
+    def test_what_the_engine_does_not_expect_is_one_requests_failure(self, server: RunningServer):
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            answers = [pool.submit(server.http.post, "/generate", json={"text": "abc"}) for _ in range(4)]
+            failed = server.http.post("/generate", json={"input_ids": [RAISING_TOKEN]})
+            assert failed.status_code == 500
+            assert "cannot be added" not in failed.text, "what the engine said is for the log"
+            assert all(answer.result().json()["text"].startswith("abcabc") for answer in answers)
+        assert engine_of(server) == [True]
 
 
 @pytest.mark.slow
@@ -287,6 +286,9 @@ def p99_health_s(server: RunningServer) -> float:
     return sorted(waits_s)[-2]
 
 
-def engine_of(server: RunningServer) -> int:
-    """The process id of the engine."""
+def engine_of(server: RunningServer) -> int | list[bool]:
+    """The process id of the engine; whether each lives, where they are threads."""
+    if isinstance(server, ServerThread):
+        return [engine.is_running for engine in server.engines]
+    assert isinstance(server, ServerProcess)
     return served.engine_of(server.process.pid)

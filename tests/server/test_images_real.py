@@ -10,7 +10,7 @@ import openai
 import pytest
 
 import jsg as sgl
-from tests.server.conftest import RunningServer, running
+from tests.server.running import RunningServer, running
 from tests.server.vision_model import PATCHES, base64_of, data_url, png, write_vision_model
 
 OPTIONS = {"max_running_requests": 2, "chunked_prefill_size": 64, "max_total_tokens": 4096}

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 import jsg as sgl
-from tests.server.conftest import RunningServer, ServerMaker
+from tests.server.running import RunningServer
+from tests.server.threads import ServerMaker
 
 PROMPT = "In the beginning there was a prompt of some length, and it said: "
 

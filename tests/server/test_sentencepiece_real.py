@@ -7,8 +7,9 @@ import httpx
 import pytest
 
 from tests.processing.sentencepieces import PUBLISHED, write
-from tests.server.conftest import REAL_OPTIONS, data_of, running
+from tests.server.conftest import REAL_OPTIONS
 from tests.server.real_model import write_real_model
+from tests.server.running import data_of, running
 
 TEXT = "Hello 😀 there"
 

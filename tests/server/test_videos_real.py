@@ -10,8 +10,8 @@ import pytest
 
 import jsg as sgl
 from jsg.processing.media.base64_files import write_base64
-from tests.server.conftest import RunningServer, running
 from tests.server.films import frames_of, write_two_films
+from tests.server.running import RunningServer, running
 from tests.server.vision_model import base64_of, data_url, png, write_vision_model
 
 OPTIONS = {"max_running_requests": 2, "chunked_prefill_size": 64, "max_total_tokens": 4096}

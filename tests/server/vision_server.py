@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.server.battery import PROGRAM
-from tests.server.conftest import RunningServer, running
+from tests.server.running import RunningServer, running
 
 type Body = dict[str, Any]
 

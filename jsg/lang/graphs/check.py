@@ -1,39 +1,33 @@
 """Whether a graph is well-formed: what a graph that came over the network has to prove before anything runs."""
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Never, assert_never
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Never, assert_never
 
 from jsg.errors import GraphError
-from jsg.lang.graphs.graph import (
+from jsg.lang.graphs import codec
+from jsg.lang.graphs.graph import VERSION, Graph
+from jsg.lang.graphs.nodes import (
     MAIN_STREAM,
     REASONING_SUFFIX,
-    AllOf,
     AnyNode,
-    AnyOf,
-    Append,
+    Argument,
     ArgumentRef,
     Assign,
     Block,
     Choose,
     Cond,
-    Condition,
     ConstantValue,
-    Contains,
     DictValue,
-    Equals,
     Fork,
     Generate,
-    Graph,
     Join,
     ListValue,
     Loop,
-    Matches,
     Media,
     Node,
-    Not,
     Open,
-    Piece,
     ReadText,
     Scope,
     StateValue,
@@ -41,15 +35,48 @@ from jsg.lang.graphs.graph import (
     Turn,
     Value,
     ValueRef,
+    Values,
     VariableValue,
+    children,
     describe,
 )
-from jsg.lang.ir import Image, Role, Video
+from jsg.lang.ir import Role
 
 Shape = int | None
 """Of a variable that text may read: None is one value, a number is the length of a list."""
 OPAQUE = -1
 """Of a variable that only `returns` may hold: a dictionary, a list of lists, or a list here and one value there."""
+
+
+_FIELDS = {
+    "name": str,
+    "arguments": tuple[Argument, ...],
+    "nodes": tuple[AnyNode, ...],
+    "outputs": Values,
+    "returns": Value,
+}
+
+
+def graph_from_json(source: str | bytes | Mapping[str, Any]) -> Graph:
+    """The graph of a JSON text, or of what was parsed from one. It is well-formed (`check_graph`).
+
+    Raises:
+        GraphError: It is not such a text or not well-formed; the message names the node.
+    """
+    if isinstance(source, str | bytes):
+        try:
+            source = json.loads(source)
+        except (ValueError, RecursionError) as error:
+            raise GraphError(f"a graph must be JSON: {error}", param="graph") from None
+    place = codec.Place("graph")
+    held = dict(source) if isinstance(source, Mapping) else {}
+    if held.get("jsg_graph") != VERSION:
+        place.fail(f"it must be an object with jsg_graph {VERSION}, the version of graphs that is understood here")
+    place.check_keys(held, ("jsg_graph", *_FIELDS))
+    name, arguments, *block, returns = (codec.read(kind, held[key], key, place) for key, kind in _FIELDS.items())
+    graph = Graph(name=name, arguments=arguments, block=Block(*block), returns=returns)
+    check_graph(graph)
+    return graph
 
 
 def check_graph(graph: Graph) -> None:
@@ -65,8 +92,7 @@ def check_graph(graph: Graph) -> None:
         raise GraphError("a graph must begin with a node of kind 'open'", param="graph")
     checker = _Checker(graph)
     checker.run_block(graph.block, None)
-    for value in (graph.returns, *(value for _, value in graph.block.outputs)):
-        checker.check_value(value, graph.block.nodes[-1])
+    checker.check_reads((graph.returns, graph.block.outputs), graph.block.nodes[-1])
 
 
 def shape_of(value: Value) -> Shape:
@@ -129,8 +155,7 @@ class _Checker:
         if len({name for name, _ in block.outputs}) < len(block.outputs):
             self._fail("the outputs of a block must have different names", holder or block.nodes[-1])
         if holder is not None and held is not None and outside is not None:
-            for _, value in block.outputs:
-                self.check_value(value, holder)
+            self.check_reads(block.outputs, holder)
             if (held.role, held.scopes) != outside[1:]:
                 self._fail("a block must close the turns and scopes that it opens, and no others", holder)
             held.block = outside[0]
@@ -146,23 +171,18 @@ class _Checker:
             self._open(node.stream, node)
             return
         stream = self._live(node.stream, node)
+        self.check_reads(node.before if isinstance(node, Loop) else tuple(children(node)), node)
         match node:
-            case Append():
-                self._check_pieces(node.pieces, node)
             case Media():
                 self._check_media(node)
-            case Generate():
-                n, name = node.gen.args.n, node.gen.name
-                shape = n if n is not None and n > 1 else None
-                if name is not None:
-                    self._define(node, name, shape)
-                if name is not None and node.reasoning is not None:
+            case Generate(name=str(name)):
+                shape = node.args.n if node.args.n is not None and node.args.n > 1 else None
+                self._define(node, name, shape)
+                if node.reasoning is not None:
                     self._define(node, name + REASONING_SUFFIX, shape)
             case Choose():
                 if not node.choices:
                     self._fail("there must be at least one choice", node)
-                for choice in node.choices:
-                    self._check_pieces(choice.pieces, node)
                 if node.name is not None:
                     self._define(node, node.name, None)
             case Turn():
@@ -172,7 +192,6 @@ class _Checker:
             case ReadText():
                 self._define(node, "", None)
             case Assign():
-                self.check_value(node.value, node)
                 self._define(node, node.name, shape_of(node.value))
             case Fork():
                 if not node.branches or (node.offsets is not None and len(node.offsets) != len(node.branches)):
@@ -186,19 +205,15 @@ class _Checker:
             case Loop():
                 self._check_loop(node)
             case _:
-                assert_never(node)
+                pass
 
     def _check_media(self, node: Media) -> None:
-        match node.source:
-            case ArgumentRef(name):
-                kind = "image" if node.num_frames is None else "video"
-                if self._kinds.get(name) != kind:
-                    self._fail(f"no argument {name!r} of kind {kind} is declared", node)
-            case Image() | Video():
-                if node.num_frames is not None:
-                    self._fail("num_frames belongs to the video itself", node)
-            case _:
-                assert_never(node.source)
+        if isinstance(node.source, ArgumentRef):
+            kind = "image" if node.num_frames is None else "video"
+            if self._kinds.get(node.source.name) != kind:
+                self._fail(f"no argument {node.source.name!r} of kind {kind} is declared", node)
+        elif node.num_frames is not None:
+            self._fail("num_frames belongs to the video itself", node)
 
     def _check_turn(self, node: Turn, stream: _Stream) -> None:
         if node.is_begin and stream.role is not None:
@@ -230,9 +245,6 @@ class _Checker:
             branch.is_ended = True
 
     def _check_cond(self, node: Cond) -> None:
-        self.check_condition(node.condition, node)
-        for _, value in node.before:
-            self.check_value(value, node)
         for block in (node.then, node.otherwise):
             visible = dict(self._shapes)
             self.run_block(block, node)
@@ -242,71 +254,36 @@ class _Checker:
     def _check_loop(self, node: Loop) -> None:
         if node.max_rounds < 1:
             self._fail(f"max_rounds must be at least 1, but got {node.max_rounds}", node)
-        for _, value in node.before:
-            self.check_value(value, node)
         visible = dict(self._shapes)
         merged = merged_shapes(node.body.outputs, node.before)
         self._define_all(node, {name: merged[name] for name, _ in node.before})  # of the rounds behind the first, too
         self.run_block(node.body, node)
-        if node.until is not None:
-            self.check_condition(node.until, node)
+        self.check_reads(node.until, node)
         self._shapes = visible
         self._define_all(node, merged)
 
-    def check_condition(self, condition: Condition, node: Node) -> None:
-        """Raises GraphError where a condition reads what is not there."""
-        match condition:
-            case Equals(value, text) | Contains(value, text):
-                self._check_pieces(value.pieces, node)
-                self._check_pieces(text.pieces, node)
-            case Matches(value):
-                self._check_pieces(value.pieces, node)
-            case Not(inner):
-                self.check_condition(inner, node)
-            case AllOf(conditions) | AnyOf(conditions):
-                for inner in conditions:
-                    self.check_condition(inner, node)
-            case _:
-                assert_never(condition)
-
-    def check_value(self, value: Value, node: Node) -> None:
-        """Raises GraphError where a value reads what is not there."""
-        match value:
-            case TextValue(pieces):
-                self._check_pieces(pieces, node)
-            case ListValue(items):
-                for item in items:
-                    self.check_value(item, node)
-            case DictValue(entries):
-                for _, item in entries:
-                    self.check_value(item, node)
-            case ConstantValue():
+    def check_reads(self, part: Any, node: Node) -> None:
+        """Raises GraphError where a part of a node, its blocks aside, reads what is not there."""
+        match part:
+            case Block():
                 pass
+            case ArgumentRef(name):
+                if self._kinds.get(name) != "text" and not isinstance(node, Media):
+                    self._fail(f"no argument {name!r} of kind text is declared", node)
+            case ValueRef():
+                self._check_ref(part, node)
             case VariableValue(ref):
                 if (ref.node, ref.name) not in self._shapes or ref.index is not None:
                     self._fail(
                         f"it keeps {ref.name!r} of node {ref.node}, which is not defined where it can be seen", node
                     )
-            case StateValue(stream, outputs):
-                for _, item in outputs:
-                    self.check_value(item, node)
+            case StateValue(stream, variables):
+                self.check_reads(variables, node)
                 if stream not in self._streams or not self._streams[stream].is_outermost:
                     self._fail(f"there is no stream {stream} outside of cond and loop", node)
             case _:
-                assert_never(value)
-
-    def _check_pieces(self, pieces: Iterable[Piece], node: Node) -> None:
-        for piece in pieces:
-            match piece:
-                case str():
-                    pass
-                case ArgumentRef(name):
-                    if self._kinds.get(name) != "text":
-                        self._fail(f"no argument {name!r} of kind text is declared", node)
-                case ValueRef():
-                    self._check_ref(piece, node)
-                case _:
-                    assert_never(piece)
+                for inner in children(part):
+                    self.check_reads(inner, node)
 
     def _check_ref(self, ref: ValueRef, node: Node) -> None:
         if (ref.node, ref.name) not in self._shapes:

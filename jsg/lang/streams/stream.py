@@ -51,7 +51,6 @@ from jsg.lang.streams.ops import (
     CloseScope,
     ExprOp,
     Generate,
-    Hint,
     Later,
     Mark,
     OpenScope,
@@ -149,11 +148,6 @@ class Stream:
         for name, variable in promised.items():
             self._assign(name, variable)
         self._push([Later(expand, promised, place)])
-
-    def hint(self) -> None:
-        """Has the prompt, as it is then, computed ahead where the backend can do that; never fails."""
-        self._check_open()
-        self.runner.push([Hint()])
 
     def set(self, name: str, value: Any) -> None:
         """Sets a variable to a value that is known. Raises ProgramError where a join would no longer find it."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, SupportsIndex
 
 from jsg.errors import TraceError
-from jsg.lang.graphs.graph import ArgumentRef, Piece, ValueRef
+from jsg.lang.graphs.nodes import ArgumentRef, Piece, ValueRef
 from jsg.lang.ir import ExprList, Symbol, Text
 from jsg.lang.places import program_place
 

@@ -8,7 +8,7 @@ from typing import Any, Never
 
 from jsg.errors import TraceError
 from jsg.lang.graphs.check import OPAQUE, Shape, merged_shapes
-from jsg.lang.graphs.graph import (
+from jsg.lang.graphs.nodes import (
     REASONING_SUFFIX,
     Append,
     Assign,
@@ -34,8 +34,8 @@ from jsg.lang.graphs.graph import (
     Value,
     ValueRef,
     VariableValue,
+    refs,
 )
-from jsg.lang.graphs.refs import refs_of_block, refs_of_condition
 from jsg.lang.ir import (
     Expr,
     ExprList,
@@ -174,7 +174,7 @@ class TracedState:
         for value in (gen.name, *_texts_of(gen.args)):
             if value is not None:
                 self._constant(value, "an argument of gen")
-        node = self._emit(Generate, gen=gen, reasoning=reasoning)
+        node = self._emit(Generate, name=gen.name, args=gen.args, reasoning=reasoning)
         if gen.name is None:
             return
         shape = gen.args.n if gen.args.n is not None and gen.args.n > 1 else None
@@ -376,8 +376,7 @@ class TracedState:
                     "answer changes from round to round; set it before the loop"
                 )
             missed_outside.setdefault(name, asked_at)
-        refs = [*refs_of_block(block), *(() if condition is None else refs_of_condition(condition))]
-        carried = {ref.name for ref in refs if isinstance(ref, ValueRef) and ref.node == number}
+        carried = {ref.name for ref in refs((block, condition)) if isinstance(ref, ValueRef) and ref.node == number}
         kept = tuple((name, value) for name, value in before.items() if name in changed or name in carried)
         after = merged_shapes(block.outputs, kept)
         for name in sorted(carried):

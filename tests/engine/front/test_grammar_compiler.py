@@ -5,11 +5,13 @@ import json
 import os
 import signal
 import sys
+import time
 
 import pytest
 
 from jsg.constrained.machine import Machine
 from jsg.constrained.tables import StaticTables
+from jsg.engine.front import grammar_workers
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.grammar_ledger import GrammarLedger
 from jsg.engine.front.grammar_queue import MOST_AT_ONCE
@@ -95,6 +97,25 @@ def test_a_grammar_that_takes_too_much_time_is_refused_for_a_while_and_the_next_
         return await compiler.tables(spec("b"))
 
     assert matches(asyncio.run(with_compiler(use, compile_s=0.05, blame_s=0.0)), "b")
+
+
+def test_the_reason_is_known_though_the_process_is_gone_before_the_loop_looks(monkeypatch: pytest.MonkeyPatch):
+    read = grammar_workers._read
+
+    async def read_late(process: asyncio.subprocess.Process) -> bytes:
+        try:
+            return await read(process)
+        except EOFError:
+            time.sleep(0.2)  # the loop is busy with something else
+            raise
+
+    monkeypatch.setattr(grammar_workers, "_read", read_late)
+
+    async def use(compiler):
+        with pytest.raises(GrammarError, match="CPU time"):
+            await compiler.tables(SLOW)
+
+    asyncio.run(with_compiler(use, compile_s=0.05))
 
 
 def test_a_process_that_stands_still_refuses_no_grammar():

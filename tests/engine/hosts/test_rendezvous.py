@@ -14,7 +14,7 @@ from jsg.engine.hosts import rendezvous
 from jsg.engine.hosts.rendezvous import Connections, Gathering, join
 from jsg.engine.hosts.watch import FIRST_BEAT, Standing, Watch
 from jsg.errors import ConfigError
-from tests.server.conftest import free_port
+from tests.engine.hosts.ports import free_address
 
 SAME = {"jsg": "1", "--page-size": "1"}
 
@@ -27,7 +27,7 @@ def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def address() -> str:
-    return f"127.0.0.1:{free_port()}"
+    return free_address()
 
 
 @contextlib.contextmanager
