@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from jsg.constrained.chars import charset
+from jsg.constrained.chars.automata import DEAD, live_states, merge_equivalent
 from jsg.constrained.chars.char_nfa import STATES, STEPS, WORK_PER_STATE, Nfa, char_nfa
 from jsg.constrained.ir import (
     EMPTY,
@@ -27,7 +28,6 @@ from jsg.constrained.ir import (
 )
 from jsg.constrained.limits import LIMITS, Limits, check
 
-_DEAD = -1
 _WORK_PER_STEP = 8
 """Positions that the subset construction can merge in the time of one step of an intersection."""
 
@@ -76,7 +76,7 @@ class CharDfa:
             accepting.add(state)
         alphabet = sorted(set(itertools.chain.from_iterable(rows)))
         check(len(alphabet) * len(rows), limits.char_states * WORK_PER_STATE, STEPS)
-        table = tuple([tuple([row.get(character, _DEAD) for character in alphabet]) for row in rows])
+        table = tuple([tuple([row.get(character, DEAD) for character in alphabet]) for row in rows])
         return CharDfa(tuple([charset.of(c) for c in alphabet]), table, frozenset(accepting), limits)
 
     @staticmethod
@@ -84,7 +84,7 @@ class CharDfa:
         """The automaton of all texts of `least` to `most` characters (None: without end)."""
         count = least if most is None else most
         check(count + 1, limits.char_states, STATES)
-        last = count if most is None else _DEAD
+        last = count if most is None else DEAD
         rows = [(state + 1 if state < count else last,) for state in range(count + 1)]
         return CharDfa((charset.UNIVERSE,), tuple(rows), frozenset(range(least, count + 1)), limits)
 
@@ -94,8 +94,8 @@ class CharDfa:
         for character in text:
             of_character = (i for i, ranges in enumerate(self.classes) if charset.contains(ranges, character))
             i = next(of_character, None)
-            state = _DEAD if i is None else self.rows[state][i]
-            if state == _DEAD:
+            state = DEAD if i is None else self.rows[state][i]
+            if state == DEAD:
                 return False
         return state in self.accepting
 
@@ -106,7 +106,7 @@ class CharDfa:
         sink = len(self.rows)
         classes = (*self.classes, rest) if rest else self.classes
         tail = [sink] if rest else []
-        rows = [tuple([sink if target == _DEAD else target for target in row] + tail) for row in self.rows]
+        rows = [tuple([sink if target == DEAD else target for target in row] + tail) for row in self.rows]
         rows.append(tuple([sink] * len(classes)))
         return CharDfa(classes, tuple(rows), frozenset(range(sink + 1)) - self.accepting, self.limits)
 
@@ -126,8 +126,8 @@ class CharDfa:
             left_row, right_row = self.rows[left], other.rows[right]
             for i, j in pairs:
                 target = (left_row[i], right_row[j])
-                if target[0] == _DEAD or target[1] == _DEAD:
-                    row.append(_DEAD)
+                if target[0] == DEAD or target[1] == DEAD:
+                    row.append(DEAD)
                     continue
                 number = numbers.get(target)
                 if number is None:
@@ -154,14 +154,14 @@ class CharDfa:
         """The same without states that are never reached or from which no text can end, and with few classes."""
         if self.is_trimmed:
             return self
-        live = self._live_states()
+        live = live_states(self.rows, self.accepting)
         if 0 not in live:
             return CharDfa((), ((),), frozenset(), self.limits, is_trimmed=True)
         numbers = {state: number for number, state in enumerate(live)}
-        columns = [tuple([numbers.get(self.rows[state][i], _DEAD) for state in live]) for i in range(len(self.classes))]
+        columns = [tuple([numbers.get(self.rows[state][i], DEAD) for state in live]) for i in range(len(self.classes))]
         merged: dict[tuple[int, ...], list[CharRanges]] = {}
         for ranges, column in zip(self.classes, columns, strict=True):
-            if any(target != _DEAD for target in column):
+            if any(target != DEAD for target in column):
                 merged.setdefault(column, []).append(ranges)
         rows = tuple(zip(*merged, strict=True)) if merged else ((),) * len(live)
         classes = tuple([charset.union(*sets) for sets in merged.values()])
@@ -171,22 +171,12 @@ class CharDfa:
     def minimised(self) -> "CharDfa":
         """The smallest automaton of the same texts; two that match the same texts have the same number of states."""
         dfa = self.trimmed()
-        block = _coarsest(dfa)
-        representative: dict[int, int] = {}
-        for state, number in enumerate(block):
-            representative.setdefault(number, state)
-        order = sorted(representative.values())
-        numbers = {block[state]: number for number, state in enumerate(order)}
-        rows = [
-            tuple([_DEAD if target == _DEAD else numbers[block[target]] for target in dfa.rows[state]])
-            for state in order
-        ]
-        accepting = frozenset(numbers[block[state]] for state in dfa.accepting)
-        return CharDfa(dfa.classes, tuple(rows), accepting, self.limits)
+        rows, accepting = merge_equivalent(dfa.rows, dfa.accepting)
+        return CharDfa(dfa.classes, rows, accepting, self.limits)
 
     def is_empty(self) -> bool:
         """Whether it matches no text at all."""
-        return 0 not in self._live_states()
+        return 0 not in live_states(self.rows, self.accepting)
 
     def lengths(self) -> tuple[int, int | None] | None:
         """Characters of the shortest and the longest text it matches (None: without end); None where it matches none.
@@ -196,7 +186,7 @@ class CharDfa:
         dfa = self.trimmed()
         if not dfa.accepting:
             return None
-        successors = [set(row) - {_DEAD} for row in dfa.rows]
+        successors = [set(row) - {DEAD} for row in dfa.rows]
         frontier, seen, least = {0}, {0}, 0
         while not frontier & dfa.accepting:
             frontier = set().union(*(successors[state] for state in frontier)) - seen
@@ -229,7 +219,7 @@ class CharDfa:
         for row in dfa.rows:
             by_target: dict[int, list[int]] = {}
             for i, target in enumerate(row):
-                if target != _DEAD:
+                if target != DEAD:
                     by_target.setdefault(target, []).append(i)
             out: list[tuple[Expr, int]] = []
             for target, members in by_target.items():
@@ -239,25 +229,6 @@ class CharDfa:
                 out.append((labels[key], target))
             edges.append(tuple(out))
         return Automaton(tuple(edges), dfa.accepting)
-
-    def _live_states(self) -> list[int]:
-        """States on a way from the start to an accepting one, the start first."""
-        sources: dict[int, list[int]] = {0: []}  # of the states that are reached, in the order in which they are
-        for state in (order := [0]):
-            for target in set(self.rows[state]):
-                if target in sources:
-                    sources[target].append(state)
-                elif target != _DEAD:
-                    sources[target] = [state]
-                    order.append(target)
-        useful = [state for state in self.accepting if state in sources]
-        seen = set(useful)
-        for state in useful:
-            for source in sources[state]:
-                if source not in seen:
-                    seen.add(source)
-                    useful.append(source)
-        return [state for state in order if state in seen]
 
 
 def as_repeat(expr: Expr) -> tuple[CharRanges, int, int | None] | None:
@@ -372,7 +343,7 @@ def _determinise(nfa: Nfa, limits: Limits) -> CharDfa:
             for i in members[nfa.label[position]]:
                 targets.setdefault(i, set()).update(follow)
             work += len(follow) * len(members[nfa.label[position]]) + 1
-        row = [_DEAD] * len(classes)
+        row = [DEAD] * len(classes)
         for i, target in targets.items():
             key = frozenset(target)
             if key not in numbers:
@@ -407,84 +378,3 @@ def _common_classes(
         else:
             j += 1
     return list(shared), tuple([charset.of_ranges(ranges) for ranges in shared.values()])
-
-
-def _coarsest(dfa: CharDfa) -> list[int]:
-    """For each state the number of its class of equivalent states."""
-    order = _targets_first(dfa.rows)
-    return _coarsest_of_any(dfa) if order is None else _coarsest_of_finite(dfa, order)
-
-
-def _targets_first(rows: Sequence[tuple[int, ...]]) -> list[int] | None:
-    """The states, each after all that its edges lead to; None where there is a cycle."""
-    sources: list[list[int]] = [[] for _ in rows]
-    waiting: list[int] = []
-    for state, row in enumerate(rows):
-        targets = set(row) - {_DEAD}
-        waiting.append(len(targets))
-        for target in targets:
-            sources[target].append(state)
-    order = [state for state, count in enumerate(waiting) if count == 0]
-    for state in order:  # `order` grows while it is walked.
-        for source in sources[state]:
-            waiting[source] -= 1
-            if waiting[source] == 0:
-                order.append(source)
-    return order if len(order) == len(rows) else None
-
-
-def _coarsest_of_finite(dfa: CharDfa, order: Iterable[int]) -> list[int]:
-    """Of an automaton without a cycle, in time linear in its edges: equal rows are equal states, the last first."""
-    numbers: dict[tuple[bool, tuple[int, ...]], int] = {}
-    block = [0] * len(dfa.rows)
-    for state in order:
-        row = tuple([_DEAD if target == _DEAD else block[target] for target in dfa.rows[state]])
-        block[state] = numbers.setdefault((state in dfa.accepting, row), len(numbers))
-    return block
-
-
-def _coarsest_of_any(dfa: CharDfa) -> list[int]:
-    """Of any automaton (Hopcroft's algorithm).
-
-    Only live states are there, and a missing edge is a difference; so states are told apart by their accepting and
-    their columns first, and no dead state is needed.
-    """
-    count = len(dfa.rows)
-    sources: list[dict[int, list[int]]] = [{} for _ in dfa.classes]
-    signature: dict[tuple[bool, tuple[bool, ...]], list[int]] = {}
-    for state, row in enumerate(dfa.rows):
-        signature.setdefault((state in dfa.accepting, tuple([t == _DEAD for t in row])), []).append(state)
-        for i, target in enumerate(row):
-            if target != _DEAD:
-                sources[i].setdefault(target, []).append(state)
-    blocks = [set(states) for states in signature.values()]
-    block = [0] * count
-    for number, states in enumerate(blocks):
-        for state in states:
-            block[state] = number
-    waiting = list(range(len(blocks)))
-    is_waiting = [True] * len(blocks)
-    while waiting:
-        splitter = waiting.pop()
-        is_waiting[splitter] = False
-        splitter_states = tuple(blocks[splitter])
-        for by_target in sources:
-            hit: dict[int, list[int]] = {}
-            for target in splitter_states:
-                for source in by_target.get(target, ()):
-                    hit.setdefault(block[source], []).append(source)
-            for number, states in hit.items():
-                if len(states) == len(blocks[number]):
-                    continue
-                fresh = len(blocks)
-                blocks[number].difference_update(states)
-                blocks.append(set(states))
-                for state in states:
-                    block[state] = fresh
-                is_waiting.append(False)
-                smaller = fresh
-                if not is_waiting[number] and len(blocks[number]) < len(states):
-                    smaller = number
-                waiting.append(smaller)
-                is_waiting[smaller] = True
-    return block

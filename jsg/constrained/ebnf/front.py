@@ -1,7 +1,7 @@
 """EBNF → grammar."""
 
 from jsg.constrained.build.analysis import analyse
-from jsg.constrained.chars.text import lower
+from jsg.constrained.chars.lower import lower
 from jsg.constrained.ebnf.inline import inline_rules
 from jsg.constrained.ebnf.lexer import PARAM
 from jsg.constrained.ebnf.parser import START, parse

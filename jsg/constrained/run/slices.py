@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jsg.constrained.run.trie import SortedTokens, Trie, make_trie
+from jsg.constrained.utf8 import Rest, next_bytes
 
 SHORT_CHARS = 10
 LONG_CHARS = 30
@@ -98,25 +99,22 @@ def mask_of(ids: NDArray[np.int32], num_words: int) -> NDArray[np.uint32]:
 
 def ordinary_chars(excluded: bytes) -> NDArray[np.int16]:
     """All characters but controls (C0, DEL, C1) and those of the ASCII characters `excluded`; see `Slice.chars`."""
-    one, two, three, after_e0, after_ed, after_f0, after_f4, after_c2 = range(1, 9)
-    table = np.full((9, 256), _DEAD, np.int16)
-    table[0, 0x20:0x7F] = 0
-    table[0, list(excluded)] = _DEAD
-    table[0, 0xC3:0xE0] = one
-    table[0, 0xE1:0xF0] = two
-    table[0, 0xF1:0xF4] = three
-    # These lead bytes have fewer continuations: no overlong forms, no surrogates, nothing above U+10FFFF, no C1.
-    for lead, state, first, last, target in (
-        (0xE0, after_e0, 0xA0, 0xBF, one),
-        (0xED, after_ed, 0x80, 0x9F, one),
-        (0xF0, after_f0, 0x90, 0xBF, two),
-        (0xF4, after_f4, 0x80, 0x8F, two),
-        (0xC2, after_c2, 0xA0, 0xBF, 0),
-    ):
-        table[0, lead] = state
-        table[state, first : last + 1] = target
-    for state, target in ((one, 0), (two, one), (three, two)):
-        table[state, 0x80:0xC0] = target
+    numbers: dict[Rest, int] = {(): 0}
+    rows: list[NDArray[np.int16]] = []
+    for rest in (waiting := [()]):  # grows while it is walked
+        row = np.full(256, _DEAD, np.int16)
+        for first, last, after in next_bytes(rest):
+            if after not in numbers:
+                numbers[after] = len(waiting)
+                waiting.append(after)
+            row[first : last + 1] = numbers[after]
+        rows.append(row)
+    rows[0][[*range(0x20), 0x7F, *excluded]] = _DEAD
+    # C1 begins with C2 80 to C2 9F, so the byte C2 leads to a state of its own.
+    rows[0][0xC2] = len(rows)
+    after_c2 = np.full(256, _DEAD, np.int16)
+    after_c2[0xA0:0xC0] = 0
+    table = np.stack([*rows, after_c2])
     table.flags.writeable = False
     return table
 

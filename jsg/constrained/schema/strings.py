@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from jsg.constrained.chars import charset
 from jsg.constrained.chars.chardfa import CharDfa, as_repeat, fit_length
-from jsg.constrained.chars.text import lower
+from jsg.constrained.chars.lower import lower
 from jsg.constrained.ir import NEVER, Alt, Automaton, Bag, Call, Chars, Expr, Literal, Repeat, Seq, alt, seq
 from jsg.constrained.limits import check
 from jsg.constrained.schema.formats import format_expr

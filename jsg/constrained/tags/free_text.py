@@ -7,23 +7,7 @@ from collections.abc import Sequence
 from jsg.constrained.ir import Automaton, ByteSet, Expr, seq
 from jsg.constrained.limits import Limits, check
 from jsg.constrained.special_tokens import FIRST_BYTE
-
-_TAIL = (0x80, 0xBF)
-# How a character of several bytes goes on after its first: bytes that are still to come. These are the states between
-# characters' bytes; there are neither surrogates nor spellings longer than need be.
-_LEADS: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...] = (
-    ((0xC2, 0xDF), (_TAIL,)),
-    ((0xE0, 0xE0), ((0xA0, 0xBF), _TAIL)),
-    ((0xE1, 0xEC), (_TAIL, _TAIL)),
-    ((0xED, 0xED), ((0x80, 0x9F), _TAIL)),
-    ((0xEE, 0xEF), (_TAIL, _TAIL)),
-    ((0xF0, 0xF0), ((0x90, 0xBF), _TAIL, _TAIL)),
-    ((0xF1, 0xF3), (_TAIL, _TAIL, _TAIL)),
-    ((0xF4, 0xF4), ((0x80, 0x8F), _TAIL, _TAIL)),
-)
-
-Rest = tuple[tuple[int, int], ...]
-"""Ranges of the bytes that a character still lacks."""
+from jsg.constrained.utf8 import Rest, next_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,7 +133,7 @@ class _FreeText:
             for byte in sorted(ways):
                 go(byte, ())
             return targets, matches
-        for first, last, after in _allowed(rest):
+        for first, last, after in next_bytes(rest):
             start = first
             for byte in sorted(byte for byte in ways if first <= byte <= last):
                 if start < byte:
@@ -161,14 +145,6 @@ class _FreeText:
         if not rest and FIRST_BYTE in ways:
             go(FIRST_BYTE, ())
         return targets, matches
-
-
-def _allowed(rest: Rest) -> list[tuple[int, int, Rest]]:
-    """Ranges of bytes that may come where a character lacks `rest`, ascending, and what it lacks after them."""
-    if rest:
-        return [(*rest[0], rest[1:])]
-    ranges: list[tuple[int, int, Rest]] = [(*lead, tail) for lead, tail in _LEADS]
-    return [(0x00, 0x7F, ()), *ranges]
 
 
 def _join(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from jsg.constrained.chars.text import utf8
 from jsg.constrained.compose import merge_rules
 from jsg.constrained.ir import EMPTY, Call, Expr, Grammar, Repeat, alt, literal, optional, seq
 from jsg.constrained.json_input import read_json
@@ -22,6 +21,7 @@ from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.special_tokens import FIRST_BYTE, LAST_BYTE, may_be_text, special_bytes
 from jsg.constrained.tags.fields import Fields, Place
 from jsg.constrained.tags.free_text import Branch, free_text
+from jsg.constrained.utf8 import utf8
 from jsg.errors import GrammarError
 from jsg.types import PropertyOrder, Whitespace
 

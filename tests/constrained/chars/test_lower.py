@@ -6,7 +6,7 @@ import re
 import pytest
 
 from jsg.constrained.chars import charset
-from jsg.constrained.chars.text import lower, utf8
+from jsg.constrained.chars.lower import lower
 from jsg.constrained.ir import (
     EMPTY,
     NEVER,
@@ -22,6 +22,7 @@ from jsg.constrained.ir import (
     Seq,
     Words,
 )
+from jsg.constrained.utf8 import utf8
 
 
 def byte_pattern(expr):
