@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jsg.constrained.builder import build
+from jsg.constrained.build.builder import build
 from jsg.constrained.ebnf.front import ebnf_grammar
 from jsg.constrained.ebnf.parser import MAX_WORDS, parse
 from jsg.constrained.ir import Alt, Call, Chars, Expr, Literal, Repeat, Seq

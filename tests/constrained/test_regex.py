@@ -6,15 +6,15 @@ import re
 
 import pytest
 
-from jsg.constrained import charset
-from jsg.constrained.chardfa import CharDfa
+from jsg.constrained.chars import charset
+from jsg.constrained.chars.chardfa import CharDfa
 from jsg.constrained.ir import NEVER, Alt, Automaton, Chars, Expr, Repeat, Seq
 from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.regex import parse, reader
 from jsg.constrained.regex.front import regex_grammar
 from jsg.constrained.regex.parse import parse_regex
 from jsg.errors import GrammarError
-from tests.constrained.test_text import byte_pattern
+from tests.constrained.chars.test_text import byte_pattern
 from tests.constrained.work import work
 
 ODD = [

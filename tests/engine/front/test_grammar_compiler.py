@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from jsg.constrained.machine import Machine
+from jsg.constrained.run.machine import Machine
 from jsg.constrained.tables import StaticTables
 from jsg.engine.front import grammar_workers
 from jsg.engine.front.grammar_compiler import GrammarCompiler
