@@ -92,14 +92,14 @@ DEVICE = (
         "jsg/engine/device/sampling.py",
         "jnp.where(allowed, logits, -jnp.inf)\n    scores = scores if tables",
         "logits\n    scores = scores if tables",
-        "tests/engine/device/test_sampling.py tests/engine/test_constrained.py",
+        "tests/engine/device/test_sampling.py tests/engine/grammars/test_constraints.py",
     ),
     Mutation(
         "sampling: the bits of a mask are read from the other end",
         "jsg/engine/device/sampling.py",
         "jnp.arange(32, dtype=jnp.uint32)) & 1",
         "jnp.arange(31, -1, -1, dtype=jnp.uint32)) & 1",
-        "tests/engine/device/test_sampling.py tests/engine/test_constrained.py",
+        "tests/engine/device/test_sampling.py tests/engine/grammars/test_constraints.py",
     ),
     Mutation(
         "sampling: the noise does not depend on the output index",
@@ -127,7 +127,7 @@ DEVICE = (
         "jsg/engine/device/sampling.py",
         "winner = jnp.argmax(scores, axis=0)",
         "winner = scores.shape[0] - 1 - jnp.argmax(scores[::-1], axis=0)",
-        "tests/engine/test_parallel_sampling.py",
+        "tests/engine/device/test_parallel_sampling.py",
     ),
     Mutation(
         "packing: min_new_tokens does not put off the end",
@@ -155,7 +155,7 @@ DEVICE = (
         "jsg/engine/device/packing.py",
         "np.repeat(output_index - batch.first_rows, counts) + np.arange(len(rows))",
         "np.repeat(output_index, counts)",
-        "tests/engine/test_constrained.py tests/engine/test_constrained_modes.py",
+        "tests/engine/grammars/test_constraints.py tests/engine/grammars/test_modes.py",
     ),
 )
 
