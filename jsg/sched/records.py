@@ -1,6 +1,7 @@
 """What the scheduler keeps of each request, and the batch it hands to the engine."""
 
 import dataclasses
+import enum
 import itertools
 from collections.abc import Sequence
 
@@ -29,14 +30,46 @@ class SchedulerTotals:
     branch_tokens_computed: int = 0
 
 
+class RequestState(enum.Enum):
+    """Where a request is.
+
+        NEW ─┬─▶ WAITING ◀─┬─▶ RUNNING ──▶ KEPT
+             └─▶ JOINING ◀─┘
+
+    Admission makes a request run, and a retract sends it back to where it came from. From every state but NEW it may
+    end.
+    """
+
+    NEW = "new"
+    WAITING = "waiting"
+    """It is in the waiting queue and watches its cached prefix."""
+    JOINING = "joining"
+    """It is a joined request without a row, whose branches are computed or wait for that."""
+    RUNNING = "running"
+    """It has a placement, and takes part in steps."""
+    KEPT = "kept"
+    """Its prompt is computed and its pages are kept, without a row: a hold, or a branch whose siblings are not done."""
+    ENDED = "ended"
+
+
+NEXT_STATES = {
+    RequestState.NEW: {RequestState.WAITING, RequestState.JOINING},
+    RequestState.WAITING: {RequestState.RUNNING, RequestState.ENDED},
+    RequestState.JOINING: {RequestState.RUNNING, RequestState.ENDED},
+    RequestState.RUNNING: {RequestState.WAITING, RequestState.JOINING, RequestState.KEPT, RequestState.ENDED},
+    RequestState.KEPT: {RequestState.ENDED},
+    RequestState.ENDED: frozenset[RequestState](),
+}
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class HeldPrefix:
-    """A prompt's pages without a row: kept, and read by nobody, until `RequestTable.drop`.
+class KeptPrefix:
+    """The pages of a prompt without a row. They stay until `RequestTable.drop`, and nobody reads them meanwhile.
 
     Attributes:
-        lock: Keeps those from being evicted that the radix tree owns.
-        pages: int32, of its tokens from page `first_page` on.
-        own: Those that the tree does not own, listed in `pages` or not.
+        lock: Protects the pages that the radix tree owns from eviction.
+        pages: int32, of the prompt's tokens from page `first_page` on.
+        own: The pages that the tree does not own, whether `pages` lists them or not.
         first_page: Pages before it are not listed.
     """
 
@@ -48,20 +81,20 @@ class HeldPrefix:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Placement:
-    """Where an admitted request lives. Made at admission, dropped when it finishes or is retracted.
+    """Where a running request lives. It is made at admission and dropped when the request stops running.
 
     Attributes:
-        row: Its row in the request table, from 1; row 0 takes the writes of padding.
-        lock: Keeps its cached prefix from being evicted.
-        num_tree_pages: Leading pages that the radix tree owns; the others are the row's own ("uncached").
-        num_dispatched: Positions whose KV has been computed or is being computed.
-        is_prefilling: Some of the tokens known at admission are not dispatched yet, or the last one is to run again,
-            since a step was not to sample behind it (`put_off`).
+        row: Its row in the request table, from 1. Row 0 takes the writes of padding.
+        lock: Protects its cached prefix from eviction.
+        num_tree_pages: Leading pages that the radix tree owns. The others are the row's own ("uncached").
+        num_dispatched: Positions whose keys and values are computed, or will be by a step in flight.
+        is_prefilling: Some tokens that were known at admission are not dispatched yet; or a step that should have
+            sampled did not (`put_off`), so that the last token runs again.
         num_in_flight: 1 while a step that samples for it is not committed yet, else 0. With drafts that step may give
             several tokens; then it is committed before the next is planned.
-        device_has_last: The device's own table holds its last token; not so after drafts.
-        parts: Of a joined request: what keeps the pages of its branches. It is never put into the tree itself.
-        num_prefix_pages: Of a joined request: the pages from the root to its lock, which its row begins with.
+        device_has_last: The table on the device holds its last token. After a step with drafts it does not.
+        branches: Of a joined request: the pages of its branches. It is never put into the tree itself.
+        num_prefix_pages: Of a joined request: leading pages that are the path from the root of the tree to its lock.
     """
 
     row: int
@@ -71,35 +104,50 @@ class Placement:
     is_prefilling: bool = True
     num_in_flight: int = 0
     device_has_last: bool = True
-    parts: tuple[HeldPrefix, ...] = ()
+    branches: tuple[KeptPrefix, ...] = ()
     num_prefix_pages: int = 0
 
     @property
     def num_path_pages(self) -> int:
         """Leading pages of the row that are those from the root of the tree to the lock."""
-        return self.num_prefix_pages if self.parts else self.num_tree_pages
+        return self.num_prefix_pages if self.branches else self.num_tree_pages
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FirstAdmission:
+    """What a request is told of its first admission.
+
+    Attributes:
+        cached_tokens: Prompt tokens that were found in the cache.
+        queue_s: Seconds from arrival to admission.
+        report: Why the cached prefix ended where it did, when the client asked for that.
+    """
+
+    cached_tokens: int = 0
+    queue_s: float = 0.0
+    report: CacheReport | None = None
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class RunningRequest:
-    """One request from arrival to its last token. The one mutable record; only the scheduler changes it.
+    """One request from arrival to its end. It is the one mutable record; only the scheduler changes it.
 
     Attributes:
-        request: What the client asked for.
+        request: What the client asked for. Of a branch it says everything but the tokens.
         arrival: Its number in the order of arrival.
         tokens: int32, prompt and committed output, with room for the rest; `num_known` of them are real.
         num_prompt: Prompt tokens.
         num_known: Prompt tokens and committed output tokens.
-        watch: Keeps its longest cached prefix up to date while it waits; None while it runs.
-        place: Where it lives while it runs; None while it waits.
-        cached_tokens: Prompt tokens found in the cache at first admission; None before it.
+        state: Where it is; see `enter`.
+        watch: Keeps its longest cached prefix up to date while it is WAITING; else None.
+        place: Where it lives while it is RUNNING; else None.
+        kept: Its pages while it is KEPT; else None.
         arrived_s: Time of arrival, for the report only.
-        queue_s: Seconds from arrival to first admission.
-        prompt_logprobs: Of the chunks committed so far.
+        admission: What its first admission gave; None before that.
+        prompt_logprobs: Of the chunks that are committed.
         has_reported: An output was made of it.
-        cache_report: Why its cached prefix ended where it did, when that was asked for; made at first admission.
-        layout: Its positions, where they are not the indices of its tokens, and what it is cached by then.
-        part_of: The joined request a branch of which this computes; then `tokens` say what, and not `request`.
+        layout: Its positions and what the tree finds its tokens by, where that is not indices and tokens.
+        branch_of: The joined request whose branch this one computes.
     """
 
     request: Request
@@ -107,16 +155,31 @@ class RunningRequest:
     tokens: np.ndarray
     num_prompt: int
     num_known: int
+    state: RequestState = RequestState.NEW
     watch: Watch | None = None
     place: Placement | None = None
-    cached_tokens: int | None = None
+    kept: KeptPrefix | None = None
     arrived_s: float = 0.0
-    queue_s: float = 0.0
+    admission: FirstAdmission | None = None
     prompt_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
     has_reported: bool = False
-    cache_report: CacheReport | None = None
     layout: Layout | None = None
-    part_of: "RunningRequest | None" = None
+    branch_of: "RunningRequest | None" = None
+
+    def enter(self, state: RequestState) -> None:
+        """Changes the state; asserts that this is one of the changes that `NEXT_STATES` allows."""
+        assert state in NEXT_STATES[self.state], f"a request that is {self.state.value} becomes {state.value}"
+        self.state = state
+
+    @property
+    def whole(self) -> "RunningRequest":
+        """The request that a client knows: the joined one whose branch this computes, or else itself."""
+        return self.branch_of or self
+
+    @property
+    def first_arrival(self) -> int:
+        """The smallest arrival number that it or one of its branches has: theirs come just before its own."""
+        return self.arrival - len(self.request.joined)
 
     @property
     def key(self) -> np.ndarray:
@@ -124,10 +187,10 @@ class RunningRequest:
         return self.tokens if self.layout is None else self.layout.key
 
     def trusted(self, num_tokens: int, page_size: int) -> int:
-        """Of its first tokens that the radix tree has too, whole pages, those that it may share with others.
+        """How many of its first tokens it may share with others, of those that the tree has too; whole pages.
 
-        Where they end inside of an image behind fewer than `MIN_TOKENS` of its words, these do not say that it is the
-        same image: none of it is shared.
+        Where they end inside of an image, behind fewer than `MIN_TOKENS` of its words, these words do not prove that it
+        is the same image. Then nothing of the image is shared.
         """
         for item in reversed(self.request.media):
             num_tokens -= num_tokens % page_size
@@ -137,8 +200,8 @@ class RunningRequest:
 
     @property
     def shifts(self) -> list[int]:
-        """By how much the positions of what is cached of it exceed indices; the parts' are their whole's."""
-        if self.layout is None or self.part_of is not None:
+        """By how much positions of cached tokens exceed their indices. The shifts of a branch are its whole's."""
+        if self.layout is None or self.branch_of is not None:
             return []
         return cached_shifts(self.request, self.layout.positions)
 

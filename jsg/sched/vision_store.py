@@ -119,7 +119,7 @@ class VisionStore:
 
     # Requests in and out.
 
-    def hold(self, request: Request) -> Request:
+    def acquire(self, request: Request) -> Request:
         """Keeps a request's pixels until `release`.
 
         Returns:
