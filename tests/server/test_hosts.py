@@ -21,8 +21,8 @@ import pytest
 from jsg.engine.hosts.watch import HOST_LOST
 from tests.engine.parallel_embedded import square
 from tests.server.battery import engine_pid
-from tests.server.conftest import RunningServer, free_port, running, wait_until
 from tests.server.real_model import write_real_model
+from tests.server.running import RunningServer, free_port, running, wait_until
 
 END_S = 15.0
 FEW_PROGRAMS = ("--deterministic", "--max-running-requests", "4", "--max-total-tokens", "32768")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import LONG, RunningServer, ServerMaker
+from tests.server.running import LONG, RunningServer
+from tests.server.threads import ServerMaker
 
 KEY_A, KEY_B = ({"Authorization": f"Bearer key-{name}"} for name in "ab")
 ADMIN = {"x-api-key": "key-z"}

@@ -16,9 +16,9 @@ from jsg.server.telemetry.metrics import RATE_WINDOW_S, Metrics
 from jsg.server.telemetry.observer import ABORT_REASONS, abort_reason
 from jsg.server.telemetry.telemetry import Telemetry
 from jsg.types import FinishReason, FinishType, SamplingParams
-from tests.server.conftest import ServerMaker
 from tests.server.mixed_run import quiet
 from tests.server.scrape import Scrape, scrape, scrape_until
+from tests.server.threads import ServerMaker
 
 MAX_DELTA_S = 3e-6
 

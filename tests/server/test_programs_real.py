@@ -2,22 +2,21 @@
 
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 import jsg as sgl
-from tests.server.conftest import RunningServer, ServerMaker
+from tests.server.running import RunningServer
 
 PROMPT = "In the beginning there was a prompt of some length, and it said: "
 
 
-@pytest.fixture(scope="module")
-def server(make_real_server: ServerMaker) -> Iterator[RunningServer]:
-    with make_real_server() as made:
-        yield made
+@pytest.fixture
+def server(real_server: RunningServer) -> RunningServer:
+    real_server.reset()
+    return real_server
 
 
 def generate(http: httpx.Client, prompt: list, *, max_new_tokens: int = 12, **body: Any) -> dict[str, Any]:

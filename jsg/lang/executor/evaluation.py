@@ -6,8 +6,9 @@ from typing import Any, assert_never
 
 from jsg.errors import RequestError
 from jsg.lang.executor import conditions
+from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.frames import CalledState, Frame, Tasks, text_len
-from jsg.lang.graphs.graph import (
+from jsg.lang.graphs.nodes import (
     ArgumentRef,
     Condition,
     ConstantValue,
@@ -20,7 +21,6 @@ from jsg.lang.graphs.graph import (
     ValueRef,
     VariableValue,
 )
-from jsg.lang.graphs.optimise import ArgumentValue
 from jsg.lang.ir import ExprList
 from jsg.lang.streams.ops import ExprOp
 from jsg.lang.streams.stream import Stream

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine.hosts.ports import free_address
 from tests.engine.test_tensor_parallel import MAX_DIFFERENCE, answers
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
-from tests.server.conftest import free_port
 
 FAMILIES = {
     "llama_gqa_head_dim": 4,  # two devices on each host, and key-value heads that are there twice
@@ -23,7 +23,7 @@ FAMILIES = {
 
 def answers_of_hosts(run: dict[str, Any], num_hosts: int = 2) -> dict[str, Any]:
     """The answers of an engine on so many hosts, its leader started last."""
-    hosts = {"nnodes": num_hosts, "dist_init_addr": f"127.0.0.1:{free_port()}", "dist_timeout": 120.0}
+    hosts = {"nnodes": num_hosts, "dist_init_addr": free_address(), "dist_timeout": 120.0}
     runs = [run | {"knobs": run["knobs"] | hosts | {"node_rank": rank}} for rank in reversed(range(num_hosts))]
     with ThreadPoolExecutor(num_hosts) as pool:
         *followers, (said,) = pool.map(answers, [[each] for each in runs])

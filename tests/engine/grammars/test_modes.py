@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,8 +16,9 @@ from jsg.types import ConstraintReport, FinishType, GrammarSpec, JumpForward, Re
 from tests.constrained.vocabularies import bits
 from tests.engine import small
 from tests.engine.lettered import Outcome, traffic, with_jump
-from tests.engine.taught import DETERMINISTIC, SMALL_POOL, check_matches, outcome_of, random_aborts, request, run
-from tests.engine.test_same_answer import LOGPROB_ERROR, MARGIN, assert_close, margin
+from tests.engine.small import DETERMINISTIC, PAGE_SIZE, SMALL_POOL
+from tests.engine.taught import check_matches, outcome_of, random_aborts, request, run
+from tests.engine.ties import LOGPROB_ERROR, MARGIN, assert_close, margin
 
 # The mode of an engine.
 
@@ -64,7 +64,7 @@ def allowed_tokens(core: EngineCore, each: Request, tokens: list[int]) -> set[in
 
 
 def differs_at_a_tie(core: EngineCore, each: Request, got: Outcome, expected: Outcome) -> bool:
-    """As in `test_same_answer.py`, where only what the grammar allows counts for a tie."""
+    """As in `ties.py`, where only what the grammar allows counts for a tie."""
     for i, (mine, theirs) in enumerate(zip(got.token_ids, expected.token_ids, strict=False)):
         if mine != theirs:
             allowed = allowed_tokens(core, each, expected.token_ids[:i])
@@ -82,14 +82,18 @@ def differs_at_a_tie(core: EngineCore, each: Request, got: Outcome, expected: Ou
 
 @pytest.mark.parametrize(
     "knobs",
-    [{}, {"disable_overlap_schedule": True}, pytest.param({"page_size": 8}, marks=pytest.mark.slow)],
+    [
+        {},
+        pytest.param({"disable_overlap_schedule": True}, marks=pytest.mark.slow),
+        pytest.param({"page_size": PAGE_SIZE}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_drafts_in_default_mode_differ_from_none_in_the_last_bits_only(taught_core_of, knobs: dict):
-    reference = taught_core_of(chunked_prefill_size=192, disable_radix_cache=True)
+    reference = taught_core_of(chunked_prefill_size=128, disable_radix_cache=True)
     busy = taught_core_of(**SMALL_POOL, **knobs)
     before, num_tokens, num_ties = busy.stats()["num_drafts_taken"], 0, 0
-    for seed in range(3):
+    for seed in range(2):
         arrivals = [
             (when, dataclasses.replace(each, top_logprobs_num=small.VOCAB)) for when, each in traffic(seed, count=12)
         ]
@@ -106,11 +110,20 @@ def test_drafts_in_default_mode_differ_from_none_in_the_last_bits_only(taught_co
 # Text that is appended.
 
 
-@pytest.mark.parametrize("knobs", [{}, {"page_size": 8}, DETERMINISTIC, {"disable_overlap_schedule": True}], ids=str)
-def test_what_is_appended_survives_retracts_chunks_and_aborts(taught_core_of, knobs: dict):
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        DETERMINISTIC,
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"page_size": PAGE_SIZE}, marks=pytest.mark.slow),
+        pytest.param({"disable_overlap_schedule": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_what_is_appended_survives_retracts_chunks_and_aborts(new_taught_core_of, knobs: dict):
     """`run` asserts after each step that no token that was given out has changed."""
-    core = taught_core_of(**SMALL_POOL, chunked_prefill_size=23, max_queued_requests=100, **knobs)
-    before, ends, num_forced = core.stats(), set(), 0
+    core = new_taught_core_of(**SMALL_POOL, chunked_prefill_size=23, **knobs)
+    ends, num_forced = set(), 0
     for seed in range(4):
         arrivals = traffic(seed, count=14, jump="retokenize")
         aborts = random_aborts(seed, arrivals)
@@ -125,19 +138,11 @@ def test_what_is_appended_survives_retracts_chunks_and_aborts(taught_core_of, kn
             assert (outcome.finish.type is FinishType.ABORT) <= (each.rid in aborts)
             ends.add(outcome.finish.type)
             num_forced += outcome.num_forced
-    after = core.stats()
-    assert after["num_retracts"] > before["num_retracts"] and num_forced > 20
+    assert core.stats()["num_retracts"] > 0 and num_forced > 20
     assert ends == {FinishType.STOP, FinishType.LENGTH, FinishType.ABORT}
 
 
 # Stop strings.
-
-
-@pytest.fixture(scope="module")
-def engine(compile_cache_dir: str) -> Iterator[jsg.Engine]:
-    knobs = {"max_running_requests": 4, "chunked_prefill_size": 64, "deterministic": True}
-    with jsg.Engine(**knobs, compilation_cache_dir=compile_cache_dir) as engine:
-        yield engine
 
 
 FORCED = "one; two; three; four"
@@ -148,11 +153,11 @@ STOPPED = {"regex": f"[a-z]{{4}}: {FORCED}, [0-9]{{3}}", "temperature": 0, "max_
 @pytest.mark.parametrize(
     "ends", [{"stop": ["o; th"]}, {"stop": ["ee", "; four"]}, {"stop_regex": ["t[a-z]o;"]}], ids=str
 )
-def test_a_stop_string_inside_of_a_forced_text_ends_it(engine: jsg.Engine, jump: JumpForward, ends: dict):
+def test_a_stop_string_inside_of_a_forced_text_ends_it(tiny_engine: jsg.Engine, jump: JumpForward, ends: dict):
     fields = STOPPED | ends | {"return_constraint": True}
-    expected = engine.generate("Say it: ", fields | {"jump_forward": "off"})
-    found = engine.generate("Say it: ", fields | {"jump_forward": jump})
-    whole = engine.generate("Say it: ", STOPPED | {"jump_forward": "off"})["text"]
+    expected = tiny_engine.generate("Say it: ", fields | {"jump_forward": "off"})
+    found = tiny_engine.generate("Say it: ", fields | {"jump_forward": jump})
+    whole = tiny_engine.generate("Say it: ", STOPPED | {"jump_forward": "off"})["text"]
     assert found["text"] == expected["text"] and found["text"] != whole
     assert whole.startswith(found["text"])
     assert found["meta_info"]["finish_reason"] == expected["meta_info"]["finish_reason"]
@@ -162,7 +167,7 @@ def test_a_stop_string_inside_of_a_forced_text_ends_it(engine: jsg.Engine, jump:
     if jump == "draft":
         assert found["output_ids"] == expected["output_ids"]
         assert report["kept_mass"] == expected["meta_info"]["constraint"]["kept_mass"]
-    *_, last = engine.generate("Say it: ", fields | {"jump_forward": jump}, stream=True)
+    *_, last = tiny_engine.generate("Say it: ", fields | {"jump_forward": jump}, stream=True)
     assert last["text"] == found["text"] and last["output_ids"] == found["output_ids"]
     streamed = last["meta_info"]["constraint"]  # how much of it was forced may differ: what is proposed is learnt
     assert (streamed["kept_mass"], streamed["is_complete"]) == (report["kept_mass"], False)
@@ -198,7 +203,7 @@ def test_masks_are_found_while_the_forward_pass_runs(
     taught_core_of, jump: JumpForward, monkeypatch: pytest.MonkeyPatch
 ):
     """The step before is committed and masks are made between the dispatch of forward pass and sampling."""
-    core, events = taught_core_of(), []
+    core, events = taught_core_of(**DETERMINISTIC), []
 
     def spy(owner: object, name: str) -> None:
         real = getattr(owner, name)

@@ -119,7 +119,7 @@ def test_a_step_with_groups_runs_the_program_that_reads_them(
     small_model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
 ):
     """On CPU that program takes no heed of them: the reference reads every prefix for itself."""
-    monkeypatch.setattr(startup, "_buckets", lambda *_, **__: make_buckets(4, 512, shares_prefixes=True))
+    monkeypatch.setattr(startup, "_buckets", lambda *_, **__: make_buckets(4, 64, shares_prefixes=True))
     monkeypatch.setattr(groups, "MIN_SHARED_TOKENS", 32)
     core = small.make_core(small_model, compile_cache_dir)
     keys, requests = forward_keys(core, monkeypatch), requests_with(4, 40, 6)

@@ -8,7 +8,7 @@ from tests.own_process import said
 @pytest.fixture(scope="module")
 def results() -> dict[str, tuple[list[int], list[int]]]:
     """By case, the tokens of one device and of four."""
-    return said("tests.engine.parallel_sampling")
+    return said("tests.engine.device.parallel_sampling")
 
 
 def test_each_offers_its_best_and_the_best_of_all_wins(results):

@@ -6,8 +6,6 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jsg.cache.node import Root
 from jsg.cache.radix import PrefixLock
@@ -25,10 +23,12 @@ from jsg.types import GrammarSpec, JumpForward, Request
 from tests.constrained.vocabularies import bits, tekken
 from tests.engine import lettered
 from tests.engine.lettered import Outcome, greedy, traffic
-from tests.engine.taught import DETERMINISTIC, SMALL_POOL, check_bitwise, check_matches, outcome_of, run
+from tests.engine.small import DETERMINISTIC, PAGE_SIZE
+from tests.engine.taught import BUSY, check_bitwise, check_matches, outcome_of, run
 
-COSTLY = tuple(GrammarSpec("regex", f"[a-z0-9 ]*{letter}[a-z0-9 ]{{14}}") for letter in "abcdefghijklmnopqrst")
+COSTLY = tuple(GrammarSpec("regex", f"[a-z0-9 ]*{letter}[a-z0-9 ]{{14}}") for letter in "abcdefghijkl")
 """Each with as many states as texts have ways to go on."""
+MANY = {"max_running_requests": 16}
 STEP = 2_000
 """Of work: about as much as one of their masks takes for the small vocabulary."""
 
@@ -92,10 +92,10 @@ def costly(number: int, **fields: object) -> Request:
 
 @pytest.mark.parametrize("jump", ["off", "draft"])
 def test_a_stream_goes_on_while_many_costly_grammars_begin(
-    taught_core_of, jump: JumpForward, monkeypatch: pytest.MonkeyPatch, put_offs: list
+    new_taught_core_of, jump: JumpForward, monkeypatch: pytest.MonkeyPatch, put_offs: list
 ):
     """Each of its tokens takes one step, and no step has more work with masks than it may, and one mask beyond that."""
-    core = taught_core_of(**DETERMINISTIC, max_running_requests=24, max_total_tokens=2048)
+    core = new_taught_core_of(**DETERMINISTIC, **MANY)
     teach_afresh(core)
     hostile = [costly(number, jump_forward=jump) for number in range(len(COSTLY))]
     expected = {each.rid: outcome_of(limit(core, STEP_STEPS), each) for each in hostile}
@@ -126,8 +126,8 @@ def test_a_stream_goes_on_while_many_costly_grammars_begin(
         assert outcome == expected[rid]
 
 
-def test_the_oldest_is_served_first(taught_core_of, put_offs: list):
-    core = limit(taught_core_of(**DETERMINISTIC, max_running_requests=6), 1)
+def test_the_oldest_is_served_first(new_taught_core_of, put_offs: list):
+    core = limit(new_taught_core_of(**DETERMINISTIC), 1)
     teach_afresh(core)
     for number in range(4):
         core.add(costly(number, jump_forward="off"))
@@ -138,51 +138,37 @@ def test_the_oldest_is_served_first(taught_core_of, put_offs: list):
     assert ends == ["0", "1", "2", "3"] and put_offs
 
 
-@given(seed=st.integers(0, 2**20), num_steps=st.sampled_from([1, 500, 2_000]))
-@settings(max_examples=3)
-def test_whoever_sits_steps_out_answers_the_same(taught_core_of, seed: int, num_steps: int):
-    """All is forgotten all the time, so that every mask is work, and a step is there for some of them."""
-    own: dict = {"max_queued_requests": 101}
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("MACHINE_BYTES", "WORTH_BYTES", "WEIGHED_EVERY"):
-            patch.setattr(f"jsg.engine.grammars.store.{name}", 1)
-        limit(taught_core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23, **own), num_steps)
-        check_bitwise(taught_core_of, seed, **own)
+@pytest.fixture
+def always_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that was worked out is forgotten all the time, so that every mask is work."""
+    for name in ("MACHINE_BYTES", "WORTH_BYTES", "WEIGHED_EVERY"):
+        monkeypatch.setattr(f"jsg.engine.grammars.store.{name}", 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("knobs", [{}, {"page_size": 8}, {"disable_overlap_schedule": True}], ids=str)
-@pytest.mark.parametrize("jump", ["off", "draft"])
-@given(seed=st.integers(0, 2**20), num_steps=st.sampled_from([1, 500, 2_000]))
-@settings(max_examples=10)
-def test_whoever_sits_steps_out_answers_the_same_in_much_traffic(
-    taught_core_of, seed: int, num_steps: int, jump: JumpForward, knobs: dict
-):
-    own: dict = {"max_queued_requests": 101, **knobs}
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("MACHINE_BYTES", "WORTH_BYTES", "WEIGHED_EVERY"):
-            patch.setattr(f"jsg.engine.grammars.store.{name}", 1)
-        limit(taught_core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23, **own), num_steps)
-        check_bitwise(taught_core_of, seed, jump, **own)
-
-
-def test_the_traffic_puts_off_chunks_and_tokens_and_drafts(
-    taught_core_of, put_offs: list, monkeypatch: pytest.MonkeyPatch
-):
-    own: dict = {"max_queued_requests": 101}
-    monkeypatch.setattr("jsg.engine.grammars.store.MACHINE_BYTES", 1)
-    monkeypatch.setattr("jsg.engine.grammars.store.WORTH_BYTES", 1)
-    monkeypatch.setattr("jsg.engine.grammars.store.WEIGHED_EVERY", 1)
-    core = taught_core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23, **own)
+@pytest.mark.usefixtures("always_new")
+def test_whoever_sits_steps_out_answers_the_same(new_taught_core_of, taught_alone, put_offs: list):
+    """There is room in a step for some of the masks only; chunks, tokens and drafts are put off."""
+    core = new_taught_core_of(**BUSY)
     for seed, num_steps in enumerate((1, 500, 2_000)):
-        limit(core, num_steps)
-        check_bitwise(taught_core_of, seed, **own)
+        check_bitwise(limit(core, num_steps), taught_alone, seed)
     assert set(put_offs) == {(True, False), (False, False), (False, True)}
 
 
-@pytest.mark.parametrize("jump", ["off", "draft", "retokenize"])
-def test_in_default_mode_too_what_comes_out_matches(taught_core_of, jump: JumpForward, put_offs: list):
-    core = limit(taught_core_of(), 1)
+@pytest.mark.slow
+@pytest.mark.usefixtures("always_new")
+@pytest.mark.parametrize("knobs", [{}, {"page_size": PAGE_SIZE}, {"disable_overlap_schedule": True}], ids=str)
+@pytest.mark.parametrize("jump", ["off", "draft"])
+def test_whoever_sits_steps_out_answers_the_same_in_much_traffic(
+    new_taught_core_of, taught_alone, jump: JumpForward, knobs: dict
+):
+    core = new_taught_core_of(**BUSY, **knobs)
+    for seed in range(6):
+        check_bitwise(limit(core, (1, 500, 2_000)[seed % 3]), taught_alone, seed, jump)
+
+
+@pytest.mark.parametrize("jump", ["draft", pytest.param("off", marks=pytest.mark.slow), "retokenize"])
+def test_in_default_mode_too_what_comes_out_matches(new_taught_core_of, jump: JumpForward, put_offs: list):
+    core = limit(new_taught_core_of(), 1)
     core.grammars.forget_grammars([each.key for each in lettered.GRAMMARS])
     lettered.teach(core)
     arrivals = traffic(11, jump=jump)
@@ -193,8 +179,8 @@ def test_in_default_mode_too_what_comes_out_matches(taught_core_of, jump: JumpFo
 
 
 @pytest.mark.parametrize("length", [1, 2, 30])
-def test_a_prompt_that_is_put_off_is_scored_once(taught_core_of, length: int, put_offs: list):
-    core = limit(taught_core_of(**DETERMINISTIC), STEP_STEPS)
+def test_a_prompt_that_is_put_off_is_scored_once(new_taught_core_of, length: int, put_offs: list):
+    core = limit(new_taught_core_of(**DETERMINISTIC), STEP_STEPS)
     prompt = tuple(range(40, 40 + length))
     late = Request(rid="late", input_ids=prompt, sampling=greedy(1), return_logprob=True, logprob_start_len=0)
     expected = outcome_of(core, late)

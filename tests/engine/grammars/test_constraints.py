@@ -1,5 +1,6 @@
 """Grammars in the engine: what comes out matches, jump-forward changes nothing but speed, failures stay alone."""
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -23,7 +24,8 @@ from jsg.processing.tokenizer import load_tokenizer
 from jsg.types import FinishType, JumpForward
 from tests.engine import lettered, small
 from tests.engine.lettered import Outcome, matches, traffic
-from tests.engine.taught import DETERMINISTIC, check_bitwise, check_matches, outcome_of, request, run, text_of
+from tests.engine.small import DETERMINISTIC, PAGE_SIZE
+from tests.engine.taught import BUSY, check_bitwise, check_matches, outcome_of, request, run, text_of
 
 
 @pytest.fixture
@@ -34,43 +36,43 @@ def core(taught_core_of: Callable[..., EngineCore]) -> EngineCore:
 # Jump-forward.
 
 
-@given(seed=st.integers(0, 2**20))
-@settings(max_examples=4)
-def test_drafts_change_nothing_in_any_traffic(taught_core_of, seed: int):
-    check_bitwise(taught_core_of, seed)
-
-
-@given(seed=st.integers(0, 2**20))
-@settings(max_examples=2)
-def test_masks_of_steps_that_overlap_change_nothing(taught_core_of, seed: int):
-    check_bitwise(taught_core_of, seed, "off")
-
-
-@given(seed=st.integers(0, 2**20))
-@settings(max_examples=2)
-def test_drafts_change_nothing_with_pages_of_8(taught_core_of, seed: int):
-    check_bitwise(taught_core_of, seed, page_size=8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("knobs", [{}, {"page_size": 8}, {"disable_overlap_schedule": True}], ids=str)
-@given(seed=st.integers(0, 2**20))
-@settings(max_examples=15)
-def test_drafts_change_nothing_in_much_traffic(taught_core_of, seed: int, knobs: dict):
-    check_bitwise(taught_core_of, seed, **knobs)
-
-
-def test_the_traffic_retracts_and_takes_and_refuses_drafts(taught_core_of):
-    own = {"max_queued_requests": 100}  # an engine of its own: how much is admitted depends on what it has seen before
-    core, *_ = [check_bitwise(taught_core_of, seed, **own) for seed in range(3)]
+def test_drafts_change_nothing_in_traffic_that_retracts_and_takes_and_refuses_them(new_taught_core_of, taught_alone):
+    """An engine of its own: how much is admitted, and what is proposed, depends on what it has seen before."""
+    core = new_taught_core_of(**BUSY)
+    for seed in range(3):
+        check_bitwise(core, taught_alone, seed)
     assert core.stats()["num_retracts"] > 0
     constraints = core.grammars.stats(core._runner.masks)
     assert 0 < constraints["num_drafts_taken"] < constraints["num_drafts"]
     assert constraints["num_grammar_failures"] == 0
 
 
-@pytest.mark.parametrize("knobs", [{}, {"disable_overlap_schedule": True}], ids=str)
-@pytest.mark.parametrize("jump", ["off", "draft", "retokenize"])
+def test_masks_of_steps_that_overlap_change_nothing(taught_core_of, taught_alone):
+    check_bitwise(taught_core_of(**BUSY), taught_alone, 1, "off")
+
+
+def test_drafts_change_nothing_with_larger_pages(taught_core_of, taught_alone):
+    check_bitwise(taught_core_of(**BUSY, page_size=PAGE_SIZE), taught_alone, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("knobs", [{}, {"page_size": PAGE_SIZE}, {"disable_overlap_schedule": True}], ids=str)
+@given(seed=st.integers(0, 2**20), jump=st.sampled_from(["off", "draft"]))
+@settings(max_examples=10)
+def test_drafts_change_nothing_in_much_traffic(taught_core_of, taught_alone, seed: int, jump: JumpForward, knobs: dict):
+    check_bitwise(taught_core_of(**BUSY, **knobs), taught_alone, seed, jump)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "jump"),
+    [
+        ({}, "draft"),
+        ({"disable_overlap_schedule": True}, "off"),
+        pytest.param({}, "retokenize", marks=pytest.mark.slow),
+        pytest.param({"disable_overlap_schedule": True}, "draft", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_default_mode_matches_the_grammar(taught_core_of, knobs: dict, jump: JumpForward):
     core = taught_core_of(**knobs)
     arrivals = traffic(11, jump=jump)
@@ -92,19 +94,16 @@ def test_drafts_save_steps(core: EngineCore):
     assert steps["off"] > steps["draft"] and steps["off"] > steps["retokenize"]
 
 
-def test_drafts_are_verified_before_the_shapes_for_drafts_are_compiled(
-    lettered_model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_drafts_are_verified_before_the_shapes_for_drafts_are_compiled(new_taught_core_of):
     """A larger shape stands in, and drafts fill only the rows that it has."""
-    monkeypatch.setattr(Executables, "compile_rest_in_background", lambda self: None)
-    core = lettered.teach(
-        small.make_core(lettered_model, compile_cache_dir, forbid_compile=False, max_running_requests=8)
-    )
-    assert not any(core._executables.is_ready(("forward", key)) for key in core._runner._buckets.drafts)
+    core = new_taught_core_of()
+    executables, buckets = core._executables, core._runner._buckets
+    for key in buckets.drafts:
+        del executables._lowered["forward", key]
+    assert not any(executables.is_ready(("forward", key)) for key in buckets.drafts)
     outcome = outcome_of(core, request(pattern=3, return_constraint=True))
     assert text_of(core, outcome)[:-1] == b"x" + b"name age " * 3
     assert outcome.num_forced > 0
-    core.close()
 
 
 def test_retokenize_appends_the_usual_tokens(core: EngineCore, lettered_model: pathlib.Path):
@@ -137,8 +136,8 @@ def test_a_stop_token_ends_inside_a_draft(core: EngineCore):
 # Masks.
 
 
-def test_a_batch_without_grammars_runs_nothing_for_them(taught_core_of, monkeypatch: pytest.MonkeyPatch):
-    core, names = taught_core_of(), []
+def test_a_batch_without_grammars_runs_nothing_for_them(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
+    names = []
     call = Executables.__call__
 
     def spy(self: Executables, name: tuple, *args: object) -> object:
@@ -155,12 +154,10 @@ def test_a_batch_without_grammars_runs_nothing_for_them(taught_core_of, monkeypa
     assert not any(name[0] == "write_masks" or (name[0] == "sample" and name[2].has_masks) for name in names)
 
 
-def test_a_pool_that_is_too_small_for_a_grammar_changes_nothing(
-    core: EngineCore, lettered_model: pathlib.Path, compile_cache_dir: str
-):
+def test_a_pool_that_is_too_small_for_a_grammar_changes_nothing(core: EngineCore, new_taught_core_of):
     arrivals = [(0, request(str(i), pattern=i % 3, prompt=4 + i)) for i in range(4)]
     expected = run(core, arrivals)
-    other = lettered.teach(small.make_core(lettered_model, compile_cache_dir, **DETERMINISTIC))
+    other = new_taught_core_of(**DETERMINISTIC)
     pool = other._runner.masks = MaskPool(num_words(small.VOCAB), 70)
     for number in range(69):
         pool.put(number.to_bytes(4), np.zeros(num_words(small.VOCAB), np.uint32))
@@ -170,7 +167,6 @@ def test_a_pool_that_is_too_small_for_a_grammar_changes_nothing(
     }
     pool.check_integrity()
     assert pool.num_made > 69
-    other.close()
 
 
 @pytest.mark.parametrize("jump", ["off", "draft"])
@@ -227,11 +223,10 @@ def test_ends_where_nothing_may_follow_and_eos_may_not_end(core: EngineCore, fie
 
 def test_a_model_without_eos_ends_where_nothing_may_follow(tmp_path: pathlib.Path, compile_cache_dir: str):
     directory = lettered.write_model(tmp_path / "endless", eos_token_id=None)
-    core = lettered.teach(small.make_core(directory, compile_cache_dir, **DETERMINISTIC))
-    each = request(pattern=0)
-    outcome = outcome_of(core, each)
-    assert outcome.finish and outcome.finish.type is FinishType.STOP and matches(each, text_of(core, outcome))
-    core.close()
+    with contextlib.closing(lettered.make_core(directory, compile_cache_dir, **DETERMINISTIC)) as core:
+        each = request(pattern=0)
+        outcome = outcome_of(core, each)
+        assert outcome.finish and outcome.finish.type is FinishType.STOP and matches(each, text_of(core, outcome))
 
 
 def test_a_grammar_that_leaves_only_tokens_that_may_not_end_yet_says_so(core: EngineCore):
@@ -252,12 +247,11 @@ def test_a_grammar_that_was_not_sent_is_refused(core: EngineCore):
     assert refusal.value.param == "grammar" and core.scheduler.is_idle
 
 
-def test_a_model_without_a_tokenizer_refuses_grammars_and_runs(small_model: pathlib.Path, compile_cache_dir: str):
-    core = lettered.teach(small.make_core(small_model, compile_cache_dir, **DETERMINISTIC))
+def test_a_model_without_a_tokenizer_refuses_grammars_and_runs(new_core_of):
+    core = lettered.teach(new_core_of(**DETERMINISTIC))
     with pytest.raises(RequestError, match="needs the model's tokenizer, but a model directory must have"):
         core.add(request())
     assert len(outcome_of(core, request(grammar=None, ignore_eos=True, max_new_tokens=4)).token_ids) == 4
-    core.close()
 
 
 def test_a_rid_in_use_leaves_the_masker_of_its_owner_alone(core: EngineCore):
@@ -288,9 +282,8 @@ def test_a_forgotten_grammar_lives_as_long_as_its_requests(core: EngineCore):
 
 @pytest.mark.parametrize("method", ["mask_key", "accept", "forced_bytes"])
 def test_what_raises_in_a_grammar_fails_its_request_alone(
-    taught_core_of, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    core: EngineCore, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    core = taught_core_of()
     expected = run(core, [(0, request("b", pattern=1)), (0, request("c", grammar=None))])
     real, calls = getattr(GrammarMasker, method), [0]
 
@@ -329,13 +322,12 @@ def test_what_grammars_have_worked_out_is_bounded(core: EngineCore, monkeypatch:
     assert store.num_bytes == sum(len(each.tables) + each.num_bytes for each in store._grammars.values())
 
 
-@given(seed=st.integers(0, 2**20))
-@settings(max_examples=3)
-def test_memory_that_is_taken_away_all_the_time_changes_no_answer(taught_core_of, seed: int):
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("MACHINE_BYTES", "WORTH_BYTES", "WEIGHED_EVERY"):
-            patch.setattr(f"jsg.engine.grammars.store.{name}", 1)
-        check_bitwise(taught_core_of, seed)
+def test_memory_that_is_taken_away_all_the_time_changes_no_answer(
+    taught_core_of, taught_alone, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("MACHINE_BYTES", "WORTH_BYTES", "WEIGHED_EVERY"):
+        monkeypatch.setattr(f"jsg.engine.grammars.store.{name}", 1)
+    check_bitwise(taught_core_of(**BUSY), taught_alone, 2)
 
 
 def test_requests_that_wait_have_no_machine(core: EngineCore):

@@ -1,6 +1,7 @@
-"""Tokens chosen of logits that four devices share, and of the same on one: `python -m tests.engine.parallel_sampling`.
+"""Tokens chosen of logits that four devices share, and of the same on one.
 
-A process of its own, because JAX decides how many CPU devices it makes up when it starts. Standard output has, for each
+`python -m tests.engine.device.parallel_sampling`: a process of its own, because JAX decides how many CPU devices it
+makes up when it starts. Standard output has, for each
 case, the tokens of both.
 """
 
