@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from jsg.sched.batch import Batch, BatchEntry
 from jsg.sched.buckets import Buckets, Phase
 from jsg.sched.groups import PrefixGrouping
-from jsg.sched.records import Batch, BatchEntry, RunningRequest
+from jsg.sched.request import RunningRequest
 from jsg.sched.table import RequestTable
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 from jsg.cache.node import Node
 from jsg.errors import QueueFullError
-from jsg.sched.records import RunningRequest
+from jsg.sched.request import RunningRequest
 
 MAX_HOLDS = 4096
 

@@ -20,15 +20,9 @@ from collections.abc import Callable, Iterator
 
 from jsg.errors import RequestError
 from jsg.sched.positions import cut, spans
-from jsg.sched.records import (
-    FirstAdmission,
-    KeptPrefix,
-    Placement,
-    RequestState,
-    RunningRequest,
-    SchedulerTotals,
-)
+from jsg.sched.request import FirstAdmission, KeptPrefix, Placement, RequestState, RunningRequest
 from jsg.sched.table import RequestTable
+from jsg.sched.totals import SchedulerTotals
 from jsg.types import CacheReport, Request, SamplingParams
 
 MAX_COPIED_TOKENS = 2**25

@@ -12,15 +12,9 @@ from jsg.sched.joined import JoinedRequests
 from jsg.sched.outputs import make_output
 from jsg.sched.policy import make_policy
 from jsg.sched.positions import cached_shifts
-from jsg.sched.records import (
-    FirstAdmission,
-    Placement,
-    RequestState,
-    RunningRequest,
-    SchedulerTotals,
-    new_running_request,
-)
+from jsg.sched.request import FirstAdmission, Placement, RequestState, RunningRequest, new_running_request
 from jsg.sched.table import RequestTable
+from jsg.sched.totals import SchedulerTotals
 from jsg.sched.waiting import WaitingQueue
 from jsg.types import FinishReason, Request, RequestOutput
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Set
 
-from jsg.sched.records import FirstAdmission, RunningRequest, StepResult
+from jsg.sched.batch import StepResult
+from jsg.sched.request import FirstAdmission, RunningRequest
 from jsg.types import ConstraintReport, FinishReason, FinishType, RequestOutput, TokenLogprob
 
 

@@ -16,13 +16,14 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.errors import QueueFullError, RequestError
 from jsg.sched.admission import AdmissionEstimate
+from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
 from jsg.sched.batching import Batcher
 from jsg.sched.bypass import BypassLedger
 from jsg.sched.config import SchedulerConfig, check_positions, check_request
 from jsg.sched.drafts import add_drafts
 from jsg.sched.lifecycle import Lifecycle, placement
 from jsg.sched.outputs import append_tokens
-from jsg.sched.records import Batch, BatchEntry, Proposal, RequestState, RunningRequest, StepResult
+from jsg.sched.request import RequestState, RunningRequest
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import numpy as np
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.sched.positions import PositionWords, spans
-from jsg.sched.records import KeptPrefix, Placement, RunningRequest
+from jsg.sched.request import KeptPrefix, Placement, RunningRequest
 from jsg.sched.vision_store import VisionShape, VisionStore
 from jsg.types import CacheReport, Request
 

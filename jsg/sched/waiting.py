@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 from jsg.cache.radix import RadixCache
 from jsg.sched.policy import Key, Policy
-from jsg.sched.records import RunningRequest
+from jsg.sched.request import RunningRequest
 
 CHANGES_PER_REORDER = 1 / 32
 """Where keys depend on each other, all are made anew once so many requests in one have changed."""

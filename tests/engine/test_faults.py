@@ -11,7 +11,7 @@ from jsg.engine.core import EngineCore
 from jsg.engine.device import packing, results
 from jsg.errors import QueueTimeoutError, RequestError
 from jsg.sched import lifecycle, outputs
-from jsg.sched.records import RunningRequest
+from jsg.sched.request import RunningRequest
 from jsg.types import FinishType, Request, SamplingParams
 from tests.engine import small
 from tests.engine.fake_core import FakeCore

@@ -17,9 +17,10 @@ from jsg.engine.device import packing
 from jsg.engine.device.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP, QUERY_TILE, SHORT_TILE
 from jsg.sched import groups
+from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
 from jsg.sched.buckets import BucketKey, Buckets, Phase
 from jsg.sched.config import SchedulerConfig
-from jsg.sched.records import Batch, BatchEntry, Placement, Proposal, RunningRequest, StepResult
+from jsg.sched.request import Placement, RunningRequest
 from jsg.sched.scheduler import Scheduler
 from jsg.sched.table import RequestTable
 from jsg.sched.vision_store import DUMP_ROW, NEWLINE_ROW, VisionShape

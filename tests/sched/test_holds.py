@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jsg.errors import QueueFullError, RequestError
-from jsg.sched.records import Batch
+from jsg.sched.batch import Batch
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
 from tests.sched.simulated import EngineShape, SimulatedEngine, TokenModel
 from tests.sched.test_scheduler import PREFIX, make_engine, make_request, planned

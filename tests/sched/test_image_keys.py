@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jsg.errors import QueueFullError, RequestError
 from jsg.media import MIN_TOKENS, MediaInput
 from jsg.sched import admission, vision_store
-from jsg.sched.records import Placement, new_running_request
+from jsg.sched.request import Placement, new_running_request
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape, VisionStore
 from jsg.types import FinishType, Request, SamplingParams
 from tests.sched.simulated import FRAME_ROWS, TILE_ROWS, VOCAB, EngineShape, SimulatedEngine, TokenModel

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from jsg.sched import admission
+from jsg.sched.batch import Batch, StepResult
 from jsg.sched.buckets import BucketKey
 from jsg.sched.put_off import put_off
-from jsg.sched.records import Batch, StepResult
 from jsg.sched.vision_store import NUM_FIXED_ROWS
 from jsg.types import RequestOutput
 from tests.sched.simulated import TILE_ROWS, EngineShape, SimulatedEngine
