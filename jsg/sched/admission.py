@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from jsg.sched.records import RunningRequest
+from jsg.sched.request import RunningRequest
 
 START = 0.7
 FLOOR = 0.14

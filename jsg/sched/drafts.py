@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from jsg.sched.batch import BatchEntry, Proposal
 from jsg.sched.buckets import Buckets
-from jsg.sched.records import BatchEntry, Proposal
 from jsg.sched.table import RequestTable
 
 

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 
 from jsg.cache.node import Node
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP, MIN_SHARED_TOKENS
-from jsg.sched.records import Placement, PrefixGroup
+from jsg.sched.batch import PrefixGroup
+from jsg.sched.request import Placement
 
 
 class PrefixGrouping:

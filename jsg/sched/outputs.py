@@ -2,7 +2,8 @@
 
 from collections.abc import Set
 
-from jsg.sched.records import RunningRequest
+from jsg.sched.batch import StepResult
+from jsg.sched.request import FirstAdmission, RunningRequest
 from jsg.types import ConstraintReport, FinishReason, FinishType, RequestOutput, TokenLogprob
 
 
@@ -16,18 +17,47 @@ def make_output(
     """What is new of a request. Prompt logprobs go with its first token, or with its end if it has none."""
     has_reported, running.has_reported = running.has_reported, True
     prompt_logprobs = None if has_reported else _complete_prompt_logprobs(running)
+    admission = running.admission or FirstAdmission()
     return RequestOutput(
         rid=running.request.rid,
         token_ids=token_ids,
         finish=finish,
         prompt_tokens=running.num_prompt,
-        cached_tokens=running.cached_tokens or 0,
+        cached_tokens=admission.cached_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        queue_s=running.queue_s,
-        cache_report=None if has_reported else running.cache_report,
+        queue_s=admission.queue_s,
+        cache_report=None if has_reported else admission.report,
         constraint=constraint,
     )
+
+
+def append_tokens(
+    running: RunningRequest, tokens: list[int], index: int, row: int, result: StepResult, eos_token_ids: Set[int]
+) -> RequestOutput:
+    """Adds output tokens to their request, up to the first that ends it, and returns what is new.
+
+    Args:
+        running: The request.
+        tokens: What a step sampled for it, at least one.
+        index: Of its entry in the step's batch.
+        row: The first row of logits of that entry.
+        result: What the step computed.
+        eos_token_ids: Tokens that end an answer.
+    """
+    reason, count = None, 0
+    for token in tokens:
+        running.append(token)
+        count += 1
+        reason = stop_reason(running, token, eos_token_ids)
+        if reason is None and result.ended.get(index) == count:
+            reason = FinishReason(FinishType.STOP)
+        if reason is not None:
+            break
+    logprobs = tuple(result.logprobs[i] for i in range(row, row + count) if i in result.logprobs)
+    reports = result.constraints.get(index)
+    constraint = reports[count - 1] if reports else None
+    return make_output(running, tuple(tokens[:count]), logprobs, reason, constraint)
 
 
 def stop_reason(running: RunningRequest, token: int, eos_token_ids: Set[int]) -> FinishReason | None:

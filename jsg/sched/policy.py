@@ -11,7 +11,7 @@ from typing import Protocol
 from jsg.cache.node import Node, Root
 from jsg.cache.watch import Watch
 from jsg.errors import ConfigError
-from jsg.sched.records import RunningRequest
+from jsg.sched.request import RunningRequest
 
 Key = tuple[int, ...]
 

@@ -117,11 +117,17 @@ class PositionWords:
             if not self._users[shift]:
                 del self._users[shift]
 
-    def layout(self, tokens: np.ndarray, positions: np.ndarray, num_keyed: int) -> Layout:
-        """How a request is cached whose first `num_keyed` tokens are known.
+    def layout(self, request: Request, tokens: np.ndarray, positions: np.ndarray | None) -> Layout | None:
+        """Positions and key of a request whose prompt is known; None where they are indices and tokens.
 
-        The shifts of tokens that are cached must have been acquired.
+        Args:
+            request: The request. The shifts of its cached tokens must have been acquired.
+            tokens: int32, its prompt, with room for its output.
+            positions: Those of all its tokens where they are not indices (see `positions_of`).
         """
+        if positions is None:
+            return media_layout(tokens, request.media) if request.media else None
+        num_keyed = request.joined[0] if request.joined else len(request.input_ids)
         key = tokens.copy()
         key[:num_keyed] = self._key(tokens[:num_keyed], positions[:num_keyed], 0)
         number = self._numbers.get(int(positions[-1]) - len(positions) + 1, 0)

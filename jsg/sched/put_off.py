@@ -1,6 +1,6 @@
 """Requests that sit a step out which has begun: they run, but what comes next in them could not be settled in time."""
 
-from jsg.sched.records import BatchEntry
+from jsg.sched.batch import BatchEntry
 from jsg.sched.table import RequestTable
 
 

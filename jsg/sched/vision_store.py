@@ -27,7 +27,8 @@ import numpy as np
 from jsg.cache.allocator import PageAllocator
 from jsg.errors import QueueFullError, RequestError
 from jsg.media import MediaInput
-from jsg.sched.records import Encoding, Placement, RunningRequest
+from jsg.sched.batch import Encoding
+from jsg.sched.request import Placement, RunningRequest
 from jsg.types import Request
 
 DUMP_ROW = 0
@@ -119,7 +120,7 @@ class VisionStore:
 
     # Requests in and out.
 
-    def hold(self, request: Request) -> Request:
+    def acquire(self, request: Request) -> Request:
         """Keeps a request's pixels until `release`.
 
         Returns:

@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 from jsg.cache.radix import RadixCache
 from jsg.sched.policy import Key, Policy
-from jsg.sched.records import RunningRequest
+from jsg.sched.request import RunningRequest
 
 CHANGES_PER_REORDER = 1 / 32
 """Where keys depend on each other, all are made anew once so many requests in one have changed."""
@@ -22,8 +22,8 @@ class WaitingQueue:
     none until then.
 
     Invariants: `_keys` has the key of every waiting request that has one; the heap holds these, and stale ones besides.
-    A key ends with the request's arrival number, which names the request. `_unadmitted` holds those that have never
-    run, in order of arrival.
+    A key ends with the request's arrival number, which names the request. `_unadmitted` holds those that were never
+    admitted, in order of arrival, and stale ones besides.
     """
 
     def __init__(self, policy: Policy, cache: RadixCache):
@@ -46,7 +46,7 @@ class WaitingQueue:
         running.watch = self._cache.watch(tokens, running.request.namespace, limit=running.match_limit)
         self._by_watch[running.watch.serial] = running
         self._by_arrival[running.arrival] = running
-        if running.cached_tokens is None:
+        if running.admission is None:
             self._unadmitted[running.arrival] = running
         heapq.heappush(self._arrivals, running.arrival)
         self._num_changes += 1
@@ -63,11 +63,6 @@ class WaitingQueue:
         self._unadmitted.pop(running.arrival, None)
         running.watch = None
         self._num_changes += 1
-
-    def note_admitted(self, running: RunningRequest) -> None:
-        """A waiting request counts as admitted before, as others for the same client were."""
-        self._unadmitted.pop(running.arrival, None)
-        running.cached_tokens = 0
 
     def reorder(self) -> None:
         """To be called before each round of admissions: the only moment at which keys that depend on each other change.
@@ -97,13 +92,18 @@ class WaitingQueue:
         return self._by_arrival[self._arrivals[0]] if self._arrivals else None
 
     def oldest_unadmitted(self) -> RunningRequest | None:
-        """The waiting request that arrived first of those that were never admitted; retracted ones were."""
-        return next(iter(self._unadmitted.values()), None)
+        """The waiting request that arrived first of those that were never admitted. Those that were retracted were."""
+        while self._unadmitted:
+            oldest = next(iter(self._unadmitted.values()))
+            if oldest.admission is None:
+                return oldest
+            self._unadmitted.popitem(last=False)  # a branch beside one that was admitted counts as admitted too
+        return None
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
-        never = {arrival for arrival, r in self._by_arrival.items() if r.cached_tokens is None}
-        assert set(self._unadmitted) == never, "a request that was never admitted is lost"
+        never = {arrival for arrival, r in self._by_arrival.items() if r.admission is None}
+        assert never <= set(self._unadmitted), "a request that was never admitted is lost"
         assert len(self._by_watch) == len(self._by_arrival)
         assert set(self._keys.items()) <= {(key[-1], key) for key in self._heap}, "the heap has lost a key"
         if self._policy.depends_on_others:

@@ -20,7 +20,8 @@ from jsg.engine.grammars.jump import MOST_LOOKED_BACK, Tokens
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.engine.grammars.store import GrammarStore, StoredGrammar
 from jsg.errors import GrammarError, JsgError
-from jsg.sched.records import Batch, BatchEntry, Proposal, RunningRequest, StepResult
+from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
+from jsg.sched.request import RunningRequest
 from jsg.types import ConstraintReport, JumpForward, Request
 
 logger = logging.getLogger(__name__)
