@@ -9,12 +9,13 @@ from jsg.errors import ProgramError
 from jsg.lang import batch
 from jsg.lang.backend import Backend, BackendSource
 from jsg.lang.defaults import as_backend
-from jsg.lang.ir import SamplingArgs
+from jsg.lang.ir import PUBLISHED, SamplingArgs
 from jsg.lang.primitives import sampling_args
 from jsg.lang.run import Run, calling_backend
 from jsg.lang.state import ProgramState
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.tracing import scope
+from jsg.parameters import named
 
 
 class RunArgs(TypedDict, total=False):
@@ -44,22 +45,8 @@ class RunArgs(TypedDict, total=False):
     return_text_in_logprobs: bool | None
 
 
-_RUN_ARGS = frozenset(RunArgs.__annotations__)
-_PUBLISHED = SamplingArgs(max_tokens=128, temperature=1.0)
-# What these values ask for is what a backend does anyway, so a backend that cannot do more need not refuse them.
-_NEUTRAL: Mapping[str, Any] = {
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "ignore_eos": False,
-    "return_logprob": False,
-    "stop": (),
-    "stop_token_ids": (),
-    "stop_regex": (),
-}
+_RUN_ARGS = {name: parameter.name_in("gen") or name for name, parameter in named("run").items()}
+"""The names of `RunArgs` and what a gen calls the same."""
 
 
 class SglFunction:
@@ -273,7 +260,7 @@ class SglFunction:
     ) -> tuple[ProgramState, Run]:
         self.check_arguments(args, kwargs)
         chosen = (calling_backend() if backend is None else None) or as_backend(backend)
-        run = Run(shared_loop(), chosen, given.over(_PUBLISHED), self.num_api_spec_tokens)
+        run = Run(shared_loop(), chosen, given.over(PUBLISHED), self.num_api_spec_tokens)
         return ProgramState(run.stream, run), run
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any], which: str = "") -> None:
@@ -403,17 +390,10 @@ def take_run_args(kwargs: Mapping[str, Any], own: frozenset[str] = frozenset()) 
         kwargs: Both.
         own: Names of the program's parameters, which are never for the gens.
     """
-    names = _RUN_ARGS - own
-    given = {name: value for name, value in kwargs.items() if name in names and value is not None}
+    names = _RUN_ARGS.keys() - own
+    given = {_RUN_ARGS[name]: value for name, value in kwargs.items() if name in names}
     rest = {name: value for name, value in kwargs.items() if name not in names}
-    if not given:
-        return SamplingArgs(), rest
-    for published, ours in (("max_new_tokens", "max_tokens"), ("min_new_tokens", "min_tokens")):
-        if published in given:
-            given[ours] = given.pop(published)
-    args = sampling_args(**given)
-    asked = {name: None for name, value in _NEUTRAL.items() if getattr(args, name) == value}
-    return SamplingArgs(**{**_fields(args), **asked}), rest
+    return (sampling_args(**given).asked() if given else SamplingArgs()), rest
 
 
 def _unless_empty(given: SamplingArgs) -> SamplingArgs | None:
@@ -423,7 +403,3 @@ def _unless_empty(given: SamplingArgs) -> SamplingArgs | None:
 async def _each(states: Sequence[Any]) -> AsyncIterator[Any]:
     for state in states:
         yield state
-
-
-def _fields(args: SamplingArgs) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in SamplingArgs.__slots__}

@@ -8,13 +8,12 @@ from pydantic import Field
 
 from jsg.errors import RequestError
 from jsg.server.tool_use import ToolUse
-from jsg.types import GrammarKind, JumpForward, PropertyOrder, Whitespace
+from jsg.types import GrammarKind, PropertyOrder, Whitespace
 
 type Schema = dict[str, Any] | bool
 # No `type` statements: pydantic would hide the descriptions behind the names.
 WhitespaceOption = Annotated[Whitespace | None, Field(description="In JSON of a schema; see `sampling_params` below.")]
 PropertyOrderOption = Annotated[PropertyOrder | None, Field(description="Of the members of objects of a schema.")]
-JumpForwardOption = Annotated[JumpForward | None, Field(description="What to do where the grammar leaves one way on.")]
 
 
 @final
