@@ -13,7 +13,7 @@ from typing import final
 import numpy as np
 
 from jsg.constrained.limits import STEP_STEPS
-from jsg.constrained.masker import GrammarMasker
+from jsg.constrained.run.masker import GrammarMasker
 from jsg.engine.device.mask_pool import MaskPool, num_words
 from jsg.engine.device.packing import needs_tables
 from jsg.engine.grammars.jump import MOST_LOOKED_BACK, Tokens
