@@ -13,11 +13,11 @@ from jsg.types import ConstraintReport, TokenLogprob
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Proposal:
-    """Tokens that may follow a request's last one, at least one.
+    """Tokens that may follow a request's last one.
 
     Attributes:
-        tokens: In their order.
-        is_forced: They are taken whatever the model says; otherwise as far as it says the same.
+        tokens: At least one, in their order.
+        is_forced: They are taken whatever the model says. Otherwise they are taken as far as the model agrees.
     """
 
     tokens: tuple[int, ...]
@@ -26,23 +26,23 @@ class Proposal:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class BatchEntry:
-    """One request's part of a step. Changed by `put_off` only; not frozen: building it would take five times as long.
+    """One request in a step. Only drafts and `put_off` change it. It is not frozen, for the time to make it.
 
     Attributes:
         running: The request.
-        place: Its placement when the step was planned; a later one means the entry is stale.
-        start: Position of its first new token.
+        place: Its placement when the step was planned. When it has another one, the entry is stale.
+        start: Index of its first new token.
         num_new: New tokens: 1 in decode, a chunk in prefill.
-        write_start: Positions before it are in the radix tree already and must not be written.
+        write_start: Tokens before this index are in the radix tree already and must not be written.
         output_index: Index among the output tokens of the first token that the step may sample.
-        from_device: The one new token was sampled by an earlier step and is read from the device's own table.
-        samples: The step samples its next token.
-        ends_prefill: The last chunk of a prompt.
-        num_drafts: New tokens at its end that are not committed but proposed. Each, and the token before them, has a
-            row of logits and samples its next token.
-        is_forced: The drafts are taken whatever is sampled in their places.
-        vision_ids: int32, what the model is given in place of the new tokens where some of them are of an image: ids
-            from the vocabulary's size on are rows of the vision pool. None where there are tokens only.
+        from_device: The one new token was sampled by an earlier step and is read from the table on the device.
+        samples: Whether the step samples its next token.
+        ends_prefill: Whether this is the last chunk of a prompt.
+        num_drafts: New tokens at its end that are drafts. Each of them, and the token before them, has a row of logits
+            and samples its next token.
+        is_forced: Whether the drafts are taken whatever is sampled in their places.
+        vision_ids: int32, what the model reads in place of the new tokens where some of them are of an image: ids from
+            the vocabulary's size on are rows of the vision pool. None where no token is of an image.
     """
 
     running: RunningRequest
@@ -65,12 +65,12 @@ class BatchEntry:
 
     @property
     def drafts(self) -> list[int]:
-        """The proposed tokens; only until the step is committed."""
+        """The drafts. They are known until the step is committed."""
         end = self.start + self.num_new
         return self.running.tokens[end - self.num_drafts : end].tolist()
 
     def taken(self, sampled: Sequence[int]) -> list[int]:
-        """Of the tokens sampled in its rows those that count: up to the first that is not the draft in its place."""
+        """The sampled tokens that count: up to the first that is not the draft in its place."""
         num_equal = 0
         for draft, token in zip(self.drafts, sampled, strict=False):
             if draft != token:
@@ -80,7 +80,7 @@ class BatchEntry:
 
     @property
     def scores_prompt(self) -> bool:
-        """The log-probabilities of prompt tokens are wanted of this chunk: not all are there yet."""
+        """Whether this chunk must give log-probabilities of prompt tokens: some are wanted that are not there yet."""
         running = self.running
         if self.from_device or running.has_reported or not running.request.wants_prompt_logprobs:
             return False
@@ -88,7 +88,7 @@ class BatchEntry:
 
     @property
     def is_stale(self) -> bool:
-        """The request finished, was aborted or retracted after this step was planned."""
+        """Whether the request has ended or was retracted after this step was planned."""
         return self.running.place is not self.place
 
 
@@ -98,8 +98,8 @@ class Encoding:
 
     Attributes:
         pixels: float32 [3, S, S].
-        rows: int32, of the vision pool: where its features are to be written.
-        is_video: It is a frame.
+        rows: int32, the rows of the vision pool that its features are written to.
+        is_video: Whether it is a frame.
     """
 
     pixels: np.ndarray
@@ -109,7 +109,7 @@ class Encoding:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrefixGroup:
-    """Requests of a decode step whose first tokens are in the very same pages.
+    """Requests of a decode step whose first tokens are in the same pages.
 
     Attributes:
         members: Indices among the entries of the batch, ascending; no entry is in two groups.
@@ -128,14 +128,14 @@ class Batch:
         key: Its padded shape.
         entries: Its requests, in packed order.
         num_singles: Leading entries with one new token.
-        admitted: Those of its requests that were admitted for this step: their device tables must be written first.
-        dirty_rows: Rows of the request table whose host copy is ahead of the device's.
-        groups: Prefixes worth reading once for several entries. A hint: a step may ignore them.
-        has_drafts: Some entry has.
-        copies: KV slots to be copied before the step, from and to: the branches of joined requests, where pages have
+        admitted: Its requests that were admitted for this step. Their tables on the device must be written first.
+        dirty_rows: Rows of the request table that the device has only an older copy of.
+        groups: Prefixes that are worth reading once for several entries. A step may ignore them.
+        has_drafts: Whether some entry has drafts.
+        is_deterministic: Whether each token must be computed by the same loops, whatever it is batched with.
+        copies: KV slots that are copied before the step, from and to: branches of joined requests, where pages have
             several tokens.
-        is_deterministic: Every token must be computed by the same loops, whatever it comes with.
-        encodings: What is to be encoded before the step.
+        encodings: Tiles and frames that are encoded before the step.
     """
 
     key: BucketKey
@@ -172,16 +172,16 @@ class StepResult:
     """What a step computed, on the host.
 
     Attributes:
-        token_ids: The sampled token of each row of logits (see `Batch.first_rows`): -1 where the logits were not
-            finite, meaningless where the entry does not sample.
-        logprobs: By row, of entries that asked for them.
-        prompt_logprobs: Per entry, by its index in the batch: one per prompt token that its chunk predicts.
-        failed: Requests for which the work of the host, before or after the step, raised: they end with an error.
-        reasons: What the error says, by rid, where that is the client's to know.
-        kept_mass: By row, where a request reports what its grammar did.
-        constraints: What grammars did, by entry; of requests that report it. One report for each of its tokens, of all
-            tokens up to it.
-        ended: By entry, after how many of its tokens its grammar lets nothing follow, not even an EOS token.
+        token_ids: The sampled token of each row of logits (see `Batch.first_rows`). It is -1 where the logits were not
+            finite, and means nothing where the entry does not sample.
+        logprobs: By row of logits, for entries that asked for them.
+        prompt_logprobs: By index of the entry: one for each prompt token that its chunk predicts.
+        failed: Requests for which work of the host raised, before or after the step. They end with an error.
+        reasons: By rid, what that error says where the client may know it.
+        kept_mass: By row of logits, the probability that the grammar left, for requests that report it.
+        constraints: By index of the entry, what its grammar did, for requests that report it: one report for each of
+            its tokens, about all tokens up to that one.
+        ended: By index of the entry, after how many of its tokens its grammar allows nothing more, not even EOS.
     """
 
     token_ids: list[int]

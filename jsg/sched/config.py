@@ -1,4 +1,4 @@
-"""What the scheduler is told of the model and the knobs, and the requests that it refuses because of it."""
+"""What the scheduler knows of the model and of the options, and the requests that it refuses for that."""
 
 import dataclasses
 
@@ -16,10 +16,10 @@ from jsg.types import Request
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What the scheduler must know of the model and the knobs. Units are tokens unless said.
+    """What the scheduler must know of the model and of the options. Lengths are in tokens.
 
     Attributes:
-        has_windows: Some layer sees only so many tokens back.
+        has_windows: Whether some layer sees only the last tokens.
         vision: The vision pool; None where the model takes text only.
     """
 

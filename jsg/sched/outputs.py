@@ -1,4 +1,4 @@
-"""What a step added to a request, as the record that leaves the engine, and whether that ends it."""
+"""Output tokens: added to their request, checked for its end, and made into the record that leaves the engine."""
 
 from collections.abc import Set
 
@@ -14,7 +14,7 @@ def make_output(
     finish: FinishReason | None = None,
     constraint: ConstraintReport | None = None,
 ) -> RequestOutput:
-    """What is new of a request. Prompt logprobs go with its first token, or with its end if it has none."""
+    """What is new of a request. Prompt logprobs go with its first output, be that a token or the end."""
     has_reported, running.has_reported = running.has_reported, True
     prompt_logprobs = None if has_reported else _complete_prompt_logprobs(running)
     admission = running.admission or FirstAdmission()
@@ -61,7 +61,7 @@ def append_tokens(
 
 
 def stop_reason(running: RunningRequest, token: int, eos_token_ids: Set[int]) -> FinishReason | None:
-    """Why a request ends with an output token that was just added to it; None where it goes on."""
+    """Why a request ends with the output token that was just added to it; None where it goes on."""
     sampling = running.request.sampling
     if running.num_output >= sampling.min_new_tokens:
         is_eos = token in eos_token_ids and not sampling.ignore_eos
@@ -73,7 +73,7 @@ def stop_reason(running: RunningRequest, token: int, eos_token_ids: Set[int]) ->
 
 
 def _complete_prompt_logprobs(running: RunningRequest) -> tuple[TokenLogprob, ...] | None:
-    """Those that were asked for; None when none were, or the request ends before all are there."""
+    """The prompt logprobs; None where none were asked for, or the request ends before all are there."""
     num_wanted = running.num_prompt - running.request.logprob_start_len
     if running.request.wants_prompt_logprobs and len(running.prompt_logprobs) == num_wanted:
         return tuple(running.prompt_logprobs)

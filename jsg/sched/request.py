@@ -182,14 +182,14 @@ class RunningRequest:
 
     @property
     def shifts(self) -> list[int]:
-        """By how much positions of cached tokens exceed their indices. The shifts of a branch are its whole's."""
+        """The shifts of its cached tokens (see `PositionWords`). A branch has none: they are those of its whole."""
         if self.layout is None or self.branch_of is not None:
             return []
         return cached_shifts(self.request, self.layout.positions)
 
     @property
     def is_put_off(self) -> bool:
-        """A step that it took part in did not sample for it: it runs its last token again."""
+        """Whether a step that it took part in did not sample for it, so that its last token runs again."""
         return self.place is not None and self.place.is_prefilling and self.place.num_dispatched == self.num_known
 
     def append(self, token: int) -> None:
@@ -206,13 +206,16 @@ class RunningRequest:
 
     @property
     def num_to_come(self) -> int:
-        """Output tokens that are neither committed nor in flight, at most."""
+        """The most output tokens that are still to come, without those committed or in flight."""
         in_flight = self.place.num_in_flight if self.place else 0
         return self.request.sampling.max_new_tokens - self.num_output - in_flight
 
     @property
     def match_limit(self) -> int:
-        """Tokens that may come from the cache: a step that samples needs one, prompt logprobs their positions."""
+        """The most tokens that may come from the cache.
+
+        A step that samples needs the last token to run, and prompt logprobs need the tokens that they are about.
+        """
         request = self.request
         if request.wants_prompt_logprobs and self.num_output == 0:
             return max(request.logprob_start_len - 1, 0)
@@ -222,7 +225,7 @@ class RunningRequest:
 
 
 def new_running_request(request: Request, arrival: int, now_s: float) -> RunningRequest:
-    """The record of a request that has just arrived."""
+    """The record of a request that arrives now."""
     prompt = np.asarray(request.input_ids, np.int32)
     tokens = np.zeros(len(prompt) + request.sampling.max_new_tokens, np.int32)
     tokens[: len(prompt)] = prompt

@@ -1,12 +1,12 @@
-"""What runs next: the waiting queue, the running requests and the pages they share become one batch per step.
+"""What runs next: waiting and running requests become one batch for each step.
 
-A step is planned before the results of the step before it are known (overlap), so a plan only uses what is certain:
-how many tokens each request will have, not which. Everything decided here is a function of requests and their order;
-there is no clock in any comparison, so a recorded trace replays exactly.
+A step is planned before the results of the step before it are known (overlap). So a plan uses only what is certain: how
+many tokens each request will have, and not which. All decisions are functions of the requests and their order, and no
+comparison reads a clock, so a recorded trace replays exactly.
 
-Prefixes are put into the radix tree when their chunk is planned, not when it has run: a layer writes the keys and
-values of all tokens of a step before any of them attends, so even a request in the same step may read them. Requests
-that share an uncached prefix therefore share one computation without waiting for each other.
+A chunk enters the radix tree when it is planned, and not when it has run: a layer writes the keys and values of all
+tokens of a step before any of them attends, so even a request in the same step may read them. Requests that share an
+uncached prefix therefore compute it once, without waiting for each other.
 """
 
 import logging

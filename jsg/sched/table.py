@@ -13,14 +13,23 @@ from jsg.types import CacheReport, Request
 
 
 class RequestTable:
-    """Rows of pages, and the one place where pages change hands between allocator, rows and radix tree.
+    """Rows of pages, and the only code that moves pages between allocator, rows and radix tree.
 
-    A row's leading `num_tree_pages` belong to the tree and are locked; the rest, up to the last dispatched position,
-    are its own. The device holds a copy; `dirty_rows` are those whose copy there is behind in something that the
-    forward pass does not write itself. `copies` has, by row, KV slots to copy there before the row is read: from, to.
-    `words` are what the tree finds tokens by whose positions are not their indices. `vision` has the rows of images.
+    The leading `num_tree_pages` of a row belong to the tree and are locked. The others, up to the last dispatched
+    position, are the row's own. The device has a copy of the table.
 
     Invariant: free + evictable + protected + uncached == total, in pages.
+
+    Attributes:
+        words: What the tree finds tokens by whose positions are not their indices.
+        vision: The rows of images in the vision pool.
+        page_size: Tokens in a page.
+        pages: int32 [rows, pages of a row]: the page numbers.
+        dirty_rows: Rows whose copy on the device lacks something that no forward pass writes.
+        copies: By row, the KV slots that are copied before the row is read: from and to.
+        num_uncached_pages: Pages in use that the tree does not own.
+        num_kept: Kept prefixes that were not dropped yet.
+        num_pages: Pages of the pool, without page 0.
     """
 
     def __init__(
@@ -47,12 +56,12 @@ class RequestTable:
 
     @property
     def num_free_rows(self) -> int:
-        """Requests that could be admitted before one finishes."""
+        """How many requests can be admitted before one ends."""
         return len(self._free_rows)
 
     @property
     def num_available_pages(self) -> int:
-        """Pages that are free or could be."""
+        """Pages that are free, or that an eviction frees."""
         return self._allocator.num_free + self._cache.num_evictable
 
     def pages_for(self, num_tokens: int) -> int:
@@ -64,7 +73,7 @@ class RequestTable:
         return place.num_dispatched % self.page_size == 0
 
     def room(self, place: Placement) -> int:
-        """New tokens that the row's last page and the available pages hold."""
+        """How many new tokens the row's last page and the available pages have room for."""
         return self.num_available_pages * self.page_size + -place.num_dispatched % self.page_size
 
     def admit(self, running: RunningRequest) -> Placement:
@@ -125,20 +134,20 @@ class RequestTable:
         return Placement(row, lock, num_whole, num_joined, branches=tuple(branches), num_prefix_pages=len(prefix.pages))
 
     def take_copies(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-        """The slots that are to be copied before the next step, from and to."""
+        """Takes the KV slots that are copied before the next step: from and to."""
         copies = tuple(self.copies.values())
         self.copies.clear()
         return copies
 
     def explain(self, running: RunningRequest, place: Placement) -> CacheReport:
-        """Why the cached prefix of a request that was admitted just now ended where it did."""
+        """Why the cached prefix of a request that was just admitted ends where it does."""
         tokens = running.key[: running.match_limit]
         return self.words.readable(self._cache.explain(place.lock.node, tokens, running.request.namespace))
 
     def forget(self, request: Request, shifts: Sequence[int], *, distrusts: bool = False) -> None:
-        """A request that was to be added, or was, is gone; `shifts` had been acquired for it.
+        """A request has ended, or could not be added. `shifts` were acquired for it.
 
-        With `distrusts` the features of its images are not to be trusted either.
+        With `distrusts` the features of its images may be wrong, so they are computed anew.
         """
         self.words.release(shifts)
         self.vision.release(request.rid, distrusts=distrusts)
@@ -190,7 +199,7 @@ class RequestTable:
         self.copies.pop(place.row, None)
 
     def grow(self, place: Placement, num_tokens: int) -> None:
-        """Gives a row pages for so many new tokens, at most `room`, evicting where it must."""
+        """Gives a row pages for so many new tokens, at most `room`; evicts where it must."""
         held = self.pages_for(place.num_dispatched)
         needed = self.pages_for(place.num_dispatched + num_tokens) - held
         self.pages[place.row, held : held + needed] = self._allocate(needed)
@@ -198,7 +207,7 @@ class RequestTable:
         place.num_dispatched += num_tokens
 
     def grow_by_one(self, places: list[Placement]) -> None:
-        """Room for one new token in each row. The pages must be available."""
+        """Makes room for one new token in each row. The pages must be available."""
         needing = [place for place in places if self.needs_page(place)]
         pages = self._allocate(len(needing))
         rows = [place.row for place in needing]
@@ -208,7 +217,7 @@ class RequestTable:
             place.num_dispatched += 1
 
     def shrink(self, place: Placement, num_tokens: int) -> None:
-        """Takes the last new tokens of a row back, and pages that hold nothing else. None of them may be shared."""
+        """Takes back the last tokens of a row, and the pages that have no others. The tree must not own these."""
         left = place.num_dispatched - num_tokens
         held, kept = self.pages_for(place.num_dispatched), self.pages_for(left)
         assert kept >= place.num_tree_pages, "tokens that are taken back lie in the radix tree"
@@ -224,12 +233,12 @@ class RequestTable:
         return pages
 
     def share(self, running: RunningRequest, place: Placement, num_tokens: int) -> int:
-        """Puts the first `num_tokens` of a row, as far as they fill pages, into the radix tree.
+        """Puts the first `num_tokens` of a row into the radix tree, as far as they fill pages.
 
-        Where the tree already had them the row's duplicates are freed and the row points to the tree's.
+        Where the tree had them already, the row's duplicates are freed and the row gets the pages of the tree.
 
         Returns:
-            Tokens that were in the tree before: the row must not write them.
+            How many tokens the tree had before. The row must not write these.
         """
         count = self._num_shared(running, num_tokens) // self.page_size
         if not self._cache.enabled or place.branches or count <= place.num_tree_pages:
@@ -248,10 +257,10 @@ class RequestTable:
         return result.num_existing * self.page_size
 
     def _num_shared(self, running: RunningRequest, num_tokens: int) -> int:
-        """Of the first tokens of a row those that go into the tree; for text all.
+        """How many of the first tokens of a row may go into the tree: of a text, all.
 
-        An image that begins as another one in the tree stays out: below its own words would be the other's keys and
-        values. The tree may have got that one since this request was admitted, so it is looked up anew.
+        An image stays out that begins with the words of another one in the tree, since these words would lead to the
+        keys and values of the other. That one may have come since this request was admitted, so it is looked up anew.
         """
         if not running.request.media:
             return num_tokens
@@ -261,15 +270,15 @@ class RequestTable:
         return count if num_trusted == existing else num_trusted
 
     def check_integrity(self) -> None:
-        """Asserts the slot equation, and that nothing is locked when nothing runs. Costs less than a microsecond."""
-        parts = (
+        """Asserts the equation of pages, and that nothing is locked when nothing runs. It takes under a microsecond."""
+        counts = (
             self._allocator.num_free,
             self._cache.num_evictable,
             self._cache.num_protected,
             self.num_uncached_pages,
         )
-        assert sum(parts) == self._allocator.num_total, (
-            f"free + evictable + protected + uncached = {parts} must add up to {self._allocator.num_total} pages"
+        assert sum(counts) == self._allocator.num_total, (
+            f"free + evictable + protected + uncached = {counts} must add up to {self._allocator.num_total} pages"
         )
         if self.num_free_rows == len(self.pages) - 1:
             assert self.num_kept or not self._cache.num_protected, "a prefix is locked, but no request runs"

@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(slots=True)
 class SchedulerTotals:
-    """What has happened since the start. Requests are counted when they end, tokens at first admission."""
+    """What has happened since the start. Requests are counted when they end, tokens when they are admitted first."""
 
     num_retracts: int = 0
     num_aborted: int = 0

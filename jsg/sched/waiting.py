@@ -1,4 +1,4 @@
-"""The waiting queue, kept in policy order as the radix tree changes underneath it."""
+"""The waiting queue, kept in policy order while the radix tree changes."""
 
 import heapq
 from collections import OrderedDict
@@ -8,22 +8,21 @@ from jsg.sched.policy import Key, Policy
 from jsg.sched.request import RunningRequest
 
 CHANGES_PER_REORDER = 1 / 32
-"""Where keys depend on each other, all are made anew once so many requests in one have changed."""
+"""Where keys depend on each other, all are made anew when this fraction of the requests has changed."""
 
 SPARE_KEYS = 1024
-"""Stale keys that the heap may hold, beside one for each request, before it is made anew."""
+"""Stale keys that the heap may have, beside one for each request, before it is made anew."""
 
 
 class WaitingQueue:
     """Requests that wait, in policy order.
 
-    Each holds a watch on the radix tree, so a change of the tree re-orders exactly the requests that it concerns. Where
-    keys depend on each other they are made together, in `reorder`, and stay until enough has changed; a new request has
-    none until then.
+    Each has a watch on the radix tree, so a change of the tree gives new keys to exactly the requests that it concerns.
+    Where keys depend on each other, `reorder` makes all of them together when enough has changed, and a new request has
+    no key until then.
 
-    Invariants: `_keys` has the key of every waiting request that has one; the heap holds these, and stale ones besides.
-    A key ends with the request's arrival number, which names the request. `_unadmitted` holds those that were never
-    admitted, in order of arrival, and stale ones besides.
+    Invariants: `_keys` has each key that counts, and the heap has these and stale ones. A key ends with the arrival
+    number of its request. `_unadmitted` has the requests that were never admitted, in order of arrival, and stale ones.
     """
 
     def __init__(self, policy: Policy, cache: RadixCache):
@@ -41,7 +40,7 @@ class WaitingQueue:
         return len(self._by_arrival)
 
     def add(self, running: RunningRequest) -> None:
-        """Puts a request in its place and starts to watch its cached prefix."""
+        """Puts a request into the order and starts to watch its cached prefix."""
         tokens = running.key[: running.num_known]
         running.watch = self._cache.watch(tokens, running.request.namespace, limit=running.match_limit)
         self._by_watch[running.watch.serial] = running
@@ -65,9 +64,9 @@ class WaitingQueue:
         self._num_changes += 1
 
     def reorder(self) -> None:
-        """To be called before each round of admissions: the only moment at which keys that depend on each other change.
+        """Makes keys that depend on each other anew, where enough has changed. Call it before a round of admissions.
 
-        Else admitting one request would move the others, and the round would not go depth first.
+        They change at no other moment: if the admission of one request moved others, a round would not be depth first.
         """
         if not self._policy.depends_on_others:
             return

@@ -52,7 +52,7 @@ CACHE = (
     Mutation(
         "cache: a page is freed twice without notice",
         "jsg/cache/allocator.py",
-        "if (self._place[pages] != _USED).any():",
+        "if (self._index[pages] != _USED).any():",
         "if False:",
         "tests/cache",
     ),
