@@ -10,9 +10,10 @@ from typing import Any, Self, assert_never, cast
 
 from jsg.errors import ProgramError, UnknownVariableError
 from jsg.lang.ir import Expr, Image, Role, RoleBegin, RoleEnd, Text, VarScopeBegin, VarScopeEnd, Video
+from jsg.lang.nesting import JoinMode
 from jsg.lang.places import program_place
 from jsg.lang.run import Run
-from jsg.lang.streams.stream import JoinMode, Stream
+from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.transcript import Said, Turn
 from jsg.lang.streams.variables import Variable
 from jsg.processing.media.base64_files import write_data_url

@@ -36,6 +36,7 @@ FAILING_TOKEN = 511  # a request that begins with it fails
 CRASHING_TOKEN = 510  # a request that begins with it ends the engine
 RAISING_TOKEN = 509  # a request that begins with it makes `add` raise something unexpected
 HANGING_TOKEN = 508  # a request that begins with it makes a step that does not end
+ENDLESS_TOKEN = 507  # a request that begins with it goes on until it is aborted
 TOO_LARGE = "too-large"  # a model that does not fit
 CRASHING = "crashing"  # a model whose load ends the process
 UNCOUNTED = "uncounted"  # a model whose counters cannot be given
@@ -294,7 +295,8 @@ class FakeCore:
             return RequestOutput(rid=request.rid, finish=finish, prompt_tokens=len(prompt))
         token_ids = (prompt[index % len(prompt)],) if limit else ()
         live.num_output += len(token_ids)
-        finish = FinishReason(FinishType.LENGTH) if live.num_output >= limit else None
+        is_over = live.num_output >= limit and prompt[0] != ENDLESS_TOKEN
+        finish = FinishReason(FinishType.LENGTH) if is_over else None
         if finish is not None:
             self._cache.insert(request)
         if request.hold:

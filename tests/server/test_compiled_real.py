@@ -8,7 +8,6 @@ import pytest
 
 import jsg as sgl
 from tests.server.running import RunningServer
-from tests.server.threads import ServerMaker
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 INSTRUCTION = "You answer questions in a few words, and you never say that you do not know. Question: "
@@ -24,10 +23,10 @@ def judge(s, topic):
     s += " so " + sgl.select("verdict", ["good", "bad"])
 
 
-@pytest.fixture(scope="module")
-def server(make_real_server: ServerMaker) -> Iterator[RunningServer]:
-    with make_real_server() as made:
-        yield made
+@pytest.fixture
+def server(real_server: RunningServer) -> RunningServer:
+    real_server.reset()
+    return real_server
 
 
 @pytest.fixture

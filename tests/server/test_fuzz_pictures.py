@@ -15,6 +15,8 @@ from tests.server.test_fuzz import check_damaged, check_spoiled, damages, junk, 
 from tests.server.vision_model import base64_of, data_url, png, write_vision_model
 from tests.server.vision_server import FEW, IMAGE_WAYS, VIDEO_WAYS, image_part, path_of, video_part, vision_server
 
+pytestmark = pytest.mark.slow
+
 PNG = png(0, (3, 4))
 FILE, URL = base64_of(PNG), data_url(PNG)
 FRAMES = f"{FILE},{FILE}"  # one alone has too few tokens

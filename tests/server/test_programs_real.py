@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,15 +9,14 @@ import pytest
 
 import jsg as sgl
 from tests.server.running import RunningServer
-from tests.server.threads import ServerMaker
 
 PROMPT = "In the beginning there was a prompt of some length, and it said: "
 
 
-@pytest.fixture(scope="module")
-def server(make_real_server: ServerMaker) -> Iterator[RunningServer]:
-    with make_real_server() as made:
-        yield made
+@pytest.fixture
+def server(real_server: RunningServer) -> RunningServer:
+    real_server.reset()
+    return real_server
 
 
 def generate(http: httpx.Client, prompt: list, *, max_new_tokens: int = 12, **body: Any) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from jsg.lang.graphs.nodes import (
     Fork,
     Generate,
     Join,
-    JoinMode,
     ListValue,
     Loop,
     Media,
@@ -55,8 +54,9 @@ from jsg.lang.ir import (
     Video,
     parts_of,
 )
+from jsg.lang.nesting import JoinMode, Nesting, check_join
 from jsg.lang.tracing.recorder import Recorder
-from jsg.lang.tracing.symbols import ADVICE, Traced, TracedText, merge_pieces, plain, program_line
+from jsg.lang.tracing.symbols import ADVICE, Traced, TracedText, merge_pieces, plain, program_line, rules
 
 Part = tuple[int, int]
 
@@ -85,20 +85,22 @@ class TracedState:
     """
 
     def __init__(
-        self, recorder: Recorder, stream: int, variables: dict[str, Any] | None = None, role: Role | None = None
+        self,
+        recorder: Recorder,
+        stream: int,
+        variables: dict[str, Any] | None = None,
+        nesting: Nesting = Nesting(),  # noqa: B008 - frozen
     ) -> None:
         self.stream = stream
         self.variables: dict[str, Any] = variables or {}
         self.ret_value: Any = None
         self._recorder = recorder
-        self._role: Role | None = role
-        self._scopes: list[str] = []
+        self._nesting = nesting
         self._set: dict[str, None] = {}  # variables set since the stream, or the block at hand, began
         self._perhaps: set[str] = set()  # variables that only one way through the program sets
         self._missed: dict[str, str] = {}  # asked for by `in` and not set, and where, since the loop body began
         self._is_written = False
         self._is_joined = False
-        self._has_turned = False
 
     # Appending
 
@@ -140,22 +142,18 @@ class TracedState:
                 kind = "image" if num_frames is None else "video"
                 source = self._recorder.media_argument(symbol, kind)
                 self._emit(Media, source=source, num_frames=num_frames, part=part)
-            case RoleBegin(role):
-                if self._role is not None:
-                    raise TraceError(f"turns do not nest, but one of the {self._role} is open at {program_line()}")
-                self._role, self._has_turned = role, True
-                self._emit(Turn, role=role, is_begin=True)
-            case RoleEnd(role):
-                if self._role != role:
-                    raise TraceError(f"no turn of the {role} is open at {program_line()}")
-                self._role, self._has_turned = None, True
-                self._emit(Turn, role=role, is_begin=False)
+            case RoleBegin(role) | RoleEnd(role):
+                is_begin = isinstance(item, RoleBegin)
+                with rules():
+                    self._nesting = self._nesting.turn(role, is_begin=is_begin)
+                self._emit(Turn, role=role, is_begin=is_begin)
             case VarScopeBegin(name):
-                self._scopes.append(self._constant(name, "the name of a scope"))
+                with rules():
+                    self._nesting = self._nesting.scope(self._constant(name, "the name of a scope"), is_begin=True)
                 self._emit(Scope, name=name, is_begin=True)
             case VarScopeEnd(name):
-                if not self._scopes or self._scopes.pop() != name:
-                    raise TraceError(f"the scope {name!r} is not the one opened last, at {program_line()}")
+                with rules():
+                    self._nesting = self._nesting.scope(name, is_begin=False)
                 self._define(name, self._symbol(self._emit(Scope, name=name, is_begin=False), name))
             case SeparateReasoning(body, model_type):
                 for inner in parts_of(body):
@@ -296,7 +294,9 @@ class TracedState:
         branches = tuple(self._recorder.new_stream() for _ in range(size))
         offsets = None if position_ids_offset is None else tuple(position_ids_offset)
         self._emit(Fork, branches=branches, offsets=offsets)
-        states = [TracedState(self._recorder, number, dict(self.variables), self._role) for number in branches]
+        states = [
+            TracedState(self._recorder, number, dict(self.variables), self._nesting.fork()) for number in branches
+        ]
         for state in states:
             state._perhaps, state._missed = set(self._perhaps), self._missed
         return TracedGroup(states, self)
@@ -307,14 +307,10 @@ class TracedState:
 
     def join(self, branches: "Sequence[TracedState]", mode: JoinMode) -> None:
         """Ends branches; see `ProgramStateGroup.join`."""
-        for i, branch in enumerate(branches):
-            if branch._is_joined:
-                raise TraceError(f"a branch is joined a second time, at {program_line()}")
-            if branch._has_turned and mode == "concate_and_append":
-                raise TraceError(
-                    f"branch {i} opened or closed a turn, which concate_and_append cannot join, at {program_line()}; "
-                    "open the turn before the fork and close it after the join"
-                )
+        if any(branch._is_joined for branch in branches):
+            raise TraceError(f"a branch is joined a second time, at {program_line()}")
+        with rules():
+            check_join([branch._nesting for branch in branches], mode)
         self._emit(Join, branches=tuple(branch.stream for branch in branches), mode=mode)
         for branch in branches:
             branch._is_joined = True
@@ -395,7 +391,7 @@ class TracedState:
         self, body: Callable[..., object], until: Callable[..., Condition] | None = None
     ) -> tuple[Block, Condition | None]:
         """What `body` appends to this state, and the condition after it; `variables` are those at its end."""
-        outer, role, scopes = self._set, self._role, list(self._scopes)
+        outer, before = self._set, self._nesting
         self._set = {}
         condition: list[Condition] = []
 
@@ -405,10 +401,8 @@ class TracedState:
                 condition.append(until(self))
 
         nodes = self._recorder.block(self.stream, run)
-        if (self._role, self._scopes) != (role, scopes):
-            raise TraceError(
-                f"the body of a cond or loop must close the turns and scopes that it opens, at {program_line()}"
-            )
+        with rules():
+            self._nesting.check_body(before)
         outputs = tuple((name, value_of(self.variables[name], self._recorder)) for name in self._set)
         self._set = outer
         return Block(nodes, outputs), condition[0] if condition else None
@@ -500,8 +494,6 @@ class TracedGroup:
 
     def join(self, mode: JoinMode = "gather_variable") -> None:
         """Ends the branches; their variables become lists."""
-        if mode not in ("gather_variable", "concate_and_append"):
-            raise TraceError(f"join takes gather_variable or concate_and_append, but got {mode!r} at {program_line()}")
         self._parent.join(self.states, mode)
 
 
