@@ -147,14 +147,6 @@ class ParsedAnswer:
     is_cut: bool = False
 
 
-def parse_tool_calls(
-    text: str, dialect: Dialect, names: Collection[str] | None, new_id: Callable[[int], str]
-) -> ParsedAnswer:
-    """Takes a whole answer apart, just as `ToolCallParser` does piece by piece."""
-    parser = ToolCallParser(dialect, names, new_id)
-    return join_deltas([*parser.push(text), *parser.finish()])
-
-
 def join_deltas(deltas: Collection[ToolDelta]) -> ParsedAnswer:
     """The answer that some deltas add up to."""
     content: list[str] = []

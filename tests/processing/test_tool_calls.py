@@ -20,8 +20,8 @@ from jsg.processing.tool_calls import (
     detect_dialect,
     join_deltas,
     markers,
-    parse_tool_calls,
 )
+from tests.processing.whole_answers import parse_tool_calls
 
 NAMES = ("f", "get_all")
 Calls = list[tuple[str, str]]
