@@ -147,6 +147,20 @@ class ParsedAnswer:
     is_cut: bool = False
 
 
+def parse_tool_calls(
+    text: str,
+    dialect: Dialect,
+    names: Collection[str] | None,
+    new_id: Callable[[int], str],
+    *,
+    streams_arguments: bool = True,
+) -> ParsedAnswer:
+    """Takes a whole answer apart, just as `ToolCallParser` does piece by piece."""
+    parser = ToolCallParser(dialect, names, new_id, streams_arguments=streams_arguments)
+    found = join_deltas([*parser.push(text), *parser.finish()])
+    return dataclasses.replace(found, is_cut=parser.is_cut)
+
+
 def join_deltas(deltas: Collection[ToolDelta]) -> ParsedAnswer:
     """The answer that some deltas add up to."""
     content: list[str] = []

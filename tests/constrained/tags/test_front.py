@@ -12,8 +12,8 @@ from jsg.constrained.special_tokens import may_be_text, special_bytes
 from jsg.constrained.tags.front import structural_tag_grammar
 from jsg.constrained.tags.tools import Dialect, NamedTool, Tool, ToolChoice, tools_to_structural_tag
 from jsg.errors import GrammarError
+from jsg.processing.tool_calls import parse_tool_calls
 from tests.constrained.texts import accepts, can_begin, machine_of, most_heads
-from tests.processing.whole_answers import parse_tool_calls
 
 INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 
