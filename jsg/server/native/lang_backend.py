@@ -17,7 +17,7 @@ from jsg.processing.turns import ChatTurns
 from jsg.server.caller import ApiCall
 from jsg.server.front import Front
 from jsg.server.generation import MAX_ANSWERS, MAX_PROMPT_TOKENS, MAX_SCORES, Generation, new_rid
-from jsg.server.prompt_parts import encode_choices_of, encode_prompt
+from jsg.server.shared.prompt_parts import encode_choices_of, encode_prompt
 from jsg.types import FinishType, SamplingParams
 
 MAX_AT_ONCE = 1024  # calls of one HTTP request that are at the engine; others wait for them
