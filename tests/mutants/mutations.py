@@ -57,10 +57,10 @@ CACHE = (
         "tests/cache",
     ),
     Mutation(
-        "cache: the youngest leaf is evicted first",
+        "cache: a leaf that was used since it was queued is evicted first",
         "jsg/cache/eviction.py",
-        "heapq.heappush(self._heap, (node.last_used, node.serial, node))",
-        "heapq.heappush(self._heap, (-node.last_used, node.serial, node))",
+        "if node.is_evictable_leaf and node.last_used > queued_at:",
+        "if False:",
         "tests/cache",
     ),
     Mutation(
@@ -332,7 +332,7 @@ SCHED = (
         "jsg/sched/lifecycle.py",
         "        running.enter(RequestState.ENDED)\n        if running.branch_of",
         "        if running.branch_of",
-        "tests/sched/test_scheduler.py tests/sched/test_joined.py tests/sched/test_holds.py",
+        "tests/sched/test_lifecycle.py",
     ),
     Mutation(
         "sched: the branches of an aborted joined request stay",

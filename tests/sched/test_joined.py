@@ -120,7 +120,7 @@ def test_joined_requests_that_block_each_other_give_way():
 
 
 def test_a_request_that_passes_a_joined_one_gets_its_memory():
-    """The first branch is computed; then a request comes that goes before the second, and does not fit beside the first.
+    """One branch is computed; then a request comes that goes before the other, and does not fit beside the first one.
 
     It arrived later, so it would be retracted for the room that it lacks itself, again and again.
     """
