@@ -156,8 +156,6 @@ class Lifecycle:
         """
         if reason is not None:
             self.finished.append(make_output(running, finish=reason))
-        if running.branch_of is None and running.state is not RequestState.KEPT:
-            del self.live[running.request.rid]
         match running.state:
             case RequestState.WAITING:
                 self.waiting.remove(running)
@@ -173,6 +171,7 @@ class Lifecycle:
                 raise AssertionError(f"a request that is {state.value} has nothing to give back")
         running.enter(RequestState.ENDED)
         if running.branch_of is None:
+            self.live.pop(running.request.rid, None)  # a hold has left it when it was kept
             self.holds.num_open -= running.request.hold
             self.table.forget(running.request, running.shifts, distrusts=distrusts)
 

@@ -57,10 +57,10 @@ CACHE = (
         "tests/cache",
     ),
     Mutation(
-        "cache: the youngest leaf is evicted first",
+        "cache: a leaf that was used since it was queued is evicted first",
         "jsg/cache/eviction.py",
-        "heapq.heappush(self._heap, (node.last_used, node.serial, node))",
-        "heapq.heappush(self._heap, (-node.last_used, node.serial, node))",
+        "if node.is_evictable_leaf and node.last_used > queued_at:",
+        "if False:",
         "tests/cache",
     ),
     Mutation(
@@ -242,6 +242,156 @@ PROCESSING = (
     ),
 )
 
+SCHED = (
+    Mutation(
+        "sched: a page that is not full is not counted",
+        "jsg/sched/table.py",
+        "return -(-num_tokens // self.page_size)",
+        "return num_tokens // self.page_size",
+        "tests/sched/test_groups.py tests/sched/test_scheduler.py",
+    ),
+    Mutation(
+        "sched: the duplicates of a shared prefix stay with the row",
+        "jsg/sched/table.py",
+        "            self._allocator.free(duplicates)\n",
+        "",
+        "tests/sched/test_scheduler.py tests/sched/test_traffic.py",
+    ),
+    Mutation(
+        "sched: the suffix of a joined request is put into the tree",
+        "jsg/sched/table.py",
+        "if not self._cache.enabled or place.branches or count",
+        "if not self._cache.enabled or count",
+        "tests/sched/test_joined.py",
+    ),
+    Mutation(
+        "sched: the shortest cached prefix goes first",
+        "jsg/sched/policy.py",
+        "(-r.request.priority, -_watch(r).matched, r.arrival)",
+        "(-r.request.priority, _watch(r).matched, r.arrival)",
+        "tests/sched/test_scheduler.py tests/sched/test_bypass.py",
+    ),
+    Mutation(
+        "sched: a change of the tree does not reorder the queue",
+        "jsg/sched/waiting.py",
+        "self._rekey([self._by_watch[watch.serial] for watch in self._cache.drain_changed()])",
+        "self._cache.drain_changed()",
+        "tests/sched/test_bypass.py tests/sched/test_waiting.py",
+    ),
+    Mutation(
+        "sched: nobody was ever passed too often",
+        "jsg/sched/bypass.py",
+        "return self.bypassed(arrival) > self._bound",
+        "return False",
+        "tests/sched/test_bypass.py",
+    ),
+    Mutation(
+        "sched: a retract teaches the estimate nothing",
+        "jsg/sched/admission.py",
+        "self.fraction = min(1.0, max(self.fraction, used / max(total, 1)))",
+        "pass",
+        "tests/sched/test_admission.py",
+    ),
+    Mutation(
+        "sched: admission does not count what running requests will need",
+        "jsg/sched/scheduler.py",
+        "missing = num_pages + self._estimate.promised_pages - self.table",
+        "missing = num_pages - self.table",
+        "tests/sched/test_holds.py",
+    ),
+    Mutation(
+        "sched: a chunk is larger than the budget",
+        "jsg/sched/scheduler.py",
+        "wanted = min(running.num_known - start, budget)",
+        "wanted = min(running.num_known - start, budget + 1)",
+        "tests/sched/test_scheduler.py",
+    ),
+    Mutation(
+        "sched: the earliest arrival is retracted",
+        "jsg/sched/scheduler.py",
+        "victim = max(self.running, key=lambda r: r.arrival, default=None)",
+        "victim = min(self.running, key=lambda r: r.arrival, default=None)",
+        "tests/sched/test_scheduler.py",
+    ),
+    Mutation(
+        "sched: a request is retracted while its step is in flight",
+        "jsg/sched/scheduler.py",
+        "        if self._num_in_flight or victim is None:",
+        "        if victim is None:",
+        "tests/sched/test_bypass.py tests/sched/test_scheduler.py",
+    ),
+    Mutation(
+        "sched: the newest hold gives way first",
+        "jsg/sched/holds.py",
+        "zip(self._held.values(), range(count), strict=False)",
+        "zip(reversed(self._held.values()), range(count), strict=False)",
+        "tests/sched/test_holds.py",
+    ),
+    Mutation(
+        "sched: an ended request keeps its state",
+        "jsg/sched/lifecycle.py",
+        "        running.enter(RequestState.ENDED)\n        if running.branch_of",
+        "        if running.branch_of",
+        "tests/sched/test_lifecycle.py",
+    ),
+    Mutation(
+        "sched: the branches of an aborted joined request stay",
+        "jsg/sched/lifecycle.py",
+        "for branch in self.joins.remove(running).branches:",
+        "for branch in self.joins.remove(running).branches[:0]:",
+        "tests/sched/test_joined.py",
+    ),
+    Mutation(
+        "sched: slots are copied in the step that writes them",
+        "jsg/sched/joined.py",
+        "if join.is_ready and size > 1:",
+        "if False:",
+        "tests/sched/test_joined.py",
+    ),
+    Mutation(
+        "sched: a group shares a page too many",
+        "jsg/sched/groups.py",
+        "group.num_pages * page_size)",
+        "(group.num_pages + 1) * page_size)",
+        "tests/sched/test_groups.py",
+    ),
+    Mutation(
+        "sched: tokens behind a jump are found as if there were none",
+        "jsg/sched/positions.py",
+        "return np.where(numbers > 0, ~(tokens + numbers * self._vocab_size), tokens).astype(np.int32)",
+        "return tokens.astype(np.int32)",
+        "tests/sched/test_position_jumps.py",
+    ),
+    Mutation(
+        "sched: rows that the step reads are given to another image",
+        "jsg/sched/vision_store.py",
+        "needed = self._planned.union(self._pins.values())",
+        "needed = set(self._pins.values())",
+        "tests/sched/test_image_keys.py",
+    ),
+    Mutation(
+        "sched: drafts are taken although the model disagrees",
+        "jsg/sched/batch.py",
+        "            if draft != token:\n                break\n",
+        "",
+        "tests/sched/test_traffic.py",
+    ),
+    Mutation(
+        "sched: the last token of a prompt comes from the cache",
+        "jsg/sched/request.py",
+        "        return self.num_known - 1\n",
+        "        return self.num_known\n",
+        "tests/sched/test_scheduler.py",
+    ),
+    Mutation(
+        "sched: a token of a stale entry counts",
+        "jsg/sched/batch.py",
+        "return self.running.place is not self.place",
+        "return False",
+        "tests/sched/test_scheduler.py",
+    ),
+)
+
 SERVER = (
     Mutation(
         "server: a wrong key lets in",
@@ -308,4 +458,4 @@ SERVER = (
     ),
 )
 
-MUTATIONS = (*CACHE, *DEVICE, *MODELS, *PROCESSING, *SERVER)
+MUTATIONS = (*CACHE, *DEVICE, *MODELS, *PROCESSING, *SCHED, *SERVER)
