@@ -254,5 +254,6 @@ class EngineCore:
         self._in_flight = None
         if self._profiler is not None:
             self._profiler.close()
+        self.grammars.close()
         self._runner.close()
         self._executables.close()

@@ -47,7 +47,13 @@ LOOKS = {"stats": "counters", "dump_cache": "prefix cache"}  # questions that ch
 
 
 class Grammars(Protocol):
-    """The grammars that a core has been given."""
+    """The grammars that a core has been given.
+
+    Attributes:
+        are_loaded: Whether what every grammar needs is there, so that requests may name one.
+    """
+
+    are_loaded: bool
 
     def add_grammar(self, key: str, tables: bytes) -> None:
         """Makes a grammar known to the requests that name it by this key."""
@@ -134,7 +140,11 @@ class FrontLink:
 def serve(core: Core, link: FrontLink, parent_pid: int, clock: LoopClock) -> None:
     """Steps the core until the front says stop or is gone."""
     end = time.monotonic()
+    takes_grammars = False
     while os.getppid() == parent_pid:
+        if not takes_grammars and core.grammars.are_loaded:
+            takes_grammars = True
+            link.send(FromEngine(takes_grammars=True))
         start, is_idle = end, not core.has_work
         messages = link.receive_all(wait=is_idle)
         woken = time.monotonic() if is_idle else start

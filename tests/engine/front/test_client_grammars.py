@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from jsg.engine.front.client import EngineClient
-from jsg.engine.front.grammar_ledger import GrammarLedger
 from jsg.errors import GrammarError, JsgError, ShuttingDownError
 from jsg.types import FinishReason, FinishType, GrammarSpec
+from tests.engine.fake_core import LATE
 from tests.engine.front.test_client import collect, fake_engine, request, tokens_of
 
 TOKENS = [1, 2, 3, 1, 2]
@@ -24,9 +24,9 @@ def with_grammar(rid: str, text: str):
     return request(rid, grammar=spec(text))
 
 
-def run(use: Callable[[EngineClient], Awaitable[None]]) -> None:
+def run(use: Callable[[EngineClient], Awaitable[None]], **knobs: str) -> None:
     async def main() -> None:
-        async with fake_engine() as client:
+        async with fake_engine(**knobs) as client:
             await use(client)
 
     asyncio.run(main())
@@ -60,7 +60,7 @@ def test_the_text_of_a_grammar_stays_in_the_front_however_many_answers_there_are
 def test_one_grammar_is_sent_once_and_again_when_it_was_forgotten():
     async def use(client: EngineClient) -> None:
         one = len(await client.grammars.tables(spec("a0")))
-        client._ledger = GrammarLedger(max_bytes=3 * one)
+        client._ledger._max_bytes = 3 * one
         for _ in range(2):
             wanted = [with_grammar(str(i), f"a{i // 2}") for i in range(40)]
             results = await asyncio.gather(*(collect(client, one) for one in wanted))
@@ -69,6 +69,23 @@ def test_one_grammar_is_sent_once_and_again_when_it_was_forgotten():
         assert client.grammars.num_compiled == 20
 
     run(use)
+
+
+def test_a_request_with_a_grammar_waits_until_the_engine_has_loaded_what_it_needs_and_holds_up_no_other():
+    async def use(client: EngineClient) -> None:
+        asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
+        dropped = asyncio.create_task(collect(client, with_grammar("b", "a+")))
+        assert tokens_of(await collect(client, request("c"))) == TOKENS
+        await client.grammars.tables(spec("a+"))  # they have been compiled since
+        assert tokens_of(await collect(client, request("c"))) == TOKENS
+        assert (await client.stats())["num_grammars"] == 0
+        assert client.abort("b")
+        assert (await dropped)[-1].finish == FinishReason(FinishType.ABORT, message="aborted")
+        assert not asked.done()
+        assert await client.flush_cache()
+        assert tokens_of(await asked) == TOKENS
+
+    run(use, model_path=LATE)
 
 
 def test_a_wrong_grammar_is_refused_and_leaves_nothing():

@@ -26,7 +26,7 @@ def engine(shared: jsg.Engine, monkeypatch: pytest.MonkeyPatch) -> jsg.Engine:
     """An engine that keeps about two of the grammars below."""
     shared._driver.call(lambda core: core.grammars.forget_grammars(list(core.grammars._grammars._grammars)))
     kept_bytes = 2 * len(compile_tables(GrammarSpec("regex", "a000")).to_bytes()) + 100
-    monkeypatch.setattr(shared, "_grammars", OfflineGrammars(shared._driver, kept_bytes))
+    monkeypatch.setattr(shared, "_grammars", OfflineGrammars(shared._driver, lambda: None, kept_bytes))
     return shared
 
 
