@@ -205,6 +205,7 @@ class FakeCore:
         self._held: dict[str, Live] = {}
         self._broken: list[RequestOutput] = []
         self._cache = FakeCache()
+        self.is_settled = True
         self.grammars = FakeGrammars(are_loaded=config.model_path != LATE)
         self._totals = dict.fromkeys(
             (

@@ -209,6 +209,11 @@ class Executables:
         """Programs that are declared but not compiled: it falls to 0, and stays above it where a compile failed."""
         return len(self._declared) - len(self._compiled)
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether the background thread is at work."""
+        return self._thread is not None and self._thread.is_alive()
+
     def output_shape(self, name: Hashable) -> Any:
         """Shapes and types of what a declared program returns; lowers it if need be."""
         return self._lower_one(name).out_info

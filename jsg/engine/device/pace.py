@@ -9,7 +9,7 @@ FIRST_REQUEST_S = 1.0
 """An engine is left alone for so long when it is ready: the request that it was started for comes now."""
 QUIET_S = 0.1
 """When no program was called for so long, no request runs, or steps are so long that the loop waits for the device."""
-BUSY_SHARE = 0.1
+BUSY_SHARE = 0.2
 """Of the time while requests run, the part that pieces of work take at most."""
 
 
@@ -28,7 +28,7 @@ class Pace:
         """
         self._clock = clock
         self._called_at = 0.0
-        self._rest_s = FIRST_REQUEST_S
+        self._rests_until = 0.0
         self._is_closed = threading.Event()
         self._wait = wait or self._is_closed.wait
 
@@ -39,7 +39,8 @@ class Pace:
 
     def begin(self) -> None:
         """The engine is ready."""
-        self._called_at = self._clock() + FIRST_REQUEST_S - QUIET_S
+        self._rests_until = self._clock() + FIRST_REQUEST_S
+        self._called_at = self._rests_until - QUIET_S
 
     def note_call(self) -> None:
         """A program is called: requests run. In every step, so it costs next to nothing."""
@@ -47,8 +48,7 @@ class Pace:
 
     def do(self, work: Callable[[], object]) -> None:
         """Does a piece of work in its turn. Nothing is done once this is closed."""
-        end = self._clock() + self._rest_s
-        while (left_s := min(self._called_at + QUIET_S, end) - self._clock()) > 0:
+        while (left_s := min(self._called_at + QUIET_S, self._rests_until) - self._clock()) > 0:
             if self._wait(left_s):
                 return
         if self.is_closed:
@@ -57,7 +57,7 @@ class Pace:
         try:
             work()
         finally:
-            self._rest_s = (self._clock() - start) * (1 / BUSY_SHARE - 1)
+            self._rests_until = self._clock() + (self._clock() - start) * (1 / BUSY_SHARE - 1)
 
     def close(self) -> None:
         """Ends a wait, and lets no further work begin."""
