@@ -47,5 +47,6 @@ class HuggingFace:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._process.stdin and self._process.stdin.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._process.wait()

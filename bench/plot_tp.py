@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
 from bench.plots import save
@@ -52,7 +53,9 @@ def _draw_step(axes: Axes, chosen: Sequence[dict[str, Any]], fits: Sequence[bool
         for bar, has_room in zip(bars, fits, strict=True):
             bar.set(hatch=None if has_room else "//", alpha=1 if has_room else 0.4)
         bottom = tops
-    axes.bar_label(axes.containers[-1], [f"{top:.3g}" for top in high], fontsize=7)
+    last = axes.containers[-1]
+    assert isinstance(last, BarContainer)
+    axes.bar_label(last, [f"{top:.3g}" for top in high], fontsize=7)
     axes.margins(y=0.1)
     axes.set(xlabel="H200s", ylabel="ms")
 

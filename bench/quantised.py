@@ -10,6 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from jsg.cache.pool import make_pool
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.models.config import ModelConfig
+from jsg.models.decoder import Decoder
 from jsg.models.inputs import ForwardInputs
 from jsg.models.loading import load_model, resolve_kv_dtype
 from jsg.sources import resolve_model
@@ -66,7 +68,7 @@ class Scorer:
         graph, self._weights = nnx.split(model)
 
         def forward(weights, inputs, pool):
-            model = nnx.merge(graph, weights)
+            model = cast(Decoder, nnx.merge(graph, weights))
             return jax.nn.log_softmax(model.logits(model(inputs, pool)[0]))
 
         self._forward = jax.jit(forward)
@@ -79,21 +81,26 @@ class Scorer:
         """Log-probabilities [len(text), V]."""
         position = np.arange(NUM_TOKENS, dtype=np.int32)
         is_real = position < len(text)
-        starts = position[::QUERY_TILE]
-        no_singles = np.zeros(1, np.int32)
+        starts = jnp.asarray(position[::QUERY_TILE])
+        no_singles = jnp.zeros(1, jnp.int32)
         attention = AttentionInputs(
-            page_table=(1 + position)[None],
+            page_table=jnp.asarray((1 + position)[None]),
             single_rows=no_singles,
             single_kv_lens=no_singles,
-            tile_rows=np.zeros_like(starts),
+            tile_rows=jnp.zeros_like(starts),
             tile_starts=starts,
-            tile_lens=np.clip(len(text) - starts, 0, QUERY_TILE),
+            tile_lens=jnp.asarray(np.clip(len(text) - position[::QUERY_TILE], 0, QUERY_TILE)),
             tile_positions=starts,
-            num_tiles=np.int32(-(-len(text) // QUERY_TILE)),
+            num_tiles=jnp.int32(-(-len(text) // QUERY_TILE)),
         )
         tokens = np.zeros(NUM_TOKENS, np.int32)
         tokens[: len(text)] = text
-        inputs = ForwardInputs(tokens, position * is_real, (1 + position) * is_real, attention)
+        inputs = ForwardInputs(
+            token_ids=jnp.asarray(tokens),
+            positions=jnp.asarray(position * is_real),
+            slots=jnp.asarray((1 + position) * is_real),
+            attention=attention,
+        )
         return np.asarray(self._forward(self._weights, inputs, make_pool(*self._shape)))[: len(text)]
 
 

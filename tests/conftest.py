@@ -25,6 +25,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else `tokenizers` warns after 
 COMPILE_CACHE.mkdir(parents=True, exist_ok=True)
 COMPILE_CACHE.chmod(0o700)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILE_CACHE)
+KERNEL_CACHE = COMPILE_CACHE / "numba"  # where an engine with this cache keeps the kernels of grammars
+KERNEL_CACHE.mkdir(mode=0o700, exist_ok=True)
+os.environ["NUMBA_CACHE_DIR"] = str(KERNEL_CACHE)
 MIN_COMPILE_S = 0.1
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = str(MIN_COMPILE_S)
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"

@@ -49,7 +49,7 @@ class Jsg:
 
     def __init__(self, tokens: Sequence[bytes], special_ids: Sequence[int], eos_id: int) -> None:
         from jsg.constrained.compiler import compile_grammar
-        from jsg.constrained.vocab import Vocabulary
+        from jsg.constrained.run.vocab import Vocabulary
         from jsg.types import GrammarSpec
 
         self._compile, self._spec = compile_grammar, GrammarSpec
@@ -137,7 +137,7 @@ class XGrammar:
     """xgrammar, with separators fixed for JSON Schema, one thread, nothing cached."""
 
     def __init__(self, tokens: Sequence[bytes], special_ids: Sequence[int], eos_id: int) -> None:
-        import xgrammar
+        import xgrammar  # pyright: ignore[reportMissingImports]
 
         self._module = xgrammar
         info = xgrammar.TokenizerInfo(
@@ -178,7 +178,7 @@ class Outlines:
     """outlines_core. Its index holds one entry per state and token: large grammars take minutes and gigabytes."""
 
     def __init__(self, tokens: Sequence[bytes], special_ids: Sequence[int], eos_id: int) -> None:
-        import outlines_core
+        import outlines_core  # pyright: ignore[reportMissingImports]
 
         self._module = outlines_core
         ids: dict[bytes, list[int]] = {}
@@ -193,7 +193,7 @@ class Outlines:
         if case.kind == "regex":
             return self._module.Index(case.text, self._vocabulary)
         if case.kind == "json_schema":
-            from outlines_core.json_schema import build_regex_from_schema
+            from outlines_core.json_schema import build_regex_from_schema  # pyright: ignore[reportMissingImports]
 
             return self._module.Index(build_regex_from_schema(case.text), self._vocabulary)
         raise Unsupported("regular languages only")

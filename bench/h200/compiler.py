@@ -52,6 +52,13 @@ class Launch:
     shared_bytes: int
 
 
+def memory_of(compiled: jax.stages.Compiled) -> Any:
+    """What XLA says of a program's memory, which it does for every GPU."""
+    stats = compiled.memory_analysis()
+    assert stats is not None, "XLA says it of every program for a GPU"
+    return stats
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
     """A program compiled for H200s.
@@ -68,12 +75,12 @@ class Program:
     @property
     def temporary_bytes(self) -> int:
         """Memory beside arguments and results."""
-        return self.compiled.memory_analysis().temp_size_in_bytes
+        return memory_of(self.compiled).temp_size_in_bytes
 
     @property
     def aliased_bytes(self) -> int:
         """Bytes of results that take the place of donated arguments."""
-        return self.compiled.memory_analysis().alias_size_in_bytes
+        return memory_of(self.compiled).alias_size_in_bytes
 
     @property
     def is_one_command_buffer(self) -> bool:
@@ -195,7 +202,9 @@ def compile_for_h200(
         launches = _launches(listings[-1].read_text(encoding="utf-8"))
     finally:
         shutil.rmtree(folder)
-    return Program(compiled, compiled.as_text(), launches)
+    hlo = compiled.as_text()
+    assert hlo is not None, "XLA shows every program for a GPU"
+    return Program(compiled, hlo, launches)
 
 
 def _launches(listing: str) -> tuple[Launch, ...]:

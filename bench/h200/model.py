@@ -67,6 +67,7 @@ class H200Executables(Executables):
 
     def output_shape(self, name: Hashable) -> tuple[None, jax.ShapeDtypeStruct]:
         """The hidden states that a forward pass returns second: all that is asked for, and not worth a trace."""
+        assert isinstance(name, tuple)
         _, key = name
         return None, jax.ShapeDtypeStruct((key.num_tokens, self._hidden_size), jnp.bfloat16)
 

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import jsg as sgl
 from bench.lang.null_backend import NullBackend
@@ -62,7 +61,7 @@ def forks(s, count):
         branches.join()
 
 
-PRIMITIVES: dict[str, Callable[..., object]] = {
+PRIMITIVES = {
     "text": texts,
     "gen": gens,
     "gen, then read": gens_read,

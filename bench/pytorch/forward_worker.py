@@ -10,7 +10,7 @@ import json
 import sys
 import time
 
-import torch
+import torch  # pyright: ignore[reportMissingImports]
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers import __version__ as transformers_version
 

@@ -30,7 +30,7 @@ import sys
 import time
 import traceback
 
-import torch
+import torch  # pyright: ignore[reportMissingImports]
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REPEATS = 10
@@ -198,7 +198,10 @@ def _continuous_load(model, task: dict, emit: Emitter, load: str) -> None:
 
     settings = _settings(task[load]["output_len"])
     settings.eos_token_id = -1  # none: here None is replaced by a token of the model
-    config = ContinuousBatchingConfig(**({} if DEVICE == "cuda" else {"num_blocks": 64, "max_batch_tokens": 256}))
+    if DEVICE == "cuda":
+        config = ContinuousBatchingConfig()
+    else:
+        config = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=256)
 
     def run(seed: int) -> None:
         prompts = _load_prompts(task, load, seed)

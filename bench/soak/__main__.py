@@ -16,7 +16,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +208,7 @@ def gauges_of(exposition: str) -> dict[str, float]:
 
 
 @contextlib.asynccontextmanager
-async def _running(work: Any) -> Any:
+async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Runs the work beside the `with`, and cancels it at its end."""
     task = asyncio.create_task(work)
     try:

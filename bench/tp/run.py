@@ -14,6 +14,7 @@ from flax import nnx
 
 from bench.device.shapes import LLAMA_70B, MIXTRAL_8X7B
 from bench.h200 import model as h200
+from bench.h200.compiler import memory_of
 from bench.report import Report
 from bench.roofline import Rates, step_cost
 from bench.shapes import LLAMA_8B
@@ -87,16 +88,30 @@ STEPS = (
 def measure(report: Report, name: str, num_devices: int) -> None:
     """One model on so many devices."""
     served, quantization = MODELS[name], MODELS[name].quantization
-    shared = {"num_devices": num_devices, "num_groups": served.num_groups(num_devices)}
-    model = h200.make_model(served.shape, quantization=quantization, pool_tokens=POOL_TOKENS, **shared)
+    num_groups = served.num_groups(num_devices)
+    model = h200.make_model(
+        served.shape,
+        quantization=quantization,
+        pool_tokens=POOL_TOKENS,
+        num_devices=num_devices,
+        num_groups=num_groups,
+    )
     kernel_bytes = ITEM_BYTES if quantization == "none" else 1
     config = model.config
     for step in STEPS:
         program = model.programs.program(("forward", step.key))
         sampling = model.programs.program(("sample", step.key.num_rows, GREEDY))
         found = [*collectives(program.hlo), *collectives(sampling.hlo)]
-        load = {"rows": step.rows, "cached": step.cached, "new": step.new}
-        cost = step_cost(config, ITEM_BYTES, kernel_itemsize=kernel_bytes, **load, **shared)
+        cost = step_cost(
+            config,
+            ITEM_BYTES,
+            rows=step.rows,
+            cached=step.cached,
+            new=step.new,
+            kernel_itemsize=kernel_bytes,
+            num_devices=num_devices,
+            num_groups=num_groups,
+        )
         check(config, step, found, num_devices)
         floor_ms = cost.floor_ms(RATES)
         times = [1e3 * sum(each) for each in zip(*(c.seconds(num_devices) for c in found), strict=True)] or [0.0, 0.0]
@@ -139,7 +154,7 @@ def memory_plan(model: h200.Model, weights: int, num_devices: int) -> MemoryPlan
     most_rows = max(key.num_rows for key in h200.BUCKETS.all)
     names = [("forward", key), ("sample", most_rows, MASKED_EVERYTHING), ("prompt_logprobs", key.num_tokens)]
     programs = [model.programs.program(name).compiled for name in names]
-    given = programs[0].memory_analysis().argument_size_in_bytes - model.donated_bytes // num_devices
+    given = memory_of(programs[0]).argument_size_in_bytes - model.donated_bytes // num_devices
     assert abs(given / weights - 1) < 0.01, "the program is given the weights that are planned"
     try:
         return plan_memory(

@@ -7,18 +7,16 @@ together and no step has the same groups as another.
 import dataclasses
 import pathlib
 from collections.abc import Iterator
-from unittest import mock
 
 import pytest
 
-from jsg.engine.device.executables import Executables
 from jsg.types import Request, SamplingParams
 from tests.engine import small
 from tests.golden.compare import Recorded
 from tests.golden.variants import random_tensors, write_checkpoint
 
 CHUNK = 23  # the recorded prompt of 40 tokens takes two
-POOL = {"max_total_tokens": 220, "max_running_requests": 6, "schedule_conservativeness": 0.01}
+POOL = {"max_total_tokens": 200, "schedule_conservativeness": 0.01}
 """Two of the recorded requests fill it, so that others are retracted."""
 
 
@@ -29,8 +27,7 @@ class Golden(Recorded):
         super().__init__(variant)
         write_checkpoint(directory, variant, random_tensors(variant, self.note["seed"]))
         fixed = {"load_format": "auto", "chunked_prefill_size": CHUNK}
-        with mock.patch.object(Executables, "compile_rest_in_background"):
-            self.core = small.make_core(directory, cache_dir, **fixed, **POOL, **knobs)
+        self.core = small.make_core(directory, cache_dir, **fixed, **POOL, **knobs)
 
     def question(self, rid: str, **fields: object) -> Request:
         """The recorded prompt, to be answered as it was; nobody shares it."""
@@ -39,19 +36,20 @@ class Golden(Recorded):
         return dataclasses.replace(Request(rid=rid, input_ids=prompt, sampling=sampling, namespace=rid), **fields)
 
 
-@pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[Golden]:
-    """Two of four experts, in the shapes that an engine has first, which stand in for all others."""
-    made = Golden("mixtral", tmp_path_factory.mktemp("mixtral"), compile_cache_dir, forbid_compile=False)
-    yield made
-    made.core.close()
-
-
-@pytest.fixture(scope="module")
-def deterministic(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[Golden]:
-    """Three of five experts, in one shape."""
-    directory = tmp_path_factory.mktemp("mixtral_three_of_five")
-    made = Golden("mixtral_three_of_five", directory, compile_cache_dir, deterministic=True)
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("mixtral", small.DETERMINISTIC),  # two of four experts
+        pytest.param(("mixtral", {}), marks=pytest.mark.slow),
+        pytest.param(("mixtral_three_of_five", small.DETERMINISTIC), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def golden(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str
+) -> Iterator[Golden]:
+    variant, knobs = request.param
+    made = Golden(variant, tmp_path_factory.mktemp(variant), compile_cache_dir, **knobs)
     yield made
     made.core.close()
 
@@ -80,16 +78,16 @@ def test_from_the_cache_the_answer_is_the_same(golden: Golden):
     assert again.token_ids == golden.greedy
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_deterministic_answers_are_bitwise_the_same_in_any_traffic(deterministic: Golden, seed: int):
-    core = deterministic.core
+def test_answers_are_the_same_in_traffic_and_bit_for_bit_in_deterministic_mode(golden: Golden):
+    core = golden.core
+    is_deterministic = not core._runner._buckets.decode
     assert core.flush_cache()
     before = core.scheduler.totals.num_retracts
-    asked = deterministic.question("asked", return_logprob=True, logprob_start_len=0, top_logprobs_num=3)
-    arrivals = [*small.traffic(seed), (4, asked)]
+    asked = golden.question("asked", return_logprob=True, logprob_start_len=0, top_logprobs_num=3)
+    arrivals = [*small.traffic(0), (4, asked)]
     outcomes = small.run(core, arrivals)
     assert core.scheduler.totals.num_retracts > before
-    assert outcomes["asked"].token_ids == deterministic.greedy
-    for _, request in arrivals:
+    assert outcomes["asked"].token_ids == golden.greedy
+    for _, request in arrivals if is_deterministic else ():
         found, expected = outcomes[request.rid], small.alone(core, request)
         assert dataclasses.replace(found, cached_tokens=0) == dataclasses.replace(expected, cached_tokens=0)

@@ -3,17 +3,17 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jsg.kernels_pallas import expert_routes, ops
+from tests.kernels_pallas.definition import QUICKLY
 
 
 @functools.cache
 def compiled(implementation: str, experts_per_token: int, num_own: int | None = None):
     choose = functools.partial(ops.expert_routes, implementation=implementation, num_own=num_own)
-    return jax.jit(lambda logits, first=0: choose(logits, experts_per_token, first=first))
+    return jax.jit(lambda logits, first=0: choose(logits, experts_per_token, first=first), compiler_options=QUICKLY)
 
 
 def check_is_the_definition(
@@ -35,48 +35,56 @@ def check_is_the_definition(
     assert np.array_equal(routes.places.reshape(-1), np.argsort(order))
 
 
+def some_logits(num_tokens: int, num_experts: int) -> np.ndarray:
+    """Some experts are equally likely."""
+    logits = 3 * np.random.default_rng(num_tokens).normal(size=(num_tokens, num_experts)).astype(np.float32)
+    logits[::3] = np.round(logits[::3])
+    return logits
+
+
 @pytest.mark.parametrize("implementation", ["triton", "reference"])
-@pytest.mark.parametrize(("num_tokens", "num_experts", "chosen"), [(1, 8, 2), (37, 5, 3), (300, 4, 4)])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "chosen"),
+    [(37, 5, 3), *(pytest.param(*shape, marks=pytest.mark.slow) for shape in ((1, 8, 2), (300, 4, 4)))],
+)
 def test_it_is_what_its_definition_says(implementation: str, num_tokens: int, num_experts: int, chosen: int):
-    logits = np.array(3 * jax.random.normal(jax.random.key(num_tokens), (num_tokens, num_experts)))
-    logits[::3] = np.round(logits[::3])  # some experts are equally likely
+    logits = some_logits(num_tokens, num_experts)
     check_is_the_definition(logits, chosen, compiled(implementation, chosen)(logits))
 
 
 @pytest.mark.parametrize("implementation", ["triton", "reference"])
-def test_every_device_chooses_alike_and_has_its_own_experts_in_front(implementation: str):
+@pytest.mark.parametrize("num_own", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 4))])
+def test_every_device_chooses_alike_and_has_its_own_experts_in_front(implementation: str, num_own: int):
     """Also a device whose experts no token chooses, and one that has every expert that is chosen."""
-    rng = np.random.default_rng(3)
-    logits = rng.normal(size=(37, 8)).astype(np.float32)
-    logits[::3] = np.round(logits[::3])
+    logits = some_logits(37, 8)
     one_sided = logits + np.where(np.arange(8) < 4, 100, 0).astype(np.float32)
+    firsts = range(0, 8, num_own)
     for given in (logits, one_sided):
-        for num_own in (1, 2, 4):
-            for first in range(0, 8, num_own):
-                routes = compiled(implementation, 2, num_own)(given, first)
-                check_is_the_definition(given, 2, routes, first=first, num_own=num_own)
-    sizes = [compiled(implementation, 2, 4)(one_sided, first).sizes for first in (0, 4)]
-    assert [int(each.sum()) for each in sizes] == [74, 0]
+        for first in firsts:
+            routes = compiled(implementation, 2, num_own)(given, first)
+            check_is_the_definition(given, 2, routes, first=first, num_own=num_own)
+    sizes = [int(compiled(implementation, 2, num_own)(one_sided, first).sizes.sum()) for first in firsts]
+    assert sum(sizes) == 74 and not any(sizes[len(sizes) // 2 :])
 
 
-@pytest.mark.parametrize("block", [1, 16])
+@pytest.mark.parametrize("block", [16, pytest.param(1, marks=pytest.mark.slow)])
 def test_however_the_tokens_are_cut(monkeypatch: pytest.MonkeyPatch, block: int):
     monkeypatch.setattr(expert_routes, "sizes_for", lambda *_, **__: {"block_elements": 8 * block, "num_warps": 4})
-    logits = np.array(jax.random.normal(jax.random.key(7), (50, 6)))
-    routes = expert_routes.expert_routes(jnp.asarray(logits), 2, first=0, num_own=6, interpret=True)
-    check_is_the_definition(logits, 2, routes)
+    logits = some_logits(50, 6)
+    run = jax.jit(lambda x: expert_routes.expert_routes(x, 2, first=0, num_own=6, interpret=True))
+    check_is_the_definition(logits, 2, run(logits))
 
 
 @pytest.mark.parametrize("implementation", ["triton", "reference"])
 def test_a_token_that_is_not_finite_takes_places_of_its_own(implementation: str):
-    logits = np.array(jax.random.normal(jax.random.key(8), (20, 8)))
-    clean = jax.tree.map(np.asarray, compiled(implementation, 2)(logits))
+    logits = some_logits(37, 5)
+    clean = jax.tree.map(np.asarray, compiled(implementation, 3)(logits))
     for bad, where in ((np.nan, 5), (np.inf, (5, 2)), (-np.inf, 5)):
         spoilt = logits.copy()
         spoilt[where] = bad
-        routes = jax.tree.map(np.asarray, compiled(implementation, 2)(spoilt))
+        routes = jax.tree.map(np.asarray, compiled(implementation, 3)(spoilt))
         assert np.isnan(routes.weights[5]).all()
         assert np.array_equal(np.delete(routes.weights, 5, 0), np.delete(clean.weights, 5, 0))
-        assert routes.sizes.sum() == 40
-        assert sorted(routes.places.reshape(-1)) == list(range(40))
-        assert np.array_equal(routes.tokens[routes.places], np.arange(20)[:, None].repeat(2, 1))
+        assert routes.sizes.sum() == 111
+        assert sorted(routes.places.reshape(-1)) == list(range(111))
+        assert np.array_equal(routes.tokens[routes.places], np.arange(37)[:, None].repeat(3, 1))

@@ -1,6 +1,8 @@
 """The jnp attention against the naive one, and the shapes-do-not-matter property of its tile loop."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -9,63 +11,76 @@ import pytest
 
 from bench import attention_cases as cases
 from jsg.kernels_pallas import ops
+from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.kernels_pallas.reference_write import write_kv
 from jsg.kernels_pallas.tile import QUERY_TILE, SHORT_TILE
+from tests.kernels_pallas.definition import named, with_garbage, with_room
+
+PLAIN = ("decode", "decode-without-padding", "prefill-below-a-tile", "prefill-many-tiles", "extend", "mixed", "nothing")
+WINDOW = ("decode-window", "window")
+CAPPED = dataclasses.replace(named("pages-of-16"), name="softcap-8-kv-heads", softcap=5.0, heads=16, kv_heads=8)
+FAST = (*map(named, PLAIN + WINDOW), CAPPED)
+"""Three programs: without anything special, with a window, and with pages, clusters of heads and a softcap."""
+
+
+@functools.cache
+def compiled(**static: float | None) -> Callable[..., jax.Array]:
+    def run(queries: jax.Array, keys: jax.Array, values: jax.Array, inputs: AttentionInputs) -> jax.Array:
+        return ops.paged_attention(queries, (keys, values), inputs, **static, implementation="reference")
+
+    return jax.jit(run)
 
 
 def attend(case: cases.Case, arrays: cases.Arrays) -> np.ndarray:
-    run = jax.jit(
-        lambda q, k, v, i: ops.paged_attention(
-            q, (k, v), i, scale=case.head_dim**-0.5, window=case.window, softcap=case.softcap
-        )
-    )
+    run = compiled(scale=case.head_dim**-0.5, window=case.window, softcap=case.softcap)
     return np.asarray(run(arrays.queries, arrays.keys, arrays.values, arrays.inputs))
 
 
-@pytest.mark.parametrize("singles", [True, False], ids=["singles", "tiles"])
-@pytest.mark.parametrize("case", cases.CASES, ids=lambda c: c.name)
-def test_equals_naive_attention(case: cases.Case, singles: bool):
-    arrays = cases.make(case, singles=singles)
-    out = attend(case, arrays)
-    np.testing.assert_allclose(out[: len(arrays.expected)], arrays.expected, atol=2e-6)
-
-
-@pytest.mark.parametrize("case", cases.CASES, ids=lambda c: c.name)
-def test_short_tiles_may_be_computed_apart(case: cases.Case):
-    arrays = cases.make(case, singles=False)
-    lens = np.asarray(arrays.inputs.tile_lens)[: int(arrays.inputs.num_tiles)]
+def short_tiles_apart(inputs: AttentionInputs) -> AttentionInputs:
+    """The tiles that come before the first that is not short may be computed apart."""
+    lens = np.asarray(inputs.tile_lens)[: int(inputs.num_tiles)]
     leading = int(np.argmax(np.append(lens, QUERY_TILE) > SHORT_TILE))
-    short = dataclasses.replace(arrays, inputs=arrays.inputs._replace(num_short_tiles=jnp.int32(leading)))
-    np.testing.assert_allclose(attend(case, short)[: len(arrays.expected)], arrays.expected, atol=2e-6)
+    return inputs._replace(num_short_tiles=jnp.int32(leading))
+
+
+@pytest.mark.parametrize("how", ["singles", "tiles", "short-tiles-apart"])
+@pytest.mark.parametrize(
+    "case",
+    [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in cases.CASES if case not in FAST)],
+    ids=lambda case: case.name,
+)
+def test_equals_naive_attention(case: cases.Case, how: str):
+    arrays = with_room(cases.make(case, singles=how == "singles"))
+    if how == "short-tiles-apart":
+        arrays = dataclasses.replace(arrays, inputs=short_tiles_apart(arrays.inputs))
+    out, num_real = attend(case, arrays), len(arrays.expected)
+    np.testing.assert_allclose(out[:num_real], arrays.expected, atol=2e-6)
+    assert not out[num_real:].any(), "padding tokens give zero"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [named("mixed"), named("shared"), named("nothing")], ids=lambda c: c.name)
+def test_equals_naive_attention_in_arrays_without_room(case: cases.Case):
+    arrays = cases.make(case)
+    np.testing.assert_allclose(attend(case, arrays)[: len(arrays.expected)], arrays.expected, atol=2e-6)
 
 
 def test_some_cases_have_short_tiles_before_others():
-    lens = [np.asarray(cases.make(case, singles=False).inputs.tile_lens) for case in cases.CASES]
+    lens = [np.asarray(cases.make(case, singles=False).inputs.tile_lens) for case in FAST]
     assert any(each[0] <= SHORT_TILE < each.max() for each in lens)
 
 
-def test_padding_tokens_give_zero():
-    case = cases.CASES[0]
-    arrays = cases.make(case)
-    assert not attend(case, arrays)[len(arrays.expected) :].any()
-
-
 def test_garbage_in_unused_pages_is_never_read_into_a_result():
-    case = next(c for c in cases.CASES if c.name == "mixed")
-    arrays = cases.make(case)
+    case = named("mixed")
+    arrays = with_room(cases.make(case))
     clean = attend(case, arrays)
-    table = np.array(arrays.inputs.page_table)
-    (stale,) = set(range(1, len(arrays.keys))) - set(table.flat)
-    table[1:] = np.where(table[1:] == 0, stale, table[1:])
-    arrays = dataclasses.replace(arrays, inputs=arrays.inputs._replace(page_table=jnp.asarray(table)))
-    arrays.keys[stale] = np.nan
-    arrays.values[stale] = 1e30  # values are always finite: see `ops.rotate_and_write`
+    arrays = with_garbage(arrays, key=np.nan, value=1e30)  # values are always finite: see `ops.rotate_and_write`
     np.testing.assert_array_equal(attend(case, arrays)[: len(arrays.expected)], clean[: len(arrays.expected)])
 
 
 def test_what_is_not_finite_reaches_later_tokens_only():
     case = cases.Case("whole", ((0, 90),), padding=0)
-    arrays = cases.make(case)
+    arrays = with_room(cases.make(case))
     clean = attend(case, arrays)
     page = np.asarray(arrays.inputs.page_table)[1, 70]
     value = arrays.values[page].copy()
@@ -76,22 +91,30 @@ def test_what_is_not_finite_reaches_later_tokens_only():
     out = attend(case, arrays)
     np.testing.assert_array_equal(out[:70], clean[:70])
     first_head_group = case.heads // case.kv_heads
-    assert np.isnan(out[70:, :first_head_group]).all()
-    np.testing.assert_array_equal(out[70:, first_head_group:], clean[70:, first_head_group:])
+    assert np.isnan(out[70:90, :first_head_group]).all()
+    np.testing.assert_array_equal(out[70:90, first_head_group:], clean[70:90, first_head_group:])
 
 
-@pytest.mark.parametrize("chunks", [(200,), (1, 199), (7, 64, 129), (64, 64, 64, 8), (1,) * 3 + (197,)])
-def test_a_tile_result_is_bitwise_the_same_however_the_prompt_is_cut(chunks: tuple[int, ...]):
+@pytest.mark.parametrize(
+    ("chunks", "has_room"),
+    [
+        *((chunks, True) for chunks in ((200,), (1, 199), (7, 64, 129), (64, 64, 64, 8), (1,) * 3 + (197,))),
+        pytest.param((7, 64, 129), False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_tile_result_is_bitwise_the_same_however_the_prompt_is_cut(chunks: tuple[int, ...], has_room: bool):
+    """Without room each chunk runs in a program of its own."""
+    fit = with_room if has_room else lambda arrays: arrays
     whole = cases.Case("whole", ((0, 200),), padding=0)
     arrays = cases.make(whole)
-    expected = attend(whole, arrays)
+    expected = attend(whole, fit(arrays))
     done = 0
     for chunk in chunks:
         part = cases.Case("part", ((done, chunk),), padding=5)
         inputs = cases.make(part, singles=False).inputs._replace(page_table=arrays.inputs.page_table)
         queries = np.zeros((chunk + 5, *arrays.queries.shape[1:]), np.float32)
         queries[:chunk] = arrays.queries[done : done + chunk]
-        out = attend(part, dataclasses.replace(arrays, queries=queries, inputs=inputs))
+        out = attend(part, fit(dataclasses.replace(arrays, queries=queries, inputs=inputs)))
         np.testing.assert_array_equal(out[:chunk], expected[done : done + chunk])
         done += chunk
 

@@ -1,6 +1,8 @@
 """The fused rotation and write, in interpret mode, against its jnp reference."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -11,6 +13,7 @@ import pytest
 
 from jsg.kernels_pallas import ops, rotate_and_write
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
+from tests.kernels_pallas.definition import QUICKLY
 
 EPS = 0.5
 """Large enough to be seen."""
@@ -31,13 +34,22 @@ class Case:
     norms: bool = False
 
 
-FAST = (
-    Case("two-blocks", tokens=35),
+PLAIN = Case("two-blocks", tokens=35)
+EVERYTHING = Case(
+    "fp8-pages-norms-head-dim-80-odd-group",
+    heads=3,
+    kv_heads=1,
+    head_dim=80,
+    page_size=4,
+    dtype="bfloat16",
+    pool="float8_e4m3fn",
+    norms=True,
+)
+FAST = (PLAIN, EVERYTHING)
+SLOW = (
     Case("norms-pages-of-8", norms=True, page_size=8, dtype="bfloat16"),
     Case("head-dim-80-odd-group", tokens=3, heads=3, kv_heads=1, head_dim=80, norms=True),
     Case("fp8-pool", dtype="bfloat16", pool="float8_e4m3fn", page_size=4),
-)
-SLOW = (
     Case("several-blocks", tokens=70, heads=8, head_dim=64),
     Case("one-token", tokens=1),
     Case("mha", heads=3, kv_heads=3, head_dim=64, dtype="bfloat16"),
@@ -85,15 +97,19 @@ def make(case: Case) -> Arrays:
     )
 
 
-def run(arrays: Arrays, implementation: str) -> list[np.ndarray]:
-    """Queries, keys and values as they come out, in float32."""
-
+@functools.cache
+def compiled(implementation: str) -> Callable[[Arrays], tuple[jax.Array, LayerCache]]:
     def call(a: Arrays) -> tuple[jax.Array, LayerCache]:
         norms = None if a.weights is None else HeadNorms(*a.weights, EPS)
         return ops.rotate_and_write(a.qkv, a.cos, a.sin, a.slots, a.cache, norms=norms, implementation=implementation)
 
-    queries, (keys, values) = jax.jit(call)(arrays)
-    return [np.asarray(x.astype(jnp.float32)) for x in (queries, keys, values)]
+    return jax.jit(call, compiler_options=QUICKLY)
+
+
+def run(arrays: Arrays, implementation: str) -> list[np.ndarray]:
+    """Queries, keys and values as they come out, in float32."""
+    queries, (keys, values) = compiled(implementation)(arrays)
+    return [np.asarray(x).astype(np.float32) for x in (queries, keys, values)]
 
 
 def check(case: Case, arrays: Arrays) -> None:
@@ -127,7 +143,7 @@ def test_equals_the_reference_in_every_shape(case: Case):
 
 @pytest.mark.parametrize("pool", ["float32", pytest.param("float8_e4m3fn", marks=pytest.mark.slow)])
 def test_what_is_not_finite_becomes_a_key_of_nan_and_a_value_of_zeros(pool: str):
-    case = Case("not-finite", tokens=6, pool=pool)
+    case = dataclasses.replace(PLAIN, pool=pool)
     arrays = make(case)
     value = case.heads // case.kv_heads + 1
     bad = np.array(arrays.qkv).reshape(case.tokens, case.kv_heads, -1, case.head_dim)
@@ -135,7 +151,7 @@ def test_what_is_not_finite_becomes_a_key_of_nan_and_a_value_of_zeros(pool: str)
     bad[2, 1, value, 0] = -np.inf
     bad[3, 0, value - 1, 5] = np.nan  # a key: stays what it is
     bad[4, 1, 0, 7] = np.inf  # a query
-    bad[5] = np.nan  # padding, which goes to slot 0
+    bad[-1] = np.nan  # padding, which goes to slot 0
     arrays = arrays._replace(qkv=jnp.asarray(bad.reshape(arrays.qkv.shape)))
     got, expected = run(arrays, "triton"), run(arrays, "reference")
     for mine, reference in zip(got, expected, strict=True):
@@ -161,8 +177,7 @@ def test_a_key_of_nan_stays_one_in_an_8_bit_pool_where_minimum_and_maximum_drop_
 
 
 def test_too_large_numbers_take_the_largest_of_an_8_bit_pool():
-    case = Case("fp8-saturates", tokens=2, kv_heads=1, heads=1, pool="float8_e4m3fn")
-    arrays = make(case)
+    arrays = make(EVERYTHING)
     arrays = arrays._replace(qkv=arrays.qkv * 1e4)
     _, keys, values = run(arrays, "triton")
     assert np.isfinite(keys).all()
@@ -174,7 +189,7 @@ def test_what_the_kernel_cannot_do_is_left_to_the_reference():
     interleaved = jnp.concatenate(arrays.cache, axis=2)
     with pytest.raises(NotImplementedError, match="arrays of their own"):
         run(arrays._replace(cache=(interleaved,)), "triton")
-    queries, _ = ops.rotate_and_write(arrays.qkv, arrays.cos, arrays.sin, arrays.slots, (interleaved,))
+    queries, _ = jax.eval_shape(ops.rotate_and_write, arrays.qkv, arrays.cos, arrays.sin, arrays.slots, (interleaved,))
     assert queries.shape == (5, 4, 32)
     shape = jax.ShapeDtypeStruct
     too_large = (shape((2**25, 1, 2, 48), "float8_e4m3fn"),) * 2

@@ -13,6 +13,7 @@ import pytest
 from jsg.engine.device import packing, sampling, step
 from jsg.kernels_pallas import ops, reference_threshold
 from jsg.types import SamplingParams
+from tests.kernels_pallas.definition import QUICKLY
 
 VOCAB = 1000
 SLACK = 1e-5
@@ -28,7 +29,7 @@ def compiled(implementation: str):
         threshold = ops.kept_threshold(logits, largest, temperature, top_k, top_p, implementation=implementation)
         return reference_threshold.sortable(logits) >= threshold[:, None]
 
-    return jax.jit(is_kept)
+    return jax.jit(is_kept, compiler_options=QUICKLY)
 
 
 def kept(implementation: str, logits: np.ndarray, *, temperature: float = 1, top_k: int = 0, top_p: float = 1):
@@ -122,7 +123,14 @@ def test_keeps_what_sorting_keeps_of_any_row(
 ):
     hypothesis.assume(np.isfinite(logits).any())
     settings = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
-    check(logits, kept(implementation, logits[None], **settings)[0], **settings)
+    among_others = np.full((len(rows()), VOCAB), -np.inf, np.float32)  # the shape of a program that there is already
+    among_others[0, : len(logits)] = logits
+    check(among_others[0], kept(implementation, among_others, **settings)[0], **settings)
+
+
+largest = jax.jit(
+    functools.partial(ops.top_logits, implementation="triton"), static_argnums=1, compiler_options=QUICKLY
+)
 
 
 def test_a_row_with_nan_ends_and_leaves_the_others_alone():
@@ -138,7 +146,7 @@ def test_a_row_with_nan_ends_and_leaves_the_others_alone():
 @pytest.mark.parametrize("count", [20, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, VOCAB))])
 def test_the_largest_logits_come_in_order_and_equal_ones_by_id(count: int):
     logits = np.stack(list(rows().values())) + np.float32(0)  # for a sort in numpy both zeros are one
-    values, ids = jax.jit(lambda x: ops.top_logits(x, count, implementation="triton"))(logits)
+    values, ids = largest(logits, count)
     expected = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
     np.testing.assert_array_equal(ids, expected)
     np.testing.assert_array_equal(values, np.take_along_axis(logits, expected, axis=-1))
@@ -148,7 +156,7 @@ def test_the_largest_of_a_row_with_nan_are_of_that_row():
     logits = np.stack(list(rows().values()))
     logits[1, ::7] = np.array([0x7FFFFFFF, 0xFFC00000, 0x7FC00000] * 48, np.uint32)[:143].view(np.float32)
     logits[2] = np.nan
-    values, ids = jax.jit(lambda x: ops.top_logits(x, 20, implementation="triton"))(logits)
+    values, ids = largest(logits, 20)
     for row in (1, 2):
         assert len(set(np.asarray(ids[row]).tolist())) == 20, "none twice, and none left out"
         np.testing.assert_array_equal(logits[row, ids[row]], values[row])
@@ -160,7 +168,7 @@ def test_a_vocabulary_of_several_blocks():
     logits = np.round(rng.normal(size=(2, 9001)), 2).astype(np.float32)
     for top_k, top_p in ((5000, 1), (0, 0.9), (400, 0.3)):
         check(logits[0], kept("triton", logits, top_k=top_k, top_p=top_p)[0], top_k=top_k, top_p=top_p)
-    values, ids = ops.top_logits(jnp.asarray(logits), 128, implementation="triton")
+    values, ids = largest(logits, 128)
     expected = np.argsort(-logits, axis=-1, kind="stable")[:, :128]
     np.testing.assert_array_equal(ids, expected)
     np.testing.assert_array_equal(values, np.take_along_axis(logits, expected, axis=-1))
@@ -181,7 +189,9 @@ def test_tokens_are_the_same_with_and_without_the_kernel(monkeypatch: pytest.Mon
     inputs = step.unpack_sampling(jnp.asarray(packed))
 
     def choose() -> jax.Array:
-        return jax.jit(lambda: sampling.choose_tokens(logits, inputs, None, is_sampled=True))()
+        return jax.jit(
+            lambda: sampling.choose_tokens(logits, inputs, None, is_sampled=True), compiler_options=QUICKLY
+        )()
 
     expected = choose()
     monkeypatch.setattr(ops, "best_implementation", lambda: "triton")

@@ -23,14 +23,14 @@ from bench.device.shapes import MIXTRAL_8X7B
 from bench.shapes import LLAMA_8B, write_model
 from jsg.cache.pool import KVPool, make_pool
 from jsg.engine.device import step
-from jsg.kernels_pallas import ops, tpu
+from jsg.kernels_pallas import ops, reference, tpu
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.kernels_pallas.reference_write import keys_and_values
 from jsg.models.config import ModelConfig
 from jsg.models.loading import abstract_model
 from jsg.sched.buckets import BucketKey, make_buckets
+from tests.kernels_pallas.definition import QUICKLY, with_garbage, with_room
 
-FAST = ("mixed", "window")
 TPU = AbstractMesh(
     (1,),
     ("tensor",),
@@ -78,6 +78,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch):
     """
     monkeypatch.setattr(library.MultiPageAsyncCopyDescriptor, "wait", wait_and_load)
     monkeypatch.setattr(pltpu, "store", masked_store)
+    monkeypatch.setattr(tpu, "KEY_BLOCK", 64)  # so that a sequence has several
     with pltpu.force_tpu_interpret_mode():
         yield
 
@@ -108,10 +109,17 @@ def abstract(case: cases.Case) -> tuple:
     return queries, (pool,), inputs
 
 
-def attend(case: cases.Case, arrays: cases.Arrays, implementation: str = "tpu") -> np.ndarray:
-    static = {"scale": case.head_dim**-0.5, "window": case.window, "softcap": case.softcap}
-    run = jax.jit(lambda q, pool, i: ops.paged_attention(q, (pool,), i, **static, implementation=implementation))
-    return np.asarray(run(jnp.asarray(arrays.queries), interleaved(arrays), arrays.inputs).astype(jnp.float32))
+@functools.cache
+def compiled(**static: float | None) -> Callable[..., jax.Array]:
+    def run(queries: jax.Array, pool: jax.Array, inputs: AttentionInputs) -> jax.Array:
+        return ops.paged_attention(queries, (pool,), inputs, **static, implementation="tpu")
+
+    return jax.jit(run, compiler_options=QUICKLY)
+
+
+def attend(case: cases.Case, arrays: cases.Arrays) -> np.ndarray:
+    run = compiled(scale=case.head_dim**-0.5, window=case.window, softcap=case.softcap)
+    return np.asarray(run(arrays.queries, interleaved(arrays), arrays.inputs).astype(jnp.float32))
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -119,14 +127,13 @@ def attend(case: cases.Case, arrays: cases.Arrays, implementation: str = "tpu") 
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(c, marks=() if c.name in FAST else pytest.mark.slow, id=c.name)
+        pytest.param(c, marks=() if c.name == "mixed" else pytest.mark.slow, id=c.name)
         for c in map(for_tpu, cases.CASES)
         if not c.shared
     ],
 )
-def test_equals_naive_attention(case: cases.Case, singles: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tpu, "KEY_BLOCK", 64)  # so that a sequence has several
-    arrays = cases.make(case, singles=singles)
+def test_equals_naive_attention(case: cases.Case, singles: bool):
+    arrays = with_room(cases.make(case, singles=singles))
     out = attend(case, arrays)
     np.testing.assert_allclose(out[: len(arrays.expected)], arrays.expected, atol=2e-6)
     assert not out[len(arrays.expected) :].any(), "padding tokens give zero"
@@ -137,36 +144,35 @@ def test_equals_naive_attention(case: cases.Case, singles: bool, monkeypatch: py
     "pool_dtype", ["bfloat16", pytest.param("float8_e4m3fn", marks=pytest.mark.slow)], ids=["bf16", "fp8"]
 )
 def test_smaller_types_of_pool(pool_dtype: str):
-    case = named("mixed")
-    arrays = cases.make(case, dtype="bfloat16", pool_dtype=pool_dtype)
+    case = named("window")
+    arrays = with_room(cases.make(case, dtype="bfloat16", pool_dtype=pool_dtype))
     np.testing.assert_allclose(attend(case, arrays)[: len(arrays.expected)], arrays.expected, atol=0.02)
 
 
 @pytest.mark.usefixtures("interpreted")
 def test_garbage_in_unused_pages_is_never_read_into_a_result():
     case = named("mixed")
-    arrays = cases.make(case)
+    arrays = with_room(cases.make(case))
     clean = attend(case, arrays)
-    table = np.array(arrays.inputs.page_table)
-    (stale,) = set(range(1, len(arrays.keys))) - set(table.flat)
-    table[1:] = np.where(table[1:] == 0, stale, table[1:])
-    arrays.keys[stale] = arrays.values[stale] = np.nan
-    dirty = dataclasses.replace(arrays, inputs=arrays.inputs._replace(page_table=jnp.asarray(table)))
-    np.testing.assert_array_equal(attend(case, dirty), clean)
+    np.testing.assert_array_equal(attend(case, with_garbage(arrays, key=np.nan, value=np.nan)), clean)
+
+
+sequences_of = jax.jit(tpu.sequences_of, compiler_options=QUICKLY)
 
 
 def test_sequences_join_the_tiles_of_a_row():
-    arrays = cases.make(named("mixed"))  # rows of 41, 201, 75 and 3 tokens, of which 1, 1, 65 and 3 are new
-    sequences = tpu.sequences_of(arrays.inputs)
+    # Rows of 41, 201, 75 and 3 tokens, of which 1, 1, 65 and 3 are new.
+    inputs = with_room(cases.make(named("mixed"))).inputs
+    sequences = sequences_of(inputs)
     assert sequences.num_sequences.tolist() == [4]
     assert sequences.num_tokens == 70
     assert sequences.kv_lens[:4].tolist() == [41, 201, 75, 3]
     assert sequences.starts.tolist() == [0, 1, 2, 67, 70, *[70] * (len(sequences.kv_lens) - 4)]
-    np.testing.assert_array_equal(sequences.pages[:4], arrays.inputs.page_table[1:])
+    np.testing.assert_array_equal(sequences.pages[:4], inputs.page_table[1:5])
 
 
 def test_a_step_without_tokens_has_a_sequence_all_the_same():
-    sequences = tpu.sequences_of(cases.make(named("nothing")).inputs)
+    sequences = sequences_of(with_room(cases.make(named("nothing"))).inputs)
     assert sequences.num_tokens == 0
     assert (sequences.num_sequences.tolist(), sequences.kv_lens[0], sequences.starts[1]) == ([1], 1, 1)
 
@@ -192,11 +198,19 @@ def test_what_it_cannot_do_is_refused_by_name_and_left_to_the_reference(change: 
     assert "custom_call" not in text
 
 
-def test_the_reference_reads_the_pool_that_the_kernel_wants():
-    case = named("mixed")
+def test_the_reference_reads_the_pool_that_the_kernel_wants(monkeypatch: pytest.MonkeyPatch):
+    case, given = named("mixed"), []
+
+    def attention(queries: jax.Array, keys: jax.Array, values: jax.Array, *_: Any, **__: Any) -> jax.Array:
+        given.extend([keys, values])
+        return queries
+
+    monkeypatch.setattr(reference, "paged_attention", attention)
     arrays = cases.make(case)
-    out = attend(case, arrays, "reference")
-    np.testing.assert_allclose(out[: len(arrays.expected)], arrays.expected, atol=2e-6)
+    pool = interleaved(arrays)
+    ops.paged_attention(jnp.asarray(arrays.queries), (pool,), arrays.inputs, scale=1.0, implementation="reference")
+    for found, expected in zip(given, (arrays.keys, arrays.values), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_pages_are_larger_on_a_tpu_unless_somebody_says():
@@ -217,8 +231,9 @@ def test_rotate_and_write_puts_keys_and_values_side_by_side():
     qkv, cos, sin = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((5, 2, 32), (5, 4), (5, 4)))
     slots = jnp.array([17, 3, 30, 0, 0])
     apart = jnp.zeros((4, 8, 2, 8)), jnp.zeros((4, 8, 2, 8))
-    queries, joined = ops.rotate_and_write(qkv, cos, sin, slots, (jnp.zeros((4, 8, 4, 8)),))
-    expected_queries, expected = ops.rotate_and_write(qkv, cos, sin, slots, apart)
+    write = jax.jit(ops.rotate_and_write, compiler_options=QUICKLY)
+    queries, joined = write(qkv, cos, sin, slots, (jnp.zeros((4, 8, 4, 8)),))
+    expected_queries, expected = write(qkv, cos, sin, slots, apart)
     np.testing.assert_array_equal(queries, expected_queries)
     assert np.any(expected[0][2, 1]), "slot 17 is written"
     for found, wanted in zip(keys_and_values(joined), expected, strict=True):

@@ -52,7 +52,7 @@ CACHE = (
     Mutation(
         "cache: a page is freed twice without notice",
         "jsg/cache/allocator.py",
-        "if (self._place[pages] != _USED).any():",
+        "if (self._index[pages] != _USED).any():",
         "if False:",
         "tests/cache",
     ),
@@ -92,14 +92,14 @@ DEVICE = (
         "jsg/engine/device/sampling.py",
         "jnp.where(allowed, logits, -jnp.inf)\n    scores = scores if tables",
         "logits\n    scores = scores if tables",
-        "tests/engine/device/test_sampling.py tests/engine/test_constrained.py",
+        "tests/engine/device/test_sampling.py tests/engine/grammars/test_constraints.py",
     ),
     Mutation(
         "sampling: the bits of a mask are read from the other end",
         "jsg/engine/device/sampling.py",
         "jnp.arange(32, dtype=jnp.uint32)) & 1",
         "jnp.arange(31, -1, -1, dtype=jnp.uint32)) & 1",
-        "tests/engine/device/test_sampling.py tests/engine/test_constrained.py",
+        "tests/engine/device/test_sampling.py tests/engine/grammars/test_constraints.py",
     ),
     Mutation(
         "sampling: the noise does not depend on the output index",
@@ -127,7 +127,7 @@ DEVICE = (
         "jsg/engine/device/sampling.py",
         "winner = jnp.argmax(scores, axis=0)",
         "winner = scores.shape[0] - 1 - jnp.argmax(scores[::-1], axis=0)",
-        "tests/engine/test_parallel_sampling.py",
+        "tests/engine/device/test_parallel_sampling.py",
     ),
     Mutation(
         "packing: min_new_tokens does not put off the end",
@@ -155,7 +155,7 @@ DEVICE = (
         "jsg/engine/device/packing.py",
         "np.repeat(output_index - batch.first_rows, counts) + np.arange(len(rows))",
         "np.repeat(output_index, counts)",
-        "tests/engine/test_constrained.py tests/engine/test_constrained_modes.py",
+        "tests/engine/grammars/test_constraints.py tests/engine/grammars/test_modes.py",
     ),
 )
 
@@ -220,6 +220,20 @@ PROCESSING = (
         "tests/processing/test_detokenizer.py",
     ),
     Mutation(
+        "processing: a special token that a client writes counts",
+        "jsg/processing/client_text.py",
+        "pieces += [Stretch(text[done : found.start()], True), Stretch(found[0], False)]",
+        "pieces += [Stretch(text[done : found.start()], True), Stretch(found[0], True)]",
+        "tests/processing/test_encode_parts.py tests/server/test_parts.py",
+    ),
+    Mutation(
+        "processing: a client's message closes a turn of the template",
+        "jsg/processing/client_text.py",
+        "return self._pattern.sub(lambda match: self.marks.around(self.WORDS, match[0]), value)",
+        "return value",
+        "tests/server/test_chat_prompt.py tests/server/test_bad_prompts.py",
+    ),
+    Mutation(
         "processing: a continuation loses its leading space",
         "jsg/processing/detokenizer.py",
         "            self._at_start = False\n",
@@ -228,4 +242,70 @@ PROCESSING = (
     ),
 )
 
-MUTATIONS = (*CACHE, *DEVICE, *MODELS, *PROCESSING)
+SERVER = (
+    Mutation(
+        "server: a wrong key lets in",
+        "jsg/server/http/access.py",
+        "if hmac.compare_digest(known, digest):",
+        "if True:",
+        "tests/server/test_access.py",
+    ),
+    Mutation(
+        "server: all keys are one tenant",
+        "jsg/server/http/access.py",
+        'hashlib.sha256(b"jsg tenant\\0" + key.encode())',
+        'hashlib.sha256(b"jsg tenant\\0")',
+        "tests/server/test_access.py tests/server/test_isolation.py",
+    ),
+    Mutation(
+        "server: a stream has no end",
+        "jsg/server/http/event_stream.py",
+        'self._ending = b"" if named else b"data: [DONE]\\n\\n"',
+        'self._ending = b""',
+        "tests/server/test_generate.py tests/server/test_openai_completions.py",
+    ),
+    Mutation(
+        "server: a line end inside an event is not escaped",
+        "jsg/server/http/event_stream.py",
+        "data = data.replace(raw, escaped)",
+        "data = data",
+        "tests/server",
+    ),
+    Mutation(
+        "server: a failure in a stream is no event",
+        "jsg/server/http/event_stream.py",
+        "            await send_body(self._encode(self._failure(error)))\n",
+        "",
+        "tests/server/test_faults.py tests/server/test_generate.py",
+    ),
+    Mutation(
+        "server: an answer that ended still counts for its key",
+        "jsg/server/limits.py",
+        "            self._under_way[tenant] -= 1\n",
+        "            pass\n",
+        "tests/server/test_limits.py",
+    ),
+    Mutation(
+        "server: nothing bounds prompts times n",
+        "jsg/server/generation.py",
+        "if num_answers > MAX_ANSWERS:",
+        "if False:",
+        "tests/server",
+    ),
+    Mutation(
+        "server: an error of the engine ends like an answer",
+        "jsg/server/generation.py",
+        "delta.finish.type is FinishType.ERROR:",
+        "delta.finish.type is FinishType.STOP and False:",
+        "tests/server/test_faults.py tests/server/test_generate.py",
+    ),
+    Mutation(
+        "server: a stop string does not abort in the engine",
+        "jsg/server/generation.py",
+        "return  # at a stop string the engine does not know yet: closing `outputs` aborts the request",
+        "pass",
+        "tests/server",
+    ),
+)
+
+MUTATIONS = (*CACHE, *DEVICE, *MODELS, *PROCESSING, *SERVER)

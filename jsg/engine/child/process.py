@@ -236,7 +236,7 @@ def _load_core(name: str, config: EngineConfig, report: Callable[[Progress], Non
 
 def main(argument: str) -> int:
     """Runs the engine process described by the JSON argument."""
-    gc.disable()  # until it is ready: nearly everything that a start makes stays, and looking for the rest takes a tenth
+    gc.disable()  # until it is ready: nearly all that a start makes stays, and looking for the rest takes a tenth of it
     start = msgspec.json.decode(argument, type=EngineStart)
     die_with_parent(start.parent_pid)  # where the kernel does not, `serve` looks
     for number in (signal.SIGINT, signal.SIGTERM):  # the front's to obey; a service manager sends them to both

@@ -16,9 +16,10 @@ from jsg.engine.device.mask_pool import NUM_MASKS, UPLOAD_SIZES, num_words
 from jsg.engine.device.sampling import PenaltyTables, TokenMasks
 from jsg.models.model import Model
 from jsg.models.tensor_parallel import along, sharding_of
+from jsg.parameters import MAX_LOGIT_BIAS, MAX_STOP_TOKENS
 from jsg.sched.buckets import BucketKey, Buckets, Phase
 from jsg.sched.vision_store import VisionShape
-from jsg.types import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS
+from jsg.types import MAX_TOP_LOGPROBS
 
 COUNT_CHUNK = 1024
 BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 2048  # the last for the model's own EOS tokens: at most that many

@@ -72,7 +72,7 @@ class Engine:
         self._driver = Driver(core)
         self._seeds = random.Random(config.random_seed)
         self._numbers = itertools.count()
-        self._grammars = OfflineGrammars(self._driver, core.grammars.wait)
+        self._grammars = OfflineGrammars(self._driver)
         self._backend = EngineBackend(self)
         # A program that ends with the engine open must not take its compile thread down with it.
         self._at_exit = weakref.finalize(self, Driver.close, self._driver)

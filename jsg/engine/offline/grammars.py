@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import CancelledError, Future
 from typing import final
 
@@ -24,16 +24,9 @@ class OfflineGrammars:
     Invariant: the core knows no grammar but those that are remembered here.
     """
 
-    def __init__(self, driver: Driver, wait: Callable[[], None], kept_bytes: int = KEPT_BYTES):
-        """Remembers none yet; the driver's core knows none.
-
-        Args:
-            driver: Of the core.
-            wait: Returns when the core takes requests that have a grammar.
-            kept_bytes: Tables that are remembered for calls to come.
-        """
+    def __init__(self, driver: Driver, kept_bytes: int = KEPT_BYTES):
+        """Remembers none yet; the driver's core knows none."""
         self._driver = driver
-        self._wait = wait
         self._kept_bytes = kept_bytes
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._num_bytes = 0
@@ -80,7 +73,7 @@ class OfflineGrammars:
                 return self._compiled(spec)
         try:
             tables = compile_tables(spec).to_bytes()
-            self._wait()
+            self._driver.wait_for_grammars()
         except Exception as error:
             future.set_exception(error)
             raise

@@ -2,64 +2,46 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, cast
 
 from jsg.errors import ConfigError, ProgramError
-from jsg.lang.backend import Backend, BackendSource, HintSession
+from jsg.lang.backend import Backend, BackendSource, HintSession, PromptItem
 from jsg.lang.batch import arguments_of, num_workers, progress
 from jsg.lang.defaults import as_backend
+from jsg.lang.executor.arguments import ArgumentValue, argument_value, arguments_to_json
 from jsg.lang.executor.execution import Execution
-from jsg.lang.executor.posted import arguments_to_json
 from jsg.lang.executor.reading import GraphState, Readings
 from jsg.lang.executor.runs import GraphBackend, LocalRun, RemoteRun
-from jsg.lang.function import RunArgs, take_run_args
-from jsg.lang.graphs.graph import Argument, Graph
-from jsg.lang.graphs.json_form import graph_from_json, graph_to_dict, sampling_to_dict
-from jsg.lang.graphs.optimise import (
-    ALL_ON,
-    ArgumentValue,
-    Optimisations,
-    by_stream,
-    prefix_size,
-    reorder,
-    shared_by_calls,
-    static_prefix,
-    varying_arguments,
+from jsg.lang.graphs.check import graph_from_json
+from jsg.lang.graphs.codec import sampling_to_dict
+from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import (
+    MAIN_STREAM,
+    AnyNode,
+    Append,
+    ArgumentRef,
+    Assign,
+    Media,
+    Open,
+    ReadText,
+    Scope,
+    Turn,
 )
-from jsg.lang.ir import ExprList, Image, SamplingArgs, Video
-from jsg.lang.media import image_type, read_media, read_video
+from jsg.lang.graphs.reorder import reorder, varying_arguments
+from jsg.lang.ir import RoleBegin, RoleEnd, SamplingArgs, Text
+from jsg.lang.run_args import RunArgs, take_run_args
 from jsg.lang.streams.loop import shared_loop, wait_for
-from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
-from jsg.lang.tracing.tracer import trace
 
 Where = Literal["auto", "here", "server"]
 _WINDOW = 256  # runs whose results may wait to be taken from an iterator, unless more run at a time
 
 
-def compile_function(program: Any, constants: Mapping[str, Any] | None = None) -> "CompiledFunction":
-    """The program compiled; as `SglFunction.compile`.
-
-    Args:
-        program: An `SglFunction`.
-        constants: Arguments that are known; see `tracer.trace`.
-
-    Raises:
-        TraceError: It cannot be traced.
-    """
-    return CompiledFunction(trace(program, constants))
-
-
-def cache_prefix(program: Any, backend: Backend) -> None:
-    """Computes what every run of a program begins with; as `SglFunction.cache`.
-
-    Raises:
-        TraceError: It cannot be traced.
-        ConfigError: The backend keeps no prefixes.
-    """
-    graph = trace(program)
-    prefix = static_prefix(by_stream(graph.block)[0], None)
+def cache_prefix(graph: Graph, backend: Backend) -> None:
+    """Computes what every run of a program begins with. Raises ConfigError where the backend keeps no prefixes."""
+    prefix = constant_prefix(node for node in graph.block.nodes if node.stream == MAIN_STREAM)
 
     async def compute() -> None:
         session = backend.open()
@@ -73,6 +55,31 @@ def cache_prefix(program: Any, backend: Backend) -> None:
             await session.close()
 
     wait_for(shared_loop().submit(compute()))
+
+
+def constant_prefix(nodes: Iterable[AnyNode]) -> tuple[PromptItem, ...]:
+    """What the nodes of a stream append before anything that only a run knows.
+
+    Args:
+        nodes: Of one stream, in program order.
+    """
+    items: list[PromptItem] = []
+    for node in nodes:
+        match node:
+            case Append(pieces=pieces):
+                known = list(itertools.takewhile(lambda piece: isinstance(piece, str), pieces))
+                items += [Text(str(piece)) for piece in known]
+                if len(known) < len(pieces):
+                    break
+            case Media(source=source) if not isinstance(source, ArgumentRef):
+                items.append(source)
+            case Turn(role=role, is_begin=is_begin):
+                items.append(RoleBegin(role) if is_begin else RoleEnd(role))
+            case Open() | Scope() | Assign() | ReadText():
+                pass
+            case _:
+                break
+    return tuple(items)
 
 
 class CompiledFunction:
@@ -115,7 +122,6 @@ class CompiledFunction:
         stream: bool = False,
         backend: Backend | BackendSource | None = None,
         where: Where = "auto",
-        optimisations: Optimisations | None = None,
         **kwargs: Any,
     ) -> GraphState:
         """Runs it; returns at once, reading the state waits.
@@ -126,7 +132,6 @@ class CompiledFunction:
             backend: A backend; the default one where None.
             where: "server" sends the graph whole, "here" runs it in this process, call by call; "auto" sends it where
                 the backend takes graphs (`jsg.RuntimeEndpoint`).
-            optimisations: Which are on when it runs here; all where None. A server has its own.
             **kwargs: Arguments by name, and what `RunArgs` says.
 
         Raises:
@@ -136,12 +141,10 @@ class CompiledFunction:
         given, kwargs = take_run_args(kwargs, self._own)
         arguments = self._bind(args, kwargs)
         chosen = as_backend(backend)
-        if _is_sent(chosen, where, optimisations):
+        if _is_sent(chosen, where):
             state, begin = self._remote(cast(GraphBackend, chosen), arguments, given, stream)
         else:
-            options = optimisations or ALL_ON
-            graph = reorder(self.graph) if options.reorder else self.graph
-            state, begin = _local(graph, chosen, arguments, given, options)
+            state, begin = _local(reorder(self.graph), chosen, arguments, given)
         shared_loop().post(begin)
         return state
 
@@ -151,11 +154,10 @@ class CompiledFunction:
         stream: bool = False,
         backend: Backend | BackendSource | None = None,
         where: Where = "auto",
-        optimisations: Optimisations | None = None,
         **kwargs: Any,
     ) -> GraphState:
         """As `run`, but waits for the end unless `stream`; cancelling the task cancels the program."""
-        state = self.run(*args, stream=stream, backend=backend, where=where, optimisations=optimisations, **kwargs)
+        state = self.run(*args, stream=stream, backend=backend, where=where, **kwargs)
         if not stream:
             try:
                 await state.settle()
@@ -173,7 +175,6 @@ class CompiledFunction:
         generator_style: bool = False,
         backend: Backend | BackendSource | None = None,
         where: Where = "auto",
-        optimisations: Optimisations | None = None,
         **run_args: Unpack[RunArgs],
     ) -> list[GraphState] | Iterator[GraphState]:
         """Runs it once for each item, several at a time; gives the states in the items' order, each at its end.
@@ -187,13 +188,12 @@ class CompiledFunction:
             generator_style: Gives an iterator, whose states come as soon as they and those before them are done.
             backend: As in `run`.
             where: As in `run`.
-            optimisations: As in `run`.
             **run_args: As `RunArgs` says, for all.
 
         Raises:
             ProgramError: An item does not fit the graph's arguments; nothing was run.
         """
-        batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, optimisations, dict(run_args))
+        batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, dict(run_args))
         if not generator_style:
             return list(_states(batch))
         batch.limit_lead()
@@ -208,11 +208,10 @@ class CompiledFunction:
         generator_style: bool = False,
         backend: Backend | BackendSource | None = None,
         where: Where = "auto",
-        optimisations: Optimisations | None = None,
         **run_args: Unpack[RunArgs],
     ) -> list[GraphState] | AsyncIterator[GraphState]:
         """As `run_batch`, for tasks; with `generator_style` an asynchronous iterator."""
-        batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, optimisations, dict(run_args))
+        batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, dict(run_args))
         if generator_style:
             batch.limit_lead()
             return _states_async(batch)
@@ -231,18 +230,19 @@ class CompiledFunction:
         given |= kwargs
         if missing := [name for name in names if name not in given]:
             raise ProgramError(f"{self.graph.name} needs the argument {missing[0]!r}")
+        _check_no_optimisations(given.keys() - set(names))
         if unknown := sorted(given.keys() - set(names)):
             raise ProgramError(
                 f"{self.graph.name} takes {', '.join(names) or 'nothing'}, but got {unknown[0]!r}; what was a constant "
                 "when it was compiled stays one"
             )
-        return {argument.name: _value(argument, given[argument.name]) for argument in self.graph.arguments}
+        return {argument.name: argument_value(argument, given[argument.name]) for argument in self.graph.arguments}
 
     def _remote(
         self, backend: GraphBackend, arguments: Mapping[str, ArgumentValue], given: SamplingArgs, stream: bool
     ) -> tuple[GraphState, Callable[[], object]]:
         run = RemoteRun(self.graph, shared_loop())
-        graph, data, sampling = graph_to_dict(self.graph), arguments_to_json(arguments), sampling_to_dict(given)
+        graph, data, sampling = self.graph.to_dict(), arguments_to_json(arguments), sampling_to_dict(given)
         keep: list[asyncio.Task[None]] = []
 
         def begin() -> None:
@@ -259,15 +259,15 @@ class CompiledFunction:
         progress_bar: bool,
         backend: Backend | BackendSource | None,
         where: Where,
-        optimisations: Optimisations | None,
         run_args: dict[str, Any],
     ) -> "_Batch":
         given, rest = take_run_args(run_args, self._own)
+        _check_no_optimisations(rest)
         if rest:
             raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
         runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(batch_kwargs)]
-        starter = self._starter(runs, given, as_backend(backend), where, optimisations)
-        return _Batch(starter, len(runs), num_workers(num_threads, len(runs)), progress_bar)
+        begin = self._starter(runs, given, as_backend(backend), where)
+        return _Batch(begin, len(runs), num_workers(num_threads, len(runs)), progress_bar)
 
     def _starter(
         self,
@@ -275,42 +275,17 @@ class CompiledFunction:
         given: SamplingArgs,
         backend: Backend,
         where: Where,
-        optimisations: Optimisations | None,
     ) -> "_Starter":
-        if _is_sent(backend, where, optimisations):
+        if _is_sent(backend, where):
             sent = cast(GraphBackend, backend)
-            return _Starter(lambda index: self._remote(sent, runs[index], given, False), [])
-        options = optimisations or ALL_ON
-        varying = varying_arguments(self.graph.arguments, runs) if len(runs) > 1 else ()
-        graph = reorder(self.graph, varying) if options.reorder else self.graph
-        shared = shared_by_calls(graph.block, runs) if options.batch_prefix and len(runs) > 1 else {}
-
-        def hint(prefix: Sequence[Any]) -> Stream:
-            stream = Stream(shared_loop(), backend.open)
-            stream.append(ExprList(tuple(prefix)))
-            stream.hint()
-            return stream
-
-        hints = [lambda prefix=prefix: hint(prefix) for _, prefix in shared.values()]
-        hinted = {program: prefix_size(prefix) for program, (_, prefix) in shared.items()}
-        return _Starter(lambda index: _local(graph, backend, runs[index], given, options, hinted), hints)
+            return lambda index: self._remote(sent, runs[index], given, False)
+        varying = varying_arguments(self.graph.arguments, runs)
+        graph = reorder(self.graph, varying)
+        return lambda index: _local(graph, backend, runs[index], given)
 
 
-class _Starter:
-    """Begins the runs of a batch.
-
-    Attributes:
-        begin: The state of a run by its index, and what starts it on the loop.
-        hints: What begins to compute the prefixes that all runs share.
-    """
-
-    def __init__(
-        self,
-        begin: Callable[[int], tuple[GraphState, Callable[[], object]]],
-        hints: Sequence[Callable[[], Stream]],
-    ) -> None:
-        self.begin = begin
-        self.hints = hints
+_Starter = Callable[[int], tuple[GraphState, Callable[[], object]]]
+"""Gives the state of a run of a batch by its index, and what starts it on the loop."""
 
 
 class _Batch:
@@ -321,8 +296,8 @@ class _Batch:
         room: What bounds how far runs may get ahead of who takes their states.
     """
 
-    def __init__(self, starter: _Starter, size: int, num_workers: int, progress_bar: bool) -> None:
-        self._starter = starter
+    def __init__(self, begin: _Starter, size: int, num_workers: int, progress_bar: bool) -> None:
+        self._begin = begin
         self._num_workers = num_workers
         self._progress_bar = progress_bar
         self.states = [Variable() for _ in range(size)]
@@ -335,12 +310,8 @@ class _Batch:
     async def run(self) -> None:
         """Runs all; cancelling it cancels what is under way."""
         indices = iter(range(len(self.states)))
-        hints = [begin() for begin in self._starter.hints]
         end: Exception = ProgramError("the batch was cancelled")
         try:
-            for hint in hints:
-                with contextlib.suppress(Exception):  # only a lost hint
-                    await hint.read("nothing").get()
             with progress(len(self.states), self._progress_bar) as advance:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(self._num_workers):
@@ -349,8 +320,6 @@ class _Batch:
             end = error
             raise
         finally:
-            for hint in hints:
-                hint.close()
             for state in self.states:
                 state.fail(end)
 
@@ -361,7 +330,7 @@ class _Batch:
             if index is None:
                 self.room.release()
                 return
-            state, begin = self._starter.begin(index)
+            state, begin = self._begin(index)
             begin()
             try:
                 await state.settle()
@@ -403,8 +372,6 @@ def _local(
     backend: Backend,
     arguments: Mapping[str, ArgumentValue],
     given: SamplingArgs,
-    options: Optimisations,
-    hinted: Mapping[str, int] | None = None,
 ) -> tuple[GraphState, Callable[[], object]]:
     execution = Execution(
         graph,
@@ -412,14 +379,12 @@ def _local(
         arguments,
         loop=shared_loop(),
         defaults=given,
-        options=options,
-        hinted=hinted,
     )
     readings: Readings = LocalRun(execution)
     return GraphState(readings), execution.start
 
 
-def _is_sent(backend: Backend, where: Where, optimisations: Optimisations | None) -> bool:
+def _is_sent(backend: Backend, where: Where) -> bool:
     takes_graphs = hasattr(backend, "run_graph")
     if where == "server" and not takes_graphs:
         raise ConfigError(
@@ -427,28 +392,14 @@ def _is_sent(backend: Backend, where: Where, optimisations: Optimisations | None
         )
     if where not in ("auto", "here", "server"):
         raise ProgramError(f"where must be 'auto', 'here' or 'server', but got {where!r}")
-    is_sent = takes_graphs and where != "here"
-    if is_sent and optimisations is not None:
-        raise ProgramError("optimisations are chosen by the server that runs a graph; leave them out or run it here")
-    return is_sent
+    return takes_graphs and where != "here"
 
 
-def _value(argument: Argument, value: Any) -> ArgumentValue:
-    match argument.kind:
-        case "text":
-            if isinstance(value, str | int | float):
-                return str(value)
-            raise ProgramError(
-                f"the argument {argument.name!r} is text or a number in a compiled program, but got "
-                f"{type(value).__name__}; give it to compile() as a constant"
-            )
-        case "image":
-            if isinstance(value, Image):
-                return value
-            data = read_media(value, "image")
-            return Image(data, image_type(data))
-        case "video":
-            if isinstance(value, Video):
-                return value
-            data, media_type = read_video(value)
-            return Video(data, 1, media_type)
+def _check_no_optimisations(unknown: Collection[str]) -> None:
+    """Raises ProgramError for an argument that runs once took."""
+    if "optimisations" in unknown:
+        raise ProgramError(
+            "a run takes no optimisations any more: streams always run side by side and prefixes are given back as "
+            "early as possible, while share_prefixes, batch_prefix and prefetch gained nothing and are gone; leave "
+            "optimisations out"
+        )

@@ -88,7 +88,7 @@ class RuntimeEndpoint:
         """Sends a compiled program whole and runs it there: one round trip. Closing it early cancels the program.
 
         Args:
-            graph: What `lang/graphs/json_form.py` makes of it.
+            graph: What `Graph.to_dict` makes of it.
             arguments: Of the program.
             stream: Give variables as they grow.
             sampling_params: What its gens are given where they say nothing: fields of `ir.SamplingArgs`.
