@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> None:
 def report_stages(report: Report, arm: str, stages: list[Stage]) -> None:
     """One figure for each stage of a start."""
     for stage in stages:
-        facts = {"cpu_s": stage.cpu_s, "from_s": stage.start_s, "to_s": stage.end_s, "calls": stage.count}
+        facts = {"cpu_s": stage.cpu_s, "from_s": stage.start_s, "to_s": stage.end_s, "calls": stage.calls}
         report.add(f"{arm}: {stage.process}, {stage.name}", "s wall", [stage.wall_s], **facts)
 
 

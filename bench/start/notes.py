@@ -17,7 +17,7 @@ class Stage(NamedTuple):
     Attributes:
         process: Which.
         name: Of the stage.
-        count: How often.
+        calls: How often.
         start_s, end_s: From the start of the server to the first beginning and the last end.
         wall_s: Wall time of the stage itself, without other stages inside it; threads add up.
         cpu_s: CPU time of the threads that ran it. XLA's own threads are not among them.
@@ -25,7 +25,7 @@ class Stage(NamedTuple):
 
     process: str
     name: str
-    count: int
+    calls: int
     start_s: float
     end_s: float
     wall_s: float
@@ -47,7 +47,7 @@ def read_stages(directory: Path, started_at: float) -> list[Stage]:
     stages = [
         Stage(
             *key,
-            count=len(notes),
+            calls=len(notes),
             start_s=min(note["start"] for note in notes) - started_at,
             end_s=max(note["end"] for note in notes) - started_at,
             wall_s=sum(note["wall_s"] for note in notes),

@@ -31,7 +31,7 @@ STAGES = {
     "jsg.processing.tokenizer": {"load_tokenizer": "tokenizer"},
     "jsg.constrained.stop_patterns": {"warm_patterns": "stop patterns"},
     "jsg.constrained.compiler": {"warm": "first grammars"},
-    "jsg.constrained.kernel_cache": {"fill": "compile kernels"},
+    "jsg.constrained.run.kernel_cache": {"fill": "compile kernels"},
     "jsg.engine.grammars.lexicon": {"_load_kernels": "load kernels"},
     "jsg.engine.startup": {"_begin": "device", "_plan": "memory plan", "_Settings.make_state": "state"},
     "jsg.models.loading": {"load_model": "weights"},
@@ -120,7 +120,7 @@ class _Finder:
                 function = self._notes.timed(stage, getattr(owner, attribute))
                 setattr(owner, attribute, staticmethod(function) if isinstance(given, classmethod) else function)
 
-        spec.loader.exec_module = load_and_wrap  # type: ignore[method-assign]
+        spec.loader.exec_module = load_and_wrap
         return spec
 
 
@@ -130,7 +130,7 @@ def _begin() -> None:
     if directory is None or process is None:
         return
     notes = _Notes(directory, process)
-    sys.meta_path.insert(0, _Finder(notes))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Finder(notes))
     builtins.__import__ = notes.importing(builtins.__import__)
 
 
