@@ -3,6 +3,9 @@
 import os
 import pathlib
 import re
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -81,19 +84,44 @@ def test_a_program_is_lowered_once_and_called_without_tracing():
         programs.lower("triple", double, jax.ShapeDtypeStruct((3,), jnp.float32))
 
 
-def test_the_rest_is_compiled_in_the_background_and_a_failure_is_logged(caplog: pytest.LogCaptureFixture):
+def test_the_rest_is_lowered_and_compiled_in_the_background_and_a_failure_is_logged(caplog: pytest.LogCaptureFixture):
+    def broken(x: jax.Array) -> jax.Array:
+        raise ArithmeticError("no trace")
+
     programs = Executables(forbid_compile=False)
-    programs.lower("a", lambda x: x + 1, jax.ShapeDtypeStruct((), jnp.float32))
-    assert programs.num_pending == 1
+    for name, fn in (("a", lambda x: x + 1), ("b", broken), ("c", lambda x: x + 2)):
+        programs.declare(name, fn, jax.ShapeDtypeStruct((), jnp.float32))
+    assert (programs.num_lowered, programs.num_pending) == (0, 3)
     programs.compile_rest_in_background()
     programs._thread.join()  # pyright: ignore[reportOptionalMemberAccess]
-    assert programs.is_ready("a")
-    assert programs.num_pending == 0
-    programs._lowered["broken"] = None  # pyright: ignore[reportArgumentType]
-    programs.compile_rest_in_background()
-    programs._thread.join()  # pyright: ignore[reportOptionalMemberAccess]
-    assert programs.num_pending == 1
-    assert "broken" in caplog.text
+    assert [programs.is_ready(name) for name in "abc"] == [True, False, True]
+    assert (programs.num_lowered, programs.num_pending) == (2, 1)
+    assert "compiling b in the background failed" in caplog.text
+
+
+def test_a_program_is_lowered_once_by_whichever_thread_comes_first():
+    traces = []
+
+    def slow(x: jax.Array) -> jax.Array:
+        traces.append(x)
+        time.sleep(0.05)
+        return x * 2
+
+    programs = Executables(forbid_compile=False)
+    programs.declare("slow", slow, jax.ShapeDtypeStruct((), jnp.float32))
+    with ThreadPoolExecutor(4) as pool:
+        lowered = list(pool.map(programs._lower_one, ["slow"] * 4))
+    assert len(traces) == programs.num_lowered == 1
+    assert all(each is lowered[0] for each in lowered)
+
+
+def test_what_was_declared_is_not_kept_alive_once_it_is_lowered():
+    programs, array = Executables(forbid_compile=False), jnp.ones(3)
+    watched = weakref.ref(array)
+    programs.lower("a", lambda x: x + 1, array)
+    del array
+    assert watched() is None
+    assert programs.argument_shapes("a")[0].shape == (3,)
 
 
 def test_a_shape_that_is_not_compiled_yet_rounds_up_to_one_that_is(core: EngineCore):
