@@ -24,9 +24,9 @@ def error_of(make: Any) -> str | None:
 
 
 def in_language() -> dict[str, Any]:
-    from jsg.lang.function import take_run_args
     from jsg.lang.graphs.codec import sampling_from_dict, sampling_to_dict
     from jsg.lang.primitives import sampling_args
+    from jsg.lang.run_args import take_run_args
     from jsg.lang.tokens.session import sampling_of
 
     args = sampling_args(**{NAME: 2})

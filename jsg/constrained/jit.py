@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-_KERNELS = ("tables", "memory", "states", "steps", "kernels")
+_KERNELS = ("tables", "run.memory", "run.states", "run.steps", "run.kernels")
 READ_ONLY = "read-only"
 _INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
@@ -103,7 +103,7 @@ def _version() -> str:
     """Names what the kernels are compiled from."""
     digest = hashlib.sha256()
     for name in ("jit", *_KERNELS):
-        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+        digest.update(Path(__file__).parent.joinpath(*name.split(".")).with_suffix(".py").read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -13,8 +13,8 @@ from jsg.engine.profile import StepProfiler
 from jsg.engine.selfcheck import SelfCheck, check_steps
 from jsg.engine.startup import start
 from jsg.errors import JsgError, QueueTimeoutError
+from jsg.sched.batch import Batch
 from jsg.sched.put_off import put_off
-from jsg.sched.records import Batch
 from jsg.types import Request, RequestOutput
 
 

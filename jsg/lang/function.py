@@ -3,50 +3,18 @@
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from jsg.errors import ProgramError
 from jsg.lang import batch
 from jsg.lang.backend import Backend, BackendSource
 from jsg.lang.defaults import as_backend
 from jsg.lang.ir import PUBLISHED, SamplingArgs
-from jsg.lang.primitives import sampling_args
 from jsg.lang.run import Run, calling_backend
+from jsg.lang.run_args import RunArgs, take_run_args
 from jsg.lang.state import ProgramState
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.tracing import scope
-from jsg.parameters import named
-
-
-class RunArgs(TypedDict, total=False):
-    """What a run gives for every `gen` of the program that does not say otherwise, as `gen` takes them.
-
-    Where a run gives nothing: at most 128 new tokens, temperature 1, and nothing else. A name that is also a parameter
-    of the program is an argument of the program and of nothing else: a run of that program cannot give it to the gens.
-    """
-
-    max_new_tokens: int
-    min_new_tokens: int
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    stop_regex: str | Sequence[str]
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    frequency_penalty: float
-    presence_penalty: float
-    repetition_penalty: float
-    ignore_eos: bool
-    seed: int
-    return_logprob: bool | None
-    logprob_start_len: int | None
-    top_logprobs_num: int | None
-    return_text_in_logprobs: bool | None
-
-
-_RUN_ARGS = {name: parameter.name_in("gen") or name for name, parameter in named("run").items()}
-"""The names of `RunArgs` and what a gen calls the same."""
 
 
 class SglFunction:
@@ -226,6 +194,8 @@ class SglFunction:
         runs = self._batch(batch_kwargs, num_threads, progress_bar, backend, dict(run_args))
         return runs.iterate_async() if generator_style else await runs.run_async()
 
+    # What these three load costs more time than all else here, and a program that is only interpreted needs none of it.
+
     def trace(self, **constants: Any) -> Any:
         """The program as a `Graph`: its arguments symbolic but for `constants`. Raises TraceError."""
         from jsg.lang.tracing.tracer import trace
@@ -234,9 +204,9 @@ class SglFunction:
 
     def compile(self, **constants: Any) -> Any:
         """The program as a `CompiledFunction`, which prints, draws, is sent to servers and runs. Raises TraceError."""
-        from jsg.lang.executor.compiled import compile_function
+        from jsg.lang.executor.compiled import CompiledFunction
 
-        return compile_function(self, constants)
+        return CompiledFunction(self.trace(**constants))
 
     def cache(self, backend: Backend | BackendSource | None = None) -> None:
         """Computes the constant text with which every run of the program begins, so that it is cached.
@@ -249,7 +219,7 @@ class SglFunction:
         """
         from jsg.lang.executor.compiled import cache_prefix
 
-        cache_prefix(self, as_backend(backend))
+        cache_prefix(self.trace(), as_backend(backend))
 
     # Pieces of runs.
 
@@ -382,19 +352,6 @@ def function(
     if func is not None:
         return SglFunction(func, num_api_spec_tokens)
     return lambda decorated: SglFunction(decorated, num_api_spec_tokens)
-
-
-def take_run_args(kwargs: Mapping[str, Any], own: frozenset[str] = frozenset()) -> tuple[SamplingArgs, dict[str, Any]]:
-    """What is for the gens, and the rest.
-
-    Args:
-        kwargs: Both.
-        own: Names of the program's parameters, which are never for the gens.
-    """
-    names = _RUN_ARGS.keys() - own
-    given = {_RUN_ARGS[name]: value for name, value in kwargs.items() if name in names}
-    rest = {name: value for name, value in kwargs.items() if name not in names}
-    return (sampling_args(**given).asked() if given else SamplingArgs()), rest
 
 
 def _unless_empty(given: SamplingArgs) -> SamplingArgs | None:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, final, get_args
 
-from jsg.constrained import tools as tool_grammars
+from jsg.constrained.tags import tools as tool_grammars
 from jsg.errors import GrammarError, RequestError
 from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.call_stops import CallForm

@@ -51,6 +51,7 @@ def test_eos_stops_unless_it_is_ignored(core: EngineCore):
     force_eos = {"logit_bias": {small.EOS: 100}, "max_new_tokens": 4}
     assert outcome_of(core, greedy(**force_eos, ignore_eos=False)).token_ids == [small.EOS]
     assert outcome_of(core, greedy(**force_eos)).token_ids == [small.EOS] * 4
+    assert outcome_of(core, greedy(**force_eos, min_new_tokens=2)).token_ids == [small.EOS] * 4
 
 
 def test_min_new_tokens_puts_off_every_end(core: EngineCore):

@@ -52,7 +52,7 @@ CACHE = (
     Mutation(
         "cache: a page is freed twice without notice",
         "jsg/cache/allocator.py",
-        "if (self._place[pages] != _USED).any():",
+        "if (self._index[pages] != _USED).any():",
         "if False:",
         "tests/cache",
     ),
@@ -218,6 +218,20 @@ PROCESSING = (
         'codecs.getincrementaldecoder("utf-8")(errors="replace")',
         'codecs.getincrementaldecoder("latin-1")(errors="replace")',
         "tests/processing/test_detokenizer.py",
+    ),
+    Mutation(
+        "processing: a special token that a client writes counts",
+        "jsg/processing/client_text.py",
+        "pieces += [Stretch(text[done : found.start()], True), Stretch(found[0], False)]",
+        "pieces += [Stretch(text[done : found.start()], True), Stretch(found[0], True)]",
+        "tests/processing/test_encode_parts.py tests/server/test_parts.py",
+    ),
+    Mutation(
+        "processing: a client's message closes a turn of the template",
+        "jsg/processing/client_text.py",
+        "return self._pattern.sub(lambda match: self.marks.around(self.WORDS, match[0]), value)",
+        "return value",
+        "tests/server/test_chat_prompt.py tests/server/test_bad_prompts.py",
     ),
     Mutation(
         "processing: a continuation loses its leading space",

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from jsg.config import TOOL_CALL_PARSERS
-from jsg.constrained.tools import Dialect as GrammarDialect
+from jsg.constrained.tags.tools import Dialect as GrammarDialect
 from jsg.processing.json_scanner import MAX_DEPTH, JsonScanner, ScanStep
 from jsg.processing.tool_calls import (
     CallDelta,

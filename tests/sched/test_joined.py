@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from jsg.config import POLICIES
 from jsg.errors import ContextLengthError, JsgError, QueueFullError, RequestError
-from jsg.sched import config
 from jsg.sched import joined as joined_requests
 from jsg.types import FinishType, Request, SamplingParams
 from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine, TokenModel
@@ -160,7 +159,7 @@ def test_copies_to_a_row_that_is_given_back_are_not_made():
     (join,) = scheduler.joins
     scheduler._plan_prefill(0, 0.0)  # as the beginning of a plan
     assert scheduler._admit(join.whole, 0.0) and scheduler.table.copies
-    scheduler._retract(join.whole)
+    scheduler._requests.retract(join.whole)
     assert not scheduler.table.copies
     engine.run_until_idle()
     engine.check_answers()
@@ -209,8 +208,8 @@ def test_parts_are_made_a_few_at_a_time(policy: str, page_size: int, monkeypatch
     while engine.has_work:
         engine.step()
         for join in engine.scheduler.joins:
-            most = max(most, len(join.parts))
-            num_listed = max(num_listed, sum(len(prefix.pages) for prefix in join.held.values()))
+            most = max(most, len(join.pending))
+            num_listed = max(num_listed, sum(len(branch.kept.pages) for branch in join.computed.values()))
     assert most <= 3 + 2, "those that wait, and those that run"
     assert num_listed * page_size < 16 + 40 * (3 + 2 * page_size), "the pages of the prefix are listed for each part"
     assert engine.scheduler.totals.branch_tokens == 120
@@ -265,7 +264,7 @@ def test_the_parts_of_a_large_joined_request_cost_little():
 
 
 def test_prefix_times_branches_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(config, "MAX_COPIED_TOKENS", 48)
+    monkeypatch.setattr(joined_requests, "MAX_COPIED_TOKENS", 48)
     engine = make_engine()
     engine.add(joined("most"))
     with pytest.raises(RequestError, match="may be at most 48, but this one has 16 times 4") as error:

@@ -17,7 +17,7 @@ from jsg.sched.admission import DECAY_STEPS, FLOOR, START, AdmissionEstimate
 from jsg.sched.buckets import Phase, make_buckets, make_deterministic_buckets
 from jsg.sched.bypass import BypassLedger
 from jsg.sched.policy import make_policy
-from jsg.sched.records import RunningRequest, new_running_request
+from jsg.sched.request import RunningRequest, new_running_request
 from jsg.sched.waiting import WaitingQueue
 from jsg.types import Request, SamplingParams
 

@@ -99,7 +99,7 @@ def make_real_server(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir
 @pytest.fixture(scope="session")
 def real_server(make_real_server: ProcessMaker) -> Iterator[ServerProcess]:
     """One with a real engine for all tests that leave it as it is. Other options or weights would compile anew."""
-    with make_real_server() as made:
+    with make_real_server("--served-model-name", "fake") as made:  # called as the scripted one is
         yield made
 
 

@@ -481,7 +481,7 @@ class TestRefusals:
             ({"max_output_tokens": 5000}, "max_output_tokens", "lower max_output_tokens"),
             ({"temperature": 200}, "temperature", "must be 0 or in ["),
             ({"top_p": 0}, "top_p", "must be in ["),
-            ({"seed": 2**63}, "seed", "below"),
+            ({"seed": 2**64}, "seed", "below"),
             ({"max_tokens": 5}, "max_tokens", "unknown field"),
             ({"messages": []}, "messages", "unknown field"),
         ],

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jsg.constrained import kernel_cache
+from jsg.constrained.run import kernel_cache
 from jsg.engine.child.parent import die_with_parent
 
 logger = logging.getLogger(__name__)

@@ -30,8 +30,9 @@ from jsg.engine.device.programs import (
 from jsg.engine.device.replica import Calls, Replica
 from jsg.engine.device.results import InFlight
 from jsg.engine.device.sampling import Logprobs
+from jsg.sched.batch import Batch, Encoding
 from jsg.sched.buckets import BucketKey, Buckets, Phase
-from jsg.sched.records import Batch, Encoding, RunningRequest
+from jsg.sched.request import RunningRequest
 from jsg.sched.table import RequestTable
 from jsg.sched.vision_store import DUMP_ROW
 from jsg.types import MAX_TOP_LOGPROBS

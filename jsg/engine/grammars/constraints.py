@@ -13,14 +13,15 @@ from typing import final
 import numpy as np
 
 from jsg.constrained.limits import STEP_STEPS
-from jsg.constrained.masker import GrammarMasker
+from jsg.constrained.run.masker import GrammarMasker
 from jsg.engine.device.mask_pool import MaskPool, num_words
 from jsg.engine.device.packing import needs_tables
 from jsg.engine.grammars.jump import MOST_LOOKED_BACK, Tokens
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.engine.grammars.store import GrammarStore, StoredGrammar
 from jsg.errors import GrammarError, JsgError
-from jsg.sched.records import Batch, BatchEntry, Proposal, RunningRequest, StepResult
+from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
+from jsg.sched.request import RunningRequest
 from jsg.types import ConstraintReport, JumpForward, Request
 
 logger = logging.getLogger(__name__)

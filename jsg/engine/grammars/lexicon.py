@@ -6,9 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, final, runtime_checkable
 
-from jsg.constrained import kernel_cache
 from jsg.constrained.jit import use_kernel_cache
-from jsg.constrained.vocab import Vocabulary
+from jsg.constrained.run import kernel_cache
+from jsg.constrained.run.vocab import Vocabulary
 from jsg.engine.child.kernel_process import fill_elsewhere
 from jsg.engine.private_directory import private_directory
 from jsg.errors import JsgError, ModelError, RequestError
@@ -128,7 +128,7 @@ def _load(directory: Path, vocab_size: int, eos_ids: list[int], kernels: Path | 
 def _load_kernels(vocabulary: Vocabulary) -> None:
     """Uses each kernel once: loading them from their cache takes longer than a step may."""
     from jsg.constrained import ir
-    from jsg.constrained.builder import build
+    from jsg.constrained.build.builder import build
     from jsg.constrained.grammar import CompiledGrammar
 
     letters = ir.ByteSet(((97, 122),))

@@ -13,7 +13,6 @@ from jsg.lang.executor.arguments import ArgumentValue, argument_value, arguments
 from jsg.lang.executor.execution import Execution
 from jsg.lang.executor.reading import GraphState
 from jsg.lang.executor.runs import GraphBackend, LocalRun, RemoteRun
-from jsg.lang.function import RunArgs, take_run_args
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.graphs.codec import sampling_to_dict
 from jsg.lang.graphs.graph import Graph
@@ -31,33 +30,14 @@ from jsg.lang.graphs.nodes import (
 )
 from jsg.lang.graphs.reorder import reorder, varying_arguments
 from jsg.lang.ir import RoleBegin, RoleEnd, SamplingArgs, Text
+from jsg.lang.run_args import RunArgs, take_run_args
 from jsg.lang.streams.loop import shared_loop, wait_for
-from jsg.lang.tracing.tracer import trace
 
 Where = Literal["auto", "here", "server"]
 
 
-def compile_function(program: Any, constants: Mapping[str, Any] | None = None) -> "CompiledFunction":
-    """The program compiled; as `SglFunction.compile`.
-
-    Args:
-        program: An `SglFunction`.
-        constants: Arguments that are known; see `tracer.trace`.
-
-    Raises:
-        TraceError: It cannot be traced.
-    """
-    return CompiledFunction(trace(program, constants))
-
-
-def cache_prefix(program: Any, backend: Backend) -> None:
-    """Computes what every run of a program begins with; as `SglFunction.cache`.
-
-    Raises:
-        TraceError: It cannot be traced.
-        ConfigError: The backend keeps no prefixes.
-    """
-    graph = trace(program)
+def cache_prefix(graph: Graph, backend: Backend) -> None:
+    """Computes what every run of a program begins with. Raises ConfigError where the backend keeps no prefixes."""
     prefix = constant_prefix(node for node in graph.block.nodes if node.stream == MAIN_STREAM)
 
     async def compute() -> None:

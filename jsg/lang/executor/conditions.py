@@ -55,8 +55,8 @@ def check_pattern(pattern: str) -> None:
 
 def _matches(text: str, pattern: str) -> bool:
     # The automata of constrained decoding: linear in the text whatever the pattern, and the dialect of gen(regex=...).
-    from jsg.constrained.machine import Machine
     from jsg.constrained.report import check_text
+    from jsg.constrained.run.machine import Machine
 
     data = text.encode()
     if len(data) > MAX_MATCHED_BYTES:

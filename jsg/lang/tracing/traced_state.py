@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Never
+from typing import Any, Never, final
 
 from jsg.errors import TraceError
 from jsg.lang.graphs.check import OPAQUE, Shape, merged_shapes
@@ -55,6 +55,8 @@ from jsg.lang.ir import (
     parts_of,
 )
 from jsg.lang.nesting import JoinMode, Nesting, check_join
+from jsg.lang.reading import Readable, What
+from jsg.lang.streams.variables import Variable
 from jsg.lang.tracing.recorder import Recorder
 from jsg.lang.tracing.symbols import ADVICE, Traced, TracedText, merge_pieces, plain, program_line, rules
 
@@ -75,7 +77,8 @@ class _Mixed:
     ref: ValueRef
 
 
-class TracedState:
+@final
+class TracedState(Readable):
     """The state of a stream of a traced program; offers what `ProgramState` does as far as no value is needed.
 
     Attributes:
@@ -197,9 +200,6 @@ class TracedState:
 
     # Variables
 
-    def __getitem__(self, name: str) -> Any:
-        return self.get_var(name)
-
     def __setitem__(self, name: str, value: Any) -> None:
         self.set_var(name, value)
 
@@ -213,18 +213,6 @@ class TracedState:
             self._missed.setdefault(name, program_line())
         return name in self.variables
 
-    def get_var(self, name: str) -> Any:
-        """The variable: a symbol, a list of symbols, or what the program set itself."""
-        if name not in self.variables:
-            raise TraceError(f"the variable {name!r} is not set at {program_line()}")
-        value = self.variables[name]
-        if isinstance(value, _Mixed):
-            raise TraceError(
-                f"the variable {name!r} is a list on one way through the program and one value on another, or a list "
-                f"of lists, so it cannot be read at {program_line()}"
-            )
-        return value
-
     def set_var(self, name: str, value: Any) -> None:
         """Sets a variable; as `s[name] = value`."""
         self._constant(name, "the name of a variable")
@@ -237,23 +225,25 @@ class TracedState:
                 value = TracedText(plain(value))
         self._define(name, value)
 
-    def text(self) -> Traced:
-        """The text so far, as a symbol."""
-        return self._symbol(self._emit(ReadText), "")
+    # What is read is there at once: a symbol, a list of symbols, or what the program set itself.
 
-    def sync(self) -> None:
-        """Nothing: there is nothing to wait for."""
+    def _known(self, name: str) -> Variable | None:
+        value = self.variables.get(name)
+        if isinstance(value, _Mixed):
+            raise TraceError(
+                f"the variable {name!r} is a list on one way through the program and one value on another, or a list "
+                f"of lists, so it cannot be read at {program_line()}"
+            )
+        return _given(value) if name in self.variables else None
 
-    async def aget(self, name: str) -> Any:
-        """As `get_var`, for `async def` bodies."""
-        return self.get_var(name)
+    def _expected(self, name: str) -> contextlib.AbstractContextManager[Variable]:
+        raise TraceError(f"the variable {name!r} is not set at {program_line()}")
 
-    async def atext(self) -> Traced:
-        """As `text`, for `async def` bodies."""
-        return self.text()
+    def _read(self, what: What) -> Variable:
+        return _given(self._symbol(self._emit(ReadText), "") if what == "text" else None)
 
-    async def settle(self) -> None:
-        """As `sync`, for `async def` bodies."""
+    def _wait(self, variable: Variable, timeout: float | None = None) -> Any:
+        return variable.now()
 
     def __getattr__(self, name: str) -> Never:
         if name.startswith("__"):
@@ -559,6 +549,12 @@ def value_of(value: Any, recorder: Recorder) -> Value:
     raise TraceError(
         f"a graph can keep and return text, numbers, lists, dictionaries and states, but got {what} at {program_line()}"
     )
+
+
+def _given(value: Any) -> Variable:
+    variable = Variable()
+    variable.finish(value)
+    return variable
 
 
 def _texts_of(args: SamplingArgs) -> Iterator[str]:

@@ -7,13 +7,19 @@ from pydantic import Field, StringConstraints, model_validator
 
 from jsg.errors import RequestError
 from jsg.parameters import MAX_STOP_CHARS, MAX_STOP_STRINGS
-from jsg.server.constraint import Constraint, grammar_fields, only_one
 from jsg.server.http.body import GRAMMAR, Body, Checked
 from jsg.server.media_sources import MediaSource, joined_content
-from jsg.server.openai.body import MAX_NAME_CHARS, Only
-from jsg.server.openai.response_format import PropertyOrderOption, Schema, WhitespaceOption
-from jsg.server.openai.tools import STRICT, ToolName
+from jsg.server.shared.constraint import (
+    Constraint,
+    PropertyOrderOption,
+    Schema,
+    WhitespaceOption,
+    grammar_fields,
+    only_one,
+)
+from jsg.server.shared.fields import MAX_NAME_CHARS, Only
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
+from jsg.server.shared.tools import STRICT, ToolName
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import SamplingParams
 

@@ -1,33 +1,29 @@
 """What clients of chat completions and completions send alike."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, ClassVar, Self, final
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic import Field, model_validator
 
 from jsg.errors import RequestError
 from jsg.processing.answer import Prompt
 from jsg.server.caller import ApiCall
-from jsg.server.constraint import Constraint, grammar_fields, only_one
 from jsg.server.generation import new_rid
 from jsg.server.http.body import GRAMMAR, Body, Rid, client_names, is_off
-from jsg.server.openai.response_format import (
-    OWN_WHITESPACE,
-    Choices,
+from jsg.server.openai.response_format import OWN_WHITESPACE, Choices, ResponseFormat, StructuredOutputs
+from jsg.server.shared.constraint import (
+    Constraint,
     PropertyOrderOption,
-    ResponseFormat,
     Schema,
-    StructuredOutputs,
     WhitespaceOption,
+    grammar_fields,
+    only_one,
 )
+from jsg.server.shared.fields import MAX_NAME_CHARS, Only
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.tool_use import ToolUse
 from jsg.types import GRAMMAR_FIELDS, GrammarKind, SamplingParams
-
-MAX_NAME_CHARS = 512  # of a user, a salt, a key
 
 GRAMMARS: Mapping[str, GrammarKind] = {
     **{name: name for name in GRAMMAR_FIELDS},
@@ -38,36 +34,6 @@ GRAMMARS: Mapping[str, GrammarKind] = {
 _NO_CODE = "code of clients is never run; use logit_bias, or sample by yourself from the logprobs"
 _ONE_ENGINE = "one engine does both prefill and decode here"
 _TEXT_ONLY = "the prompt is text or token ids only in this version"
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class Only:
-    """Marks a field of which only some values are taken. The others are refused by name.
-
-    Attributes:
-        allowed: Its values; null is as good as absent.
-        otherwise: Why others are refused, or what to do instead.
-    """
-
-    allowed: tuple[Any, ...]
-    otherwise: str
-
-    def __get_pydantic_core_schema__(self, _source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Checks the value. Raises RequestError."""
-
-        def check(value: Any) -> Any:
-            if value is None or any(type(value) is type(known) and value == known for known in self.allowed):
-                return value
-            rule = " or ".join(map(repr, self.allowed))
-            raise RequestError(f"{name} must be {rule}, but got {repr(value)[:100]}: {self.otherwise}", param=name)
-
-        name = str(handler.field_name)
-        return core_schema.no_info_plain_validator_function(check)
-
-    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The values, and null."""
-        return {"enum": [*self.allowed, None]}
 
 
 class StreamOptions(Body):

@@ -7,22 +7,21 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from jsg.errors import RequestError
-from jsg.server.constraint import Constraint, grammar_fields, only_one
 from jsg.server.http.body import GRAMMAR, Body, Checked
-from jsg.server.openai.body import MAX_NAME_CHARS, Only
-from jsg.server.openai.messages import ONE_DETAIL
-from jsg.server.openai.response_format import (
-    ANY_OBJECT,
-    ENFORCED,
-    NOT_SHOWN,
+from jsg.server.openai.response_format import ANY_OBJECT, ENFORCED, NOT_SHOWN, SchemaName
+from jsg.server.openai.response_store import Picture, Role
+from jsg.server.shared.constraint import (
+    Constraint,
     PropertyOrderOption,
     Schema,
-    SchemaName,
     WhitespaceOption,
+    grammar_fields,
+    only_one,
 )
-from jsg.server.openai.response_store import Picture, Role
-from jsg.server.openai.tools import STRICT, ToolName
+from jsg.server.shared.fields import MAX_NAME_CHARS, Only
+from jsg.server.shared.messages import ONE_DETAIL
 from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
+from jsg.server.shared.tools import STRICT, ToolName
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from jsg.constrained import ir
-from jsg.constrained.builder import build
+from jsg.constrained.build.builder import build
 from jsg.constrained.limits import LIMITS
 from jsg.constrained.schema.front import json_grammar, schema_grammar
 from jsg.errors import GrammarError

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jsg.constrained import jit, kernel_cache
+from jsg.constrained import jit
+from jsg.constrained.run import kernel_cache
 from jsg.engine.child.kernel_process import fill_elsewhere
 
 PARENT = """
@@ -25,7 +26,7 @@ kernel_process.fill_elsewhere(Path(sys.argv[1]))
 """Has another program in place of the process, with its arguments."""
 CHILD = """
 import os, runpy, time
-from jsg.constrained import kernel_cache
+from jsg.constrained.run import kernel_cache
 
 kernel_cache.fill = lambda path: (path.joinpath("pid").write_text(str(os.getpid())), time.sleep(600))
 runpy.run_module("jsg.engine.child.kernel_process", run_name="__main__")

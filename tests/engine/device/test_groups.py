@@ -18,8 +18,9 @@ from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.tile import GROUP_TILE
 from jsg.models.config import ModelConfig
 from jsg.sched import groups
+from jsg.sched.batch import Batch, BatchEntry, PrefixGroup
 from jsg.sched.buckets import BucketKey, Buckets, Phase, make_buckets
-from jsg.sched.records import Batch, BatchEntry, Placement, PrefixGroup, new_running_request
+from jsg.sched.request import Placement, new_running_request
 from jsg.types import Request, SamplingParams
 from tests.engine import small
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jsg.constrained.compiler import compile_tables
-from jsg.constrained.machine import Machine
+from jsg.constrained.run.machine import Machine
 from jsg.constrained.tables import StaticTables
 from jsg.engine.front import grammar_workers
 from jsg.engine.front.grammar_compiler import GrammarCompiler

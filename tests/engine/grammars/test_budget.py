@@ -11,14 +11,15 @@ from jsg.cache.node import Root
 from jsg.cache.radix import PrefixLock
 from jsg.constrained.compiler import compile_tables
 from jsg.constrained.limits import STEP_STEPS
-from jsg.constrained.masker import GrammarMasker
+from jsg.constrained.run.masker import GrammarMasker
 from jsg.engine.core import EngineCore
 from jsg.engine.device.mask_pool import MaskPool
 from jsg.engine.grammars.constraints import Constraints
 from jsg.engine.grammars.lexicon import Lexicon, LexiconLoader
+from jsg.sched.batch import Batch, BatchEntry
 from jsg.sched.buckets import BucketKey, Phase
 from jsg.sched.put_off import put_off
-from jsg.sched.records import Batch, BatchEntry, Placement, new_running_request
+from jsg.sched.request import Placement, new_running_request
 from jsg.types import GrammarSpec, JumpForward, Request
 from tests.constrained.vocabularies import bits, tekken
 from tests.engine import lettered

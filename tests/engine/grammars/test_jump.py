@@ -6,7 +6,7 @@ from typing import Any
 import mistral_common
 import pytest
 
-from jsg.constrained.vocab import Vocabulary
+from jsg.constrained.run.vocab import Vocabulary
 from jsg.engine.grammars.jump import MAX_BYTES, Tokens, _whole_characters
 from jsg.engine.grammars.lexicon import Lexicon, LexiconLoader
 from jsg.errors import RequestError

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 
 from jsg.constrained.compiler import compile_grammar
-from jsg.constrained.tools import NamedTool, Tool, tools_to_structural_tag
+from jsg.constrained.tags.tools import NamedTool, Tool, tools_to_structural_tag
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.errors import RequestError
 from jsg.types import GrammarSpec
