@@ -19,7 +19,7 @@ DSPY := .venv/dspy
 DSPY_INSTALLED := $(DSPY)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve lint format test test-times test-gpu test-all test-long test-h200 constraints docs clean
+.PHONY: help serve lint format test test-times test-slow test-gpu test-all test-long test-h200 constraints docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,11 +27,13 @@ help: ## this list
 serve: $(INSTALLED) ## the embedded model at 127.0.0.1:30000; options in SERVE_ARGS
 	$(BIN)/jsg serve $(SERVE_ARGS)
 
-lint: $(INSTALLED) ## ruff, basedpyright, import contracts
+lint: $(INSTALLED) ## ruff, basedpyright, import contracts, names that nothing uses, the pages
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+	! $(BIN)/vulture | grep -E "^jsg/.*unused (class|function|import|method|property)"
+	$(BIN)/mkdocs build --strict --quiet
 
 format: $(INSTALLED) ## let ruff format and repair what it can
 	$(BIN)/ruff check --fix-only --quiet
@@ -46,9 +48,10 @@ test-times: $(INSTALLED) ## the fast tests, with the CPU time of folders, files 
 test-gpu: $(INSTALLED) ## on a machine with an NVIDIA GPU and the extra cuda: what needs one
 	JAX_PLATFORMS=cuda $(BIN)/python -m pytest -m gpu -n 0 $(PYTEST_ARGS)
 
-test-all: lint $(DSPY_INSTALLED) ## lint and every test that needs no GPU; what CI runs
-	$(PYTEST) -m "not gpu and not long" $(PYTEST_ARGS)
-	$(MAKE) test-h200
+test-all: test test-slow test-h200 ## every test that needs no GPU, but the long ones; what CI runs
+
+test-slow: $(INSTALLED) $(DSPY_INSTALLED)
+	$(PYTEST) -m "slow and not long and not gpu" $(PYTEST_ARGS)
 
 test-long: $(INSTALLED) ## what takes more than ten minutes: long soaks, whole public suites; CI does not run it
 	$(PYTEST) -m long $(PYTEST_ARGS)

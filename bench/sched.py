@@ -22,16 +22,19 @@ from jsg.cache.radix import RadixCache
 from jsg.config import POLICIES
 from jsg.engine.device import packing
 from jsg.engine.device.step import SAMPLING_COLUMNS
+from jsg.sched.batch import Batch
 from jsg.sched.buckets import make_buckets
 from jsg.sched.groups import PrefixGrouping, find_groups
-from jsg.sched.records import Batch
 from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
 from jsg.types import Request, SamplingParams
 
 VOCAB = 50_000
+NUM_RUNNING = 256
 NUM_WAITING = 10_000
 NUM_LEAVES = 10_000
 NUM_PAGES = 2_000_000
+NUM_EDGES = 2000
+"""Edges of 32 tokens, with two of as many below each, in which the memory of the tree is measured."""
 
 
 @dataclasses.dataclass
@@ -70,7 +73,7 @@ class Host:
         return batch
 
 
-def make_host(policy: str = "lpm", *, page_size: int = 1, max_running: int = 256, chunk: int = 8192) -> Host:
+def make_host(policy: str = "lpm", *, page_size: int = 1, chunk: int = 8192) -> Host:
     """An engine's host side with the sizes of a large server."""
     allocator = PageAllocator(NUM_PAGES // page_size + 1)
     cache = RadixCache(page_size, allocator)
@@ -78,8 +81,8 @@ def make_host(policy: str = "lpm", *, page_size: int = 1, max_running: int = 256
         context_length=8192,
         vocab_size=VOCAB,
         eos_token_ids=frozenset({VOCAB - 1}),
-        buckets=make_buckets(max_running, chunk),
-        max_running=max_running,
+        buckets=make_buckets(NUM_RUNNING, chunk),
+        max_running=NUM_RUNNING,
         policy=policy,
         max_queued=10 * NUM_WAITING,
     )
@@ -121,10 +124,10 @@ def time_waiting(report: Report, policy: str, num_steps: int) -> None:
     for num_waiting in (100, NUM_WAITING):
         rng = np.random.default_rng(0)
         host = make_host(policy)
-        supply = iter(prompts(rng, 2 * 256 + num_waiting + 2 * num_steps, 500, 200))
+        supply = iter(prompts(rng, 2 * NUM_RUNNING + num_waiting + 2 * num_steps, 500, 200))
         rids = (f"r{number}" for number in itertools.count())
-        lengths = itertools.cycle(range(200, 256 + 200))
-        for _ in range(256 + num_waiting):
+        lengths = itertools.cycle(range(200, NUM_RUNNING + 200))
+        for _ in range(NUM_RUNNING + num_waiting):
             host.scheduler.add(request(next(rids), next(supply), next(lengths)))
         for _ in range(40):
             host.step()
@@ -211,7 +214,7 @@ def measure_memory(report: Report) -> None:
     """Host bytes for each cached token where an edge has 32 on average."""
     rng = np.random.default_rng(0)
     host = make_host()
-    halves = rng.integers(0, VOCAB, (2000, 3, 32)).astype(np.int32)
+    halves = rng.integers(0, VOCAB, (NUM_EDGES, 3, 32)).astype(np.int32)
     tracemalloc.start()
     for upper, *lowers in halves:
         for lower in lowers:
@@ -228,12 +231,12 @@ def measure_memory(report: Report) -> None:
 
 
 def time_decode(report: Report, page_size: int, num_steps: int) -> None:
-    """Decode steps of 256 requests and nothing else."""
+    """Decode steps of as many requests as can run, and nothing else."""
     rng = np.random.default_rng(0)
     host = make_host(page_size=page_size)
-    for number in range(256):
+    for number in range(NUM_RUNNING):
         host.scheduler.add(request(f"r{number}", rng.integers(0, VOCAB, 300), num_steps + 50))
-    while len(host.scheduler.waiting) or host.step().num_singles < 256:
+    while len(host.scheduler.waiting) or host.step().num_singles < NUM_RUNNING:
         host.step()
     for samples in (host.plan_ms, host.pack_ms, host.commit_ms):
         samples.clear()
@@ -241,26 +244,28 @@ def time_decode(report: Report, page_size: int, num_steps: int) -> None:
         host.step()
     parts = {"plan": host.plan_ms, "pack": host.pack_ms, "commit": host.commit_ms}
     for name, samples in parts.items():
-        report.add(f"decode of 256, page size {page_size}: {name}", "ms", samples, p99=percentile_99(samples))
+        report.add(f"decode of {NUM_RUNNING}, page size {page_size}: {name}", "ms", samples, p99=percentile_99(samples))
     total = [sum(step) for step in zip(*parts.values(), strict=True)]
-    report.add(f"decode of 256, page size {page_size}: together", "ms", total, target=1.5, p99=percentile_99(total))
+    report.add(
+        f"decode of {NUM_RUNNING}, page size {page_size}: together", "ms", total, target=1.5, p99=percentile_99(total)
+    )
 
 
 def time_groups(report: Report, num_families: int, num_samples: int) -> None:
-    """Groups of 256 decoding requests in so many families: found anew, and kept because the same requests decode."""
+    """Groups of the decoding requests, in so many families: found anew, and kept because the same requests decode."""
     rng = np.random.default_rng(0)
     host = make_host()
     families = rng.integers(0, VOCAB, (num_families, 1000)).astype(np.int32)
-    for number, own in enumerate(rng.integers(0, VOCAB, (256, 300)).astype(np.int32)):
+    for number, own in enumerate(rng.integers(0, VOCAB, (NUM_RUNNING, 300)).astype(np.int32)):
         host.scheduler.add(request(f"r{number}", np.concatenate([families[number % num_families], own]), 500))
-    while len(host.scheduler.waiting) or host.step().num_singles < 256:
+    while len(host.scheduler.waiting) or host.step().num_singles < NUM_RUNNING:
         host.step()
     places = [running.place for running in host.scheduler.running if running.place is not None]
     grouping = PrefixGrouping(1)
     num_groups = len(grouping.update(list(places)))
     found = [milliseconds(lambda: find_groups(places, 1)) for _ in range(num_samples)]
     kept = [milliseconds(lambda again=list(places): grouping.update(again)) for _ in range(num_samples)]
-    name = f"groups of 256 requests in {num_families} families"
+    name = f"groups of {NUM_RUNNING} requests in {num_families} families"
     report.add(f"{name}: found", "ms", found, target=0.2, p99=percentile_99(found), groups=num_groups)
     report.add(f"{name}: kept", "ms", kept, p99=percentile_99(kept))
 

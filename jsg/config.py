@@ -1,6 +1,7 @@
-"""Every knob, its unit and its help text. The command line is built from these fields; names are SGLang's.
+"""Every option with its unit and its help text. The command line is built from these fields; names are SGLang's.
 
-`EngineConfig` is what the engine process needs, `ServerConfig` what the HTTP front needs. No environment variables.
+`EngineConfig` is what the engine process needs, `ServerConfig` what the HTTP front needs. jsg reads no environment
+variables of its own.
 """
 
 import dataclasses
@@ -26,78 +27,106 @@ def _knob(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Knobs of the engine."""
+    """Options of the engine."""
 
-    model_path: str = _knob("tiny", "model directory or hub name; 'tiny' and 'tiny-vision' are inside the package")
-    tokenizer_path: str | None = _knob(None, "tokenizer directory or hub name; default: the model's")
-    load_format: str = _knob(
-        "auto", "'auto' is whichever the model has; 'dummy' makes seeded random weights", LOAD_FORMATS
+    model_path: str = _knob(
+        "tiny", "The model: a directory, a hub name, or 'tiny' or 'tiny-vision', which are inside the package."
     )
-    dtype: str = _knob("auto", "compute and weight type; auto is float32 on CPU, bfloat16 elsewhere", DTYPES)
+    tokenizer_path: str | None = _knob(None, "The directory or hub name of the tokenizer. Default: that of the model.")
+    load_format: str = _knob(
+        "auto",
+        "Which weights are loaded. 'auto' takes the kind that the model has, 'dummy' makes seeded random weights.",
+        LOAD_FORMATS,
+    )
+    dtype: str = _knob(
+        "auto", "The type of weights and of computing. 'auto' is float32 on a CPU and bfloat16 elsewhere.", DTYPES
+    )
     quantization: str = _knob(
         "none",
-        "round the kernels of projections to 8 bits (fp8 is e4m3) when they are loaded; one scale for each output "
-        "channel. Slow on a CPU, which converts them at every step",
+        "Rounds the kernels of projections to 8 bits when they are loaded, with one scale for each output "
+        "channel; 'fp8' is e4m3. It is slow on a CPU, which converts them in every step.",
         QUANTIZATIONS,
     )
     kv_cache_dtype: str = _knob(
         "auto",
-        "type of cached keys and values; auto is that of --dtype. 8 bits are slow on a CPU, which converts the pool",
+        "The type of cached keys and values. 'auto' is that of --dtype. 8 bits are slow on a CPU, which "
+        "converts the pool.",
         KV_CACHE_DTYPES,
     )
-    tp_size: int = _knob(1, "devices that share the model, each with a slice of every layer; CPU devices are made up")
+    tp_size: int = _knob(
+        1, "The number of devices that share the model; each holds a slice of every layer. On a CPU they are made up."
+    )
     ep_size: int = _knob(
         1,
-        "groups of these devices that have experts of their own, for a model with experts; its devices share "
-        "the columns of each. With 1 all share all experts so, with as many as --tp-size each has whole ones",
+        "The number of groups into which the devices of --tp-size are divided, for a model with experts. Each "
+        "group holds experts of its own, and its devices share the columns of these. 1 means one group that "
+        "holds all experts; --tp-size means that each device holds whole experts.",
     )
-    nnodes: int = _knob(1, "hosts that share the model, each with as many of the devices; 'jsg serve' runs on each")
+    nnodes: int = _knob(
+        1,
+        "The number of hosts that share the model, each with equally many of the devices. Run 'jsg serve' on "
+        "each host.",
+    )
     node_rank: int = _knob(
-        0, "which of the hosts this is; 0 leads and serves over HTTP, on the others the server's options mean nothing"
+        0, "The number of this host. Host 0 leads and serves over HTTP; the others ignore the options of the server."
     )
     dist_init_addr: str | None = _knob(
-        None, "HOST:PORT of the leader that the other hosts reach; it listens there and at the port behind it"
+        None, "HOST:PORT of the leader, where the other hosts reach it. It listens there and at the next port."
     )
     dist_timeout: float = _knob(
-        8.0, "seconds that a step of several hosts may take, or a host be silent, before the engine is ended"
+        8.0, "Seconds that a step of several hosts may take, or that a host may be silent. Then the engine ends."
     )
-    context_length: int | None = _knob(None, "tokens of prompt and output together; default: the model's")
-    mem_fraction_static: float = _knob(0.85, "fraction of the device's whole memory that the engine may use")
-    max_running_requests: int | None = _knob(None, "requests in one batch at most; default 32 on CPU, 256 elsewhere")
-    max_total_tokens: int | None = _knob(None, "KV pool size in tokens; default: what the memory fraction leaves")
+    context_length: int | None = _knob(
+        None, "The largest number of tokens of a prompt and its output together. Default: that of the model."
+    )
+    mem_fraction_static: float = _knob(0.85, "The fraction of the device's whole memory that the engine may use.")
+    max_running_requests: int | None = _knob(
+        None, "The largest number of requests in one batch. Default: 32 on a CPU, 256 elsewhere."
+    )
+    max_total_tokens: int | None = _knob(
+        None, "The size of the KV pool in tokens. Default: what --mem-fraction-static leaves for it."
+    )
     vision_cache_size: int | None = _knob(
-        None, "MiB of the device for encoded images; default: eight of the largest, and at least 1024 unless on CPU"
+        None,
+        "MiB of device memory for encoded images. Default: eight of the largest, and at least 1024 unless on a CPU.",
     )
-    max_queued_requests: int = _knob(10_000, "requests that may wait; more are refused")
-    queue_timeout: float | None = _knob(None, "seconds a request may wait for its first step; default: no limit")
-    watchdog_timeout: float = _knob(300.0, "seconds without a turn of the step loop after which the engine is ended")
-    chunked_prefill_size: int | None = _knob(None, "new tokens in one step at most; default 512 on CPU, 8192 elsewhere")
-    max_prefill_tokens: int = _knob(16_384, "prompt tokens admitted per step at most")
-    schedule_policy: str = _knob("lpm", "order of the waiting queue", POLICIES)
-    schedule_conservativeness: float = _knob(1.0, "above 1 admits fewer requests and retracts less")
+    max_queued_requests: int = _knob(10_000, "The number of requests that may wait. Further ones are refused.")
+    queue_timeout: float | None = _knob(None, "Seconds that a request may wait for its first step. Default: no limit.")
+    watchdog_timeout: float = _knob(300.0, "Seconds without a turn of the step loop after which the engine is ended.")
+    chunked_prefill_size: int | None = _knob(
+        None, "The largest number of new tokens in one step. Default: 512 on a CPU, 8192 elsewhere."
+    )
+    max_prefill_tokens: int = _knob(16_384, "The largest number of prompt tokens that are admitted in one step.")
+    schedule_policy: str = _knob(
+        "lpm", "The order of the waiting queue. 'lpm' takes the longest cached prefix first.", POLICIES
+    )
+    schedule_conservativeness: float = _knob(1.0, "A number above 1 admits fewer requests and retracts fewer.")
     max_bypass_tokens: int = _knob(
-        16_384, "prefill tokens of later arrivals that may pass a waiting request before it goes to the head"
+        16_384,
+        "The number of prefill tokens of later arrivals that may pass a waiting request. Then it goes to the head.",
     )
-    page_size: int | None = _knob(None, "KV slots in one page, what prefixes are shared in; default 1, more on a TPU")
+    page_size: int | None = _knob(
+        None, "Tokens in one page of the KV pool; prefixes are shared in whole pages. Default: 1, on a TPU 16 or more."
+    )
     jump_forward: str = _knob(
         "draft",
-        "what to do where a grammar leaves one way on, where a request does not say: propose its tokens and let the "
-        "model verify them, append them, or generate them one by one",
+        "What happens to text that a grammar forces, unless a request says otherwise: 'draft' proposes its "
+        "tokens and lets the model verify them, 'retokenize' appends them, 'off' generates them one by one.",
         JUMP_FORWARD,
     )
-    disable_radix_cache: bool = _knob(False, "share no prefixes")
-    disable_overlap_schedule: bool = _knob(False, "wait for each step's tokens before planning the next")
-    random_seed: int = _knob(0, "seed of dummy weights and of requests that name none")
-    deterministic: bool = _knob(False, "bitwise equal answers whatever the batch, the chunks and the cache")
-    forbid_compile: bool = _knob(False, "after warm-up an unplanned compile is an error")
+    disable_radix_cache: bool = _knob(False, "Shares no prefixes.")
+    disable_overlap_schedule: bool = _knob(False, "Waits for the tokens of each step before the next one is planned.")
+    random_seed: int = _knob(0, "The seed of dummy weights, and of requests that name none.")
+    deterministic: bool = _knob(False, "Gives bitwise equal answers whatever the batch, the chunks and the cache are.")
+    forbid_compile: bool = _knob(False, "Makes a compile after warm-up an error.")
     compilation_cache_dir: str | None = _knob(
         None,
-        "owner-only directory of compiled programs; default ~/.cache/jsg/xla, but none on several hosts, which have to "
-        "share what they name here",
+        "The owner-only directory of compiled programs. Default: ~/.cache/jsg/xla; none on several hosts, "
+        "which must share the one that they name.",
     )
-    disable_compilation_cache: bool = _knob(False, "keep no compiled programs on disk")
+    disable_compilation_cache: bool = _knob(False, "Keeps no compiled programs on disk.")
     profile_dir: str | None = _knob(
-        None, "owner-only directory for a trace of 20 steps, after the first 10; TensorBoard and Perfetto read it"
+        None, "An owner-only directory for a trace of 20 steps, after the first 10. TensorBoard and Perfetto read it."
     )
 
     def __post_init__(self) -> None:
@@ -156,49 +185,69 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Knobs of the HTTP front."""
+    """Options of the HTTP front."""
 
     dp_size: int = _knob(
-        1, "engines on this machine, each with --tp-size devices and a KV pool of its own; CPU engines share the cores"
+        1,
+        "The number of engines on this machine. Each has --tp-size devices and a KV pool of its own; on a CPU "
+        "they share the cores.",
     )
-    host: str = _knob("127.0.0.1", "address to listen on")
-    port: int = _knob(30000, "port to listen on")
+    host: str = _knob("127.0.0.1", "The address to listen on.")
+    port: int = _knob(30000, "The port to listen on.")
     api_key: tuple[str, ...] = _knob(
         (),
-        "bearer token that requests must carry; repeat it for several, which see nothing of each other. Others on this "
-        "machine can see it in the list of processes: --api-key-file hides it",
+        "A bearer token that requests must carry. Repeat it for several keys, which see nothing of each "
+        "other. The list of processes shows it to others on this machine; --api-key-file hides it.",
     )
-    api_key_file: str | None = _knob(None, "file with one key on each line, in addition to --api-key")
-    admin_api_key: str | None = _knob(None, "key for what touches others: /flush_cache, /debug/radix, aborting all")
-    cors_allow_origin: tuple[str, ...] = _knob((), "origin whose web pages may call this server; repeat it for several")
-    served_model_name: str | None = _knob(None, "name in /v1/models; default: the model path")
+    api_key_file: str | None = _knob(None, "A file with one key on each line, in addition to --api-key.")
+    admin_api_key: str | None = _knob(
+        None, "The key for calls that touch others: /flush_cache, /debug/radix and aborting all requests."
+    )
+    cors_allow_origin: tuple[str, ...] = _knob(
+        (), "An origin whose web pages may call this server. Repeat it for several."
+    )
+    served_model_name: str | None = _knob(None, "The name in /v1/models. Default: the model path.")
     tool_call_parser: str = _knob(
-        "auto", "the form in which the model calls tools; auto sees it in the chat template", TOOL_CALL_PARSERS
+        "auto", "The form in which the model calls tools. 'auto' finds it in the chat template.", TOOL_CALL_PARSERS
     )
-    max_request_bytes: int = _knob(4 * 2**20, "largest request body, pictures and videos in it not counted")
-    max_images_per_request: int = _knob(64, "pictures that one request may bring, for a model that sees")
-    max_videos_per_request: int = _knob(4, "videos that one request may bring")
-    max_frames_per_request: int = _knob(128, "frames of all its videos together that the model is shown")
-    max_media_bytes: int = _knob(24 * 2**20, "bytes of the files of its pictures and videos, all together")
-    max_image_pixels: int = _knob(2**25, "pixels of one picture or frame; all of a request may have four times that")
+    max_request_bytes: int = _knob(
+        4 * 2**20, "The largest body of a request in bytes, without the pictures and videos in it."
+    )
+    max_images_per_request: int = _knob(64, "The number of pictures that one request may bring.")
+    max_videos_per_request: int = _knob(4, "The number of videos that one request may bring.")
+    max_frames_per_request: int = _knob(
+        128, "The number of frames that the model is shown of all videos of a request together."
+    )
+    max_media_bytes: int = _knob(
+        24 * 2**20, "The largest number of bytes of all files of pictures and videos of a request together."
+    )
+    max_image_pixels: int = _knob(
+        2**25, "The number of pixels that one picture or frame may have. All of a request may have four times that."
+    )
     allowed_media_host: tuple[str, ...] = _knob(
         (),
-        "host from which http URLs of pictures and videos are fetched, as host or host:port; .host for all names below "
-        "it; repeat it for several; default: none is fetched",
+        "A host from which pictures and videos are fetched by http URL, as host or host:port; .host stands "
+        "for all names below it. Repeat it for several. Default: none is fetched.",
     )
-    media_fetch_timeout: float = _knob(20.0, "seconds that fetching those of one request may take")
+    media_fetch_timeout: float = _knob(20.0, "Seconds that fetching the pictures and videos of one request may take.")
     max_requests_per_key: int | None = _knob(
-        None, "answers that one key, or all clients where there are no keys, may have under way; default: no limit"
+        None,
+        "The number of answers that one key may have under way, or all clients where there are no keys. "
+        "Default: no limit.",
     )
-    first_token_timeout: float | None = _knob(None, "seconds until the first token of an answer; default: no limit")
-    request_timeout: float | None = _knob(None, "seconds a request may take in all; default: no limit")
-    hold_timeout: float = _knob(600.0, "seconds for which one request may hold a prefix in the cache")
-    program_timeout: float = _knob(600.0, "seconds a program sent whole may take")
-    health_timeout: float = _knob(20.0, "seconds that /health_generate waits for its token")
-    shutdown_timeout: float = _knob(20.0, "seconds that running requests get to finish after a SIGTERM")
-    metrics_alias: str | None = _knob(None, "name the metrics also as this server does", METRICS_ALIASES)
-    log_requests: bool = _knob(False, "one line of JSON on stderr for each request; it holds no text")
-    otlp_traces_endpoint: str | None = _knob(None, "URL that OpenTelemetry spans are sent to (needs the extra 'otel')")
+    first_token_timeout: float | None = _knob(None, "Seconds until the first token of an answer. Default: no limit.")
+    request_timeout: float | None = _knob(None, "Seconds that a request may take in all. Default: no limit.")
+    hold_timeout: float = _knob(600.0, "Seconds for which one request may hold a prefix in the cache.")
+    program_timeout: float = _knob(600.0, "Seconds that a program may take which was sent whole.")
+    health_timeout: float = _knob(20.0, "Seconds that /health_generate waits for its token.")
+    shutdown_timeout: float = _knob(20.0, "Seconds that running requests get to finish after a SIGTERM.")
+    metrics_alias: str | None = _knob(None, "Also names the metrics as this server does.", METRICS_ALIASES)
+    log_requests: bool = _knob(
+        False, "Writes one line of JSON to stderr for each request. The line holds no text of it."
+    )
+    otlp_traces_endpoint: str | None = _knob(
+        None, "The URL to which OpenTelemetry spans are sent. It needs the extra 'otel'."
+    )
 
     def __post_init__(self) -> None:
         for name in ("api_key", "cors_allow_origin", "allowed_media_host"):

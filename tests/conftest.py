@@ -25,6 +25,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else `tokenizers` warns after 
 COMPILE_CACHE.mkdir(parents=True, exist_ok=True)
 COMPILE_CACHE.chmod(0o700)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILE_CACHE)
+KERNEL_CACHE = COMPILE_CACHE / "numba"  # where an engine with this cache keeps the kernels of grammars
+KERNEL_CACHE.mkdir(mode=0o700, exist_ok=True)
+os.environ["NUMBA_CACHE_DIR"] = str(KERNEL_CACHE)
 MIN_COMPILE_S = 0.1
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = str(MIN_COMPILE_S)
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
@@ -54,8 +57,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--shared-data must name a folder that exists, but got {str(folder)!r}")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the soak first: it mostly waits, and beside it another worker runs everything else."""
+    """Marks what reads large data sets as slow, and puts the soak first: beside it another worker runs the rest."""
+    for item in items:
+        if "shared_data" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.name != "test_three_minutes")
 
 

@@ -15,7 +15,7 @@ from jsg import cli
 from jsg.config import EngineConfig, ServerConfig, option
 from jsg.engine.child.protocol import ModelInfo
 from jsg.errors import RequestError
-from tests.server.conftest import CHAT_TEMPLATE, write_byte_tokenizer
+from tests.server.byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
 
 ROOT = Path(__file__).parent.parent
 

@@ -58,7 +58,7 @@ def work(skipped: list[str]) -> dict[str, Any]:
 def run_maskbench(data: Path, share: int, report: Report) -> None:
     """Times jsg over the sample of MaskBench."""
     from bench.constrained import maskbench
-    from jsg.constrained.vocab import Vocabulary
+    from jsg.constrained.run.vocab import Vocabulary
 
     tokenizer, tokens = tekken()
     vocabulary = Vocabulary(tokens, range(tokenizer.num_special_tokens), [tokenizer.eos_id])

@@ -49,7 +49,7 @@ class Jsg:
 
     def __init__(self, tokens: Sequence[bytes], special_ids: Sequence[int], eos_id: int) -> None:
         from jsg.constrained.compiler import compile_grammar
-        from jsg.constrained.vocab import Vocabulary
+        from jsg.constrained.run.vocab import Vocabulary
         from jsg.types import GrammarSpec
 
         self._compile, self._spec = compile_grammar, GrammarSpec

@@ -6,9 +6,9 @@ Parts:
     round-trips: a program sent whole to a server against one interpreted over HTTP; the embedded model.
     select: one call against three.
     lines: of code, beside the raw client.
-    ablations: of what the compiler does to a graph.
+    reordering: what `unordered` saves a compiled batch.
 
-Sharing, select and ablations run a model of 100 million parameters with random weights; `--model tiny` is for a try.
+Sharing, select and reordering run a model of 100 million parameters with random weights; `--model tiny` is for a try.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import report as reporting
-from bench.lang.ablations import measure_ablations
 from bench.lang.line_counts import measure_lines
 from bench.lang.overhead import measure_in_flight, measure_primitives
+from bench.lang.reordering import measure_reordering
 from bench.lang.round_trips import measure_round_trips
 from bench.lang.selecting import measure_select
 from bench.lang.sharing import measure_sharing, model_100m
@@ -58,8 +58,8 @@ def select(bench: Bench) -> None:
     measure_select(bench.report, bench.model, rounds=4 * bench.rounds, **KNOBS)
 
 
-def ablations(bench: Bench) -> None:
-    measure_ablations(bench.report, bench.model, rounds=bench.rounds, sizes=bench.sizes, **KNOBS)
+def reordering(bench: Bench) -> None:
+    measure_reordering(bench.report, bench.model, rounds=bench.rounds, sizes=bench.sizes, **KNOBS)
 
 
 def lines(bench: Bench) -> None:
@@ -71,12 +71,12 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "overhead": overhead,
     "round-trips": round_trips,
     "select": select,
-    "ablations": ablations,
+    "reordering": reordering,
     "lines": lines,
 }
 
 
-MODEL_PARTS = {"sharing", "select", "ablations"}
+MODEL_PARTS = {"sharing", "select", "reordering"}
 """Those that run the model of `--model`."""
 
 

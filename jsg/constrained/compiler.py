@@ -2,12 +2,12 @@
 
 import logging
 
-from jsg.constrained.builder import build
+from jsg.constrained.build.builder import build
 from jsg.constrained.grammar import CompiledGrammar
 from jsg.constrained.ir import Grammar
 from jsg.constrained.limits import LIMITS, Limits, check
+from jsg.constrained.run.vocab import Vocabulary
 from jsg.constrained.tables import StaticTables
-from jsg.constrained.vocab import Vocabulary
 from jsg.errors import GrammarError
 from jsg.types import GrammarSpec
 
@@ -90,7 +90,7 @@ def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
 
             return choices_grammar(spec.text, limits=limits)
         case "structural_tag":
-            from jsg.constrained.tags import structural_tag_grammar
+            from jsg.constrained.tags.front import structural_tag_grammar
 
             return structural_tag_grammar(
                 spec.text, limits=limits, whitespace=spec.whitespace, property_order=spec.property_order

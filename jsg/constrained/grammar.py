@@ -3,11 +3,11 @@
 import dataclasses
 
 from jsg.constrained.limits import LIMITS, Limits
-from jsg.constrained.machine import Machine
-from jsg.constrained.masker import GrammarMasker
-from jsg.constrained.places import Places
+from jsg.constrained.run.machine import Machine
+from jsg.constrained.run.masker import GrammarMasker
+from jsg.constrained.run.places import Places
+from jsg.constrained.run.vocab import Vocabulary
 from jsg.constrained.tables import StaticTables
-from jsg.constrained.vocab import Vocabulary
 
 MEMO_BYTES = 32 << 20
 """Enough for 2 000 masks of 131 072 tokens; one schema in a hundred has more than 170."""

@@ -4,7 +4,7 @@ import dataclasses
 import time
 
 from jsg.constrained.compiler import annotations, compile_tables
-from jsg.constrained.machine import Machine
+from jsg.constrained.run.machine import Machine
 from jsg.types import GrammarSpec
 
 MAX_FORCED = 200  # bytes that are shown

@@ -12,8 +12,8 @@ import functools
 from collections.abc import Callable
 from typing import final
 
-from jsg.constrained import charset
-from jsg.constrained.char_nfa import Nfa, char_nfa
+from jsg.constrained.chars import charset
+from jsg.constrained.chars.char_nfa import Nfa, char_nfa
 from jsg.constrained.ir import Alt, CharRanges, Expr
 from jsg.constrained.limits import Limits
 from jsg.errors import GrammarError, RequestError

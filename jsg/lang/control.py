@@ -9,7 +9,7 @@ from typing import Any
 
 from jsg.errors import ProgramError
 from jsg.lang.executor.conditions import holds
-from jsg.lang.graphs.graph import AllOf, AnyOf, Condition, Contains, Equals, Matches, Not, TextValue
+from jsg.lang.graphs.nodes import AllOf, AnyOf, Condition, Contains, Equals, Matches, Not, TextValue
 from jsg.lang.ir import Expr, ExprList, Symbol, parts_of
 from jsg.lang.tracing import scope
 from jsg.lang.tracing.traced_state import OrderFree, TracedState

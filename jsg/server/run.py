@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import ipaddress
 import json
 import logging
@@ -19,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import final
 
@@ -48,6 +49,8 @@ from jsg.server.text_threads import TextThreads
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
+FIRST_REQUEST_S = 1.0
+"""Nothing else begins for so long when the server is ready: the request that it was started for comes now."""
 CLOSE_S = 2  # for the last bytes of what was under way
 DEATH_NOTICE_S = 1.0  # how long probes see 503 after the engine's death
 M_MMAP_THRESHOLD = -3  # of <malloc.h>
@@ -64,7 +67,7 @@ async def serve(
     started_at: float,
     model_dir: Path | None = None,
 ) -> None:
-    """Serves until a signal comes.
+    """Serves as the only work of this process, until a signal comes.
 
     Args:
         engine: The knobs, with the model under the name that clients see.
@@ -80,19 +83,36 @@ async def serve(
         JsgError: What the engine's start raised.
     """
     _give_back_buffers()
-    directories = _Directories(tokenizer_dir, model_dir)
+    told_to_end = _on_signals(children)  # first: who sees that it listens may tell it to end
+    directories, greet = Directories(tokenizer_dir, model_dir), functools.partial(print, flush=True)
     with StartDisplay() as display:
         client = open_engines(children, engine, display.show)
-        try:
-            telemetry = Telemetry(server, server.served_model_name or public_name(engine.model_path))
-            async with telemetry.running():
-                await _serve(client, children, engine, server, telemetry, directories, started_at)
-        finally:
-            await client.close()
+        await serve_until(told_to_end, client, engine, server, directories, started_at, greet)
+
+
+async def serve_until(
+    told_to_end: asyncio.Event,
+    client: ServedEngine,
+    engine: EngineConfig,
+    server: ServerConfig,
+    directories: "Directories",
+    started_at: float,
+    greet: Callable[[str], None],
+) -> None:
+    """Serves until the event is set, and closes the client. Raises as `serve` does.
+
+    `greet` is given the message that the server is ready; see `serve` for the rest.
+    """
+    try:
+        telemetry = Telemetry(server, server.served_model_name or public_name(engine.model_path))
+        async with telemetry.running():
+            await _serve(told_to_end, client, engine, server, telemetry, directories, started_at, greet)
+    finally:
+        await client.close()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Directories:
+class Directories:
     """Where the files are that the front reads."""
 
     tokenizer: Path
@@ -107,29 +127,31 @@ class _Directories:
 
 
 async def _serve(
+    told_to_end: asyncio.Event,
     client: ServedEngine,
-    children: Sequence[EngineChild],
     engine: EngineConfig,
     server: ServerConfig,
     telemetry: Telemetry,
-    directories: "_Directories",
+    directories: Directories,
     started_at: float,
+    greet: Callable[[str], None],
 ) -> None:
     door = FrontDoor()
     http = _HttpServer(_uvicorn_config(door, server, telemetry))
-    told_to_end = _on_signals(children)  # first: who sees that it listens may tell it to end
     listener = _listen(server)
     _warn_if_open_to_all(listener, server)
     serving = asyncio.create_task(http.serve([listener]))
     opening = asyncio.create_task(_open(client, engine, server, telemetry, directories, door.threads))
     dying = asyncio.create_task(client.death())
     ending = asyncio.create_task(told_to_end.wait())
+    warming: asyncio.Task[None] | None = None
     try:
         await asyncio.wait({serving, opening, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():
             return
         door.front = await opening
-        print(_greeting(door.front, listener, time.monotonic() - started_at), flush=True)
+        greet(_greeting(door.front, listener, time.monotonic() - started_at))
+        warming = asyncio.create_task(_warm(client))
         await asyncio.wait({serving, dying, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not dying.done():
             draining = asyncio.create_task(_drain(http, door.front))
@@ -141,8 +163,9 @@ async def _serve(
     finally:
         http.should_exit = True
         await serving
-        for task in (opening, dying, ending):
-            task.cancel()
+        for task in (opening, dying, ending, warming):
+            if task is not None:
+                task.cancel()
         door.threads.close()
 
 
@@ -166,16 +189,11 @@ async def _open(
     engine: EngineConfig,
     server: ServerConfig,
     telemetry: Telemetry,
-    directories: "_Directories",
+    directories: Directories,
     threads: TextThreads,
 ) -> Front:
     """Loads what the front needs while the engine loads what it needs."""
-    (tokenizer, reader), *_ = await asyncio.gather(
-        asyncio.to_thread(directories.load, server),
-        client.ready(),
-        client.grammars.warm(),
-        asyncio.to_thread(warm_patterns),
-    )
+    (tokenizer, reader), _ = await asyncio.gather(asyncio.to_thread(directories.load, server), client.ready())
     generator = Generator(
         client,
         tokenizer,
@@ -186,6 +204,13 @@ async def _open(
     )
     chat = ChatPrompt(tokenizer, client.info.max_request_tokens, reader)
     return Front(client, generator, chat, threads, engine, server, MediaSources(reader, threads, server))
+
+
+async def _warm(client: ServedEngine) -> None:
+    """Does what first requests of some kinds would otherwise wait for, once the very first one has had its time."""
+    await asyncio.sleep(FIRST_REQUEST_S)
+    await client.grammars.warm()
+    await asyncio.to_thread(warm_patterns)
 
 
 @final

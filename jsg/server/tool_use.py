@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, final, get_args
 
-from jsg.constrained import tools as tool_grammars
+from jsg.constrained.tags import tools as tool_grammars
 from jsg.errors import GrammarError, RequestError
 from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.call_stops import CallForm
@@ -25,8 +25,8 @@ from jsg.processing.tool_calls import (
     ToolCallParser,
     ToolDelta,
     detect_dialect,
-    join_deltas,
     markers,
+    parse_tool_calls,
 )
 from jsg.types import GrammarSpec
 
@@ -220,9 +220,7 @@ class AnswerReader:
         if self._tools is None:
             return ParsedAnswer(self._answer.text, ())
         dialect, names = self._tools.dialect, self._tools.names
-        parser = ToolCallParser(dialect, names, self._new_id, streams_arguments=not only_complete)
-        found = join_deltas([*parser.push(self._answer.text), *parser.finish()])
-        return dataclasses.replace(found, is_cut=parser.is_cut)
+        return parse_tool_calls(self._answer.text, dialect, names, self._new_id, streams_arguments=not only_complete)
 
     @property
     def held_len(self) -> int:

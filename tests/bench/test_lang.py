@@ -2,7 +2,6 @@
 
 import ast
 import asyncio
-import dataclasses
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -12,13 +11,12 @@ import pytest
 
 import jsg
 from bench.lang import __main__ as bench_lang
-from bench.lang import ablations, line_counts, overhead, selecting, workloads
+from bench.lang import line_counts, overhead, reordering, selecting, workloads
 from bench.lang.null_backend import ANSWER, NullBackend
 from bench.lang.round_trips import PROMPT_TOKENS, measure_round_trips, prompts
 from bench.lang.sharing import measure_sharing
 from bench.lang.workloads import PROGRAMS, Sizes
 from bench.report import Report
-from jsg.lang.graphs.optimise import ALL_OFF, ALL_ON
 
 KNOBS = {"max_running_requests": 8, "max_total_tokens": 4096, "context_length": 1024}
 SMALL = Sizes(passage_words=20, thought_tokens=3, depth=2, num_dimensions=2)
@@ -121,20 +119,14 @@ def test_a_program_is_sent_whole_and_interpreted(report: Report):
     assert ratio.samples[0] == pytest.approx(slow.median / fast.median)
 
 
-def test_every_optimisation_has_an_ablation():
-    names = [field.name for field in dataclasses.fields(ablations.Optimisations)]
-    assert [ablation.name for ablation in ablations.ABLATIONS] == names
-
-
-@pytest.mark.parametrize("ablation", ablations.ABLATIONS, ids=lambda ablation: ablation.name)
-def test_the_program_of_an_ablation_makes_the_same_calls_with_and_without(ablation: ablations.Ablation):
+def test_both_sides_of_the_reordering_ask_for_the_same():
     num_calls = []
-    for options in (ALL_ON, ALL_OFF):
+    for make in reordering.SIDES.values():
         backend = Counting()
-        states = list(ablation.make(SMALL, 7).run_batch(ablation.items, backend=backend, optimisations=options))
-        assert [state.error() for state in states] == [None] * len(ablation.items)
+        states = list(make(SMALL, 7).run_batch(reordering.QUESTIONS, backend=backend))
+        assert [state.error() for state in states] == [None] * len(reordering.QUESTIONS)
         num_calls.append(backend.num_calls)
-    assert num_calls[0] == num_calls[1] >= 2
+    assert num_calls == [len(reordering.QUESTIONS)] * 2
 
 
 class Counting(NullBackend):
@@ -147,13 +139,13 @@ class Counting(NullBackend):
 
 
 @pytest.mark.slow
-def test_ablations_are_measured(report: Report):
+def test_the_reordering_is_measured(report: Report):
     sizes = Sizes(passage_words=60, thought_tokens=3, depth=2, num_dimensions=2)
-    ablations.measure_ablations(report, "tiny", rounds=1, sizes=sizes, **KNOBS)
-    assert len(report.figures) == 3 * len(ablations.ABLATIONS)
-    computed = {figure.name: figure.facts.get("computed_tokens") for figure in report.figures}
+    reordering.measure_reordering(report, "tiny", rounds=1, sizes=sizes, **KNOBS)
+    unordered, written, ratio = report.figures
+    assert ratio.samples[0] == pytest.approx(written.median / unordered.median)
     # The same long text in front of all questions, or behind them all.
-    assert computed["reorder: all on"] < computed["reorder: without it"] / 2
+    assert unordered.facts["computed_tokens"] < written.facts["computed_tokens"] / 2
 
 
 def test_every_prompt_of_the_chain_has_its_length():

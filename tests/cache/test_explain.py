@@ -134,7 +134,7 @@ class Traffic:
 def test_every_explanation_is_that_of_brute_force(page_size: int):
     reports: list[CacheReport] = []
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(seed=st.integers(0, 2**32))
     def play(seed: int) -> None:
         traffic = Traffic(page_size, seed)

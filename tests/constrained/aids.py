@@ -16,7 +16,7 @@ from jsonschema.validators import SPECIFICATIONS
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from jsg.constrained.compiler import compile_tables
-from jsg.constrained.machine import Machine
+from jsg.constrained.run.machine import Machine
 from jsg.errors import GrammarError
 from jsg.types import GrammarSpec
 from tests.constrained import scoreboard

@@ -1,4 +1,4 @@
-"""A machine that is slow and plain: the interface of `jsg.constrained.machine.Machine`, straight from the expressions.
+"""A slow and plain machine: the interface of `jsg.constrained.run.machine.Machine`, straight from the expressions.
 
 A way to read a text is a stack of what is left to match. Reading a byte takes the stacks apart until each begins with a
 byte. Grammars must not be left-recursive, and every rule must match something.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from jsg.constrained.ir import Alt, Automaton, Bag, ByteSet, Call, Expr, Grammar, Literal, Repeat, Seq, Words
 from jsg.constrained.limits import Account
-from jsg.constrained.trie import Trie
+from jsg.constrained.run.trie import Trie
 
 Stack = int
 """Number of a stack in the machine's table; equal stacks have equal numbers, and 0 is the empty one."""

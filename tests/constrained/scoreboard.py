@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jsg.constrained.compiler import compile_tables
-from jsg.constrained.machine import Machine
+from jsg.constrained.run.machine import Machine
 from jsg.constrained.schema.normalise import NO_VALUE
 from jsg.errors import GrammarError
 from jsg.types import GrammarSpec

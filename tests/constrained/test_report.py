@@ -3,7 +3,7 @@
 import json
 
 from jsg.constrained.report import check_grammar
-from jsg.constrained.tools import Tool, tools_to_structural_tag
+from jsg.constrained.tags.tools import Tool, tools_to_structural_tag
 from jsg.types import GrammarSpec
 
 COLOUR = {"type": "object", "properties": {"c": {"type": "string", "format": "colour"}}}

@@ -16,8 +16,8 @@ import pytest
 
 from jsg.constrained.compiler import compile_grammar
 from jsg.constrained.grammar import CompiledGrammar
-from jsg.constrained.masker import GrammarMasker
-from jsg.constrained.vocab import Vocabulary
+from jsg.constrained.run.masker import GrammarMasker
+from jsg.constrained.run.vocab import Vocabulary
 from jsg.errors import GrammarError
 from jsg.types import GrammarSpec
 from tests.constrained import aids, scoreboard

@@ -3,7 +3,6 @@
 import gc
 import random
 import re
-import time
 import tracemalloc
 
 import pytest
@@ -14,7 +13,9 @@ from hypothesis import strategies as st
 from jsg.constrained import stop_patterns as module
 from jsg.constrained.stop_patterns import MAX_POSITIONS, stop_patterns
 from jsg.errors import RequestError
-from jsg.types import MAX_STOP_PATTERN_CHARS, MAX_STOP_PATTERNS, SamplingParams
+from jsg.parameters import MAX_STOP_PATTERN_CHARS, MAX_STOP_PATTERNS
+from jsg.types import SamplingParams
+from tests.constrained.work import work
 
 ATOMS = st.sampled_from(["a", "b", "ab", "[ab]", "[^a]", ".", r"\d", "é", "(?:a|bb)", "(?:ab|c)"])
 COUNTS = st.sampled_from(["", "", "+", "*", "?", "{2}", "{1,3}", "*?"])
@@ -33,7 +34,7 @@ def starts_of(pattern: str, end: int) -> range:
     return range(0, 1) if pattern.startswith("^") else range(end)
 
 
-@settings(deadline=None, derandomize=True, max_examples=400)
+@settings(deadline=None, derandomize=True, max_examples=150)
 @given(patterns=PATTERNS, text=TEXT)
 def test_state_equals_brute_force_after_every_character(patterns: tuple[str, ...], text: str) -> None:
     patterns = tuple(p for p in patterns if not re.fullmatch(p, ""))  # which are refused
@@ -147,7 +148,9 @@ def test_s4_what_all_answers_keep_is_bounded_in_bytes() -> None:
         for _ in range(1500):
             for finder in finders:
                 finder.advance(rng.choice(letters))
-        kept, _ = tracemalloc.get_traced_memory()
+        # What other threads allocate meanwhile is none of this.
+        ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, module.__file__)])
+        kept = sum(part.size for part in ours.statistics("filename"))
     finally:
         tracemalloc.stop()
     assert kept < 1.5 * 2**20 + len(finders) * 2**16
@@ -162,9 +165,12 @@ def test_s4_few_automata_are_kept() -> None:
 def test_time_is_linear_where_backtracking_never_ends() -> None:
     """(a|aa)+$-like patterns take a backtracking engine 2^n steps: here n characters are n moves."""
     finder = finder_of("(?:a|aa)+(?:a|aa)+b", "(?:a+){20}c")
-    started = time.process_time()
-    for _ in range(20_000):
-        assert finder.advance("a") == 0
-    assert finder.held_len == 20_000
-    assert finder.advance("b") == 20_001
-    assert time.process_time() - started < 5  # some 0.1 s; `re` would not end
+
+    def read(text: str) -> None:
+        for char in text:
+            assert finder.advance(char) == 0
+
+    begun, rest = (work(lambda count=count: read("a" * count)) for count in (200, 2_000))
+    assert rest < 12 * begun
+    assert finder.held_len == 2_200
+    assert finder.advance("b") == 2_201

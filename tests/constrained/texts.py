@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from jsg.constrained.builder import build
+from jsg.constrained.build.builder import build
 from jsg.constrained.ir import Grammar
 from jsg.constrained.limits import LIMITS
-from jsg.constrained.machine import Machine
+from jsg.constrained.run.machine import Machine
 
 
 def machine_of(grammar: Grammar, *, heads: int = LIMITS.heads) -> Machine:

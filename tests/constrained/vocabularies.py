@@ -12,7 +12,7 @@ import mistral_common
 import numpy as np
 from numpy.typing import NDArray
 
-from jsg.constrained.vocab import Vocabulary
+from jsg.constrained.run.vocab import Vocabulary
 from jsg.processing.tokenizer import load_tokenizer, vocabulary_bytes
 
 DATA = Path(mistral_common.__file__).parent / "data"

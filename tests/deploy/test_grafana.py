@@ -12,8 +12,8 @@ from jsg.config import ServerConfig
 from jsg.server.telemetry.telemetry import Telemetry
 from tests.deploy.promql import TARGET_LABELS, PromqlError, Series, check, tokens_of
 from tests.engine.fake_core import FAILING_TOKEN
-from tests.server.conftest import ServerMaker
 from tests.server.scrape import Scrape, scrape
+from tests.server.threads import ServerMaker
 from tests.test_layout import ROOT
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/jsg.json").read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from jsg.config import EngineConfig
 from jsg.engine.child.protocol import Call, Failure, ModelInfo, Progress, Refusal
@@ -36,9 +36,11 @@ FAILING_TOKEN = 511  # a request that begins with it fails
 CRASHING_TOKEN = 510  # a request that begins with it ends the engine
 RAISING_TOKEN = 509  # a request that begins with it makes `add` raise something unexpected
 HANGING_TOKEN = 508  # a request that begins with it makes a step that does not end
+ENDLESS_TOKEN = 507  # a request that begins with it goes on until it is aborted
 TOO_LARGE = "too-large"  # a model that does not fit
 CRASHING = "crashing"  # a model whose load ends the process
 UNCOUNTED = "uncounted"  # a model whose counters cannot be given
+LATE = "late"  # a model that takes grammars once its cache was flushed
 
 Tree = dict[int, "Tree"]
 
@@ -46,7 +48,8 @@ Tree = dict[int, "Tree"]
 class FakeGrammars:
     """The tables that were sent and not forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, are_loaded: bool = True) -> None:
+        self.are_loaded = are_loaded
         self.tables: dict[str, bytes] = {}
 
     def add_grammar(self, key: str, tables: bytes) -> None:
@@ -178,11 +181,11 @@ class FakeCore:
         if config.model_path == TOO_LARGE:
             raise MemoryPlanError("weights must fit in 1 GB, but need 2 GB; raise --mem-fraction-static")
         if config.model_path == CRASHING:
-            sys.exit(7)
+            self.crash(7)
         report(Progress("plan", 1, 1, "weights 1 MB, KV pool 2 MB"))
         report(Progress("load", 1, 1))
         while config.tokenizer_path and not os.path.exists(config.tokenizer_path):
-            time.sleep(0.02)  # a start that lasts until the test makes this file
+            self.sleep(0.02)  # a start that lasts until the test makes this file
         pool_tokens = config.max_total_tokens or POOL_TOKENS
         self.info = ModelInfo(
             model_path=config.model_path,
@@ -203,7 +206,8 @@ class FakeCore:
         self._held: dict[str, Live] = {}
         self._broken: list[RequestOutput] = []
         self._cache = FakeCache()
-        self.grammars = FakeGrammars()
+        self.is_settled = True
+        self.grammars = FakeGrammars(are_loaded=config.model_path != LATE)
         self._totals = dict.fromkeys(
             (
                 "num_added", "num_steps", "num_aborted", "num_expired", "num_failed",
@@ -212,6 +216,14 @@ class FakeCore:
             ),
             0,
         )  # fmt: skip
+
+    def sleep(self, seconds: float) -> None:
+        """Tests that run it in a thread wake it up."""
+        time.sleep(seconds)
+
+    def crash(self, status: int) -> NoReturn:
+        """Tests that run it in a thread end no more than that."""
+        os._exit(status)
 
     @property
     def has_work(self) -> bool:
@@ -278,15 +290,16 @@ class FakeCore:
         request, index = live.request, live.num_output
         prompt, limit = request.input_ids, request.sampling.max_new_tokens
         if prompt[0] == CRASHING_TOKEN:
-            os._exit(9)
+            self.crash(9)
         if prompt[0] == HANGING_TOKEN:
-            time.sleep(3600)
+            self.sleep(3600)
         if prompt[0] == FAILING_TOKEN:
             finish = FinishReason(FinishType.ERROR, message="this row failed")
             return RequestOutput(rid=request.rid, finish=finish, prompt_tokens=len(prompt))
         token_ids = (prompt[index % len(prompt)],) if limit else ()
         live.num_output += len(token_ids)
-        finish = FinishReason(FinishType.LENGTH) if live.num_output >= limit else None
+        is_over = live.num_output >= limit and prompt[0] != ENDLESS_TOKEN
+        finish = FinishReason(FinishType.LENGTH) if is_over else None
         if finish is not None:
             self._cache.insert(request)
         if request.hold:
@@ -319,6 +332,7 @@ class FakeCore:
                 if self.has_work:
                     return False
                 self._cache.flush()
+                self.grammars.are_loaded = True
                 self._totals["num_holds_broken"] += len(self._held)
                 self._broken = [RequestOutput(rid=rid, finish=FinishReason(FinishType.STOP)) for rid in self._held]
                 self._held.clear()

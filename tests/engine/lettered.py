@@ -42,6 +42,11 @@ def write_model(directory: pathlib.Path, **changes: object) -> pathlib.Path:
     return directory
 
 
+def make_core(directory: pathlib.Path, cache_dir: str, **knobs: object) -> EngineCore:
+    """An engine of such a model that knows all grammars."""
+    return teach(small.make_core(directory, cache_dir, **knobs))  # pyright: ignore[reportArgumentType]
+
+
 def teach(core: EngineCore) -> EngineCore:
     """The core, knowing all grammars."""
     for grammar in GRAMMARS:

@@ -4,8 +4,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import jax
@@ -15,15 +14,22 @@ from jsg.config import EngineConfig
 from jsg.engine import startup
 from jsg.engine.child.protocol import Progress
 from jsg.engine.core import EngineCore
-from jsg.engine.device.executables import Executables
+from jsg.engine.device import programs
+from jsg.engine.device.programs import MASKED_EVERYTHING, Variant
 from jsg.types import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprob
+from tests.engine.late import POOL_TOKENS, late_programs
 
 VOCAB = 96
 EOS = 1
 CONTEXT = 256
-MAX_CORES = 4
-"""Engines kept at a time. Each compiled program of a CPU takes about 100 memory mappings, an engine up to 5000, and
-where a process reaches the 65530 that Linux allows, LLVM aborts it."""
+MAX_CORES = 8
+"""Engines that are kept at a time."""
+DETERMINISTIC = {"deterministic": True}
+"""Such an engine has one shape for every step, so it runs a third of the programs of another one."""
+SMALL_POOL = {"max_total_tokens": 200, "schedule_conservativeness": 0.01}
+"""Two or three requests of `traffic` fill it, so that others are retracted."""
+PAGE_SIZE = 4
+"""Of engines that have pages of several tokens."""
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -50,38 +56,6 @@ def write_model(directory: pathlib.Path, **changes: object) -> pathlib.Path:
     return directory
 
 
-class WhenNeeded(dict[Hashable, jax.stages.Compiled]):
-    """Compiled programs, each of which is compiled when it is first looked up."""
-
-    def __init__(self, compile_one: Callable[[Hashable], object]):
-        super().__init__()
-        self._compile_one = compile_one
-
-    def __missing__(self, name: Hashable) -> jax.stages.Compiled:
-        self._compile_one(name)
-        return self[name]
-
-
-class LateExecutables(Executables):
-    """Behaves as if every program were compiled, and compiles each when it is first needed.
-
-    An engine has about 85, which take half a minute; most tests run a few of them.
-    """
-
-    def __init__(self, **options: Any):
-        super().__init__(**options)
-        self._compiled = WhenNeeded(self._compile_one)
-
-    def compile(self, names: Iterable[Hashable], report: Callable[[Hashable], None] = lambda name: None) -> None:
-        pass
-
-    def compile_rest_in_background(self) -> None:
-        pass
-
-    def is_ready(self, name: Hashable) -> bool:
-        return name in self._lowered
-
-
 def make_core(
     directory: pathlib.Path,
     cache_dir: str,
@@ -90,42 +64,60 @@ def make_core(
     report: Callable[[Progress], None] | None = None,
     **knobs: object,
 ) -> EngineCore:
-    """An engine of the small model, with all its programs; unless `is_warm`, they are compiled when first needed."""
+    """An engine of the small model, whose programs are compiled when first needed or, if `is_warm`, before it is used.
+
+    With `forbid_compile=False` it compiles them as an engine does that serves, all but some in the background.
+    """
     config = make_config(directory, cache_dir, **knobs)
-    is_late = not is_warm and config.forbid_compile
-    with mock.patch.object(startup, "Executables", LateExecutables if is_late else Executables):
-        return EngineCore(config, report=report)
+    with late_programs() if config.forbid_compile else contextlib.nullcontext():
+        core = EngineCore(config, report=report)
+    for name in core._executables.names() if is_warm else ():
+        core._executables.compiled(name)
+    return core
+
+
+@contextlib.contextmanager
+def few_variants(*variants: Variant) -> Iterator[None]:
+    """Engines that are made inside have these sampling programs for each number of rows, and one that can do all."""
+    kept = (*variants, MASKED_EVERYTHING)
+    with mock.patch.object(programs, "VARIANTS", kept), mock.patch.object(programs, "MASKED_VARIANTS", kept[-1:]):
+        yield
 
 
 def follow(
     directory: pathlib.Path, cache_dir: str, *, report: Callable[[Progress], None] | None = None, **knobs: object
 ) -> None:
     """Is a host of such an engine that follows, until its leader ends."""
-    with mock.patch.object(startup, "Executables", LateExecutables):
+    with late_programs():
         startup.follow(make_config(directory, cache_dir, **knobs), report or (lambda progress: None))
 
 
 def make_config(directory: pathlib.Path, cache_dir: str, **knobs: object) -> EngineConfig:
     """The knobs of an engine of the small model."""
-    defaults: dict[str, object] = {"max_running_requests": 4, "max_total_tokens": 1024}
+    defaults = {"max_running_requests": 4, "max_total_tokens": POOL_TOKENS, "chunked_prefill_size": 64}
     fixed = {"load_format": "dummy", "forbid_compile": True, "compilation_cache_dir": cache_dir}
-    return EngineConfig(model_path=str(directory), **(defaults | fixed | knobs))  # pyright: ignore[reportArgumentType]
+    return EngineConfig(model_path=str(directory), **({**defaults, **fixed, **knobs}))  # pyright: ignore[reportArgumentType]
 
 
 @contextlib.contextmanager
 def shared_cores(make: Callable[..., EngineCore]) -> Iterator[Callable[..., EngineCore]]:
-    """Makes an engine with the given knobs, or returns the one made before, its cache emptied."""
+    """Makes an engine with the given knobs, or returns the one made before, its cache emptied.
+
+    One in which a failed test left work is not given out again.
+    """
     cores: dict[tuple, EngineCore] = {}
 
     def get(**knobs: object) -> EngineCore:
         key = tuple(sorted(knobs.items()))
         core = cores.pop(key, None)
+        if core is not None and not core.flush_cache():
+            core.close()
+            core = None
         if core is None:
             while len(cores) >= MAX_CORES:
                 cores.pop(next(iter(cores))).close()
             core = make(**knobs)
         cores[key] = core  # the last is the latest used
-        assert core.flush_cache(), "a test left work in a shared engine"
         return core
 
     try:
@@ -133,6 +125,13 @@ def shared_cores(make: Callable[..., EngineCore]) -> Iterator[Callable[..., Engi
     finally:
         for core in cores.values():
             core.close()
+
+
+@contextlib.contextmanager
+def own_cores(make: Callable[..., EngineCore]) -> Iterator[Callable[..., EngineCore]]:
+    """Makes engines with the given knobs, and closes them at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **knobs: stack.enter_context(contextlib.closing(make(**knobs)))
 
 
 @contextlib.contextmanager
@@ -209,6 +208,31 @@ def alone(core: EngineCore, request: Request) -> Outcome:
     """The request on an empty engine with an empty cache."""
     assert core.flush_cache()
     return run(core, [(0, request)], check=False)[request.rid]
+
+
+def random_aborts(seed: int, arrivals: list[tuple[int, Request]]) -> dict[str, int]:
+    """Some of the requests, and the steps before which they are aborted."""
+    rng = np.random.default_rng(seed + 1000)
+    return {request.rid: when + int(rng.integers(0, 30)) for when, request in arrivals if rng.random() < 0.25}
+
+
+def assert_is_prefix_of(outcome: Outcome, reference: Outcome) -> None:
+    """An aborted request has said the beginning of what it would have said."""
+    count = len(outcome.token_ids)
+    assert outcome.token_ids == reference.token_ids[:count]
+    assert outcome.logprobs == reference.logprobs[:count]
+
+
+def remembered[Found](find: Callable[[Request], Found]) -> Callable[[Request], Found]:
+    """Finds what belongs to a request of `traffic`, whose names are given once, and remembers it."""
+    found: dict[str, Found] = {}
+
+    def get(request: Request) -> Found:
+        if request.rid not in found:
+            found[request.rid] = find(request)
+        return found[request.rid]
+
+    return get
 
 
 def traffic(seed: int, count: int = 10, *, logprobs: int = 2) -> list[tuple[int, Request]]:

@@ -1,5 +1,6 @@
 """Engines of the small model that know the grammars of `lettered.py`: how tests run requests and judge answers."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -7,9 +8,10 @@ import numpy as np
 from jsg.engine.core import EngineCore
 from jsg.types import FinishType, JumpForward, Request
 from tests.engine.lettered import Outcome, greedy, matches, traffic, with_jump
+from tests.engine.small import DETERMINISTIC, SMALL_POOL
 
-DETERMINISTIC = {"deterministic": True}
-SMALL_POOL = {"max_total_tokens": 200, "max_running_requests": 6, "schedule_conservativeness": 0.01}
+Alone = Callable[[Request], Outcome]
+BUSY = {**DETERMINISTIC, **SMALL_POOL, "chunked_prefill_size": 23}
 
 
 def request(rid: str = "a", prompt: int = 5, **fields: object) -> Request:
@@ -67,16 +69,12 @@ def random_aborts(seed: int, arrivals: list[tuple[int, Request]]) -> dict[str, i
     return {each.rid: when + int(rng.integers(0, 30)) for when, each in arrivals if rng.random() < 0.2}
 
 
-def check_bitwise(
-    core_of: Callable[..., EngineCore], seed: int, jump: JumpForward = "draft", **knobs: object
-) -> EngineCore:
-    """Compares the answers of traffic, on a pool that is too small, with those of each request alone without drafts."""
-    reference = core_of(**DETERMINISTIC, disable_radix_cache=True)
-    busy = core_of(**DETERMINISTIC, **SMALL_POOL, chunked_prefill_size=23, **knobs)
+def check_bitwise(busy: EngineCore, alone: Alone, seed: int, jump: JumpForward = "draft") -> None:
+    """Compares the answers of traffic with those of each request alone, without drafts."""
     arrivals = traffic(seed, count=12, jump=jump)
     outcomes = run(busy, arrivals, random_aborts(seed, arrivals))
     for _, each in arrivals:
-        outcome, expected = outcomes[each.rid], outcome_of(reference, with_jump(each, "off"))
+        outcome, expected = outcomes[each.rid], dataclasses.replace(alone(with_jump(each, "off")))
         assert outcome.finish is not None
         if outcome.finish.type is FinishType.ABORT:
             count = len(outcome.token_ids)
@@ -86,4 +84,3 @@ def check_bitwise(
         assert expected.num_forced == 0 and (jump == "draft" or outcome.num_forced == 0)
         expected.num_forced, expected.cached_tokens = outcome.num_forced, outcome.cached_tokens
         assert outcome == expected
-    return busy

@@ -97,7 +97,7 @@ def request_of(rid: str, *, is_streamed: bool) -> Request:
 
 
 def test_an_engine_gives_the_same_answer_in_fewer_outputs(core_of, clock: Clock, monkeypatch: pytest.MonkeyPatch):
-    core: EngineCore = core_of(deterministic=True)
+    core: EngineCore = core_of(**small.DETERMINISTIC)
     monkeypatch.setattr(core._gatherer, "_clock", clock)
     found, counts = [], []
     for is_streamed in (True, False):
@@ -115,7 +115,7 @@ def test_an_engine_gives_the_same_answer_in_fewer_outputs(core_of, clock: Clock,
 
 
 def test_an_abort_brings_along_what_waited(core_of, clock: Clock, monkeypatch: pytest.MonkeyPatch):
-    core: EngineCore = core_of()
+    core: EngineCore = core_of(**small.DETERMINISTIC)
     monkeypatch.setattr(core._gatherer, "_clock", clock)
     core.add(request_of("a", is_streamed=False))
     outputs = [each for _ in range(6) for each in core.step()]

@@ -26,7 +26,7 @@ def steps(core: EngineCore) -> list[RequestOutput]:
 
 
 def test_a_held_prompt_is_found_by_its_branches(core_of: Callable[..., EngineCore]):
-    core = core_of()
+    core = core_of(**small.DETERMINISTIC)
     core.add(hold("held"))
     (kept,) = steps(core)
     assert kept.finish is None and not kept.token_ids
@@ -42,7 +42,7 @@ def test_a_held_prompt_is_found_by_its_branches(core_of: Callable[..., EngineCor
 
 
 def test_a_hold_changes_no_answer_and_gives_way(core_of: Callable[..., EngineCore]):
-    core = core_of(max_total_tokens=128)
+    core = core_of(**small.DETERMINISTIC, max_total_tokens=128)
     request = generate("long", tuple(range(2, 62)), max_new=50)
     expected = small.alone(core, request).token_ids
     before = core.stats()["num_holds_broken"]
@@ -56,7 +56,7 @@ def test_a_hold_changes_no_answer_and_gives_way(core_of: Callable[..., EngineCor
 
 
 def test_flushing_the_cache_ends_holds(core_of: Callable[..., EngineCore]):
-    core = core_of()
+    core = core_of(**small.DETERMINISTIC)
     core.add(hold("held"))
     steps(core)
     assert core.flush_cache()

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jsg.config import EngineConfig
 from jsg.engine.child.protocol import ToEngine
 from jsg.engine.core import EngineCore
 from jsg.engine.front.client import EngineClient
@@ -93,18 +92,27 @@ def check(outcome: small.Outcome, request: Request, model: dense.DenseModel) -> 
         assert row.max() - row[token] < MARGIN, "not the likeliest token"
 
 
-@pytest.mark.parametrize(("family", "page_size"), [("llama", 1), ("llama", 4), ("mistral", 1)])
-@settings(max_examples=12, deadline=None)
-@given(data=st.data())
+@pytest.mark.parametrize("num_examples", [5, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "knobs",
+    [{}, {"page_size": small.PAGE_SIZE, **small.DETERMINISTIC}, {"family": "mistral", **small.DETERMINISTIC}],
+    ids=str,
+)
 def test_a_joined_prompt_gives_what_a_dense_mask_gives(
-    core_for: Callable[..., EngineCore],
-    models: dict[str, pathlib.Path],
-    family: str,
-    page_size: int,
-    data: st.DataObject,
+    core_for: Callable[..., EngineCore], models: dict[str, pathlib.Path], knobs: dict[str, Any], num_examples: int
 ):
     """Cold, and again with the branches in the cache; branches of any length, with positions that jump anywhere."""
-    core, model = core_for(family=family, page_size=page_size), dense.DenseModel(models[family])
+    core, model = core_for(**knobs), dense.DenseModel(models[knobs.get("family", "llama")])
+
+    @settings(max_examples=num_examples)
+    @given(data=st.data())
+    def play(data: st.DataObject) -> None:
+        check_joined(core, model, data)
+
+    play()
+
+
+def check_joined(core: EngineCore, model: dense.DenseModel, data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     prefix = random_tokens(rng, data.draw(st.integers(0, 30)))
     sizes = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=5).filter(any))
@@ -120,12 +128,12 @@ def test_a_joined_prompt_gives_what_a_dense_mask_gives(
     computed = core.stats()["branch_tokens_computed"]
     warm = small.run(core, [(0, dataclasses.replace(request, rid="warm"))])["warm"]
     check(warm, request, model)
-    if page_size == 1:
+    if core.info.page_size == 1:
         assert warm.cached_tokens == len(prefix) + sum(sizes)
         assert core.stats()["branch_tokens_computed"] == computed, "0 branch tokens are computed again"
 
 
-def fork_and_join(core: EngineCore, page_size: int = 1) -> tuple[Request, small.Outcome, int]:
+def fork_and_join(core: EngineCore) -> tuple[Request, small.Outcome, int]:
     """Three forks generate, and their join; the join's request, what it gave, and what was computed of branches."""
     rng = np.random.default_rng(5)
     prefix, suffix = random_tokens(rng, 25), random_tokens(rng, 6)
@@ -140,14 +148,14 @@ def fork_and_join(core: EngineCore, page_size: int = 1) -> tuple[Request, small.
 
 
 def test_what_forks_have_generated_is_not_computed_again(core_for: Callable[..., EngineCore], models):
-    core = core_for()
+    core = core_for(**small.DETERMINISTIC)
     request, outcome, computed = fork_and_join(core)
     check(outcome, request, dense.DenseModel(models["llama"]))
     assert computed == 3, "the last token of each fork never ran; all others are there"
     assert outcome.cached_tokens == request.joined[-1] - 3
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("page_size", [1, small.PAGE_SIZE])
 def test_deterministic_answers_are_the_same_cold_and_warm(core_for: Callable[..., EngineCore], page_size: int):
     """Branches that were decoded, computed, or found, and without a cache: the same bits."""
     core = core_for(deterministic=True, page_size=page_size)
@@ -159,7 +167,7 @@ def test_deterministic_answers_are_the_same_cold_and_warm(core_for: Callable[...
             assert (again.token_ids, again.logprobs) == (outcome.token_ids, outcome.logprobs)
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("page_size", [1, small.PAGE_SIZE])
 def test_a_retract_changes_nothing(core_for: Callable[..., EngineCore], page_size: int):
     """Several joined requests and plain ones on a pool too small for them, some aborted: each as if it were alone."""
     reference = core_for(deterministic=True)
@@ -190,7 +198,7 @@ def test_a_retract_changes_nothing(core_for: Callable[..., EngineCore], page_siz
 
 
 def test_stops_and_biases_work_behind_a_join(core_for: Callable[..., EngineCore]):
-    core = core_for()
+    core = core_for(**small.DETERMINISTIC)
     rng = np.random.default_rng(3)
     prefix, branches, suffix = random_tokens(rng, 9), [random_tokens(rng, 4), random_tokens(rng, 7)], (5, 6)
     free = small.run(core, [(0, joined("free", prefix, branches, suffix))])["free"]
@@ -204,15 +212,15 @@ def test_stops_and_biases_work_behind_a_join(core_for: Callable[..., EngineCore]
 
 def test_a_model_with_a_sliding_window_refuses(tmp_path: pathlib.Path, compile_cache_dir: str):
     directory = small.write_model(tmp_path / "window", **(MISTRAL | {"sliding_window": 32}))
-    core = small.make_core(directory, compile_cache_dir)
+    core = small.make_core(directory, compile_cache_dir, **small.DETERMINISTIC)
     with pytest.raises(RequestError, match="sliding window"):
         core.add(joined("r", (2, 3), [(4,), (5,)], (6,)))
     core.close()
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("page_size", [1, small.PAGE_SIZE])
 def test_a_jump_gives_what_positions_give(core_for: Callable[..., EngineCore], models, page_size: int):
-    core, model = core_for(page_size=page_size), dense.DenseModel(models["llama"])
+    core, model = core_for(page_size=page_size, **small.DETERMINISTIC), dense.DenseModel(models["llama"])
     tokens = random_tokens(np.random.default_rng(8), 30)
     for jumps in ((), ((10, 50),), ((10, 50), (20, 1)), ((0, 3),), ((30, 40),), ((10, 50), (30, 2)), ((10, 50),)):
         request = dataclasses.replace(plain(f"{jumps}", tokens, 10, position_jumps=jumps), return_logprob=True)
@@ -223,7 +231,7 @@ def test_a_jump_gives_what_positions_give(core_for: Callable[..., EngineCore], m
 
 def test_what_is_written_behind_a_jump_is_found_again(core_for: Callable[..., EngineCore]):
     """Of a prompt that ends in one, with and without new tokens."""
-    core, tokens, jumps = core_for(), random_tokens(np.random.default_rng(9), 12), ((12, 20),)
+    core, tokens, jumps = core_for(**small.DETERMINISTIC), random_tokens(np.random.default_rng(9), 12), ((12, 20),)
     for count in (0, 6):
         first = small.run(core, [(0, plain("first", tokens, count, position_jumps=jumps))])["first"]
     assert first.cached_tokens == 11
@@ -245,12 +253,8 @@ def test_the_fields_survive_the_wire():
 
 
 def test_forks_and_a_join_through_the_client(models: dict[str, pathlib.Path], compile_cache_dir: str):
-    config = EngineConfig(
-        model_path=str(models["llama"]),
-        max_running_requests=4,
-        max_total_tokens=1024,
-        compilation_cache_dir=compile_cache_dir,
-    )
+    knobs = {**small.DETERMINISTIC, "load_format": "safetensors"}
+    config = small.make_config(models["llama"], compile_cache_dir, **knobs)
     rng = np.random.default_rng(11)
     prefix, suffix = random_tokens(rng, 20), random_tokens(rng, 4)
 
@@ -261,7 +265,7 @@ def test_forks_and_a_join_through_the_client(models: dict[str, pathlib.Path], co
         return outcome
 
     async def main() -> tuple[Request, small.Outcome, dict[str, Any]]:
-        client = await EngineClient.start(config)
+        client = await EngineClient.start(config, core="tests.engine.late:LateCore")
         try:
             hold = client.generate(dataclasses.replace(plain("hold", prefix, 0), hold=True))
             assert (await anext(hold)).finish is None
@@ -277,7 +281,7 @@ def test_forks_and_a_join_through_the_client(models: dict[str, pathlib.Path], co
         finally:
             await client.close()
 
-    request, outcome, stats = asyncio.run(asyncio.wait_for(main(), 120))
+    request, outcome, stats = asyncio.run(asyncio.wait_for(main(), 300))
     check(outcome, request, dense.DenseModel(models["llama"]))
     assert outcome.cached_tokens == 20 + 3 * 8 and stats["branch_tokens_computed"] == 3
     assert stats["num_holds"] == 0 == stats["num_protected_tokens"]

@@ -23,7 +23,7 @@ REQUEST = Request(
 
 @pytest.fixture
 def core(small_model: pathlib.Path, compile_cache_dir: str, tmp_path: pathlib.Path) -> Iterator[EngineCore]:
-    core = small.make_core(small_model, compile_cache_dir, profile_dir=str(tmp_path / "profile"))
+    core = small.make_core(small_model, compile_cache_dir, **small.DETERMINISTIC, profile_dir=str(tmp_path / "profile"))
     yield core
     core.close()
 
@@ -39,7 +39,7 @@ def small_request(num_steps: int) -> Request:
 
 def test_twenty_steps_are_traced_once(core: EngineCore, core_of, tmp_path: pathlib.Path, caplog):
     assert oct(os.stat(tmp_path / "profile").st_mode & 0o777) == "0o700"
-    expected = small.alone(core_of(), REQUEST).token_ids
+    expected = small.alone(core_of(**small.DETERMINISTIC), REQUEST).token_ids
     small.run(core, [(0, small_request(profile.FIRST_STEP + profile.NUM_STEPS - 2))])
     assert traces(tmp_path) == []
     assert small.alone(core, REQUEST).token_ids == expected
@@ -65,7 +65,7 @@ def test_too_few_steps_are_said(core: EngineCore, tmp_path: pathlib.Path, caplog
 
 
 def test_a_profiler_that_fails_ends_no_request(core: EngineCore, core_of, tmp_path: pathlib.Path, caplog):
-    expected = small.alone(core_of(), REQUEST).token_ids
+    expected = small.alone(core_of(**small.DETERMINISTIC), REQUEST).token_ids
     with jax.profiler.trace(tmp_path / "another"):  # only one can run at a time
         assert small.alone(core, REQUEST).token_ids == expected
     assert "the profile could not be begun" in caplog.text

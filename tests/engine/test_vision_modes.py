@@ -18,7 +18,7 @@ from jsg.models.image_layout import image_layout, num_tiles, video_layout
 from jsg.processing.media.key import image_key, key_words
 from jsg.types import FinishType, Request
 from tests.engine import small
-from tests.engine.test_same_answer import assert_is_prefix_of, random_aborts
+from tests.engine.small import DETERMINISTIC
 from tests.engine.test_vision import VARIANT, question
 from tests.golden.variants import random_numbers
 from tests.golden.vision_golden import VisionGolden
@@ -26,7 +26,7 @@ from tests.golden.vision_golden import VisionGolden
 RUNS = 4
 SIZES = ((23, 40), (40, 23), (28, 28), 2, 3)  # heights and widths of images, numbers of frames of videos
 CHUNK = 64
-OPTIONS = {"load_format": "auto", "context_length": 256, "chunked_prefill_size": CHUNK, "max_running_requests": 2}
+OPTIONS = {"load_format": "auto", "context_length": 256, "chunked_prefill_size": CHUNK}
 
 Cores = Callable[..., EngineCore]
 
@@ -81,56 +81,45 @@ def traffic(golden: VisionGolden, items: list[MediaInput], seed: int) -> list[tu
             tokens += [placeholder] * len(item.rows)
             tokens += request.input_ids[: rng.integers(1, 4)]
             media.append(item)
-        sampling = dataclasses.replace(request.sampling, max_new_tokens=int(rng.integers(0, 20)), min_new_tokens=0)
+        sampling = dataclasses.replace(request.sampling, max_new_tokens=int(rng.integers(0, 50)), min_new_tokens=0)
         fields = {"input_ids": tuple(tokens), "media": tuple(media), "sampling": sampling, "logprob_start_len": -1}
         arrivals.append((when, dataclasses.replace(request, **fields)))
     return arrivals
 
 
-DETERMINISTIC = {"deterministic": True}
-BUSY = {"max_total_tokens": 330, "max_running_requests": 6, "schedule_conservativeness": 0.01}
+BUSY = {**DETERMINISTIC, "max_total_tokens": 260, "schedule_conservativeness": 0.01, "chunked_prefill_size": 23}
 
 
 class TestDeterministic:
-    @pytest.mark.parametrize("num_examples", [5, pytest.param(40, marks=pytest.mark.slow)])
-    def test_pictures_are_bitwise_the_same_alone_and_in_traffic(self, cores, golden, items, num_examples):
-        @given(seed=st.integers(0, 2**20))
-        @settings(max_examples=num_examples)
-        def run(seed: int) -> None:
-            check_bitwise(cores, golden, items, seed)
+    @pytest.mark.slow
+    @given(seed=st.integers(0, 2**20))
+    @settings(max_examples=8)
+    def test_pictures_are_bitwise_the_same_alone_and_in_much_traffic(self, cores, golden, items, seed: int):
+        check_bitwise(cores(**BUSY), cores, traffic(golden, items, seed), seed)
 
-        run()
-
-    def test_the_traffic_shares_evicts_and_retracts(self, cores, golden, items):
-        core = cores(**DETERMINISTIC, **BUSY)
-        before = core.stats()
-        calls = 0
-        for seed in range(4):
-            arrivals = traffic(golden, items, seed)
-            calls += sum(len(request.media) for _, request in arrivals)
-            small.run(core, arrivals)
-        after = core.stats()
+    def test_pictures_are_bitwise_the_same_in_traffic_that_shares_evicts_and_retracts(self, cores, golden, items):
+        core = cores(**BUSY, max_queued_requests=100)  # of its own: how much is admitted depends on what it has seen
+        for seed in range(2):
+            check_bitwise(core, cores, traffic(golden, items, seed), seed)
+        stats = core.stats()
         for counter in ("num_retracts", "num_evicted_tokens", "num_found_images", "num_evicted_images"):
-            assert after[counter] > before[counter], counter
-        assert 0 < after["num_encoder_calls"] - before["num_encoder_calls"] < calls, "no two were ever encoded together"
+            assert stats[counter] > 0, counter
 
     def test_it_gives_the_tokens_of_hugging_face(self, cores, golden):
         answers = small.run(cores(**DETERMINISTIC), [(0, question(golden, "r"))])
         assert answers["r"].token_ids == golden.arrays["greedy"].tolist()
 
 
-def check_bitwise(cores: Cores, golden: VisionGolden, items: list[MediaInput], seed: int) -> None:
-    """Runs one random traffic and compares every answer with the same request alone, to the last bit."""
+def check_bitwise(busy: EngineCore, cores: Cores, arrivals: list[tuple[int, Request]], seed: int) -> None:
+    """Runs random traffic and compares every answer with the same request alone, to the last bit."""
     reference = cores(**DETERMINISTIC, disable_radix_cache=True)
-    busy = cores(**DETERMINISTIC, **BUSY, chunked_prefill_size=23)
-    arrivals = traffic(golden, items, seed)
-    aborts = random_aborts(seed, arrivals)
+    aborts = small.random_aborts(seed, arrivals)
     outcomes = small.run(busy, arrivals, aborts)
     for _, request in arrivals:
         outcome, expected = outcomes[request.rid], small.alone(reference, request)
         if outcome.finish is not None and outcome.finish.type is FinishType.ABORT:
             assert request.rid in aborts
-            assert_is_prefix_of(outcome, expected)
+            small.assert_is_prefix_of(outcome, expected)
         else:
             assert outcome.token_ids == expected.token_ids
             assert outcome.logprobs == expected.logprobs
@@ -141,7 +130,8 @@ def check_bitwise(cores: Cores, golden: VisionGolden, items: list[MediaInput], s
     "knobs", [pytest.param({}, marks=pytest.mark.slow), DETERMINISTIC], ids=["default", "deterministic"]
 )
 def test_no_trace_and_no_compile_after_warm_up(cores: Cores, golden: VisionGolden, items, knobs: dict):
-    core = cores(**knobs, is_warm=True)
+    with small.few_variants():
+        core = cores(**knobs, is_warm=True)
     before = core.stats()["num_encoded_tiles"]
     with small.nothing_compiled(core):
         small.run(core, traffic(golden, items, 11))

@@ -1,7 +1,6 @@
-"""For tests of graphs: a model that answers by its prompt alone, programs drawn at random, a backend with a cache."""
+"""For tests of graphs: a model that answers by its prompt alone, programs drawn at random, a backend that counts."""
 
 import asyncio
-import dataclasses
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -150,40 +149,25 @@ def _flat(value):
     return ["" if value is None else value]
 
 
-# A backend with a prefix cache, by characters.
-
-
-@dataclasses.dataclass
-class Cost:
-    """What was computed.
+class CountingBackend:
+    """Answers as `answer` does, and notes what was asked for, in order, and how much of it at a time.
 
     Attributes:
-        computed: Characters of prompts that were not cached when their call began.
-        cached: Those that were.
-        held: Prompts that hints keep, now; the order in which they were hinted and released.
+        log: What happened (call, hint, close), and to which prompt.
+        max_running: Most calls and hints at a time.
     """
 
-    computed: int = 0
-    cached: int = 0
-    held: list[str] = dataclasses.field(default_factory=list)
-    log: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-
-
-class CachingBackend:
-    """Answers as `answer` does, a call at a time on request, and counts what its prompts cost.
-
-    A prompt is in the cache when the call that computed it has ended: calls that run side by side share nothing.
-    """
-
-    def __init__(self, gate: asyncio.Event | None = None):
-        self.cost = Cost()
-        self.calls: list[str] = []
+    def __init__(self) -> None:
+        self.log: list[tuple[str, str]] = []
         self.num_running = 0
         self.max_running = 0
-        self._cache: set[str] = set()
 
-    def open(self, *, num_api_spec_tokens: int | None = None) -> "CachingSession":
-        return CachingSession(self, ())
+    @property
+    def calls(self) -> list[str]:
+        return [prompt for kind, prompt in self.log if kind == "call"]
+
+    def open(self, *, num_api_spec_tokens: int | None = None) -> "CountingSession":
+        return CountingSession(self, ())
 
     async def flush_cache(self) -> bool:
         return True
@@ -194,24 +178,20 @@ class CachingBackend:
     async def close(self) -> None:
         pass
 
-    async def compute(self, prompt: str) -> None:
-        known = max((_common(prompt, cached) for cached in self._cache), default=0)
-        self.cost.cached += known
-        self.cost.computed += len(prompt) - known
+    async def compute(self, kind: str, prompt: str) -> None:
+        self.log.append((kind, prompt))
         self.num_running += 1
         self.max_running = max(self.max_running, self.num_running)
         for _ in range(20):  # so long that whatever can run beside it has begun
             await asyncio.sleep(0)
         self.num_running -= 1
-        self._cache.add(prompt)
 
 
-class CachingSession:
-    def __init__(self, backend: CachingBackend, items: tuple[PromptItem, ...]):
+class CountingSession:
+    def __init__(self, backend: CountingBackend, items: tuple[PromptItem, ...]):
         self._backend = backend
         self._items = items
         self._start = len(items)
-        self._hints: list[str] = []
 
     @property
     def text(self) -> str:
@@ -223,43 +203,26 @@ class CachingSession:
 
     async def generate(self, gen: Gen) -> AsyncIterator[Piece]:
         prompt = self.text
-        self._backend.calls.append(prompt)
-        self._backend.cost.log.append(("call", prompt))
-        await self._backend.compute(prompt)
-        pieces = answer(prompt, gen)
-        self._items += (Text("".join(pieces)),)
-        yield Piece("".join(pieces), {"prompt_tokens": len(prompt), "completion_tokens": 2, "cached_tokens": 0})
+        await self._backend.compute("call", prompt)
+        text = "".join(answer(prompt, gen))
+        self._items += (Text(text),)
+        yield Piece(text, {"prompt_tokens": len(prompt), "completion_tokens": 2, "cached_tokens": 0})
 
     async def select(self, select: Select) -> Selection:
         raise NotImplementedError
 
-    async def fork(self, size: int, position_ids_offset: Sequence[int] | None = None) -> "list[CachingSession]":
-        return [CachingSession(self._backend, self._items) for _ in range(size)]
+    async def fork(self, size: int, position_ids_offset: Sequence[int] | None = None) -> "list[CountingSession]":
+        return [CountingSession(self._backend, self._items) for _ in range(size)]
 
-    async def join(self, branches: "Sequence[CachingSession]") -> None:
+    async def join(self, branches: "Sequence[CountingSession]") -> None:
         for branch in branches:
             self._items += branch._items[branch._start :]
 
     async def hint(self) -> None:
-        prompt = self.text
-        self._backend.cost.log.append(("hint", prompt))
-        await self._backend.compute(prompt)
-        self._hints.append(prompt)
-        self._backend.cost.held.append(prompt)
+        await self._backend.compute("hint", self.text)
 
     async def close(self) -> None:
-        self._backend.cost.log.append(("close", self.text))
-        for prompt in self._hints:
-            self._backend.cost.held.remove(prompt)
-            self._backend.cost.log.append(("release", prompt))
-        self._hints = []
-
-
-def _common(a: str, b: str) -> int:
-    size = 0
-    while size < min(len(a), len(b)) and a[size] == b[size]:
-        size += 1
-    return size
+        self._backend.log.append(("close", self.text))
 
 
 @sgl.function

@@ -9,8 +9,9 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import GraphError, RequestError
+from jsg.lang.executor.arguments import arguments_from_json, arguments_to_json
 from jsg.lang.executor.compiled import CompiledFunction
-from jsg.lang.executor.posted import ProgramLimits, arguments_from_json, arguments_to_json, check_limits
+from jsg.lang.executor.limits import ProgramLimits, check_limits
 from jsg.lang.ir import Video
 from tests.lang.graph_programs import PNG, backend, post
 from tests.lang.scripted import ScriptedBackend

@@ -10,7 +10,7 @@ import pytest
 
 import jsg
 from jsg.constrained.compiler import compile_grammar
-from jsg.constrained.vocab import Vocabulary
+from jsg.constrained.run.vocab import Vocabulary
 from jsg.engine.offline.lang_backend import EngineBackend
 from jsg.errors import EngineDeadError, GrammarError, RequestError
 from jsg.lang.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Select, Text

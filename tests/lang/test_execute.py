@@ -11,10 +11,7 @@ from hypothesis import HealthCheck, given, settings
 import jsg as sgl
 from jsg.errors import AbortedError, ProgramError, RequestError, UnknownVariableError
 from jsg.lang.executor.compiled import CompiledFunction
-from jsg.lang.executor.posted import (
-    ProgramLimits,
-)
-from jsg.lang.graphs.optimise import ALL_OFF
+from jsg.lang.executor.limits import ProgramLimits
 from tests.lang.graph_programs import PLANS, backend, branches, planned, post, run_here, two_gens, until
 from tests.lang.scripted import Gate, ScriptedBackend
 
@@ -28,9 +25,9 @@ def test_a_compiled_program_says_what_the_interpreted_one_says(plan):
     compiled = planned.compile(plan=plan)
     sent = CompiledFunction.from_json(compiled.to_json())
     assert sent.graph == compiled.graph
-    for runs, options in ((compiled, None), (sent, ALL_OFF)):
+    for runs in (compiled, sent):
         where = backend()
-        state = runs.run(q="why", backend=where, optimisations=options)
+        state = runs.run(q="why", backend=where)
         assert state.error() is None
         assert (state.text(), {name: state[name] for name in "abc"}, state.messages()) == expected
         assert state.ret_value == returned
@@ -436,9 +433,7 @@ def test_a_loop_reads_what_it_does_not_set_in_every_round():
         s += f"{s['kept']}{s['count']}"
 
     assert program.run("x", backend=backend()).text() == "<x> <x>i <x>ii <x>iii"
-    for options in (None, ALL_OFF):
-        state = program.compile().run("x", backend=backend(), optimisations=options)
-        assert state.text() == "<x> <x>i <x>ii <x>iii"
+    assert program.compile().run("x", backend=backend()).text() == "<x> <x>i <x>ii <x>iii"
 
 
 @sgl.function
@@ -447,8 +442,7 @@ def helper(s, q):
     s["quoted"] = f"<{s['h']}>"
 
 
-@pytest.mark.parametrize("options", [None, ALL_OFF])
-def test_a_called_state_can_be_kept_within_cond_and_loop(options):
+def test_a_called_state_can_be_kept_within_cond_and_loop():
     @sgl.function
     def program(s, q):
         t = helper(q)
@@ -460,7 +454,7 @@ def test_a_called_state_can_be_kept_within_cond_and_loop(options):
         s += "end"
 
     for q in ("x", "zzz"):
-        state = program.compile().run(q=q, backend=backend(), optimisations=options)
+        state = program.compile().run(q=q, backend=backend())
         interpreted = program.run(q=q, backend=backend())
         run_here(asyncio.wait_for(state.settle(), 10))
         assert state["kept"].text() == interpreted["kept"].text()

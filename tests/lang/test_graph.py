@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import jsg as sgl
 from jsg.errors import GraphError
 from jsg.lang.executor.compiled import CompiledFunction
-from jsg.lang.graphs.json_form import graph_from_json, graph_to_dict, sampling_from_dict, sampling_to_dict
+from jsg.lang.graphs.check import graph_from_json
+from jsg.lang.graphs.codec import sampling_from_dict, sampling_to_dict
 from jsg.lang.ir import SamplingArgs
 from tests.lang.graph_programs import PLANS, PNG, planned
 
@@ -100,6 +101,43 @@ def test_json_comes_back_as_the_same_graph():
     assert CompiledFunction.from_json(text).to_json() == text
 
 
+AS_CLIENTS_WROTE_IT = (
+    '{"jsg_graph":1,"name":"p","arguments":[{"name":"q","kind":"text"},{"name":"v","kind":"video"}],"nodes":['
+    '{"kind":"open","id":0,"stream":0,"line":"a.py:1","program":"p","defaults":{},"num_api_spec_tokens":3},'
+    '{"kind":"append","id":1,"stream":0,"line":"a.py:2","pieces":["ü ",{"argument":"q"}],"part":[0,1]},'
+    '{"kind":"media","id":2,"stream":0,"line":"a.py:3","source":{"argument":"v"},"num_frames":2},'
+    '{"kind":"media","id":3,"stream":0,"line":"a.py:3","source":{"image":"YWJj","media_type":"image/png"}},'
+    '{"kind":"media","id":4,"stream":0,"line":"a.py:3",'
+    '"source":{"video":"YWJj,YWJj","media_type":"video/mp4","num_frames":1}},'
+    '{"kind":"generate","id":5,"stream":0,"line":"a.py:4"},'
+    '{"kind":"generate","id":6,"stream":0,"line":"a.py:4","name":"g","args":{"max_tokens":4,"n":2,"stop":["."],'
+    '"stop_token_ids":[1],"temperature":0.5,"ignore_eos":true,"seed":-3,"dtype":"int"},"reasoning":"qwen3"},'
+    '{"kind":"choose","id":7,"stream":0,"line":"a.py:5","choices":[["a"],[{"node":6,"name":"g","index":1}]],'
+    '"method":"token_trie"},'
+    '{"kind":"turn","id":8,"stream":0,"line":"a.py:6","role":"user","is_begin":true},'
+    '{"kind":"turn","id":9,"stream":0,"line":"a.py:6","role":"user","is_begin":false},'
+    '{"kind":"scope","id":10,"stream":0,"line":"a.py:7","name":"s","is_begin":true},'
+    '{"kind":"scope","id":11,"stream":0,"line":"a.py:7","name":"s","is_begin":false},'
+    '{"kind":"readtext","id":12,"stream":0,"line":"a.py:8"},'
+    '{"kind":"assign","id":13,"stream":0,"line":"a.py:9","name":"w","value":{"dict":{"k":{"list":[{"constant":null},'
+    '{"constant":1},{"constant":2.5},{"constant":true},{"text":[{"node":12,"name":""}]},'
+    '{"variable":{"node":6,"name":"g"}}]}}}},'
+    '{"kind":"fork","id":14,"stream":0,"line":"a.py:10","branches":[1,2],"offsets":[0,5]},'
+    '{"kind":"join","id":15,"stream":0,"line":"a.py:11","branches":[1,2],"mode":"gather_variable"},'
+    '{"kind":"cond","id":16,"stream":0,"line":"a.py:12","condition":{"all":[{"equals":[[{"argument":"q"}],["a"]]},'
+    '{"not":{"contains":[["a"],[]]}},{"any":[{"matches":[["a"],"[a-z]+"]}]}]},'
+    '"then":{"nodes":[],"outputs":{"w":{"text":["x"]}}},"otherwise":{"nodes":[],"outputs":{}},'
+    '"before":{"w":{"variable":{"node":13,"name":"w"}}}},'
+    '{"kind":"loop","id":17,"stream":0,"line":"a.py:13","body":{"nodes":[],"outputs":{}},"max_rounds":2}],'
+    '"outputs":{"w":{"variable":{"node":16,"name":"w"}}},'
+    '"returns":{"state":0,"variables":{"s":{"text":[{"node":11,"name":"s"}]}}}}'
+)
+
+
+def test_the_json_of_graphs_stays_as_clients_know_it():
+    assert graph_from_json(AS_CLIENTS_WROTE_IT).to_json() == AS_CLIENTS_WROTE_IT
+
+
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(PLANS)
 def test_any_graph_comes_back(plan):
@@ -115,7 +153,7 @@ def test_sampling_arguments_come_back():
 
 
 def small():
-    return graph_to_dict(_small.trace())
+    return _small.trace().to_dict()
 
 
 @sgl.function
@@ -158,7 +196,10 @@ _MISSING = object()
         (change(["nodes", 1, "kind"], ["append"]), r"node 1: kind must be one of"),
         (change(["nodes", 1, "extra"], 1), r"node 1: there is no field 'extra'"),
         (change(["nodes", 1, "pieces"], _MISSING), r"node 1: the field 'pieces' is missing"),
-        (change(["nodes", 1, "pieces"], "text"), r"node 1 \(append, test_graph.py:\d+\): text must be a list"),
+        (
+            change(["nodes", 1, "pieces"], "text"),
+            r"node 1 \(append, test_graph.py:\d+\): pieces must be a list, but got 'text'",
+        ),
         (change(["nodes", 1, "pieces"], [1]), r"node 1 .*expected an object"),
         (change(["nodes", 1, "pieces"], ["\ud800"]), r"node 1 .*lone surrogate"),
         (change(["nodes", 1, "id"], True), "id must be a whole number"),
@@ -225,7 +266,7 @@ def test_what_is_set_in_a_block_is_not_seen_outside_by_its_own_node(kind):
             sgl.loop(s, lambda s: s.extend(sgl.gen("x")), max_rounds=2)
         s += f"{s['x']}"
 
-    graph = graph_to_dict(program.trace())
+    graph = program.trace().to_dict()
     assert graph_from_json(graph) == program.trace()
     block = graph["nodes"][1]["then" if kind == "cond" else "body"]
     graph["nodes"][2]["pieces"][0]["node"] = block["nodes"][0]["id"]
@@ -263,18 +304,18 @@ def test_a_branch_that_turned_is_not_joined_side_by_side():
         sgl.cond(forks[1], sgl.equals("a", "a"), lambda s: s.user("more"))
         forks.join()
 
-    graph = graph_to_dict(program.trace())
+    graph = program.trace().to_dict()
     graph_from_json(graph)
     (join,) = (node for node in graph["nodes"] if node["kind"] == "join")
     join["mode"] = "concate_and_append"
-    with pytest.raises(GraphError, match=r"\(join, .*stream 2 opened or closed a turn"):
+    with pytest.raises(GraphError, match=r"\(join, .*branch 1 opened or closed a turn"):
         graph_from_json(graph)
 
 
 def test_turns_and_scopes_must_close_as_they_were_opened():
-    graph = graph_to_dict(everything.trace())
+    graph = everything.trace().to_dict()
     turns = [node for node in graph["nodes"] if node["kind"] == "turn"]
-    for broken, message in (("system", "no turn of the system is open"), ("user", None)):
+    for broken, message in (("system", "system ends, but user is open"), ("user", None)):
         changed = copy.deepcopy(graph)
         node = next(node for node in changed["nodes"] if node["id"] == turns[1]["id"])
         node["role"] = broken
@@ -285,7 +326,7 @@ def test_turns_and_scopes_must_close_as_they_were_opened():
                 graph_from_json(changed)
     scope = next(node for node in graph["nodes"] if node["kind"] == "scope" and not node["is_begin"])
     scope["name"] = "other"
-    with pytest.raises(GraphError, match="not the one opened last"):
+    with pytest.raises(GraphError, match="var_scope 'other' ends, but was not opened"):
         graph_from_json(graph)
 
 
@@ -299,7 +340,7 @@ _JSON = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_whatever_is_changed_in_a_graph_it_reads_or_is_refused(data):
-    graph = graph_to_dict(everything.trace())
+    graph = everything.trace().to_dict()
     for _ in range(data.draw(st.integers(1, 3))):
         place, value = graph, data.draw(_JSON)
         while True:

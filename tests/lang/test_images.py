@@ -14,7 +14,7 @@ from jsg.processing.turns import ChatTurns
 from jsg.server.chat_prompt import ChatPrompt
 from tests.golden.vision_variants import IMAGE_TOKEN
 from tests.lang.fake_model import FakeModel, asynchronous
-from tests.server.conftest import CHAT_TEMPLATE
+from tests.server.byte_tokenizer import CHAT_TEMPLATE
 from tests.server.vision_model import PATCHES, VISION_TEMPLATE, png, write_vision_model
 
 QUESTION = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}

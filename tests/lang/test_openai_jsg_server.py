@@ -13,7 +13,7 @@ from jsg.lang.remote.anthropic import Anthropic
 from jsg.lang.remote.openai import OpenAI
 from jsg.lang.streams.loop import shared_loop
 from tests.lang.wire_servers import ask, serving, tell, write
-from tests.server.conftest import CHAT_TEMPLATE, write_byte_tokenizer
+from tests.server.byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
 from tests.server.scripted import ScriptedServer
 
 PAGE = "Name: Ada\nBorn: 1815\n"

@@ -7,15 +7,10 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import AbortedError, GraphError, RequestError
-from jsg.lang.executor.posted import (
-    ProgramLimits,
-    VariableEvent,
-    arguments_from_json,
-    arguments_to_json,
-    check_limits,
-    execute,
-)
-from jsg.lang.graphs.json_form import graph_from_json
+from jsg.lang.executor.arguments import arguments_from_json, arguments_to_json
+from jsg.lang.executor.limits import ProgramLimits, check_limits
+from jsg.lang.executor.posted import VariableEvent, execute
+from jsg.lang.graphs.check import graph_from_json
 from tests.lang.graph_programs import PNG, backend, branches, post, run_here, two_gens, until
 from tests.lang.scripted import ScriptedBackend
 

@@ -10,12 +10,12 @@ import pytest
 from jsg.errors import GraphError, RequestError
 from jsg.lang.executor.evaluation import Evaluator
 from jsg.lang.executor.frames import Tasks, new_frame
-from jsg.lang.executor.posted import ProgramLimits, check_limits, execute
-from jsg.lang.graphs.graph import ArgumentRef, Block, ValueRef
-from jsg.lang.graphs.json_form import graph_from_json
-from jsg.lang.graphs.optimise import static_prefix
+from jsg.lang.executor.limits import ProgramLimits, check_limits
+from jsg.lang.executor.posted import execute
+from jsg.lang.graphs.check import graph_from_json
+from jsg.lang.graphs.nodes import ArgumentRef, ValueRef
 from jsg.lang.ir import RoleBegin, RoleEnd, Text
-from jsg.lang.state import messages_of
+from jsg.lang.messages import messages_of
 from jsg.lang.streams.loop import running_loop
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.transcript import Turn
@@ -124,8 +124,7 @@ def test_m3_a_value_that_is_no_text_is_not_written_as_one():
     async def main() -> None:
         async with Tasks() as tasks:
             evaluator = Evaluator({}, tasks, 100)
-            block = Block(graph_of({"kind": "readtext", "id": 1, **LINE}).block.nodes)
-            frame = new_frame(block, None)
+            frame = new_frame(graph_of({"kind": "readtext", "id": 1, **LINE}).block, None)
             variable = Variable()
             variable.finish(large)
             frame.define(1, "", variable)
@@ -167,13 +166,6 @@ class TestManyShortTexts:
 
         started = time.process_time()
         assert asyncio.run(main()) == self.COUNT * len(self.TEXT)
-        self.within_seconds(started)
-
-    def test_m3_of_a_prefix(self):
-        (node,) = graph_of(append(1, self.TEXT)).block.nodes[1:]
-        started = time.process_time()
-        (item,) = static_prefix([node] * self.COUNT, {})
-        assert item == Text(self.TEXT * self.COUNT)
         self.within_seconds(started)
 
     def test_m3_of_a_message(self):

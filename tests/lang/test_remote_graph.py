@@ -7,9 +7,10 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import AbortedError, BackendError, ConfigError, ProgramError, RequestError
-from jsg.lang.executor.posted import arguments_from_json, execute
-from jsg.lang.graphs.json_form import graph_from_json, sampling_from_dict
-from jsg.lang.graphs.optimise import ALL_ON
+from jsg.lang.executor.arguments import arguments_from_json
+from jsg.lang.executor.posted import execute
+from jsg.lang.graphs.check import graph_from_json
+from jsg.lang.graphs.codec import sampling_from_dict
 from jsg.lang.streams.loop import shared_loop
 from tests.lang.graph_programs import PNG, answer
 from tests.lang.scripted import Gate, ScriptedBackend
@@ -176,5 +177,5 @@ def test_where_it_runs_is_checked():
     compiled = program.compile()
     with pytest.raises(ConfigError, match="ScriptedBackend takes no graphs"):
         compiled.run("why", PNG, backend=ScriptedBackend(), where="server")
-    with pytest.raises(ProgramError, match="chosen by the server"):
-        compiled.run("why", PNG, backend=GraphServer(), optimisations=ALL_ON)
+    with pytest.raises(ProgramError, match="where must be 'auto', 'here' or 'server'"):
+        compiled.run("why", PNG, backend=GraphServer(), where="there")

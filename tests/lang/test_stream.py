@@ -9,6 +9,7 @@ import pytest
 from jsg.errors import AbortedError, JsgError, ProgramError, UnknownVariableError
 from jsg.lang.ir import Gen, RoleBegin, RoleEnd, SamplingArgs, Symbol, Text, VarScopeBegin, VarScopeEnd
 from jsg.lang.streams.loop import running_loop
+from jsg.lang.streams.ops import Later
 from jsg.lang.streams.stream import Stream
 from tests.lang.scripted import Gate, ScriptedBackend
 
@@ -69,7 +70,8 @@ def test_what_comes_later_keeps_its_place():
     [
         (Text("x"), "was to set x, but does not"),
         (Gen("x") + Gen("y"), "sets 'y', which was not announced"),
-        (RoleBegin("user") + Gen("x") + RoleEnd("user"), "cannot open or close a turn"),
+        (RoleBegin("user") + Gen("x") + RoleEnd("user"), "cannot open or close a turn or a scope"),
+        (Gen("x") + VarScopeBegin("y"), "cannot open or close a turn or a scope"),
     ],
 )
 def test_what_comes_later_must_keep_its_promise(expr, message):
@@ -179,31 +181,6 @@ def test_a_loop_that_ends_leaves_no_session_open():
 
     stream = asyncio.run(main())
     assert isinstance(stream.runner.failure, AbortedError) and backend.num_open == 0
-
-
-def test_a_hint_is_no_more_than_that():
-    hints = []
-
-    class Hinting(ScriptedBackend):
-        def open(self, *, num_api_spec_tokens=None):
-            session = super().open()
-
-            async def hint():
-                hints.append(session.text)
-                raise JsgError("busy")
-
-            session.hint = hint
-            return session
-
-    async def main(backend):
-        stream = root(backend)
-        stream.append("p")
-        stream.hint()
-        stream.append(Gen("x"))
-        return await stream.variable("x").get()
-
-    assert asyncio.run(main(Hinting("A"))) == "A" and hints == ["p"]
-    assert asyncio.run(main(ScriptedBackend("A"))) == "A"  # a session that cannot
 
 
 def test_a_session_that_does_not_close_fails_nothing(caplog):
@@ -371,26 +348,6 @@ def test_what_is_pushed_while_a_failed_stream_closes_its_session_is_answered():
     assert backend.num_open == 0
 
 
-def test_a_fault_of_a_hint_ends_no_stream():
-    class Broken(ScriptedBackend):
-        def open(self, *, num_api_spec_tokens=None):
-            session = super().open()
-
-            async def hint():
-                raise OSError("no route")
-
-            session.hint = hint
-            return session
-
-    async def main():
-        stream = root(Broken("A"))
-        stream.hint()
-        stream.append(Gen("x"))
-        return await stream.variable("x").get()
-
-    assert asyncio.run(main()) == "A"
-
-
 def test_a_stream_runs_outside_of_the_context_of_who_appends():
     contexts = []
     asker = contextvars.ContextVar("asker", default="nobody")
@@ -499,24 +456,19 @@ def test_branches_that_opened_or_closed_turns_do_not_join_side_by_side(before, i
 
 def test_a_branch_that_was_cancelled_does_not_join_though_its_runner_has_not_heard_of_that():
     event = asyncio.Event()
-    hints = []
-
-    class Hinting(ScriptedBackend):
-        def open(self, *, num_api_spec_tokens=None):
-            session = super().open()
-
-            async def hint():
-                hints.append(session.text)
-                await event.wait()
-
-            session.hint = hint
-            return session
+    has_begun = False
 
     async def answer(prompt, gen):
         await event.wait()
         return "A"
 
-    backend = Hinting(answer)
+    async def work():
+        nonlocal has_begun
+        has_begun = True
+        await event.wait()
+        return ()
+
+    backend = ScriptedBackend(answer)
 
     async def main():
         stream = root(backend)
@@ -525,8 +477,8 @@ def test_a_branch_that_was_cancelled_does_not_join_though_its_runner_has_not_hea
         branch.append(Gen("x"))
         while not backend.prompts():
             await asyncio.sleep(0)
-        stream.hint()
-        while not hints:
+        stream.runner.push([Later(work, {}, None)])
+        while not has_begun:
             await asyncio.sleep(0)
         event.set()  # both runners are at work, the branch's first, before the loop takes the calls of the cancel
         branch.cancel()

@@ -8,7 +8,7 @@ import pytest
 
 import jsg as sgl
 from jsg.errors import TraceError
-from jsg.lang.graphs.graph import (
+from jsg.lang.graphs.nodes import (
     Append,
     Argument,
     ArgumentRef,
@@ -47,7 +47,7 @@ def test_text_with_values_is_split_into_pieces():
         (answer, " and constant"),
         (answer, "."),
     ]
-    assert graph.arguments == (Argument("question"), Argument("number"))
+    assert graph.arguments == (Argument("question", "text"), Argument("number", "text"))
     assert dict(graph.block.outputs) == {"answer": TextValue((answer,))}
 
 
@@ -111,7 +111,7 @@ def test_f20_pictures_forks_and_joins_are_traced():
     assert forks[0].offsets == (0, 10)
     assert [node.mode for node in graph.nodes() if isinstance(node, Join)] == ["gather_variable", "concate_and_append"]
     outputs = dict(graph.block.outputs)
-    first, second = (node.id for node in graph.nodes() if isinstance(node, Generate) and node.gen.name == "a")
+    first, second = (node.id for node in graph.nodes() if isinstance(node, Generate) and node.name == "a")
     assert outputs["a"] == ListValue((TextValue((ValueRef(first, "a"),)), TextValue((ValueRef(second, "a"),))))
     assert outputs["count"].value == 2
 
@@ -218,7 +218,7 @@ def test_constants_and_defaults_are_seen_by_the_body():
 
     graph = program.compile(topics=["a", "b", "c"]).graph
     assert graph.arguments == ()
-    assert [node.gen.name for node in graph.nodes() if isinstance(node, Generate)] == ["a", "b"]
+    assert [node.name for node in graph.nodes() if isinstance(node, Generate)] == ["a", "b"]
     bound = program.bind(style="long").compile(topics=["a"])
     assert "'a long '" in str(bound)
 

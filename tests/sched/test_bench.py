@@ -9,8 +9,9 @@ from bench import sched
 
 
 def test_every_figure_of_the_benchmark_is_written(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sched, "NUM_WAITING", 50)
-    monkeypatch.setattr(sched, "NUM_LEAVES", 50)
+    small = {"NUM_RUNNING": 16, "NUM_WAITING": 50, "NUM_LEAVES": 50, "NUM_PAGES": 200_000, "NUM_EDGES": 100}
+    for name, value in small.items():
+        monkeypatch.setattr(sched, name, value)
     monkeypatch.setattr(sched, "POLICIES", ("lpm", "dfs-weight"))
     output = tmp_path / "sched.json"
     sched.main(["--steps", "3", "--output", str(output)])

@@ -12,13 +12,14 @@ from jsg.cache.node import INT_BYTES, Node, Root
 from jsg.cache.radix import PrefixLock
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP, MIN_SHARED_TOKENS
 from jsg.sched import admission, groups
+from jsg.sched.batch import PrefixGroup
 from jsg.sched.buckets import make_buckets
 from jsg.sched.groups import PrefixGrouping, find_groups
-from jsg.sched.records import Placement, PrefixGroup
+from jsg.sched.request import Placement
 from jsg.types import Request, SamplingParams
 from tests.sched import test_traffic
 from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine, TokenModel
-from tests.sched.test_traffic import Traffic, run_traffic
+from tests.sched.test_traffic import Traffic, check_wild, run_traffic
 
 # The partition.
 
@@ -271,22 +272,22 @@ def family_prompt(rng: random.Random, longest: int) -> tuple[int, ...]:
     return tuple([*family, *rng.choices(range(VOCAB), k=rng.randrange(1, 4))][:longest])
 
 
-@pytest.mark.parametrize("overlaps", [True, False])
-def test_groups_of_random_traffic_read_what_their_members_would(overlaps: bool, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("num_runs", [16, pytest.param(50, marks=pytest.mark.slow)])
+def test_groups_of_random_traffic_read_what_their_members_would(num_runs: int, monkeypatch: pytest.MonkeyPatch):
     """The simulated device looks at every group: see `SimulatedDevice`."""
     monkeypatch.setattr(admission, "DECAY_STEPS", 5)
     monkeypatch.setattr(groups, "MIN_SHARED_TOKENS", 3)
     monkeypatch.setattr(test_traffic, "random_prompt", family_prompt)
     happened: Counter[str] = Counter()
     rng = random.Random(0)
-    for seed in range(40):
+    for seed in range(num_runs):
         shape = EngineShape(
             page_size=rng.choice([1, 1, 2, 4]),
             num_pages=rng.choice([20, 60, 200]),
             context_length=rng.choice([24, 40]),
             max_running=rng.choice([8, 24, 24]),
             chunk=24,
-            overlaps=overlaps,
+            overlaps=seed % 2 == 0,
             has_cache=rng.random() < 0.9,
             conservativeness=0.1,
             shares_prefixes=True,
@@ -296,8 +297,7 @@ def test_groups_of_random_traffic_read_what_their_members_would(overlaps: bool, 
         happened["several"] += sum(len(batch.groups) > 1 for batch in engine.batches)
         happened["retracts"] += engine.scheduler.totals.num_retracts
         happened["evictions"] += engine.cache.stats().evicted_tokens
-    rare = [name for name in ("groups", "several", "retracts", "evictions") if happened[name] < 20]
-    assert not rare, f"the traffic is too tame to prove anything: {happened}"
+    check_wild(happened, ("groups", "several", "retracts", "evictions"), 10)
 
 
 def test_a_trace_replays_with_the_same_groups(monkeypatch: pytest.MonkeyPatch):

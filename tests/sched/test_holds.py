@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jsg.errors import QueueFullError, RequestError
-from jsg.sched.records import Batch
+from jsg.sched.batch import Batch
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
 from tests.sched.simulated import EngineShape, SimulatedEngine, TokenModel
 from tests.sched.test_scheduler import PREFIX, make_engine, make_request, planned
@@ -198,7 +198,7 @@ def test_a_hold_that_waits_or_computes_can_be_aborted():
     engine.abort("waits")
     engine.run_until_idle()
     assert engine.scheduler.totals.num_aborted == 2, "they were not held yet"
-    assert engine.scheduler.holds.num_to_come == 0
+    assert engine.scheduler.holds.num_open == 0
     engine.check_answers()
 
 
@@ -230,10 +230,18 @@ def test_a_hold_that_asks_for_more_is_refused(fields: dict[str, Any], param: str
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
-@hypothesis.given(st.data())
-def test_random_traffic_with_holds(data: st.DataObject):
+def test_random_traffic_with_holds():
     """Holds come and go among requests on a pool that is too small: nothing changes but what stays cached."""
+    hypothesis.settings(max_examples=50)(play)()
+
+
+@pytest.mark.slow
+def test_random_traffic_with_holds_at_length():
+    hypothesis.settings(max_examples=500)(play)()
+
+
+@hypothesis.given(st.data())
+def play(data: st.DataObject) -> None:
     shape = EngineShape(
         num_pages=data.draw(st.integers(4, 12)) * 4,
         page_size=data.draw(st.sampled_from([1, 4])),

@@ -3,6 +3,8 @@
 import dataclasses
 import random
 from collections import Counter
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -109,28 +111,64 @@ traffics = st.builds(
 )
 
 
-@pytest.mark.parametrize("overlaps", [True, False])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_scheduling_changes_no_answer(policy: str, overlaps: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(admission, "DECAY_STEPS", 5)  # else one retract makes the engine careful for the whole run
+ANY_POLICY = st.sampled_from(POLICIES)
+COMMON = ("retracts", "evictions", "hits", "aborts", "passed")
+
+
+def play_traffic(num_examples: int, **fields: st.SearchStrategy[Any]) -> Counter[str]:
+    """Plays that many random traffics on engines with these fields beside random ones; what happened in all of them."""
     happened: Counter[str] = Counter()
 
-    @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-    @given(shape=shapes, traffic=traffics)
-    def play(shape: EngineShape, traffic: Traffic) -> None:
-        engine = run_traffic(dataclasses.replace(shape, policy=policy, overlaps=overlaps), traffic)
+    @settings(max_examples=num_examples, suppress_health_check=[HealthCheck.too_slow])
+    @given(shape=shapes, changes=st.fixed_dictionaries(fields), traffic=traffics)
+    def play(shape: EngineShape, changes: dict[str, Any], traffic: Traffic) -> None:
+        engine = run_traffic(dataclasses.replace(shape, **changes), traffic)
+        check_totals(engine)
+        answers = engine.answers.values()
         happened["retracts"] += engine.scheduler.totals.num_retracts
         happened["evictions"] += engine.cache.stats().evicted_tokens
-        happened["hits"] += sum(answer.cached_tokens > 0 for answer in engine.answers.values())
-        happened["aborts"] += sum(answer.is_aborted for answer in engine.answers.values())
-        happened["passed"] += sum(answer.num_bypassed > shape.max_bypass_tokens for answer in engine.answers.values())
-        check_totals(engine)
-        for answer in engine.answers.values():
-            happened[answer.finish.type if answer.finish else "never"] += 1
+        happened["hits"] += sum(answer.cached_tokens > 0 for answer in answers)
+        happened["aborts"] += sum(answer.is_aborted for answer in answers)
+        happened["passed"] += sum(answer.num_bypassed > shape.max_bypass_tokens for answer in answers)
+        happened["drafts"] += engine.num_drafts
+        happened["drafts beside chunks"] += sum(
+            batch.has_drafts and any(entry.num_new > 1 + entry.num_drafts for entry in batch.entries)
+            for batch in engine.batches
+        )
 
-    play()
-    rare = [name for name in ("retracts", "evictions", "hits", "aborts", "passed") if happened[name] < 50]
+    with mock.patch.object(admission, "DECAY_STEPS", 5):  # else one retract makes an engine careful for the whole run
+        play()
+    return happened
+
+
+def check_wild(happened: Counter[str], names: tuple[str, ...], least: int) -> None:
+    """Asserts that each of the named things happened so often."""
+    rare = [name for name in names if happened[name] < least]
     assert not rare, f"the traffic is too tame to prove anything: {happened}"
+
+
+def test_scheduling_changes_no_answer():
+    check_wild(play_traffic(60, policy=ANY_POLICY, overlaps=st.booleans()), COMMON, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlaps", [True, False])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_scheduling_changes_no_answer_at_length(policy: str, overlaps: bool):
+    check_wild(play_traffic(60, policy=st.just(policy), overlaps=st.just(overlaps)), COMMON, 50)
+
+
+def test_drafts_change_no_answer():
+    """Right or wrong, beside chunks and other requests, with retracts and tokens that end a request on the way."""
+    happened = play_traffic(40, draft_len=st.just(5), right_drafts=st.sampled_from([0.5, 0.9, 1.0]))
+    check_wild(happened, ("drafts", "drafts beside chunks", "retracts", "hits"), 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("right_drafts", [0.5, 0.9, 1.0])
+def test_drafts_change_no_answer_at_length(right_drafts: float):
+    happened = play_traffic(50, draft_len=st.just(5), right_drafts=st.just(right_drafts))
+    check_wild(happened, ("drafts", "drafts beside chunks", "retracts", "hits"), 20)
 
 
 def check_totals(engine: SimulatedEngine) -> None:
@@ -150,7 +188,7 @@ def test_a_recorded_trace_replays_exactly(policy: str):
     shape = EngineShape(num_pages=24, page_size=2, max_running=6, policy=policy, conservativeness=0.1)
 
     def record(seed: int) -> list[object]:
-        engine = run_traffic(shape, Traffic(seed, num_requests=80, burst=10, abort_rate=0.1))
+        engine = run_traffic(shape, Traffic(seed, num_requests=25, burst=10, abort_rate=0.1))
         assert engine.scheduler.totals.num_retracts > 0 and engine.cache.stats().evicted_tokens > 0
         return [
             (b.key, b.dirty_rows, [(e.running.request.rid, e.place.row, e.start, e.num_new) for e in b.entries])
@@ -160,25 +198,3 @@ def test_a_recorded_trace_replays_exactly(policy: str):
     first = record(1)
     assert first == record(1)
     assert first != record(2)
-
-
-@pytest.mark.parametrize("right_drafts", [0.5, 0.9, 1.0])
-def test_drafts_change_no_answer(right_drafts: float, monkeypatch: pytest.MonkeyPatch):
-    """Right or wrong, beside chunks and other requests, with retracts and tokens that end a request on the way."""
-    monkeypatch.setattr(admission, "DECAY_STEPS", 5)
-    happened: Counter[str] = Counter()
-
-    @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
-    @given(shape=shapes, traffic=traffics)
-    def play(shape: EngineShape, traffic: Traffic) -> None:
-        engine = run_traffic(dataclasses.replace(shape, draft_len=5, right_drafts=right_drafts), traffic)
-        happened["drafts"] += engine.num_drafts
-        happened["steps with drafts and chunks"] += sum(
-            batch.has_drafts and any(entry.num_new > 1 + entry.num_drafts for entry in batch.entries)
-            for batch in engine.batches
-        )
-        happened["retracts"] += engine.scheduler.totals.num_retracts
-        happened["hits"] += sum(answer.cached_tokens > 0 for answer in engine.answers.values())
-
-    play()
-    assert min(happened.values()) >= 20, f"the traffic is too tame to prove anything: {happened}"

@@ -18,7 +18,7 @@ import httpx
 from jsg.config import ServerConfig
 from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
-from tests.server.conftest import RunningServer, ServerMaker, events_of
+from tests.server.running import RunningServer, ServerProcess, events_of
 
 JSON = {"Content-Type": "application/json"}
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -109,7 +109,7 @@ def encode(body: Any, raw: str) -> bytes:
 class Battery:
     """Sends what is wrong and keeps what was answered."""
 
-    server: RunningServer
+    server: ServerProcess
     bodies: list[str] = dataclasses.field(default_factory=list)
 
     def post(self, path: str, content: bytes | dict[str, Any], **headers: str) -> httpx.Response:
@@ -152,15 +152,14 @@ def error_of(path: str, response: httpx.Response) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def firing(make_server: ServerMaker, tokenizer_dir: Path) -> Iterator[Battery]:
+def firing(server: ServerProcess, tokenizer_dir: Path) -> Iterator[Battery]:
     """A battery at a server around the scripted engine, and at its end the proof that nobody else noticed."""
-    with make_server() as server:
-        made = Battery(server)
-        for path, body in VALID.items():
-            made.post(path, body)
-        made.post("/generate", encode({"input_ids": RAW}, "[" + "1," * 10**6 + "1]"))
-        with unnoticed(made, tokenizer_dir, {"input_ids": [97, 98, 99]}, [ord(char) for char in ("abc" * 134)[:400]]):
-            yield made
+    made = Battery(server)
+    for path, body in VALID.items():
+        made.post(path, body)
+    made.post("/generate", encode({"input_ids": RAW}, "[" + "1," * 10**6 + "1]"))
+    with unnoticed(made, tokenizer_dir, {"input_ids": [97, 98, 99]}, [ord(char) for char in ("abc" * 134)[:400]]):
+        yield made
 
 
 @contextlib.contextmanager
@@ -221,7 +220,7 @@ class Stream:
                 self.num_whole += 1
 
 
-def engine_pid(server: RunningServer) -> int:
+def engine_pid(server: ServerProcess) -> int:
     """Of the child of the front that runs the step loop."""
     front = server.process.pid
     children = Path(f"/proc/{front}/task/{front}/children").read_text().split()

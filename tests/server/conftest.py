@@ -1,65 +1,25 @@
-"""Servers around the scripted engine of `tests/engine/fake_core.py`, and a tokenizer of bytes."""
+"""Fixtures: servers around the scripted engine or a small real one, in threads of this process or in processes."""
 
 import contextlib
 import json
-import os
-import re
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from http.client import HTTPConnection
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-import tokenizers
 
-if TYPE_CHECKING:
-    from tests.server.battery import Battery
+from jsg.config import EngineConfig, ServerConfig
+from tests.server.battery import Battery, firing
+from tests.server.byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
+from tests.server.mixed_run import MixedRun, a_mixed_run, quiet
+from tests.server.real_model import write_real_model
+from tests.server.running import ProcessMaker, RunningServer, ServerProcess, running
+from tests.server.scrape import scrape_until
+from tests.server.threads import ServerMaker, ServerThread
 
-ROOT = Path(__file__).parents[2]
-END_DEADLINE_S = 20
-POLL_DEADLINE_S = 20  # a busy machine is no failure
-
-REAL_OPTIONS = (  # few shapes, so that little compiles; chunks that are short, so that a prefill takes many steps
-    *("--max-running-requests", "8", "--chunked-prefill-size", "128", "--max-total-tokens", "65536"),
-    "--forbid-compile",
+REAL_OPTIONS = (  # one shape for every step, so that little compiles; it is small, so that a prefill takes many steps
+    *("--deterministic", "--max-running-requests", "8", "--max-total-tokens", "65536"),
 )
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content | trim }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-LONG = {"text": "ab", "stream": True, "sampling_params": {"max_new_tokens": 1000}}  # takes the scripted engine seconds
-CHAT = [{"role": "user", "content": "ab"}]
-LONG_STREAMS = {  # the same in every API that generates
-    "/generate": LONG,
-    "/v1/completions": {"prompt": "ab", "max_tokens": 1000, "stream": True},
-    "/v1/chat/completions": {"messages": CHAT, "max_tokens": 900, "stream": True},
-    "/v1/responses": {"input": "ab", "max_output_tokens": 900, "stream": True},
-    "/v1/messages": {"model": "fake", "messages": CHAT, "max_tokens": 900, "stream": True},
-}
-SPECIAL_TOKENS = ["<|im_start|>", "<|im_end|>", "<s>"]
-
-
-def write_byte_tokenizer(
-    directory: Path, chat_template: str | None, special_tokens: Sequence[str] = SPECIAL_TOKENS
-) -> None:
-    """One token for each byte, and special tokens behind them (from 256 on)."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({char: i for i, char in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(special_tokens))
-    tokenizer.save(str(directory / "tokenizer.json"))
-    config = {"bos_token": "<s>", "eos_token": "<|im_end|>", "add_bos_token": False}
-    if chat_template is not None:
-        config["chat_template"] = chat_template
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 @pytest.fixture(scope="session")
@@ -76,126 +36,104 @@ def plain_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-class RunningServer:
-    """A front process; `http` talks to it once it listens."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.http = httpx.Client(timeout=20)
-        self.greeting = ""
-
-    def wait_until_ready(self) -> None:
-        """Reads the greeting and takes the address from it."""
-        assert self.process.stdout is not None
-        lines = []
-        for line in self.process.stdout:
-            lines.append(line)
-            if line.startswith("curl "):
-                break
-        self.greeting = "".join(lines)
-        match = re.search(r"ready at (http://\S+)", self.greeting)
-        assert match, f"no greeting; exit status {self.process.wait(END_DEADLINE_S)}"
-        self.http.base_url = match[1]
-
-    def end(self) -> tuple[int, str]:
-        """Exit status and the rest of stdout."""
-        assert self.process.stdout is not None
-        rest = self.process.stdout.read()
-        return self.process.wait(END_DEADLINE_S), rest
-
-    def stats(self, headers: dict[str, str] | None = None) -> dict:
-        return self.http.get("/get_server_info", headers=headers).json()["internal_states"][0]
-
-    def wait_for_stats(self, headers: dict[str, str] | None = None, **wanted: int) -> None:
-        """Waits until the engine's counters are the wanted ones."""
-        deadline = time.monotonic() + POLL_DEADLINE_S
-        while not wanted.items() <= (stats := self.stats(headers)).items():
-            assert time.monotonic() < deadline, f"wanted {wanted}, got {stats}"
-            time.sleep(0.02)
-
-    def send(self, path: str, body: dict, headers: dict[str, str] | None = None) -> HTTPConnection:
-        """Sends a request and waits for nothing; closing what this gives is the client's leaving."""
-        url = self.http.base_url
-        connection = HTTPConnection(url.host, url.port or 80, timeout=20)
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **(headers or {})})
-        return connection
-
-    @contextlib.contextmanager
-    def holding(self, count: int, headers: dict[str, str] | None = None) -> Iterator[None]:
-        """So many requests that do not end soon; they have reached the engine, and their clients leave at the end."""
-        with contextlib.ExitStack() as clients:
-            before = self.stats(headers)["num_added"]
-            for number in range(1, count + 1):
-                clients.enter_context(contextlib.closing(self.send("/generate", LONG, headers)))
-                self.wait_for_stats(headers, num_added=before + number)
-            yield
-
-
-ServerMaker = Callable[..., contextlib.AbstractContextManager[RunningServer]]
-
-
-@contextlib.contextmanager
-def running(command: list[str], *, wait: bool = True, stderr: Path | None = None) -> Iterator[RunningServer]:
-    """A front process of this Python; it is killed at the end, if it is still there, and its engine dies with it."""
-    with stderr.open("wb") if stderr else contextlib.nullcontext() as errors:
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )
-    server = RunningServer(process)
-    with process, server.http:
-        try:
-            if wait:
-                server.wait_until_ready()
-            yield server
-        finally:
-            process.kill()
-
-
 @pytest.fixture(scope="session")
 def make_server(tokenizer_dir: Path) -> ServerMaker:
-    """Makes servers around the scripted engine, with these knobs."""
+    """Makes servers around the scripted engine, with these knobs, in threads of this process."""
 
+    @contextlib.contextmanager
     def make(
         *,
         engine: dict | None = None,
         server: dict | None = None,
         tokenizer: Path = tokenizer_dir,
         wait: bool = True,
-        stderr: Path | None = None,
-    ) -> contextlib.AbstractContextManager[RunningServer]:
-        knobs = {
-            "engine": {"model_path": "fake", **(engine or {})},
-            "server": {"port": 0, "shutdown_timeout": 0.5, **(server or {})},
-            "tokenizer_dir": str(tokenizer),
-        }
-        return running(["-m", "tests.server.fake_server", json.dumps(knobs)], wait=wait, stderr=stderr)
+        request_log: Path | None = None,
+    ) -> Iterator[ServerThread]:
+        knobs = {"port": 0, "shutdown_timeout": 0.5, "log_requests": request_log is not None, **(server or {})}
+        with contextlib.ExitStack() as stack:
+            with contextlib.ExitStack() as start:
+                if request_log is not None:  # lines go to what is stderr when the server starts
+                    lines = stack.enter_context(request_log.open("w"))
+                    start.enter_context(contextlib.redirect_stderr(lines))
+                config = EngineConfig(**{"model_path": "fake", **(engine or {})})
+                made = stack.enter_context(contextlib.closing(ServerThread(config, ServerConfig(**knobs), tokenizer)))
+                if wait:
+                    made.wait_until_ready()
+            yield made
 
     return make
 
 
 @pytest.fixture(scope="session")
-def make_real_server(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> ServerMaker:
-    """Makes servers by `jsg serve` of a small random model, with these options; see `real_model.py`."""
-    from tests.server.real_model import write_real_model
+def make_process(tokenizer_dir: Path) -> ProcessMaker:
+    """The same in processes, where a process is what is tested: its signals, its exit, its streams, its memory."""
 
+    def make(
+        *,
+        engine: dict | None = None,
+        server: dict | None = None,
+        wait: bool = True,
+    ) -> contextlib.AbstractContextManager[ServerProcess]:
+        knobs = {
+            "engine": {"model_path": "fake", **(engine or {})},
+            "server": {"port": 0, "shutdown_timeout": 0.5, **(server or {})},
+            "tokenizer_dir": str(tokenizer_dir),
+        }
+        return running(["-m", "tests.server.fake_server", json.dumps(knobs)], wait=wait)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_real_server(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> ProcessMaker:
+    """Makes servers by `jsg serve` of a small random model, with these options; see `real_model.py`."""
     directory = write_real_model(tmp_path_factory.mktemp("real") / "model")
 
-    def make(*options: str) -> contextlib.AbstractContextManager[RunningServer]:
+    def make(*options: str) -> contextlib.AbstractContextManager[ServerProcess]:
         command = ["-m", "jsg.cli", "serve", str(directory), "--port", "0", "--compilation-cache-dir"]
         return running([*command, compile_cache_dir, *REAL_OPTIONS, *options])
 
     return make
 
 
-@pytest.fixture(scope="module")
-def server(make_server: ServerMaker) -> Iterator[RunningServer]:
-    """One server for all tests of a file."""
+@pytest.fixture(scope="session")
+def real_server(make_real_server: ProcessMaker) -> Iterator[ServerProcess]:
+    """One with a real engine for all tests that leave it as it is. Other options or weights would compile anew."""
+    with make_real_server("--served-model-name", "fake") as made:  # called as the scripted one is
+        yield made
+
+
+@pytest.fixture(scope="session")
+def shared_server(make_server: ServerMaker) -> Iterator[ServerThread]:
+    """One for all tests; see `server`."""
     with make_server() as made:
         yield made
+
+
+@pytest.fixture
+def server(shared_server: ServerThread) -> RunningServer:
+    """The server that all tests share. Nothing runs and nothing is cached when a test begins; counters go on."""
+    shared_server.reset()
+    return shared_server
+
+
+@pytest.fixture(scope="session")
+def process_server(make_process: ProcessMaker) -> Iterator[ServerProcess]:
+    """A front process with its engine process, for the tests that measure their memory or watch over their lives."""
+    with make_process() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def mixed_run(make_server: ServerMaker, tmp_path_factory: pytest.TempPathFactory) -> MixedRun:
+    """What clients, metrics and the log say of sixty requests of all kinds."""
+    log = tmp_path_factory.mktemp("mixed") / "log"
+    with make_server(request_log=log) as server:
+        seen = a_mixed_run(server.http)
+        result = scrape_until(server.http, quiet)
+        server.terminate()
+        server.join()  # the end writes what was waiting
+    return MixedRun(seen, result, [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")])
 
 
 @pytest.fixture
@@ -204,54 +142,7 @@ def http(server: RunningServer) -> httpx.Client:
 
 
 @pytest.fixture(scope="module")
-def battery(make_server: ServerMaker, tokenizer_dir: Path) -> Iterator["Battery"]:
+def battery(process_server: ServerProcess, tokenizer_dir: Path) -> Iterator[Battery]:
     """One for all tests of a file."""
-    from tests.server.battery import firing
-
-    with firing(make_server, tokenizer_dir) as made:
+    with firing(process_server, tokenizer_dir) as made:
         yield made
-
-
-def events_of(response: httpx.Response) -> list[dict]:
-    """The events of a stream; it must end with [DONE]."""
-    data = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert data[-1] == "[DONE]"
-    return [json.loads(item) for item in data[:-1]]
-
-
-def data_of(lines: Iterable[str]) -> list[dict]:
-    """The events of a stream of any API, with or without [DONE] at its end."""
-    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-    return [json.loads(item) for item in data if item != "[DONE]"]
-
-
-def check_discreet(text: str) -> None:
-    """Nothing that a client reads tells where the server lies or what its code was doing."""
-    for secret in ("Traceback", 'File \\"', "ipc:", str(ROOT), sys.prefix, tempfile.gettempdir()):
-        assert secret not in text
-
-
-def wait_until(condition: Callable[[], bool], deadline_s: float = POLL_DEADLINE_S) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
-def is_listening(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-        return True
-    return False
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

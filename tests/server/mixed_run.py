@@ -1,12 +1,13 @@
 """Requests of all kinds at once, and what their clients were told."""
 
 import concurrent.futures
+import dataclasses
 import json
 
 import httpx
 
 from tests.engine.fake_core import FAILING_TOKEN
-from tests.server.conftest import events_of
+from tests.server.running import events_of
 from tests.server.scrape import Scrape
 
 
@@ -109,6 +110,21 @@ class Client:
         seen.finishes = [("/generate", meta["finish_reason"]["type"])]
         seen.statuses = [("/generate", str(response.status_code))]
         return seen
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedRun:
+    """A server after a mixed run.
+
+    Attributes:
+        seen: What its clients saw.
+        scraped: Its counters.
+        lines: Its log of requests.
+    """
+
+    seen: Seen
+    scraped: Scrape
+    lines: list[dict]
 
 
 def a_mixed_run(http: httpx.Client) -> Seen:

@@ -4,7 +4,7 @@ import json
 
 import httpx
 
-from tests.server.conftest import events_of
+from tests.server.running import events_of
 
 HI = [{"role": "user", "content": "hi"}]
 HI_RENDERED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"

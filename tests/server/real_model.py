@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tests.engine.small import MODEL
-from tests.server.conftest import CHAT_TEMPLATE, SPECIAL_TOKENS, write_byte_tokenizer
+from tests.server.byte_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, write_byte_tokenizer
 
 VOCAB = 320
 CONTEXT = 32_768

@@ -14,7 +14,8 @@ from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
 from jsg.server.http.access import OPEN_PATHS, KeyRing
 from jsg.server.http.origins import checked_origins
-from tests.server.conftest import LONG, RunningServer, ServerMaker
+from tests.server.running import LONG, ProcessMaker, RunningServer
+from tests.server.threads import ServerMaker
 
 USER, OTHER, ADMIN = "user-key-1", "user-key-2", "admin-key"
 PAGE = "https://chat.example.com"
@@ -144,11 +145,11 @@ class TestKeyFile:
             with pytest.raises(ConfigError, match="--api-key-file must be a file"):
                 KeyRing.of(ServerConfig(api_key_file=str(path)))
 
-    def test_a_server_does_not_start_without_it(self, make_server: ServerMaker, tmp_path, capfd):
+    def test_a_server_does_not_start_without_it(self, make_server: ServerMaker, tmp_path):
         with make_server(server={"api_key_file": str(tmp_path / "missing")}, wait=False) as server:
-            assert server.end()[0] == 2
-        said = capfd.readouterr().err
-        assert "--api-key-file" in said and "Traceback" not in said
+            error = server.join()
+        assert isinstance(error, ConfigError)
+        assert "--api-key-file" in str(error)
 
 
 def all_routes() -> list[tuple[str, str]]:
@@ -255,15 +256,16 @@ class TestKeys:
     def test_what_opens(self, guarded: RunningServer, headers):
         assert guarded.http.post("/generate", json={"text": "a"}, headers=headers).status_code == 200
 
-    def test_no_key_is_shown_anywhere(self, guarded: RunningServer, capfd):
-        told = [guarded.greeting]
-        for path in ("/get_server_info", "/server_info", "/openapi.json", "/metrics", "/v1/models"):
-            told.append(guarded.http.get(path, headers=bearer(ADMIN)).text)
-        command = Path(f"/proc/{guarded.stats(bearer(USER))['pid']}/cmdline").read_text()
-        told += [command, "".join(capfd.readouterr())]
+    def test_no_key_is_shown_anywhere(self, make_process: ProcessMaker, capfd):
+        with make_process(server={"api_key": (USER, OTHER), "admin_api_key": ADMIN}) as server:
+            told = [server.greeting]
+            for path in ("/get_server_info", "/server_info", "/openapi.json", "/metrics", "/v1/models"):
+                told.append(server.http.get(path, headers=bearer(ADMIN)).text)
+            command = Path(f"/proc/{server.stats(bearer(USER))['pid']}/cmdline").read_text()
+            told += [command, "".join(capfd.readouterr())]
         for key in (USER, OTHER, ADMIN):
             assert not any(key in text for text in told)
-        assert "Authorization: Bearer YOUR_KEY" in guarded.greeting
+        assert "Authorization: Bearer YOUR_KEY" in server.greeting
 
     def test_the_server_says_nothing_of_itself(self, guarded: RunningServer):
         for headers in ({}, bearer(USER)):

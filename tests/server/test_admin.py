@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.conftest import RunningServer, ServerMaker, events_of
+from tests.server.running import RunningServer, events_of
+from tests.server.threads import ServerMaker
 
 LONG = {"max_new_tokens": 1000}
 ABORTED = {"type": "abort", "message": "aborted"}

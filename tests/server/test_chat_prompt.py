@@ -12,7 +12,7 @@ from jsg.errors import ContextLengthError, RequestError
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.tokenizer import Tokenizer, load_tokenizer
 from jsg.server.chat_prompt import ChatPrompt
-from tests.server.conftest import CHAT_TEMPLATE, SPECIAL_TOKENS, write_byte_tokenizer
+from tests.server.byte_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, write_byte_tokenizer
 
 START, END = 256, 257
 

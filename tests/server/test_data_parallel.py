@@ -2,30 +2,38 @@
 
 import contextlib
 import json
-import os
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.server.conftest import RunningServer, ServerMaker, check_discreet, is_running, wait_until
+from jsg.errors import EngineDeadError
+from jsg.server import run
+from tests.server.running import ProcessMaker, RunningServer, check_discreet, is_running, wait_until
 from tests.server.scrape import scrape, scrape_until
+from tests.server.threads import ServerMaker, ServerThread
 
 SIZE = 2
 PREFIX = list(range(1, 129))
 
 
 @pytest.fixture(scope="module")
-def server(make_server: ServerMaker) -> Iterator[RunningServer]:
+def two(make_server: ServerMaker) -> Iterator[ServerThread]:
     with make_server(server={"dp_size": SIZE}) as made:
         yield made
 
 
 @pytest.fixture
-def doomed(make_server: ServerMaker, tmp_path) -> Iterator[RunningServer]:
+def server(two: ServerThread) -> ServerThread:
+    two.reset()
+    return two
+
+
+@pytest.fixture
+def doomed(make_server: ServerMaker) -> Iterator[ServerThread]:
     """One whose engines may be killed."""
-    with make_server(server={"dp_size": SIZE}, stderr=tmp_path / "log") as made:
+    with make_server(server={"dp_size": SIZE}) as made:
         yield made
 
 
@@ -68,7 +76,6 @@ class TestShownTogether:
         assert [row["dp_rank"] for row in server.http.get("/get_load").json()] == [0, 1]
 
     def test_answers_to_one_prompt_share_its_prefix(self, server: RunningServer):
-        idle(server)
         before = [state["num_added"] for state in states(server)]
         prompt = body([300, *PREFIX]) | {"sampling_params": {"max_new_tokens": 4, "n": 4}}
         answers = server.http.post("/generate", json=prompt).json()
@@ -77,7 +84,8 @@ class TestShownTogether:
 
     def test_metrics_are_sums_with_each_engine_beside_them(self, server: RunningServer):
         for seed in range(2):
-            server.http.post("/generate", json=body([seed + 1, 100 + seed]))
+            for _ in range(2):
+                server.http.post("/generate", json=body([seed + 1, 100 + seed]))
         idle(server)
         result, told = scrape(server.http), states(server)
         for name, key in (("prompt_tokens", "prompt_tokens"), ("generated_tokens", "generated_tokens")):
@@ -97,6 +105,8 @@ class TestShownTogether:
         scrape_until(server.http, lambda result: result.get("jsg:requests_running") == 0)
 
     def test_caches(self, server: RunningServer):
+        for seed in range(10):
+            server.http.post("/generate", json=body([seed + 1, 100 + seed]))
         idle(server)
         shown = server.http.get("/debug/radix").json()["engines"]
         assert [one["num_cached_tokens"] > 0 for one in shown] == [True, True]
@@ -121,16 +131,17 @@ class TestShownTogether:
 
 
 class TestDeath:
-    def test_one_of_two(self, doomed: RunningServer, tmp_path):
+    def test_one_of_two(self, doomed: ServerThread, caplog, monkeypatch: pytest.MonkeyPatch):
         """Its streams end with an error, the others go on, probes and metrics say so; then the last one dies."""
-        server, pids = doomed, [state["pid"] for state in states(doomed)]
+        monkeypatch.setattr(run, "DEATH_NOTICE_S", 5.0)  # so that a busy machine has the time to see it
+        server = doomed
         for seed in range(4):
             server.http.post("/generate", json=body([seed + 1, 200 + seed]))
         before = scrape(server.http)
         with streaming(server, [1, 2]) as first, streaming(server, [3, 4]) as second:
             running = [state["num_running"] for state in states(server)]
             assert running == [1, 1]
-            os.kill(pids[0], signal.SIGKILL)
+            server.engines[0].kill()
             last = {lines: [*lines][-2:] for lines in (first, second)}
         errors = [line for lines in last.values() for line in lines if '"error"' in line]
         (error,) = (json.loads(line.removeprefix("data: "))["error"] for line in errors)
@@ -139,18 +150,18 @@ class TestDeath:
         for path in ("/health", "/ready"):
             assert (server.http.get(path).status_code, server.http.get(path).json()) == (200, {"status": "degraded"})
         assert server.http.post("/generate", json=body([9, 8])).json()["output_ids"] == [9, 8, 9, 8]
-        self.check_told(server, pids, before)
-        assert "engine 0 of 2" in (tmp_path / "log").read_text()
+        self.check_told(server, before)
+        assert "engine 0 of 2" in caplog.text
 
-        os.kill(pids[1], signal.SIGKILL)
+        server.engines[1].kill()
         wait_until(lambda: server.http.get("/health").status_code == 503)
         assert server.http.get("/health").json() == {"status": "dead"}
         assert server.http.get("/get_server_info").status_code == 503
-        assert server.end()[0] == 2
+        assert isinstance(server.join(), EngineDeadError)
 
-    def check_told(self, server: RunningServer, pids: list[int], before: Any) -> None:
+    def check_told(self, server: RunningServer, before: Any) -> None:
         told = states(server)
-        assert (told[0], told[1]["state"], told[1]["pid"]) == ({"engine": 0, "state": "dead"}, "ok", pids[1])
+        assert (told[0], told[1]["state"]) == ({"engine": 0, "state": "dead"}, "ok")
         assert [row["dp_rank"] for row in server.http.get("/get_load").json()] == [1]
         after = scrape(server.http)
         assert (after.get("jsg:engines"), after.get("jsg:engines_up"), after.get("jsg:engine_up")) == (2, 1, 1)
@@ -165,23 +176,21 @@ class TestDeath:
     def test_what_has_told_nothing_goes_over(self, make_server: ServerMaker):
         engine = {"max_running_requests": 1}
         with make_server(server={"dp_size": SIZE}, engine=engine) as server, contextlib.ExitStack() as clients:
-            pids = [state["pid"] for state in states(server)]
             for ids in ([1, 2], [3, 4]):
                 clients.enter_context(contextlib.closing(server.send("/generate", body(ids, 400, stream=True))))
             wait_until(lambda: [state["num_running"] for state in states(server)] == [1, 1])
             waiting = [server.send("/generate", body([20 + seed, 5])) for seed in range(6)]
             wait_until(lambda: sum(state["num_waiting"] for state in states(server)) == 6)
-            os.kill(pids[1], signal.SIGKILL)
+            server.engines[1].kill()
             for seed, connection in enumerate(waiting):
                 with contextlib.closing(connection):
                     response = connection.getresponse()
                     assert response.status == 200
                     assert json.loads(response.read())["output_ids"] == [20 + seed, 5, 20 + seed, 5]
 
-    def test_a_stalled_one_gets_nothing_new(self, doomed: RunningServer):
-        server, pids = doomed, [state["pid"] for state in states(doomed)]
-        os.kill(pids[0], signal.SIGSTOP)
-        try:
+    def test_a_stalled_one_gets_nothing_new(self, doomed: ServerThread):
+        server = doomed
+        with server.engines[0].frozen():
             wait_until(lambda: server.http.get("/health").json() == {"status": "degraded"})
             for seed in range(4):
                 assert server.http.post("/generate", json=body([seed, 6])).status_code == 200
@@ -189,31 +198,22 @@ class TestDeath:
             result = scrape(server.http)
             assert result.get("jsg:engines_up") == 1
             assert result.get("jsg:engine_stats_age_seconds") < 60, "who has told nothing yet has no age"
-        finally:
-            os.kill(pids[0], signal.SIGCONT)
         wait_until(lambda: server.http.get("/health").json() == {"status": "ok"})
 
-    def test_a_second_signal_ends_all_of_them(self, make_server: ServerMaker):
-        with make_server(server={"dp_size": SIZE, "shutdown_timeout": 60}) as server:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+    def test_processes_end_with_the_front(self, make_process: ProcessMaker, number: int):
+        """In order; and where it was told twice, or killed, at once."""
+        with make_process(server={"dp_size": SIZE, "shutdown_timeout": 60}) as server:
             pids = [state["pid"] for state in states(server)]
             with contextlib.closing(server.send("/generate", body([1], 1000))):
                 wait_until(lambda: sum(state["num_running"] for state in states(server)) == 1)
                 server.process.terminate()
                 wait_until(lambda: server.http.get("/ready").status_code == 503)
-                server.process.terminate()
-                assert server.end()[0] == 128 + signal.SIGTERM
+                server.process.send_signal(number)
+                assert server.end()[0] == (128 + number if number == signal.SIGTERM else -number)
             wait_until(lambda: not any(map(is_running, pids)))
 
-    def test_they_end_in_order_and_with_the_front(self, make_server: ServerMaker):
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with make_server(server={"dp_size": SIZE}) as server:
-                pids = [state["pid"] for state in states(server)]
-                server.process.send_signal(number)
-                assert server.end()[0] == (0 if number == signal.SIGTERM else -number)
-                wait_until(lambda pids=pids: not any(map(is_running, pids)))
 
-
-def test_one_engine_shows_nothing_of_this(make_server: ServerMaker):
-    with make_server() as server:
-        assert "engine" not in states(server)[0]
-        assert "jsg:dp_" not in server.http.get("/metrics").text
+def test_one_engine_shows_nothing_of_this(shared_server: RunningServer):
+    assert "engine" not in states(shared_server)[0]
+    assert "jsg:dp_" not in shared_server.http.get("/metrics").text

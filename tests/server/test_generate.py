@@ -10,7 +10,8 @@ import pytest
 
 from jsg.server.native.generate import GenerateBody
 from tests.engine.fake_core import FAILING_TOKEN
-from tests.server.conftest import RunningServer, ServerMaker, events_of
+from tests.server.running import RunningServer, events_of
+from tests.server.threads import ServerMaker
 
 
 def generate(http: httpx.Client, **body) -> httpx.Response:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.server.conftest import write_byte_tokenizer
+from tests.server.byte_tokenizer import write_byte_tokenizer
 from tests.server.scripted import ScriptedServer
 from tests.server.test_grammars import HI
 from tests.server.test_grammars import TAG as OLD_TAG

@@ -9,8 +9,10 @@ import jsonschema
 import openai
 import pytest
 
-from tests.server.conftest import REAL_OPTIONS, SPECIAL_TOKENS, RunningServer, running
+from tests.server.byte_tokenizer import SPECIAL_TOKENS
+from tests.server.conftest import REAL_OPTIONS
 from tests.server.real_model import write_real_model
+from tests.server.running import RunningServer, running
 from tests.server.scripted import TOOL_TEMPLATE
 
 HI = [{"role": "user", "content": "hi"}]

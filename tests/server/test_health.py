@@ -3,10 +3,7 @@
 import asyncio
 import contextlib
 import functools
-import os
-import signal
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, cast
 
@@ -19,7 +16,8 @@ from jsg.errors import EngineDeadError, QueueFullError
 from jsg.server.native import health
 from jsg.server.native.health import EngineProbe
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
-from tests.server.conftest import RunningServer, ServerMaker
+from tests.server.running import RunningServer
+from tests.server.threads import ServerMaker
 
 LONG = {"input_ids": [1], "stream": True, "sampling_params": {"max_new_tokens": 1000}}
 
@@ -154,7 +152,7 @@ class TestServer:
 
     def test_a_frozen_engine_gives_no_token(self, make_server: ServerMaker):
         with make_server(server={"health_timeout": 0.5}) as server:
-            with stopped(server.stats()["pid"]):
+            with server.engines[0].frozen():
                 response = server.http.get("/health_generate")
                 assert response.status_code == 503
                 assert "no token within 0.5 s" in response.json()["error"]["message"]
@@ -163,13 +161,13 @@ class TestServer:
     def test_waiters_share_the_token_of_a_busy_engine(self, make_server: ServerMaker):
         """While the engine stands still many ask, and one of them leaves; then it goes on."""
         with make_server(server={"health_timeout": 20}) as server:
-            num_added, pid = server.stats()["num_added"], server.stats()["pid"]
+            num_added = server.stats()["num_added"]
             statuses: list[int] = []
 
             def ask() -> None:
                 statuses.append(httpx.get(f"{server.http.base_url}/health_generate", timeout=20).status_code)
 
-            with stopped(pid):
+            with server.engines[0].frozen():
                 askers = [threading.Thread(target=ask) for _ in range(5)]
                 for asker in askers:
                     asker.start()
@@ -188,24 +186,6 @@ class TestServer:
             server.wait_for_stats(num_running=1, num_waiting=20)
             assert server.http.get("/health_generate").status_code == 200
             assert server.stats()["num_waiting"] > 10
-
-    @pytest.mark.slow
-    def test_health_sees_an_engine_that_stands_still(self, make_server: ServerMaker):
-        with make_server() as server:
-            with stopped(server.stats()["pid"]):
-                assert poll(server, 503) == {"status": "stalled"}
-                assert server.http.get("/ready").status_code == 503
-            assert poll(server, 200) == {"status": "ok"}
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """The process stands still."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 @contextlib.contextmanager
@@ -230,12 +210,3 @@ def streams(server: RunningServer, count: int) -> Iterator[None]:
         is_over.set()
         for thread in threads:
             thread.join(60)
-
-
-def poll(server: RunningServer, status: int) -> dict:
-    """What /health says once it has that status."""
-    deadline = time.monotonic() + 15
-    while (response := server.http.get("/health")).status_code != status:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return response.json()

@@ -19,7 +19,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from jsg.server.http.http_protocol import HttpLimits, http_protocol
-from tests.server.conftest import RunningServer, ServerMaker
+from tests.server.running import RunningServer, ServerProcess
+from tests.server.threads import ServerMaker
 
 DEADLINE_S = 10
 MAX_CONNECTIONS = 20
@@ -369,7 +370,8 @@ def test_the_front_has_these_limits(server: RunningServer):
         assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
 
 
-def test_a_body_of_300_mb_is_refused_and_not_kept(server: RunningServer):
+def test_a_body_of_300_mb_is_refused_and_not_kept(process_server: ServerProcess):
+    server = process_server
     url = server.http.base_url
     pid = server.process.pid
     before = rss_bytes(pid)
@@ -412,11 +414,11 @@ def send_until_answered(client: Client, piece: bytes, total: int) -> int:
 
 
 def test_a_refused_client_that_stays_does_not_spoil_the_end(make_server: ServerMaker):
-    with make_server() as server:
+    with make_server(server={"shutdown_timeout": 600}) as server:
         url = server.http.base_url
         with contextlib.closing(socket.create_connection((url.host, url.port), DEADLINE_S)) as connection:
             client = Client(connection)
             client.send(b"GET /health HTTP/1.1\r\nHost: a\r\n" + b"x: 1\r\n" * 200 + b"\r\n")
             assert client.answer().status == 431
-            server.process.terminate()
-            assert server.end()[0] == 0
+            server.terminate()
+            assert server.join() is None

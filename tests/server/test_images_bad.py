@@ -19,7 +19,7 @@ from jsg.errors import ConfigError, ContextLengthError
 from jsg.processing.media.base64_files import write_base64, write_data_url
 from jsg.processing.parts import MediaPart
 from jsg.processing.tokenizer import load_tokenizer
-from tests.server.conftest import check_discreet
+from tests.server.running import check_discreet
 from tests.server.scripted import ScriptedServer
 from tests.server.vision_model import PATCHES, base64_of, data_url, png, saved, write_vision_model
 

@@ -1,16 +1,15 @@
 """What the server tells of itself: to clients, to routers, and never a secret, a path or an address."""
 
 import dataclasses
-import os
 import pathlib
-import signal
 
 import httpx
 
 import jsg
 from jsg.config import EngineConfig, ServerConfig
 from jsg.server.native.info import HIDDEN_KNOBS
-from tests.server.conftest import RunningServer, ServerMaker
+from tests.server.running import RunningServer
+from tests.server.threads import ServerMaker
 
 PATHS = ("/model_info", "/get_model_info", "/server_info", "/get_server_info", "/get_load", "/version", "/v1/models")
 TOLD = {"served_model_name", "model_path", "tokenizer_path"}  # as names; and what has a list of choices
@@ -101,14 +100,10 @@ def test_what_the_engine_cannot_tell_is_a_500_that_does_not_say_why(make_server:
 
 def test_an_engine_that_stands_still_holds_nobody_up(make_server: ServerMaker):
     with make_server(server={"health_timeout": 0.3}) as server:
-        pid = server.stats()["pid"]
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with server.engines[0].frozen():
             for method, path in (("GET", "/server_info"), ("GET", "/get_load"), ("POST", "/flush_cache")):
                 response = server.http.request(method, path)
                 assert response.status_code == 504
                 assert "--health-timeout" in response.json()["error"]["message"]
             assert server.http.get("/model_info").status_code == 200
-        finally:
-            os.kill(pid, signal.SIGCONT)
         server.wait_for_stats(num_running=0)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import LONG, RunningServer, ServerMaker
+from tests.server.running import LONG, RunningServer
+from tests.server.threads import ServerMaker
 
 KEY_A, KEY_B = ({"Authorization": f"Bearer key-{name}"} for name in "ab")
 ADMIN = {"x-api-key": "key-z"}
@@ -136,7 +137,7 @@ def cached_in(usage: dict[str, Any]) -> int:
     return usage["cache_read_input_tokens"]
 
 
-PROMPT_TOKENS = 1200
+PROMPT_TOKENS = 600
 NUM_ACROSS = 200  # pairs; chance alone then reaches an AUC of 0.6 in one of 3000 runs
 NUM_WITHIN = 40
 

@@ -10,7 +10,7 @@ from PIL import Image
 from jsg.processing.media.base64_files import write_base64
 from jsg.server import kept_files
 from jsg.server.kept_files import ENTRY_BYTES, KeptFiles
-from tests.server.conftest import check_discreet
+from tests.server.running import check_discreet
 from tests.server.scripted import ScriptedServer
 from tests.server.vision_model import base64_of, png, saved, write_vision_model
 

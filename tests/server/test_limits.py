@@ -9,7 +9,8 @@ import pytest
 from jsg.config import ServerConfig
 from jsg.errors import QueueFullError, RateLimitError, RequestError, ShuttingDownError
 from jsg.server.limits import MAX_RETRY_AFTER_S, Admission, DrainRate, Limits
-from tests.server.conftest import LONG, LONG_STREAMS, RunningServer, ServerMaker
+from tests.server.running import LONG, LONG_STREAMS, RunningServer
+from tests.server.threads import ServerMaker
 
 
 class Clock:

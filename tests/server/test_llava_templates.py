@@ -19,7 +19,7 @@ from jsg.processing.tokenizer import load_tokenizer
 from jsg.processing.turns import ChatTurns
 from jsg.server.chat_prompt import ChatPrompt
 from tests.lang.fake_model import FakeModel, asynchronous
-from tests.server.conftest import CHAT_TEMPLATE
+from tests.server.byte_tokenizer import CHAT_TEMPLATE
 from tests.server.films import write_film
 from tests.server.scripted import ScriptedServer
 from tests.server.vision_model import data_url, png, write_vision_model

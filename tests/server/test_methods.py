@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from jsg.config import ServerConfig
 from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
-from tests.server.conftest import RunningServer
+from tests.server.running import RunningServer
 
 ALL = ("GET", "POST", "PUT", "PATCH", "DELETE")
 MAKES_A_TOKEN = "/health_generate"  # the one probe that works; its token is in nobody's cache

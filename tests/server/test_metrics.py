@@ -2,13 +2,8 @@
 
 import asyncio
 import concurrent.futures
-import contextlib
 import math
-import os
-import signal
 import socket
-import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import httpx
@@ -19,17 +14,16 @@ from jsg.engine.child.protocol import CORE_STATS, LOOP_STATS
 from jsg.errors import EngineDeadError
 from jsg.server.telemetry.engine_stats import ENGINE_SERIES, EngineStats
 from tests.engine.fake_core import VOCAB_SIZE
-from tests.server.conftest import RunningServer, ServerMaker, free_port
-from tests.server.mixed_run import Seen, a_mixed_run, quiet
+from tests.server.mixed_run import MixedRun, Seen, quiet
+from tests.server.running import RunningServer
 from tests.server.scrape import Scrape, scrape, scrape_until
+from tests.server.threads import ServerMaker, ServerThread
 
 
-@pytest.fixture(scope="module")
-def after_run(make_server: ServerMaker) -> Iterator[tuple[Scrape, Seen]]:
+@pytest.fixture
+def after_run(mixed_run: MixedRun) -> tuple[Scrape, Seen]:
     """A server's counters after a mixed run, and what its clients saw."""
-    with make_server() as server:
-        seen = a_mixed_run(server.http)
-        yield scrape_until(server.http, quiet), seen
+    return mixed_run.scraped, mixed_run.seen
 
 
 class TestTruth:
@@ -201,51 +195,15 @@ def test_metrics_need_a_key(make_server: ServerMaker):
         assert result.get("jsg:http_requests_total", route="/metrics", status="401") == 1
 
 
-def test_metrics_answer_while_the_engine_loads(make_server: ServerMaker, tmp_path):
-    wait_for = tmp_path / "go"
-    port = free_port()
-    with make_server(engine={"tokenizer_path": str(wait_for)}, server={"port": port}, wait=False) as server:
-        server.http.base_url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 20
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                result = scrape(server.http)
-                break
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert result.get("jsg:engine_up") == 0
-        wait_for.touch()
-        server.wait_until_ready()
-        assert scrape(server.http).get("jsg:engine_up") == 1
-        assert "jsg:requests_running" in scrape(server.http).samples
-
-
-def test_a_scrape_does_not_wait_for_an_engine_that_stands_still(make_server: ServerMaker):
-    with make_server() as server:
-        pid = server.stats()["pid"]
-        before = scrape(server.http)
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            with concurrent.futures.ThreadPoolExecutor(8) as pool:
-                results = [*pool.map(lambda _: scrape(server.http), range(8))]  # before the engine goes on
-            for result in results:
-                assert result.get("jsg:engine_steps_total") == before.get("jsg:engine_steps_total")
-                assert result.get("jsg:engine_stats_age_seconds") >= 0.9
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        scrape_until(server.http, lambda result: result.get("jsg:engine_stats_age_seconds") < 0.9)
-
-
-@pytest.mark.slow
-def test_an_engine_that_stands_still_is_not_up(make_server: ServerMaker):
-    with make_server() as server:
-        pid = server.stats()["pid"]
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            scrape_until(server.http, lambda result: result.get("jsg:engine_up") == 0)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        scrape_until(server.http, lambda result: result.get("jsg:engine_up") == 1)
+def test_a_scrape_does_not_wait_for_an_engine_that_stands_still(server: ServerThread):
+    before = scrape(server.http)
+    with server.engines[0].frozen():
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            results = [*pool.map(lambda _: scrape(server.http), range(8))]  # before the engine goes on
+        for result in results:
+            assert result.get("jsg:engine_steps_total") == before.get("jsg:engine_steps_total")
+            assert result.get("jsg:engine_stats_age_seconds") >= 0.9
+    scrape_until(server.http, lambda result: result.get("jsg:engine_stats_age_seconds") < 0.9)
 
 
 def test_scrapes_share_one_question_and_the_last_answer_is_kept():
@@ -292,8 +250,10 @@ def test_requests_under_way_are_seen(server: RunningServer, http: httpx.Client):
     scrape_until(http, quiet)
 
 
-def test_a_list_that_the_engine_refuses_counts_as_refused(make_server: ServerMaker):
-    with make_server() as server:
-        assert server.http.post("/generate", json={"input_ids": [[1], [VOCAB_SIZE]]}).status_code == 400
-        result = scrape_until(server.http, quiet)
-        assert set(result.by("jsg:requests_aborted_total", "reason")) <= {"refused"}
+def test_a_list_that_the_engine_refuses_counts_as_refused(server: RunningServer):
+    def aborted() -> dict[str, float]:
+        return scrape_until(server.http, quiet).by("jsg:requests_aborted_total", "reason")
+
+    before = aborted()
+    assert server.http.post("/generate", json={"input_ids": [[1], [VOCAB_SIZE]]}).status_code == 400
+    assert {reason for reason, count in aborted().items() if count > before.get(reason, 0)} <= {"refused"}

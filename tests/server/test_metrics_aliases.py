@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from jsg.server.telemetry.aliases import ALIASES
-from tests.server.conftest import ServerMaker
 from tests.server.mixed_run import Client, quiet
 from tests.server.scrape import Scrape, scrape_until
+from tests.server.threads import ServerMaker
 
 
 class TestAliases:

@@ -7,10 +7,12 @@ import pytest
 
 from jsg.engine.device.memory import IMAGES_KEPT
 from tests.server.battery import GREEDY
-from tests.server.conftest import RunningServer
+from tests.server.running import RunningServer
 from tests.server.scrape import scrape_until
 from tests.server.vision_model import base64_of, png, write_vision_model
 from tests.server.vision_server import vision_server
+
+pytestmark = pytest.mark.slow
 
 TILES, TILE_ROWS, FRAME_ROWS = 3, 25, 4  # of a picture; of a tile and of a frame
 ROW_BYTES = 64 * 4  # float32, as wide as the text model

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +10,7 @@ import pytest
 
 from jsg.server.generation import MAX_SCORES
 from jsg.server.openai.chat import ChatBody, default_limit
-from tests.server.conftest import write_byte_tokenizer
+from tests.server.byte_tokenizer import write_byte_tokenizer
 from tests.server.openai_calls import (
     ENDED,
     HI,
@@ -246,18 +245,6 @@ class TestChat:
     def test_a_name_for_the_request(self, http):
         assert chat(http, max_tokens=1, rid="mine-1").json()["id"] == "mine-1"
         assert chat(http, max_tokens=1, request_id="mine-1").json()["id"] == "chatcmpl-mine-1"
-
-    def test_the_end_user_is_in_the_log(self, make_server, tmp_path):
-        path = tmp_path / "stderr"
-        with make_server(server={"log_requests": True}, stderr=path) as logging:
-            chat(logging.http, max_tokens=1, user="u", safety_identifier="s")
-            chat(logging.http, max_tokens=1, user="v")
-            deadline = time.monotonic() + 10
-            while (lines := path.read_text()).count('"route":"/v1/chat/completions"') < 2:
-                assert time.monotonic() < deadline, lines
-                time.sleep(0.01)
-        logged = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
-        assert [line["user"] for line in logged if line["route"] == "/v1/chat/completions"] == ["s", "v"]
 
     def test_a_name_that_is_in_use(self, server):
         body = {"messages": HI, "rid": "used"}

@@ -16,7 +16,7 @@ from jsg.server.http.body import Body
 from jsg.server.openai.chat import ChatBody
 from jsg.server.openai.completions import CompletionBody
 from tests.engine.fake_core import FAILING_TOKEN
-from tests.server.conftest import RunningServer
+from tests.server.running import RunningServer
 
 HI = [{"role": "user", "content": "hi"}]
 KEY = "sk-0123456789abcdef"

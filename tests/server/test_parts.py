@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jsg.processing.parts import JoinedPart, OffsetPart, Part, TextPart, TokenPart
-from tests.server.conftest import check_discreet, events_of
+from tests.server.running import check_discreet, events_of
 from tests.server.scripted import END, ScriptedServer
 
 TURN = 256  # <|im_start|>

@@ -15,12 +15,13 @@ from jsg.errors import ContextLengthError, RequestError
 from jsg.processing.parts import TextPart
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.http.event_stream import COMMENT
-from jsg.server.lang_backend import FrontModel
 from jsg.server.native import programs
+from jsg.server.native.lang_backend import FrontModel
 from tests.server.battery import PROGRAM
-from tests.server.conftest import RunningServer, ServerMaker, check_discreet, data_of, events_of
-from tests.server.scrape import scrape_until
+from tests.server.running import RunningServer, check_discreet, data_of, events_of
+from tests.server.scrape import Scrape, scrape, scrape_until
 from tests.server.scripted import ScriptedServer
+from tests.server.threads import ServerMaker, ServerThread
 
 
 @pytest.fixture
@@ -275,7 +276,7 @@ class TestRefused:
         assert any("more text" in error["message"] for error in answer["errors"])
 
     def test_patterns_that_read_too_much(self, server: ScriptedServer):
-        """Reading is charged by what it costs: a second for a pattern and these characters."""
+        """Reading is charged by what it costs."""
         graph = loops(1, 250)
         graph["nodes"][-1]["until"] = {"matches": [[{"argument": "q"}], "(a|aa)*b"]}
         answer = run(server, graph, arguments={"q": "a" * 2000})
@@ -350,28 +351,29 @@ class TestLimits:
         connection.close()
         server_of_fakes.wait_for_stats(num_running=0, num_holds=0, num_waiting=0, num_added=added)
 
-    def test_its_calls_are_counted_like_other_requests(self, make_server: ServerMaker):
-        with make_server() as server:
-            server.http.post(
-                "/v1/programs", json={"graph": gen_program(3), "arguments": {"q": "ab"}}
-            ).raise_for_status()
-            seen = scrape_until(server.http, lambda s: "/v1/programs" in s.by("jsg:http_requests_total", "route"))
-            assert seen.get("jsg:requests_finished_total", route="/v1/programs", reason="length") == 3
-            assert seen.get("jsg:generation_tokens_total") == 6
-            assert seen.get("jsg:answers_open") == 0
+    def test_its_calls_are_counted_like_other_requests(self, server_of_fakes: RunningServer):
+        def finished(seen: Scrape) -> float:
+            return seen.get("jsg:requests_finished_total", route="/v1/programs", reason="length")
+
+        http = server_of_fakes.http
+        before = scrape(http)
+        http.post("/v1/programs", json={"graph": gen_program(3), "arguments": {"q": "ab"}}).raise_for_status()
+        seen = scrape_until(http, lambda seen: finished(seen) == finished(before) + 3)
+        assert seen.get("jsg:generation_tokens_total") == before.get("jsg:generation_tokens_total") + 6
+        assert seen.get("jsg:answers_open") == 0
 
     def test_a_program_under_way_goes_on_while_the_server_ends(self, make_server: ServerMaker):
         body = {"graph": gen_program(3, max_tokens=100), "arguments": {"q": "ab"}, "stream": True}
-        with make_server(server={"shutdown_timeout": 15}) as server:
+        with make_server(server={"shutdown_timeout": 600}) as server:
             with contextlib.closing(server.send("/v1/programs", body)) as connection:
                 response = connection.getresponse()
                 response.readline()
-                server.process.terminate()
+                server.terminate()
                 events = data_of(response.read().decode().splitlines())
             (result,) = [event for event in events if "result" in event]
             assert result["result"]["errors"] == []
             assert [len(text) for text in result["result"]["variables"].values()] == [100] * 3
-            assert server.process.wait(10) == 0
+            assert server.join() is None
 
 
 def test_what_a_program_left_held_ends_with_it(server: ScriptedServer):
@@ -392,10 +394,10 @@ async def _hold_and_close(server: ScriptedServer) -> None:
     assert server.engine.held == []
 
 
-@pytest.fixture(scope="module")
-def server_of_fakes(make_server: ServerMaker):
-    with make_server() as made:
-        yield made
+@pytest.fixture
+def server_of_fakes(shared_server: ServerThread) -> RunningServer:
+    shared_server.reset()
+    return shared_server
 
 
 def test_news_of_a_slow_reader_are_put_together():

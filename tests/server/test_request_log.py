@@ -18,14 +18,20 @@ from jsg.server.telemetry import request_log
 from jsg.server.telemetry.exchange import Endpoint, Exchange
 from jsg.server.telemetry.request_log import LogLine, RequestLog
 from tests.engine.fake_core import FAILING_TOKEN
-from tests.server.conftest import RunningServer, ServerMaker, events_of
-from tests.server.mixed_run import a_mixed_run, quiet
-from tests.server.scrape import scrape, scrape_until
+from tests.server.mixed_run import MixedRun
+from tests.server.running import LONG_STREAMS, RunningServer, events_of
+from tests.server.scrape import scrape
+from tests.server.threads import ServerMaker
 
 KEYS = ["sesame-open-1", "sesame-open-2"]
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 DEADLINE_S = 10
+SHORT = {
+    "/v1/chat/completions": {"max_tokens": 1},
+    "/v1/responses": {"max_output_tokens": 1},
+    "/v1/messages": {"max_tokens": 1},
+}
 
 
 class LoggingServer:
@@ -59,7 +65,7 @@ class LoggingServer:
 @pytest.fixture(scope="module")
 def logging_server(make_server: ServerMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoggingServer]:
     path = tmp_path_factory.mktemp("log") / "stderr"
-    with make_server(server={"log_requests": True, "api_key": KEYS}, stderr=path) as server:
+    with make_server(server={"api_key": KEYS}, request_log=path) as server:
         yield LoggingServer(server, path)
 
 
@@ -158,16 +164,34 @@ class TestLines:
             http.get(path, headers=headers)
         logging_server.post("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 1}}, "after")
         logging_server.line("after")
-        assert {line["route"] for line in logging_server.lines()} <= {
-            "/generate",
-            "/v1/completions",
-            "/v1/chat/completions",
-        }
+        assert {line["route"] for line in logging_server.lines()} <= LONG_STREAMS.keys()
 
     def test_an_invalid_traceparent_is_no_trace(self, logging_server: LoggingServer):
         body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
         logging_server.post("/generate", body, "untraced", traceparent=TRACEPARENT.upper())
         assert logging_server.line("untraced")["trace_id"] is None
+
+    @pytest.mark.parametrize(
+        ("path", "fields", "user"),
+        [
+            ("/v1/chat/completions", {"user": "u", "safety_identifier": "s"}, "s"),
+            ("/v1/chat/completions", {"user": "v"}, "v"),
+            ("/v1/responses", {"user": "alice"}, "alice"),
+            ("/v1/responses", {"safety_identifier": "bob"}, "bob"),
+            ("/v1/messages", {"metadata": {"user_id": "eve"}}, "eve"),
+        ],
+    )
+    def test_the_end_user_is_named(self, logging_server: LoggingServer, path: str, fields: dict, user: str):
+        name = f"user-{user}"
+        assert logging_server.post(path, LONG_STREAMS[path] | {"stream": False} | SHORT[path] | fields, name).is_success
+        assert logging_server.line(name)["user"] == user
+
+    def test_who_lets_go_of_a_hold_has_been_served(self, logging_server: LoggingServer):
+        body = {"text": "a prefix", "hold": True, "stream": True}
+        headers = {"x-request-id": "held", "Authorization": f"Bearer {KEYS[0]}"}
+        with logging_server.server.http.stream("POST", "/generate", json=body, headers=headers) as response:
+            next(response.iter_lines())
+        assert logging_server.line("held")["outcome"] == "ok"
 
 
 def test_nothing_secret_is_logged(logging_server: LoggingServer):
@@ -187,22 +211,16 @@ def test_nothing_secret_is_logged(logging_server: LoggingServer):
         assert secret not in text
 
 
-def test_lines_add_up_to_the_counters(make_server: ServerMaker, tmp_path: Path):
-    with make_server(server={"log_requests": True}, stderr=tmp_path / "stderr") as server:
-        seen = a_mixed_run(server.http)
-        result = scrape_until(server.http, quiet)
-        num_generating = sum(result.get("jsg:http_requests_total", route=r) for r in ("/generate", "/v1/completions"))
-        log = LoggingServer(server, tmp_path / "stderr")
-        server.process.terminate()
-        assert server.end()[0] == 0
-        lines = log.lines()  # the end has written what was waiting
-        assert len(lines) == num_generating == len(seen.statuses)
-        assert sum(line["completion_tokens"] for line in lines) == result.get("jsg:generation_tokens_total")
-        told = [line for line in lines if line["outcome"] in ("ok", "abort_request")]
-        assert sum(line["completion_tokens"] for line in told) == seen.generated_tokens
-        finishes = [(line["route"], reason) for line in told for reason in line["finish_reasons"]]
-        assert sorted(finishes) == sorted(seen.finishes)
-        assert sum(line["outcome"] == "client_disconnect" for line in lines) == 8
+def test_lines_add_up_to_the_counters(mixed_run: MixedRun):
+    result, seen, lines = mixed_run.scraped, mixed_run.seen, mixed_run.lines
+    num_generating = sum(result.get("jsg:http_requests_total", route=r) for r in ("/generate", "/v1/completions"))
+    assert len(lines) == num_generating == len(seen.statuses)
+    assert sum(line["completion_tokens"] for line in lines) == result.get("jsg:generation_tokens_total")
+    told = [line for line in lines if line["outcome"] in ("ok", "abort_request")]
+    assert sum(line["completion_tokens"] for line in told) == seen.generated_tokens
+    finishes = [(line["route"], reason) for line in told for reason in line["finish_reasons"]]
+    assert sorted(finishes) == sorted(seen.finishes)
+    assert sum(line["outcome"] == "client_disconnect" for line in lines) == 8
 
 
 def an_exchange(**state: object) -> Exchange:

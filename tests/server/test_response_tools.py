@@ -9,7 +9,7 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from jsg.constrained.tools import Tool, tools_to_structural_tag
+from jsg.constrained.tags.tools import Tool, tools_to_structural_tag
 from tests.server.scripted import TOOL_TEMPLATE, ScriptedServer
 from tests.server.test_tools import ARGUMENTS, CALL, HI, NO_ARGUMENTS, OTHER, SCHEMA, make_server
 

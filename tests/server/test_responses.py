@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import inspect
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator
 
 import openai
@@ -21,8 +19,7 @@ from jsg.server.openai.responses import own_tokens
 from jsg.server.openai.responses_body import InputTokensBody, ResponsesBody
 from jsg.types import FinishReason, FinishType, Request, RequestOutput, SamplingParams
 from tests.engine.fake_core import FAILING_TOKEN
-from tests.server.conftest import write_byte_tokenizer
-from tests.server.test_request_log import LoggingServer
+from tests.server.byte_tokenizer import write_byte_tokenizer
 
 HI_TOKENS = 1 + 5 + 2 + 1 + 1 + 1 + 10  # <|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n
 HI_ANSWER = "user\nhi\nassistant\n"  # what repeating it shows: special tokens are left out
@@ -127,14 +124,6 @@ class TestAnswers:
         assert scored[1].logprob == pytest.approx(-0.084)
         assert scored[1].bytes == [ord("u")]
         assert [entry.token for entry in scored[1].top_logprobs] == ["u", "v"]
-
-    def test_the_end_user_is_in_the_log(self, make_server, tmp_path):
-        with make_server(server={"log_requests": True}, stderr=tmp_path / "log") as made:
-            logging = LoggingServer(made, tmp_path / "log")
-            for name in ("user", "safety_identifier"):
-                asked = {"input": "hi", "max_output_tokens": 1, name: f"alice, {name}"}
-                assert logging.post("/v1/responses", asked, name).status_code == 200
-                assert logging.line(name)["user"] == f"alice, {name}"
 
     def test_the_engine_fails_it(self, make_server, client_of, tmp_path):
         write_byte_tokenizer(tmp_path, "{{ messages[0].content }}")
@@ -280,14 +269,10 @@ class TestStreams:
         assert failed["output"][0]["content"][0]["text"].startswith("user\nhi")
 
     def test_an_aborted_one_does_not_look_like_an_end(self, server, client, http):
-        engine = server.stats()["pid"]
         with client.responses.create(input="hi", max_output_tokens=900, stream=True) as stream:
             created = next(stream)
-            os.kill(engine, signal.SIGSTOP)  # or the answer might end before the abort arrives
-            try:
+            with server.engines[0].frozen():  # or the answer might end before the abort arrives
                 assert http.post("/abort_request", json={"rid": created.response.id}).status_code == 200
-            finally:
-                os.kill(engine, signal.SIGCONT)
             kinds = [event.type for event in stream]
         assert kinds[-2:] == ["error", "response.failed"]
 
@@ -496,7 +481,7 @@ class TestRefusals:
             ({"max_output_tokens": 5000}, "max_output_tokens", "lower max_output_tokens"),
             ({"temperature": 200}, "temperature", "must be 0 or in ["),
             ({"top_p": 0}, "top_p", "must be in ["),
-            ({"seed": 2**63}, "seed", "below"),
+            ({"seed": 2**64}, "seed", "below"),
             ({"max_tokens": 5}, "max_tokens", "unknown field"),
             ({"messages": []}, "messages", "unknown field"),
         ],
@@ -553,12 +538,11 @@ class TestRefusals:
 
 
 @pytest.mark.slow
-def test_a_real_engine_finds_the_conversation_in_its_cache(make_real_server, client_of):
+def test_a_real_engine_finds_the_conversation_in_its_cache(real_server, client_of):
     """All tokens but the last of an answer are in the cache, whatever text they make."""
-    with make_real_server() as real:
-        client = client_of(real)
-        last = client.responses.create(input="Tell me.", max_output_tokens=40)
-        for _ in range(3):
-            before = last.usage.total_tokens
-            last = client.responses.create(input="More?", max_output_tokens=40, previous_response_id=last.id)
-            assert last.usage.input_tokens_details.cached_tokens >= before - 1
+    client = client_of(real_server)
+    last = client.responses.create(input="Tell me.", max_output_tokens=40)
+    for _ in range(3):
+        before = last.usage.total_tokens
+        last = client.responses.create(input="More?", max_output_tokens=40, previous_response_id=last.id)
+        assert last.usage.input_tokens_details.cached_tokens >= before - 1

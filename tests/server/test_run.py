@@ -8,19 +8,23 @@ import socket
 import subprocess
 from typing import cast
 
+import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jsg.config import ServerConfig
+from jsg.errors import ConfigError
 from jsg.server.front import FrontDoor
 from jsg.server.run import _listen, _uvicorn_config
 from jsg.server.telemetry.telemetry import Telemetry
-from tests.engine.fake_core import TOO_LARGE
-from tests.server.conftest import RunningServer, ServerMaker, free_port, is_listening, wait_until
+from tests.engine.fake_core import CRASHING, TOO_LARGE
+from tests.server.running import ProcessMaker, ServerProcess, free_port, is_listening, wait_until
+from tests.server.scrape import scrape
+from tests.server.threads import ServerMaker
 
 
 class TestGreeting:
-    def test_the_printed_curl_line_works(self, server: RunningServer):
-        line = next(line for line in server.greeting.splitlines() if line.startswith("curl "))
+    def test_the_printed_curl_line_works(self, process_server: ServerProcess):
+        line = next(line for line in process_server.greeting.splitlines() if line.startswith("curl "))
         done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=20, check=True)
         assert json.loads(done.stdout)["object"] == "chat.completion"
 
@@ -46,25 +50,33 @@ class TestStart:
             early = server.http.post("/generate", json={"text": "a"})
             assert early.status_code == 503
             assert "loading" in early.json()["error"]["message"]
+            result = scrape(server.http)  # metrics answer already
+            assert result.get("jsg:engine_up") == 0
             gate.touch()
             server.wait_until_ready()
             assert server.http.get("/ready").status_code == 200
+            assert scrape(server.http).get("jsg:engine_up") == 1
+            assert "jsg:requests_running" in scrape(server.http).samples
 
-    def test_a_start_that_fails_ends_it(self, make_server: ServerMaker, capfd):
-        with make_server(engine={"model_path": TOO_LARGE}, wait=False) as server:
+    def test_a_start_that_fails_ends_it(self, make_process: ProcessMaker, capfd):
+        with make_process(engine={"model_path": TOO_LARGE}, wait=False) as server:
             assert server.end()[0] == 2
         said = capfd.readouterr().err
         assert "--mem-fraction-static" in said
         assert "Traceback" not in said
 
-    def test_an_address_in_use_ends_it(self, make_server: ServerMaker, capfd):
+    @pytest.mark.parametrize(("model", "said"), [(TOO_LARGE, "--mem-fraction-static"), (CRASHING, "exit status 7")])
+    def test_why_the_engine_does_not_start_is_told(self, make_server: ServerMaker, model: str, said: str):
+        with make_server(engine={"model_path": model}, wait=False) as server:
+            assert said in str(server.join())
+
+    def test_an_address_in_use_ends_it(self, make_server: ServerMaker):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             with make_server(server={"port": port}, wait=False) as server:
-                assert server.end()[0] == 2
-        said = capfd.readouterr().err
-        assert "--port" in said
-        assert "Traceback" not in said
+                error = server.join()
+        assert isinstance(error, ConfigError)
+        assert "--port" in str(error)
 
 
 class TestListener:
@@ -76,15 +88,16 @@ class TestListener:
         assert issubclass(made.func, H11Protocol)
         assert uvicorn_config.ws_protocol_class is None
 
-    def test_a_server_open_to_all_says_so(self, make_server: ServerMaker, capfd):
+    def test_a_server_open_to_all_says_so(self, make_server: ServerMaker, caplog):
         for server, is_warned in (
             ({"host": "0.0.0.0"}, True),
             ({"host": "0.0.0.0", "api_key": ("key",)}, False),
             ({"host": "127.0.0.1"}, False),
         ):
+            caplog.clear()
             with make_server(server=server):
                 pass
-            assert ("asks for no key" in capfd.readouterr().err) is is_warned
+            assert ("asks for no key" in caplog.text) is is_warned
 
     def test_answers_do_not_wait_for_acknowledgements(self):
         listener = _listen(ServerConfig(port=0))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jsg.types import FinishReason, FinishType
-from tests.server.conftest import check_discreet
+from tests.server.running import check_discreet
 from tests.server.scripted import ScriptedServer
 
 

@@ -7,8 +7,11 @@ import httpx
 import pytest
 
 from tests.processing.sentencepieces import PUBLISHED, write
-from tests.server.conftest import REAL_OPTIONS, data_of, running
+from tests.server.conftest import REAL_OPTIONS
 from tests.server.real_model import write_real_model
+from tests.server.running import data_of, running
+
+pytestmark = pytest.mark.slow
 
 TEXT = "Hello 😀 there"
 

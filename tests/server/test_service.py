@@ -9,7 +9,8 @@ import pytest
 from jsg.config import ServerConfig
 from jsg.server.app import create_app
 from jsg.server.front import FrontDoor
-from tests.server.conftest import RunningServer, ServerMaker
+from tests.server.running import RunningServer
+from tests.server.threads import ServerMaker
 
 
 @pytest.fixture(scope="module")

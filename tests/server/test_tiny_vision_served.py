@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import ROOT, RunningServer, running
+from tests.server.running import ROOT, RunningServer, running
+
+pytestmark = pytest.mark.slow
 
 README = ROOT / "examples" / "tiny_vision" / "README.md"
 PORT = 30000

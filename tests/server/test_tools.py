@@ -9,11 +9,11 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from jsg.constrained.tags import structural_tag_grammar
-from jsg.constrained.tools import Tool, tools_to_structural_tag
+from jsg.constrained.tags.front import structural_tag_grammar
+from jsg.constrained.tags.tools import Tool, tools_to_structural_tag
 from jsg.errors import GrammarError
 from jsg.types import FinishReason, FinishType
-from tests.server.conftest import write_byte_tokenizer
+from tests.server.byte_tokenizer import write_byte_tokenizer
 from tests.server.scripted import END_OF_TEXT, TOOL_TEMPLATE, ScriptedServer
 
 HI = [{"role": "user", "content": "hi"}]

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +19,10 @@ from jsg.server.telemetry.exchange import Endpoint, Exchange
 from jsg.server.telemetry.trace_context import TraceContext
 from jsg.server.telemetry.tracing import EXPORT_TIMEOUT_S, SpanExport, span_attributes
 from tests.engine.fake_core import FAILING_TOKEN
-from tests.server.conftest import RunningServer, ServerMaker, events_of
 from tests.server.mixed_run import quiet
+from tests.server.running import ProcessMaker, RunningServer, events_of
 from tests.server.scrape import scrape_until
+from tests.server.threads import ServerMaker
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE_ID}-{PARENT_ID}-01"
@@ -250,21 +250,20 @@ def test_the_end_sends_what_waits_and_a_path_is_added(make_server: ServerMaker):
     with Collector() as collector, make_server(server={"otlp_traces_endpoint": collector.address}) as server:
         for i in range(20):
             post(server, "/generate", {"text": "a", "sampling_params": {"max_new_tokens": 1}}, f"r{i}")
-        server.process.terminate()
-        assert server.end()[0] == 0
+        server.terminate()
+        assert server.join() is None
         assert len(collector.spans) == 20
         assert set(collector.paths) == {"/v1/traces"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_collector_that_is_away_or_hangs_harms_nobody(make_server: ServerMaker, tmp_path: Path, hangs: bool):
+def test_a_collector_that_is_away_or_hangs_harms_nobody(make_process: ProcessMaker, capfd, hangs: bool):
     with contextlib.ExitStack() as stack:
         collector = stack.enter_context(Collector(hangs=hangs))
         if not hangs:
             stack.close()  # nobody listens on its port any more
-        errors = tmp_path / "stderr"
-        with make_server(server={"otlp_traces_endpoint": collector.address}, stderr=errors) as server:
+        with make_process(server={"otlp_traces_endpoint": collector.address}) as server:
             deadline = time.monotonic() + 1.5  # longer than the time between two exports
             while time.monotonic() < deadline:
                 body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
@@ -276,7 +275,7 @@ def test_a_collector_that_is_away_or_hangs_harms_nobody(make_server: ServerMaker
             started = time.monotonic()
             assert server.end()[0] == 0
             assert time.monotonic() - started < MAX_END_S
-            assert "Traceback" not in errors.read_text()
+            assert "Traceback" not in capfd.readouterr().err
 
 
 class TestEndpoint:
@@ -299,10 +298,11 @@ class TestEndpoint:
         with pytest.raises(ConfigError, match=r"extra 'otel'.*pip install 'jsg\[otel\]'"):
             SpanExport.open("http://127.0.0.1:1", "m")
 
-    def test_the_server_ends_with_the_error(self, make_server: ServerMaker, tmp_path):
-        with make_server(server={"otlp_traces_endpoint": "nowhere"}, wait=False, stderr=tmp_path / "err") as server:
-            assert server.end()[0] == 2
-            assert "--otlp-traces-endpoint" in (tmp_path / "err").read_text()
+    def test_the_server_ends_with_the_error(self, make_server: ServerMaker):
+        with make_server(server={"otlp_traces_endpoint": "nowhere"}, wait=False) as server:
+            error = server.join()
+        assert isinstance(error, ConfigError)
+        assert "--otlp-traces-endpoint" in str(error)
 
     def test_nothing_of_it_is_loaded_unless_asked_for(self):
         """The packages may be missing. FastAPI imports OpenTelemetry's API where that is there; it exports nothing."""

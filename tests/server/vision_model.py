@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from tests.golden.vision_variants import IMAGE_TOKEN, SIZE, VIDEO_TOKEN, vision_tensors, write_vision_checkpoint
-from tests.server.conftest import SPECIAL_TOKENS, write_byte_tokenizer
+from tests.server.byte_tokenizer import SPECIAL_TOKENS, write_byte_tokenizer
 
 PATCHES = 16  # of a tile: tokens that a picture of the variant "llava" takes
 

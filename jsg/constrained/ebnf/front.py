@@ -1,13 +1,13 @@
 """EBNF → grammar."""
 
-from jsg.constrained.analysis import analyse
+from jsg.constrained.build.analysis import analyse
+from jsg.constrained.chars.lower import lower
 from jsg.constrained.ebnf.inline import inline_rules
 from jsg.constrained.ebnf.lexer import PARAM
 from jsg.constrained.ebnf.parser import START, parse
 from jsg.constrained.ebnf.recursion import LeftRecursion
 from jsg.constrained.ir import Grammar
 from jsg.constrained.limits import LIMITS, Limits, check
-from jsg.constrained.text import lower
 
 
 def ebnf_grammar(text: str, limits: Limits = LIMITS) -> Grammar:

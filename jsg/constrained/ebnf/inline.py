@@ -7,7 +7,7 @@ place, they share their beginning as any alternatives do.
 from collections.abc import Mapping
 from typing import final
 
-from jsg.constrained.analysis import parts_of
+from jsg.constrained.build.analysis import parts_of
 from jsg.constrained.compose import CallRewriter
 from jsg.constrained.ebnf.graph import components, is_cyclic
 from jsg.constrained.ir import ByteSet, Call, Expr, Literal, Repeat, Seq, Words

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, NoReturn
 
-from jsg.constrained.charset import complement, of_ranges
+from jsg.constrained.chars.charset import complement, of_ranges
 from jsg.constrained.ir import CharRanges
 from jsg.errors import GrammarError
 

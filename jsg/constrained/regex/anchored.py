@@ -13,7 +13,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from jsg.constrained import charset
+from jsg.constrained.chars import charset
 from jsg.constrained.ir import EMPTY, NEVER, Alt, CharRanges, Chars, Expr, Repeat, Seq, seq
 
 AT_START = 1

@@ -1,9 +1,9 @@
 """A regular expression as a grammar: the whole output must match it."""
 
+from jsg.constrained.chars.lower import lower
 from jsg.constrained.ir import NEVER, Grammar
 from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.regex.parse import parse_regex
-from jsg.constrained.text import lower
 from jsg.errors import GrammarError
 
 _PARAM = "regex"

@@ -13,7 +13,7 @@ import re
 
 from interegular.patterns import Pattern, _CharGroup, _Concatenation, _Repeated, parse_pattern
 
-from jsg.constrained import charset
+from jsg.constrained.chars import charset
 from jsg.constrained.ir import Alt, Expr, Repeat, Seq
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.regex.anchored import (

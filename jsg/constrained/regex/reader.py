@@ -6,7 +6,7 @@ What is not regular, or means different things in different engines, is refused 
 import re
 from typing import NoReturn
 
-from jsg.constrained import charset
+from jsg.constrained.chars import charset
 from jsg.constrained.ir import CharRanges
 from jsg.constrained.limits import check
 from jsg.constrained.regex.anchored import MAX_COUNT

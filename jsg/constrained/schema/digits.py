@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Protocol
 
+from jsg.constrained.chars.automata import DEAD, keep_states, live_states, merge_equivalent
 from jsg.constrained.ir import NEVER, Automaton, ByteSet, Expr, Repeat
 from jsg.constrained.limits import Limits, check
 
@@ -261,25 +262,15 @@ class _Machine:
 
 def _minimal(edges: Edges, ends: list[bool]) -> tuple[Edges, list[bool]]:
     """The automaton without states from which no end can be reached, and with equal states as one; empty for none."""
-    is_live = _live(edges, ends)
-    if not is_live[0]:
+    labels = sorted({label for row in edges for label, _ in row})
+    rows = [tuple([targets.get(label, DEAD) for label in labels]) for targets in map(dict, edges)]
+    accepting = {state for state, is_end in enumerate(ends) if is_end}
+    live = live_states(rows, accepting)
+    if 0 not in live:
         return [], []
-    classes = _classes(edges, ends, is_live)
-    # The first state's class must be state 0; the others follow as they are met.
-    names: dict[int, int] = {classes[0]: 0}
-    examples = [0]
-    rows: Edges = []
-    for example in examples:
-        row: list[tuple[int, int]] = []
-        for label, target in edges[example]:
-            if not is_live[target]:
-                continue
-            if classes[target] not in names:
-                names[classes[target]] = len(examples)
-                examples.append(target)
-            row.append((label, names[classes[target]]))
-        rows.append(row)
-    return rows, [ends[example] for example in examples]
+    rows, accepting = merge_equivalent(*keep_states(rows, accepting, live))
+    merged = [[(label, target) for label, target in zip(labels, row, strict=True) if target != DEAD] for row in rows]
+    return merged, [state in accepting for state in range(len(rows))]
 
 
 def _shortened(edges: Edges, ends: list[bool], longest: int) -> tuple[Edges, list[bool]]:
@@ -320,38 +311,6 @@ def _automaton(edges: Edges, ends: list[bool]) -> Expr:
             by_target.setdefault(target, []).append(label)
         rows.append(tuple((_label(found), target) for target, found in by_target.items()))
     return Automaton(tuple(rows), frozenset(i for i, is_end in enumerate(ends) if is_end)) if rows else NEVER
-
-
-def _live(edges: Edges, ends: list[bool]) -> list[bool]:
-    sources: list[list[int]] = [[] for _ in edges]
-    for source, row in enumerate(edges):
-        for _, target in row:
-            sources[target].append(source)
-    is_live = list(ends)
-    waiting = [state for state, is_end in enumerate(ends) if is_end]
-    while waiting:
-        for source in sources[waiting.pop()]:
-            if not is_live[source]:
-                is_live[source] = True
-                waiting.append(source)
-    return is_live
-
-
-def _classes(edges: Edges, ends: list[bool], is_live: list[bool]) -> list[int]:
-    """The class of each state: equal for states from which the same texts lead to an end."""
-    classes = [int(is_end) for is_end in ends]
-    count = 0
-    while True:
-        found: dict[tuple[object, ...], int] = {}
-        refined = [
-            found.setdefault(
-                (classes[state], *((label, classes[target]) for label, target in row if is_live[target])), len(found)
-            )
-            for state, row in enumerate(edges)
-        ]
-        if len(found) == count:
-            return refined
-        classes, count = refined, len(found)
 
 
 def _label(found: list[int]) -> Expr:

@@ -7,7 +7,7 @@ is of one kind or another by its first character and its last.
 
 import functools
 
-from jsg.constrained import charset
+from jsg.constrained.chars import charset
 from jsg.constrained.ir import CharRanges
 
 _FIRST, _LAST = 4, 8

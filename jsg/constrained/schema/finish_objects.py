@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from jsg.constrained.chardfa import CharDfa
+from jsg.constrained.chars.chardfa import CharDfa
 from jsg.constrained.schema.drafts import Draft, Facet, Members, meet_strings, string_of
 from jsg.constrained.schema.formats import FORMATS
 from jsg.constrained.schema.formulas import Formulas

@@ -16,10 +16,10 @@ import functools
 import json
 from collections.abc import Iterable
 
-from jsg.constrained import charset
+from jsg.constrained.chars import charset
 from jsg.constrained.ir import EMPTY, NEVER, ByteSet, CharRanges, Expr, Literal, Words, alt, literal, seq
 from jsg.constrained.schema.rules import RuleBook
-from jsg.constrained.text import utf8
+from jsg.constrained.utf8 import utf8
 
 _PLAIN: CharRanges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, charset.MAX_CODE_POINT))
 """What may stand as it is."""

@@ -2,7 +2,7 @@
 
 import functools
 
-from jsg.constrained.chardfa import CharDfa
+from jsg.constrained.chars.chardfa import CharDfa
 from jsg.constrained.ir import Expr
 from jsg.constrained.limits import Limits
 from jsg.constrained.regex.parse import parse_regex

@@ -7,8 +7,9 @@ as long as they can still come. Only what is left is worked out as a determinist
 import functools
 from collections.abc import Iterable, Sequence
 
-from jsg.constrained import charset
-from jsg.constrained.chardfa import CharDfa, as_repeat, fit_length
+from jsg.constrained.chars import charset
+from jsg.constrained.chars.chardfa import CharDfa, as_repeat, fit_length
+from jsg.constrained.chars.lower import lower
 from jsg.constrained.ir import NEVER, Alt, Automaton, Bag, Call, Chars, Expr, Literal, Repeat, Seq, alt, seq
 from jsg.constrained.limits import check
 from jsg.constrained.schema.formats import format_expr
@@ -16,7 +17,6 @@ from jsg.constrained.schema.json_text import character
 from jsg.constrained.schema.patterns import search_expr
 from jsg.constrained.schema.scope import Scope
 from jsg.constrained.schema.shapes import String
-from jsg.constrained.text import lower
 
 _QUOTE = Literal(b'"')
 _MAX_INLINE_SETS = 2

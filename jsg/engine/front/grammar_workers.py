@@ -18,6 +18,7 @@ from jsg.types import GrammarSpec
 logger = logging.getLogger(__name__)
 
 COMPILE_S = 5.0  # CPU time that a grammar may take; fuel ends nearly all others far earlier
+END_S = 1.0  # in which a process that says nothing any more has ended, if it does
 STALL_S = 60.0  # a process that needs longer for it, or to start, gets no CPU
 
 
@@ -77,6 +78,10 @@ class GrammarWorkers:
                 f"a grammar must be compiled within {self._stall_s:g} s, but the machine was too busy; try again later"
             ) from None
         except (OSError, EOFError, msgspec.MsgspecError) as error:
+            # A signal now could lose the status of a process that ends by itself: `Popen` looks for one first.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    await process.wait()
             raise self._blamed(spec, await self._end(process)) from error
         except asyncio.CancelledError:
             await self._end(process)

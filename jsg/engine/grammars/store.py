@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import final
 
 from jsg.constrained.grammar import CompiledGrammar
-from jsg.constrained.masker import GrammarMasker
+from jsg.constrained.run.masker import GrammarMasker
 from jsg.constrained.tables import StaticTables
 from jsg.engine.grammars.lexicon import Lexicon, LexiconLoader
 from jsg.errors import QueueFullError, RequestError

@@ -1,65 +1,44 @@
 """Compiled programs: a graph, and the ways to run it."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, cast
 
 from jsg.errors import ConfigError, ProgramError
-from jsg.lang.backend import Backend, BackendSource, HintSession
-from jsg.lang.batch import arguments_of, num_workers, progress
+from jsg.lang.backend import Backend, BackendSource, HintSession, PromptItem
+from jsg.lang.batch import Batch, arguments_of, num_workers
 from jsg.lang.defaults import as_backend
+from jsg.lang.executor.arguments import ArgumentValue, argument_value, arguments_to_json
 from jsg.lang.executor.execution import Execution
-from jsg.lang.executor.posted import arguments_to_json
-from jsg.lang.executor.reading import GraphState, Readings
+from jsg.lang.executor.reading import GraphState
 from jsg.lang.executor.runs import GraphBackend, LocalRun, RemoteRun
-from jsg.lang.function import RunArgs, take_run_args
-from jsg.lang.graphs.graph import Argument, Graph
-from jsg.lang.graphs.json_form import graph_from_json, graph_to_dict, sampling_to_dict
-from jsg.lang.graphs.optimise import (
-    ALL_ON,
-    ArgumentValue,
-    Optimisations,
-    by_stream,
-    prefix_size,
-    reorder,
-    shared_by_calls,
-    static_prefix,
-    varying_arguments,
+from jsg.lang.graphs.check import graph_from_json
+from jsg.lang.graphs.codec import sampling_to_dict
+from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import (
+    MAIN_STREAM,
+    AnyNode,
+    Append,
+    ArgumentRef,
+    Assign,
+    Media,
+    Open,
+    ReadText,
+    Scope,
+    Turn,
 )
-from jsg.lang.ir import ExprList, Image, SamplingArgs, Video
-from jsg.lang.media import image_type, read_media, read_video
+from jsg.lang.graphs.reorder import reorder, varying_arguments
+from jsg.lang.ir import RoleBegin, RoleEnd, SamplingArgs, Text
+from jsg.lang.run_args import RunArgs, take_run_args
 from jsg.lang.streams.loop import shared_loop, wait_for
-from jsg.lang.streams.stream import Stream
-from jsg.lang.streams.variables import Variable
-from jsg.lang.tracing.tracer import trace
 
 Where = Literal["auto", "here", "server"]
-_WINDOW = 256  # runs whose results may wait to be taken from an iterator, unless more run at a time
 
 
-def compile_function(program: Any, constants: Mapping[str, Any] | None = None) -> "CompiledFunction":
-    """The program compiled; as `SglFunction.compile`.
-
-    Args:
-        program: An `SglFunction`.
-        constants: Arguments that are known; see `tracer.trace`.
-
-    Raises:
-        TraceError: It cannot be traced.
-    """
-    return CompiledFunction(trace(program, constants))
-
-
-def cache_prefix(program: Any, backend: Backend) -> None:
-    """Computes what every run of a program begins with; as `SglFunction.cache`.
-
-    Raises:
-        TraceError: It cannot be traced.
-        ConfigError: The backend keeps no prefixes.
-    """
-    graph = trace(program)
-    prefix = static_prefix(by_stream(graph.block)[0], None)
+def cache_prefix(graph: Graph, backend: Backend) -> None:
+    """Computes what every run of a program begins with. Raises ConfigError where the backend keeps no prefixes."""
+    prefix = constant_prefix(node for node in graph.block.nodes if node.stream == MAIN_STREAM)
 
     async def compute() -> None:
         session = backend.open()
@@ -73,6 +52,31 @@ def cache_prefix(program: Any, backend: Backend) -> None:
             await session.close()
 
     wait_for(shared_loop().submit(compute()))
+
+
+def constant_prefix(nodes: Iterable[AnyNode]) -> tuple[PromptItem, ...]:
+    """What the nodes of a stream append before anything that only a run knows.
+
+    Args:
+        nodes: Of one stream, in program order.
+    """
+    items: list[PromptItem] = []
+    for node in nodes:
+        match node:
+            case Append(pieces=pieces):
+                known = list(itertools.takewhile(lambda piece: isinstance(piece, str), pieces))
+                items += [Text(str(piece)) for piece in known]
+                if len(known) < len(pieces):
+                    break
+            case Media(source=source) if not isinstance(source, ArgumentRef):
+                items.append(source)
+            case Turn(role=role, is_begin=is_begin):
+                items.append(RoleBegin(role) if is_begin else RoleEnd(role))
+            case Open() | Scope() | Assign() | ReadText():
+                pass
+            case _:
+                break
+    return tuple(items)
 
 
 class CompiledFunction:
@@ -115,7 +119,6 @@ class CompiledFunction:
         stream: bool = False,
         backend: Backend | BackendSource | None = None,
         where: Where = "auto",
-        optimisations: Optimisations | None = None,
         **kwargs: Any,
     ) -> GraphState:
         """Runs it; returns at once, reading the state waits.
@@ -126,7 +129,6 @@ class CompiledFunction:
             backend: A backend; the default one where None.
             where: "server" sends the graph whole, "here" runs it in this process, call by call; "auto" sends it where
                 the backend takes graphs (`jsg.RuntimeEndpoint`).
-            optimisations: Which are on when it runs here; all where None. A server has its own.
             **kwargs: Arguments by name, and what `RunArgs` says.
 
         Raises:
@@ -134,16 +136,8 @@ class CompiledFunction:
             ConfigError: The backend takes no graphs and `where` is "server".
         """
         given, kwargs = take_run_args(kwargs, self._own)
-        arguments = self._bind(args, kwargs)
-        chosen = as_backend(backend)
-        if _is_sent(chosen, where, optimisations):
-            state, begin = self._remote(cast(GraphBackend, chosen), arguments, given, stream)
-        else:
-            options = optimisations or ALL_ON
-            graph = reorder(self.graph) if options.reorder else self.graph
-            state, begin = _local(graph, chosen, arguments, given, options)
-        shared_loop().post(begin)
-        return state
+        start = self._starter([self._bind(args, kwargs)], given, as_backend(backend), where, stream=stream)
+        return start(0)
 
     async def arun(
         self,
@@ -151,18 +145,11 @@ class CompiledFunction:
         stream: bool = False,
         backend: Backend | BackendSource | None = None,
         where: Where = "auto",
-        optimisations: Optimisations | None = None,
         **kwargs: Any,
     ) -> GraphState:
         """As `run`, but waits for the end unless `stream`; cancelling the task cancels the program."""
-        state = self.run(*args, stream=stream, backend=backend, where=where, optimisations=optimisations, **kwargs)
-        if not stream:
-            try:
-                await state.settle()
-            except asyncio.CancelledError:
-                state.cancel()
-                raise
-        return state
+        state = self.run(*args, stream=stream, backend=backend, where=where, **kwargs)
+        return state if stream else await _settled(state)
 
     def run_batch(
         self,
@@ -173,7 +160,6 @@ class CompiledFunction:
         generator_style: bool = False,
         backend: Backend | BackendSource | None = None,
         where: Where = "auto",
-        optimisations: Optimisations | None = None,
         **run_args: Unpack[RunArgs],
     ) -> list[GraphState] | Iterator[GraphState]:
         """Runs it once for each item, several at a time; gives the states in the items' order, each at its end.
@@ -187,17 +173,13 @@ class CompiledFunction:
             generator_style: Gives an iterator, whose states come as soon as they and those before them are done.
             backend: As in `run`.
             where: As in `run`.
-            optimisations: As in `run`.
             **run_args: As `RunArgs` says, for all.
 
         Raises:
             ProgramError: An item does not fit the graph's arguments; nothing was run.
         """
-        batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, optimisations, dict(run_args))
-        if not generator_style:
-            return list(_states(batch))
-        batch.limit_lead()
-        return _states(batch)
+        batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, dict(run_args))
+        return batch.iterate() if generator_style else batch.run()
 
     async def arun_batch(
         self,
@@ -208,16 +190,11 @@ class CompiledFunction:
         generator_style: bool = False,
         backend: Backend | BackendSource | None = None,
         where: Where = "auto",
-        optimisations: Optimisations | None = None,
         **run_args: Unpack[RunArgs],
     ) -> list[GraphState] | AsyncIterator[GraphState]:
         """As `run_batch`, for tasks; with `generator_style` an asynchronous iterator."""
-        batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, optimisations, dict(run_args))
-        if generator_style:
-            batch.limit_lead()
-            return _states_async(batch)
-        async with contextlib.aclosing(_states_async(batch)) as states:
-            return [state async for state in states]
+        batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, dict(run_args))
+        return batch.iterate_async() if generator_style else await batch.run_async()
 
     # Pieces of runs.
 
@@ -231,26 +208,13 @@ class CompiledFunction:
         given |= kwargs
         if missing := [name for name in names if name not in given]:
             raise ProgramError(f"{self.graph.name} needs the argument {missing[0]!r}")
+        _check_no_optimisations(given.keys() - set(names))
         if unknown := sorted(given.keys() - set(names)):
             raise ProgramError(
                 f"{self.graph.name} takes {', '.join(names) or 'nothing'}, but got {unknown[0]!r}; what was a constant "
                 "when it was compiled stays one"
             )
-        return {argument.name: _value(argument, given[argument.name]) for argument in self.graph.arguments}
-
-    def _remote(
-        self, backend: GraphBackend, arguments: Mapping[str, ArgumentValue], given: SamplingArgs, stream: bool
-    ) -> tuple[GraphState, Callable[[], object]]:
-        run = RemoteRun(self.graph, shared_loop())
-        graph, data, sampling = graph_to_dict(self.graph), arguments_to_json(arguments), sampling_to_dict(given)
-        keep: list[asyncio.Task[None]] = []
-
-        def begin() -> None:
-            task = asyncio.get_running_loop().create_task(run.run(backend, graph, data, sampling, stream=stream))
-            keep.append(task)  # the loop itself holds tasks weakly
-            task.add_done_callback(keep.remove)
-
-        return GraphState(run), begin
+        return {argument.name: argument_value(argument, given[argument.name]) for argument in self.graph.arguments}
 
     def _batch(
         self,
@@ -259,15 +223,15 @@ class CompiledFunction:
         progress_bar: bool,
         backend: Backend | BackendSource | None,
         where: Where,
-        optimisations: Optimisations | None,
         run_args: dict[str, Any],
-    ) -> "_Batch":
+    ) -> Batch[GraphState]:
         given, rest = take_run_args(run_args, self._own)
+        _check_no_optimisations(rest)
         if rest:
             raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
         runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(batch_kwargs)]
-        starter = self._starter(runs, given, as_backend(backend), where, optimisations)
-        return _Batch(starter, len(runs), num_workers(num_threads, len(runs)), progress_bar)
+        start = self._starter(runs, given, as_backend(backend), where)
+        return Batch(len(runs), lambda index: _settled(start(index)), num_workers(num_threads, len(runs)), progress_bar)
 
     def _starter(
         self,
@@ -275,151 +239,41 @@ class CompiledFunction:
         given: SamplingArgs,
         backend: Backend,
         where: Where,
-        optimisations: Optimisations | None,
-    ) -> "_Starter":
-        if _is_sent(backend, where, optimisations):
-            sent = cast(GraphBackend, backend)
-            return _Starter(lambda index: self._remote(sent, runs[index], given, False), [])
-        options = optimisations or ALL_ON
-        varying = varying_arguments(self.graph.arguments, runs) if len(runs) > 1 else ()
-        graph = reorder(self.graph, varying) if options.reorder else self.graph
-        shared = shared_by_calls(graph.block, runs) if options.batch_prefix and len(runs) > 1 else {}
+        *,
+        stream: bool = False,
+    ) -> Callable[[int], GraphState]:
+        """What starts a run, by the index of its arguments in `runs`, and gives its state."""
+        loop = shared_loop()
+        if _is_sent(backend, where):
+            sent, graph, sampling = cast(GraphBackend, backend), self.graph.to_dict(), sampling_to_dict(given)
 
-        def hint(prefix: Sequence[Any]) -> Stream:
-            stream = Stream(shared_loop(), backend.open)
-            stream.append(ExprList(tuple(prefix)))
-            stream.hint()
-            return stream
+            def start_there(index: int) -> GraphState:
+                run, arguments = RemoteRun(self.graph, loop), arguments_to_json(runs[index])
+                loop.post(lambda: run.start(sent, graph, arguments, sampling, stream=stream))
+                return GraphState(run)
 
-        hints = [lambda prefix=prefix: hint(prefix) for _, prefix in shared.values()]
-        hinted = {program: prefix_size(prefix) for program, (_, prefix) in shared.items()}
-        return _Starter(lambda index: _local(graph, backend, runs[index], given, options, hinted), hints)
+            return start_there
+        reordered = reorder(self.graph, varying_arguments(self.graph.arguments, runs))
 
+        def start_here(index: int) -> GraphState:
+            execution = Execution(reordered, backend, runs[index], loop=loop, defaults=given)
+            loop.post(execution.start)
+            return GraphState(LocalRun(execution))
 
-class _Starter:
-    """Begins the runs of a batch.
-
-    Attributes:
-        begin: The state of a run by its index, and what starts it on the loop.
-        hints: What begins to compute the prefixes that all runs share.
-    """
-
-    def __init__(
-        self,
-        begin: Callable[[int], tuple[GraphState, Callable[[], object]]],
-        hints: Sequence[Callable[[], Stream]],
-    ) -> None:
-        self.begin = begin
-        self.hints = hints
+        return start_here
 
 
-class _Batch:
-    """Runs under way; lives on the shared loop.
-
-    Attributes:
-        states: Each done when its run is.
-        room: What bounds how far runs may get ahead of who takes their states.
-    """
-
-    def __init__(self, starter: _Starter, size: int, num_workers: int, progress_bar: bool) -> None:
-        self._starter = starter
-        self._num_workers = num_workers
-        self._progress_bar = progress_bar
-        self.states = [Variable() for _ in range(size)]
-        self.room = asyncio.Semaphore(size + 1)  # one more: who finds nothing left has taken one, too
-
-    def limit_lead(self) -> None:
-        """Bounds how far it gets ahead of who takes its states; each that is taken makes room for one more."""
-        self.room = asyncio.Semaphore(max(_WINDOW, 2 * self._num_workers))
-
-    async def run(self) -> None:
-        """Runs all; cancelling it cancels what is under way."""
-        indices = iter(range(len(self.states)))
-        hints = [begin() for begin in self._starter.hints]
-        end: Exception = ProgramError("the batch was cancelled")
-        try:
-            for hint in hints:
-                with contextlib.suppress(Exception):  # only a lost hint
-                    await hint.read("nothing").get()
-            with progress(len(self.states), self._progress_bar) as advance:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(self._num_workers):
-                        group.create_task(self._work(indices, advance))
-        except Exception as error:  # our bug: who waits for a state shall see it
-            end = error
-            raise
-        finally:
-            for hint in hints:
-                hint.close()
-            for state in self.states:
-                state.fail(end)
-
-    async def _work(self, indices: Iterator[int], advance: Callable[[], None]) -> None:
-        while True:
-            await self.room.acquire()
-            index = next(indices, None)
-            if index is None:
-                self.room.release()
-                return
-            state, begin = self._starter.begin(index)
-            begin()
-            try:
-                await state.settle()
-            except asyncio.CancelledError:
-                state.cancel()
-                raise
-            self.states[index].finish(state)
-            advance()
-
-
-def _states(batch: _Batch) -> Iterator[GraphState]:
-    """The states of a batch, in order; closing the iterator early cancels the rest."""
-    loop = shared_loop()
-    future = loop.submit(batch.run())
+async def _settled(state: GraphState) -> GraphState:
+    """The state at the end of its run, which ends early where the task that awaits this is cancelled."""
     try:
-        for state in batch.states:
-            yield state.wait()
-            loop.post(batch.room.release)
-        future.result()
-    finally:
-        future.cancel()
+        await state.settle()
+    except asyncio.CancelledError:
+        state.cancel()
+        raise
+    return state
 
 
-async def _states_async(batch: _Batch) -> AsyncGenerator[GraphState]:
-    """As `_states`, for tasks of any event loop."""
-    loop = shared_loop()
-    future = loop.submit(batch.run())
-    try:
-        for state in batch.states:
-            yield await state.get()
-            loop.post(batch.room.release)
-        await asyncio.wrap_future(future)
-    finally:
-        future.cancel()
-
-
-def _local(
-    graph: Graph,
-    backend: Backend,
-    arguments: Mapping[str, ArgumentValue],
-    given: SamplingArgs,
-    options: Optimisations,
-    hinted: Mapping[str, int] | None = None,
-) -> tuple[GraphState, Callable[[], object]]:
-    execution = Execution(
-        graph,
-        backend,
-        arguments,
-        loop=shared_loop(),
-        defaults=given,
-        options=options,
-        hinted=hinted,
-    )
-    readings: Readings = LocalRun(execution)
-    return GraphState(readings), execution.start
-
-
-def _is_sent(backend: Backend, where: Where, optimisations: Optimisations | None) -> bool:
+def _is_sent(backend: Backend, where: Where) -> bool:
     takes_graphs = hasattr(backend, "run_graph")
     if where == "server" and not takes_graphs:
         raise ConfigError(
@@ -427,28 +281,14 @@ def _is_sent(backend: Backend, where: Where, optimisations: Optimisations | None
         )
     if where not in ("auto", "here", "server"):
         raise ProgramError(f"where must be 'auto', 'here' or 'server', but got {where!r}")
-    is_sent = takes_graphs and where != "here"
-    if is_sent and optimisations is not None:
-        raise ProgramError("optimisations are chosen by the server that runs a graph; leave them out or run it here")
-    return is_sent
+    return takes_graphs and where != "here"
 
 
-def _value(argument: Argument, value: Any) -> ArgumentValue:
-    match argument.kind:
-        case "text":
-            if isinstance(value, str | int | float):
-                return str(value)
-            raise ProgramError(
-                f"the argument {argument.name!r} is text or a number in a compiled program, but got "
-                f"{type(value).__name__}; give it to compile() as a constant"
-            )
-        case "image":
-            if isinstance(value, Image):
-                return value
-            data = read_media(value, "image")
-            return Image(data, image_type(data))
-        case "video":
-            if isinstance(value, Video):
-                return value
-            data, media_type = read_video(value)
-            return Video(data, 1, media_type)
+def _check_no_optimisations(unknown: Collection[str]) -> None:
+    """Raises ProgramError for an argument that runs once took."""
+    if "optimisations" in unknown:
+        raise ProgramError(
+            "a run takes no optimisations any more: streams always run side by side and prefixes are given back as "
+            "early as possible, while share_prefixes, batch_prefix and prefetch gained nothing and are gone; leave "
+            "optimisations out"
+        )

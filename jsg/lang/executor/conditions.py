@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import assert_never
 
 from jsg.errors import GrammarError, RequestError
-from jsg.lang.graphs.graph import AllOf, AnyOf, Condition, Contains, Equals, Matches, Not, TextValue
+from jsg.lang.graphs.nodes import AllOf, AnyOf, Condition, Contains, Equals, Matches, Not, TextValue, parts
 from jsg.types import GrammarSpec
 
 MAX_MATCHED_BYTES = 100_000
@@ -40,40 +40,12 @@ def holds(condition: Condition, text_of: Callable[[TextValue], str]) -> bool:
 
 def texts_of(condition: Condition) -> Iterator[TextValue]:
     """All texts that a condition reads."""
-    match condition:
-        case Equals(value, text) | Contains(value, text):
-            yield value
-            yield text
-        case Matches(value):
-            yield value
-        case Not(inner):
-            yield from texts_of(inner)
-        case AllOf(conditions) | AnyOf(conditions):
-            for inner in conditions:
-                yield from texts_of(inner)
-        case _:
-            assert_never(condition)
+    return (part for part in parts(condition) if isinstance(part, TextValue))
 
 
-def needs_thread(condition: Condition) -> bool:
-    """Whether it takes long enough to keep an event loop from other work: patterns are compiled."""
-    return any(True for _ in patterns_of(condition))
-
-
-def patterns_of(condition: Condition) -> Iterator[str]:
+def patterns_of(condition: Condition | None) -> Iterator[str]:
     """All patterns in a condition."""
-    match condition:
-        case Matches(_, pattern):
-            yield pattern
-        case Not(inner):
-            yield from patterns_of(inner)
-        case AllOf(conditions) | AnyOf(conditions):
-            for inner in conditions:
-                yield from patterns_of(inner)
-        case Equals() | Contains():
-            pass
-        case _:
-            assert_never(condition)
+    return (part.pattern for part in parts(condition) if isinstance(part, Matches))
 
 
 def check_pattern(pattern: str) -> None:
@@ -83,8 +55,8 @@ def check_pattern(pattern: str) -> None:
 
 def _matches(text: str, pattern: str) -> bool:
     # The automata of constrained decoding: linear in the text whatever the pattern, and the dialect of gen(regex=...).
-    from jsg.constrained.machine import Machine
     from jsg.constrained.report import check_text
+    from jsg.constrained.run.machine import Machine
 
     data = text.encode()
     if len(data) > MAX_MATCHED_BYTES:

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import assert_never
 
 from jsg.errors import UnknownVariableError
+from jsg.lang.executor.arguments import ArgumentValue, known_media, known_text
 from jsg.lang.executor.evaluation import NOTHING, Evaluator
 from jsg.lang.executor.frames import Frame, Tasks, new_frame
-from jsg.lang.executor.hints import Hints
-from jsg.lang.graphs.graph import (
+from jsg.lang.graphs.nodes import (
     MAIN_STREAM,
     REASONING_SUFFIX,
     AnyNode,
@@ -33,7 +33,6 @@ from jsg.lang.graphs.graph import (
     Turn,
     ValueRef,
 )
-from jsg.lang.graphs.optimise import MIN_SHARED, ArgumentValue, Optimisations, known_media, known_text
 from jsg.lang.ir import (
     Expr,
     Gen,
@@ -66,10 +65,8 @@ class Driver:
         submitted: Variable,
         open_stream: Callable[[Open], Stream],
         arguments: Mapping[str, ArgumentValue],
-        options: Optimisations,
         tasks: Tasks,
         evaluator: Evaluator,
-        hints: Hints,
         concatenated: frozenset[int],
     ) -> None:
         """Prepares it.
@@ -79,10 +76,8 @@ class Driver:
             submitted: Set when that has all its nodes.
             open_stream: Makes the stream of a program that the program calls.
             arguments: As of the run.
-            options: As of the run.
             tasks: Of the run.
             evaluator: Of the run.
-            hints: Of the run.
             concatenated: Branches that a join takes in as they are, and so ends itself.
         """
         self.streams: list[Stream] = [main]
@@ -91,10 +86,8 @@ class Driver:
         self._submitted = submitted
         self._open_stream = open_stream
         self._arguments = arguments
-        self._options = options
         self._tasks = tasks
         self._evaluator = evaluator
-        self._hints = hints
         self._concatenated = concatenated
         self._forked: dict[Stream, list[asyncio.Task[None]]] = {}
         self._num_steps = 0
@@ -103,13 +96,6 @@ class Driver:
 
     async def run_block(self, frame: Frame, holder: int | None) -> None:
         """Hands the nodes of a block to their streams; ends when those of the stream `holder` are."""
-        self._hints.send_for_calls(frame)
-        if not self._options.parallel:
-            for node in frame.block.nodes:
-                await self._step(node, frame)
-            for number in frame.streams.keys() - {holder}:
-                frame.complete(number).set_result(None)
-            return
         for number, nodes in frame.nodes.items():
             if isinstance(nodes[0], Open):
                 frame.drivers[number] = self._tasks.spawn(self._drive(number, frame))
@@ -126,8 +112,8 @@ class Driver:
             self._submitted.finish(None)
         if forked := self._forked.get(stream):
             await asyncio.wait(forked)
-        if self._options.release_early and number not in self._concatenated:
-            stream.close()
+        if number not in self._concatenated:
+            stream.close()  # its prefix is not needed any more
 
     # Nodes
 
@@ -143,9 +129,6 @@ class Driver:
                 self._define(node, name, _failed(error), frame)
             with contextlib.suppress(Exception):  # of a stream that has ended already
                 frame.streams[node.stream].append_later(_raiser(error), (), place_of(node))
-        if not self._options.parallel and isinstance(node, Generate | Choose):
-            with contextlib.suppress(Exception):
-                await self.values[-1][1].get()
 
     async def _hand_over(self, node: AnyNode, frame: Frame) -> None:
         if isinstance(node, Open):
@@ -157,7 +140,6 @@ class Driver:
                 self._append(node, stream, frame)
             case Media():
                 stream.append(known_media(node, self._arguments), place)
-                self._hints.appended(stream, MIN_SHARED)
             case Generate():
                 self._generate(node, stream, frame)
             case Choose():
@@ -192,19 +174,14 @@ class Driver:
             stream = self._open_stream(node)
             self.streams.append(stream)
         frame.streams[node.stream] = stream
-        self._hints.begin(node.stream, node.program, stream, frame, place_of(node))
 
     def _append(self, node: Append, stream: Stream, frame: Frame) -> None:
-        slots = [frame.slot(piece.node, piece.name) for piece in node.pieces if isinstance(piece, ValueRef)]
         start = next((i for i, piece in enumerate(node.pieces) if isinstance(piece, ValueRef)), len(node.pieces))
         text, pieces = known_text(node.pieces[:start], self._arguments), node.pieces[start:]
         if text:
-            self._hints.appended(stream, len(text))
             stream.append(text, place_of(node))
         if not pieces:
             return
-        if not all(slot.done() and slot.result().is_done for slot in slots):
-            self._hints.waits(stream)
 
         async def make() -> Expr:
             text = await self._evaluator.text(pieces, frame)
@@ -213,13 +190,12 @@ class Driver:
         stream.append_later(make, (), place_of(node))
 
     def _generate(self, node: Generate, stream: Stream, frame: Frame) -> None:
-        name = node.gen.name or f"(node {node.id})"
-        expr: Expr = Gen(name, node.gen.args)
+        name = node.name or f"(node {node.id})"
+        expr: Expr = Gen(name, node.args)
         if node.reasoning is not None:
             expr = SeparateReasoning(expr, node.reasoning)
-        self._hints.computed(stream)
         stream.append(expr, place_of(node))
-        if node.reasoning is not None and node.gen.name is not None:
+        if node.reasoning is not None and node.name is not None:
             self._define(node, name + REASONING_SUFFIX, stream.variable(name + REASONING_SUFFIX), frame)
         self._define(node, name, stream.variable(name), frame)
 
@@ -232,7 +208,6 @@ class Driver:
         async def make() -> Expr:
             return select([await self._evaluator.text(choice.pieces, frame) for choice in node.choices])
 
-        self._hints.computed(stream)
         if any(isinstance(piece, ValueRef) for choice in node.choices for piece in choice.pieces):
             stream.append_later(make, (name,), place_of(node))
         else:
@@ -242,33 +217,20 @@ class Driver:
 
     def _fork(self, node: Fork, stream: Stream, frame: Frame) -> None:
         place = place_of(node)
-        hint = self._hints.send_for_branches(node, stream, frame, place)
         branches = stream.fork(len(node.branches), node.offsets, place)
         self.streams += branches
         for number, branch in zip(node.branches, branches, strict=True):
             frame.streams[number] = branch
-            self._hints.begin(number, None, branch, frame, place)
-        drivers: list[asyncio.Task[None]] = []
-        if self._options.parallel:
-            for number in node.branches:
-                frame.drivers[number] = self._tasks.spawn(self._drive(number, frame))
-            drivers = [frame.drivers[number] for number in node.branches]
-        # The stream ends behind these: its end would be that of its branches and of their hint.
-        ends = self._forked.setdefault(stream, [])
-        ends += drivers
-        if hint is not None:
-            ends.append(self._tasks.spawn(self._hints.release(hint, branches, drivers)))
+            frame.drivers[number] = self._tasks.spawn(self._drive(number, frame))
+        # The stream ends behind these: its end would be that of its branches.
+        self._forked.setdefault(stream, []).extend(frame.drivers[number] for number in node.branches)
 
     async def _join(self, node: Join, stream: Stream, frame: Frame) -> None:
         branches = [frame.streams[number] for number in node.branches]
         drivers = [frame.drivers[number] for number in node.branches if number in frame.drivers]
         if node.mode == "concate_and_append":
-            if drivers:
-                await asyncio.wait(drivers)
+            await asyncio.wait(drivers)
             stream.join(branches, node.mode, place_of(node))
-        elif not self._options.parallel and self._options.release_early:
-            for branch in branches:  # their drivers do it otherwise
-                branch.close()
 
     async def _cond(self, node: Cond, stream: Stream, frame: Frame) -> None:
         block = node.then if await self._evaluator.holds(node.condition, frame) else node.otherwise
@@ -313,8 +275,8 @@ def place_of(node: Node) -> Place:
 
 def _defined_names(node: AnyNode) -> Sequence[str]:
     match node:
-        case Generate(gen=gen):
-            name = gen.name or f"(node {node.id})"
+        case Generate():
+            name = node.name or f"(node {node.id})"
             return (name,) if node.reasoning is None else (name, name + REASONING_SUFFIX)
         case Choose(name=name):
             return (name or f"(node {node.id})",)

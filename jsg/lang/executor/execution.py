@@ -6,19 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from jsg.errors import AbortedError, UnknownVariableError
 from jsg.lang.backend import Backend
+from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.driver import Driver
 from jsg.lang.executor.evaluation import Evaluator
 from jsg.lang.executor.frames import Tasks, new_frame
-from jsg.lang.executor.hints import Hints
-from jsg.lang.graphs.graph import MAIN_STREAM, AnyNode, Graph, Join, Open
-from jsg.lang.graphs.optimise import ArgumentValue, Optimisations
-from jsg.lang.ir import SamplingArgs
+from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import MAIN_STREAM, AnyNode, Join, Open
+from jsg.lang.ir import PUBLISHED, SamplingArgs
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
-
-PUBLISHED_DEFAULTS = SamplingArgs(max_tokens=128, temperature=1.0)
-"""What a gen is given where neither it nor the run of its program says something."""
 
 
 class Execution:
@@ -40,8 +37,6 @@ class Execution:
         *,
         loop: Loop,
         defaults: SamplingArgs,
-        options: Optimisations,
-        hinted: Mapping[str, int] | None = None,
         max_text: int | None = None,
     ) -> None:
         """Prepares it; `start` runs it.
@@ -52,8 +47,6 @@ class Execution:
             arguments: All that the graph names, of their kinds.
             loop: The loop on which the backend lives.
             defaults: What the program's own gens are given where they say nothing.
-            options: Optimisations.
-            hinted: Programs whose common prefix somebody else has had computed, and its size (`prefix_size`).
             max_text: Characters that may be put together from values, in all.
         """
 
@@ -72,16 +65,13 @@ class Execution:
         self._loop = loop
         self._tasks = Tasks()
         self._evaluator = Evaluator(arguments, self._tasks, max_text)
-        self._hints = Hints(options, arguments, self._tasks, lambda: Stream(loop, backend.open), hinted or {})
         self._driver = Driver(
             self.stream,
             self.submitted,
             open_stream,
             arguments,
-            options,
             self._tasks,
             self._evaluator,
-            self._hints,
             _concatenated(graph),
         )
         self._root: asyncio.Task[None] | None = None
@@ -95,8 +85,8 @@ class Execution:
 
     @property
     def streams(self) -> Sequence[Stream]:
-        """Every stream so far, those of hints included."""
-        return (*self._driver.streams, *self._hints.streams)
+        """Every stream so far."""
+        return self._driver.streams
 
     def start(self) -> None:
         """Starts it; must be called on the loop."""
@@ -155,7 +145,7 @@ def defaults_of(node: Open, given: SamplingArgs) -> SamplingArgs:
         given: To the run of the graph.
     """
     own = given if node.stream == MAIN_STREAM else node.defaults
-    return PUBLISHED_DEFAULTS if own is None else own.over(PUBLISHED_DEFAULTS)
+    return PUBLISHED if own is None else own.over(PUBLISHED)
 
 
 def _concatenated(graph: Graph) -> frozenset[int]:

@@ -5,8 +5,7 @@ import dataclasses
 from collections.abc import Coroutine
 from typing import Any
 
-from jsg.lang.graphs.graph import AnyNode, Block
-from jsg.lang.graphs.optimise import by_stream
+from jsg.lang.graphs.nodes import AnyNode, Block
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
 
@@ -29,14 +28,6 @@ class Tasks:
         return self._group.create_task(coroutine)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Gate:
-    """What a stream waits for before it asks the model: that a prefix of this size is computed."""
-
-    variable: Variable
-    size: int
-
-
 @dataclasses.dataclass(slots=True, eq=False)
 class Frame:
     """What the nodes of one run of a block have: their streams and values. A loop makes one for each round.
@@ -48,7 +39,6 @@ class Frame:
         nodes: Of the block, by stream.
         streams: Those that its nodes extend, by number.
         drivers: The tasks that do so.
-        gates: What a stream waits for before it asks the model.
         slots: The variables that its nodes set, as soon as a node was handed to its stream.
         returned: What waits for a stream to be there and to have all its nodes.
     """
@@ -59,7 +49,6 @@ class Frame:
     nodes: dict[int, list[AnyNode]]
     streams: dict[int, Stream] = dataclasses.field(default_factory=dict)
     drivers: dict[int, asyncio.Task[None]] = dataclasses.field(default_factory=dict)
-    gates: dict[int, Gate] = dataclasses.field(default_factory=dict)
     slots: dict[tuple[int, str], asyncio.Future[Variable]] = dataclasses.field(default_factory=dict)
     returned: dict[int, asyncio.Future[None]] = dataclasses.field(default_factory=dict)
 
@@ -94,14 +83,6 @@ class Frame:
             slot.set_result(variable)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CalledState:
-    """The state of a program that the graph's program called and returned."""
-
-    stream: Stream
-    variables: dict[str, Variable]
-
-
 def new_frame(block: Block, outer: Frame | None, *also_owned: int) -> Frame:
     """The frame of a run of a block.
 
@@ -111,7 +92,10 @@ def new_frame(block: Block, outer: Frame | None, *also_owned: int) -> Frame:
         also_owned: Further nodes whose values are found in it.
     """
     owned = frozenset((*(node.id for node in block.nodes), *also_owned))
-    return Frame(outer, block, owned, by_stream(block))
+    nodes: dict[int, list[AnyNode]] = {}
+    for node in block.nodes:
+        nodes.setdefault(node.stream, []).append(node)
+    return Frame(outer, block, owned, nodes)
 
 
 def text_len(stream: Stream) -> int:

@@ -1,39 +1,33 @@
 """Whether a graph is well-formed: what a graph that came over the network has to prove before anything runs."""
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Never, assert_never
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Never, assert_never
 
-from jsg.errors import GraphError
-from jsg.lang.graphs.graph import (
+from jsg.errors import GraphError, ProgramError
+from jsg.lang.graphs import codec
+from jsg.lang.graphs.graph import VERSION, Graph
+from jsg.lang.graphs.nodes import (
     MAIN_STREAM,
     REASONING_SUFFIX,
-    AllOf,
     AnyNode,
-    AnyOf,
-    Append,
+    Argument,
     ArgumentRef,
     Assign,
     Block,
     Choose,
     Cond,
-    Condition,
     ConstantValue,
-    Contains,
     DictValue,
-    Equals,
     Fork,
     Generate,
-    Graph,
     Join,
     ListValue,
     Loop,
-    Matches,
     Media,
     Node,
-    Not,
     Open,
-    Piece,
     ReadText,
     Scope,
     StateValue,
@@ -41,15 +35,48 @@ from jsg.lang.graphs.graph import (
     Turn,
     Value,
     ValueRef,
+    Values,
     VariableValue,
+    children,
     describe,
 )
-from jsg.lang.ir import Image, Role, Video
+from jsg.lang.nesting import Nesting, check_join
 
 Shape = int | None
 """Of a variable that text may read: None is one value, a number is the length of a list."""
 OPAQUE = -1
 """Of a variable that only `returns` may hold: a dictionary, a list of lists, or a list here and one value there."""
+
+
+_FIELDS = {
+    "name": str,
+    "arguments": tuple[Argument, ...],
+    "nodes": tuple[AnyNode, ...],
+    "outputs": Values,
+    "returns": Value,
+}
+
+
+def graph_from_json(source: str | bytes | Mapping[str, Any]) -> Graph:
+    """The graph of a JSON text, or of what was parsed from one. It is well-formed (`check_graph`).
+
+    Raises:
+        GraphError: It is not such a text or not well-formed; the message names the node.
+    """
+    if isinstance(source, str | bytes):
+        try:
+            source = json.loads(source)
+        except (ValueError, RecursionError) as error:
+            raise GraphError(f"a graph must be JSON: {error}", param="graph") from None
+    place = codec.Place("graph")
+    held = dict(source) if isinstance(source, Mapping) else {}
+    if held.get("jsg_graph") != VERSION:
+        place.fail(f"it must be an object with jsg_graph {VERSION}, the version of graphs that is understood here")
+    place.check_keys(held, ("jsg_graph", *_FIELDS))
+    name, arguments, *block, returns = (codec.read(kind, held[key], key, place) for key, kind in _FIELDS.items())
+    graph = Graph(name=name, arguments=arguments, block=Block(*block), returns=returns)
+    check_graph(graph)
+    return graph
 
 
 def check_graph(graph: Graph) -> None:
@@ -65,8 +92,7 @@ def check_graph(graph: Graph) -> None:
         raise GraphError("a graph must begin with a node of kind 'open'", param="graph")
     checker = _Checker(graph)
     checker.run_block(graph.block, None)
-    for value in (graph.returns, *(value for _, value in graph.block.outputs)):
-        checker.check_value(value, graph.block.nodes[-1])
+    checker.check_reads((graph.returns, graph.block.outputs), graph.block.nodes[-1])
 
 
 def shape_of(value: Value) -> Shape:
@@ -99,9 +125,7 @@ class _Stream:
     block: int
     is_outermost: bool
     parent: int | None = None
-    role: Role | None = None
-    has_turned: bool = False
-    scopes: tuple[str, ...] = ()
+    nesting: Nesting = Nesting()  # noqa: RUF009 - frozen
     is_ended: bool = False
 
 
@@ -121,7 +145,7 @@ class _Checker:
         self._num_blocks += 1
         self._blocks.append(self._num_blocks)
         held = self._streams[holder.stream] if holder else None
-        outside = None if held is None else (held.block, held.role, held.scopes)
+        outside = dataclasses.replace(held) if held else None
         if held is not None:
             held.block = self._num_blocks
         for node in block.nodes:
@@ -129,11 +153,9 @@ class _Checker:
         if len({name for name, _ in block.outputs}) < len(block.outputs):
             self._fail("the outputs of a block must have different names", holder or block.nodes[-1])
         if holder is not None and held is not None and outside is not None:
-            for _, value in block.outputs:
-                self.check_value(value, holder)
-            if (held.role, held.scopes) != outside[1:]:
-                self._fail("a block must close the turns and scopes that it opens, and no others", holder)
-            held.block = outside[0]
+            self.check_reads(block.outputs, holder)
+            held.nesting.check_body(outside.nesting)
+            held.block = outside.block
         self._blocks.pop()
 
     def _check_node(self, node: AnyNode) -> None:
@@ -145,40 +167,41 @@ class _Checker:
                 self._fail(f"the first stream must be number {MAIN_STREAM}", node)
             self._open(node.stream, node)
             return
-        stream = self._live(node.stream, node)
+        self.check_reads(node.before if isinstance(node, Loop) else tuple(children(node)), node)
+        try:
+            self._take(node, self._live(node.stream, node))
+        except ProgramError as error:  # it breaks a rule of nesting
+            self._fail(str(error), node)
+
+    def _take(self, node: AnyNode, stream: _Stream) -> None:
         match node:
-            case Append():
-                self._check_pieces(node.pieces, node)
             case Media():
                 self._check_media(node)
-            case Generate():
-                n, name = node.gen.args.n, node.gen.name
-                shape = n if n is not None and n > 1 else None
-                if name is not None:
-                    self._define(node, name, shape)
-                if name is not None and node.reasoning is not None:
+            case Generate(name=str(name)):
+                shape = node.args.n if node.args.n is not None and node.args.n > 1 else None
+                self._define(node, name, shape)
+                if node.reasoning is not None:
                     self._define(node, name + REASONING_SUFFIX, shape)
             case Choose():
                 if not node.choices:
                     self._fail("there must be at least one choice", node)
-                for choice in node.choices:
-                    self._check_pieces(choice.pieces, node)
                 if node.name is not None:
                     self._define(node, node.name, None)
             case Turn():
-                self._check_turn(node, stream)
+                stream.nesting = stream.nesting.turn(node.role, is_begin=node.is_begin)
             case Scope():
-                self._check_scope(node, stream)
+                stream.nesting = stream.nesting.scope(node.name, is_begin=node.is_begin)
+                if not node.is_begin:
+                    self._define(node, node.name, None)
             case ReadText():
                 self._define(node, "", None)
             case Assign():
-                self.check_value(node.value, node)
                 self._define(node, node.name, shape_of(node.value))
             case Fork():
                 if not node.branches or (node.offsets is not None and len(node.offsets) != len(node.branches)):
                     self._fail("a fork must have branches, and an offset for each or none", node)
                 for branch in node.branches:
-                    self._open(branch, node, node.stream, stream.role)
+                    self._open(branch, node, node.stream, stream.nesting.fork())
             case Join():
                 self._check_join(node)
             case Cond():
@@ -186,53 +209,28 @@ class _Checker:
             case Loop():
                 self._check_loop(node)
             case _:
-                assert_never(node)
+                pass
 
     def _check_media(self, node: Media) -> None:
-        match node.source:
-            case ArgumentRef(name):
-                kind = "image" if node.num_frames is None else "video"
-                if self._kinds.get(name) != kind:
-                    self._fail(f"no argument {name!r} of kind {kind} is declared", node)
-            case Image() | Video():
-                if node.num_frames is not None:
-                    self._fail("num_frames belongs to the video itself", node)
-            case _:
-                assert_never(node.source)
-
-    def _check_turn(self, node: Turn, stream: _Stream) -> None:
-        if node.is_begin and stream.role is not None:
-            self._fail(f"a turn of the {stream.role} is open, and turns do not nest", node)
-        if not node.is_begin and stream.role != node.role:
-            self._fail(f"no turn of the {node.role} is open", node)
-        stream.role, stream.has_turned = node.role if node.is_begin else None, True
-
-    def _check_scope(self, node: Scope, stream: _Stream) -> None:
-        if node.is_begin:
-            stream.scopes = (*stream.scopes, node.name)
-            return
-        if not stream.scopes or stream.scopes[-1] != node.name:
-            self._fail("the scope is not the one opened last", node)
-        stream.scopes = stream.scopes[:-1]
-        self._define(node, node.name, None)
+        if isinstance(node.source, ArgumentRef):
+            kind = "image" if node.num_frames is None else "video"
+            if self._kinds.get(node.source.name) != kind:
+                self._fail(f"no argument {node.source.name!r} of kind {kind} is declared", node)
+        elif node.num_frames is not None:
+            self._fail("num_frames belongs to the video itself", node)
 
     def _check_join(self, node: Join) -> None:
         if not node.branches or len(set(node.branches)) < len(node.branches):
             self._fail("a join must name branches, each once", node)
-        for number in node.branches:
-            branch = self._live(number, node)
+        branches = [self._live(number, node) for number in node.branches]
+        for number, branch in zip(node.branches, branches, strict=True):
             if branch.parent != node.stream:
                 self._fail(f"stream {number} was not forked from stream {node.stream}", node)
-            if branch.scopes:
-                self._fail(f"a scope of stream {number} is open", node)
-            if branch.has_turned and node.mode == "concate_and_append":
-                self._fail(f"stream {number} opened or closed a turn, which concate_and_append cannot join", node)
+        check_join([branch.nesting for branch in branches], node.mode)
+        for branch in branches:
             branch.is_ended = True
 
     def _check_cond(self, node: Cond) -> None:
-        self.check_condition(node.condition, node)
-        for _, value in node.before:
-            self.check_value(value, node)
         for block in (node.then, node.otherwise):
             visible = dict(self._shapes)
             self.run_block(block, node)
@@ -242,71 +240,36 @@ class _Checker:
     def _check_loop(self, node: Loop) -> None:
         if node.max_rounds < 1:
             self._fail(f"max_rounds must be at least 1, but got {node.max_rounds}", node)
-        for _, value in node.before:
-            self.check_value(value, node)
         visible = dict(self._shapes)
         merged = merged_shapes(node.body.outputs, node.before)
         self._define_all(node, {name: merged[name] for name, _ in node.before})  # of the rounds behind the first, too
         self.run_block(node.body, node)
-        if node.until is not None:
-            self.check_condition(node.until, node)
+        self.check_reads(node.until, node)
         self._shapes = visible
         self._define_all(node, merged)
 
-    def check_condition(self, condition: Condition, node: Node) -> None:
-        """Raises GraphError where a condition reads what is not there."""
-        match condition:
-            case Equals(value, text) | Contains(value, text):
-                self._check_pieces(value.pieces, node)
-                self._check_pieces(text.pieces, node)
-            case Matches(value):
-                self._check_pieces(value.pieces, node)
-            case Not(inner):
-                self.check_condition(inner, node)
-            case AllOf(conditions) | AnyOf(conditions):
-                for inner in conditions:
-                    self.check_condition(inner, node)
-            case _:
-                assert_never(condition)
-
-    def check_value(self, value: Value, node: Node) -> None:
-        """Raises GraphError where a value reads what is not there."""
-        match value:
-            case TextValue(pieces):
-                self._check_pieces(pieces, node)
-            case ListValue(items):
-                for item in items:
-                    self.check_value(item, node)
-            case DictValue(entries):
-                for _, item in entries:
-                    self.check_value(item, node)
-            case ConstantValue():
+    def check_reads(self, part: Any, node: Node) -> None:
+        """Raises GraphError where a part of a node, its blocks aside, reads what is not there."""
+        match part:
+            case Block():
                 pass
+            case ArgumentRef(name):
+                if self._kinds.get(name) != "text" and not isinstance(node, Media):
+                    self._fail(f"no argument {name!r} of kind text is declared", node)
+            case ValueRef():
+                self._check_ref(part, node)
             case VariableValue(ref):
                 if (ref.node, ref.name) not in self._shapes or ref.index is not None:
                     self._fail(
                         f"it keeps {ref.name!r} of node {ref.node}, which is not defined where it can be seen", node
                     )
-            case StateValue(stream, outputs):
-                for _, item in outputs:
-                    self.check_value(item, node)
+            case StateValue(stream, variables):
+                self.check_reads(variables, node)
                 if stream not in self._streams or not self._streams[stream].is_outermost:
                     self._fail(f"there is no stream {stream} outside of cond and loop", node)
             case _:
-                assert_never(value)
-
-    def _check_pieces(self, pieces: Iterable[Piece], node: Node) -> None:
-        for piece in pieces:
-            match piece:
-                case str():
-                    pass
-                case ArgumentRef(name):
-                    if self._kinds.get(name) != "text":
-                        self._fail(f"no argument {name!r} of kind text is declared", node)
-                case ValueRef():
-                    self._check_ref(piece, node)
-                case _:
-                    assert_never(piece)
+                for inner in children(part):
+                    self.check_reads(inner, node)
 
     def _check_ref(self, ref: ValueRef, node: Node) -> None:
         if (ref.node, ref.name) not in self._shapes:
@@ -320,10 +283,10 @@ class _Checker:
         if shape is None or ref.index is None or not 0 <= ref.index < shape:
             self._fail(f"it reads {ref.name!r} of node {ref.node} by index {ref.index}, which it does not have", node)
 
-    def _open(self, number: int, node: Node, parent: int | None = None, role: Role | None = None) -> None:
+    def _open(self, number: int, node: Node, parent: int | None = None, nesting: Nesting | None = None) -> None:
         if number in self._streams:
             self._fail(f"stream {number} exists already", node)
-        self._streams[number] = _Stream(self._blocks[-1], len(self._blocks) == 1, parent, role)
+        self._streams[number] = _Stream(self._blocks[-1], len(self._blocks) == 1, parent, nesting or Nesting())
 
     def _live(self, number: int, node: Node) -> _Stream:
         stream = self._streams.get(number)

@@ -1,344 +1,15 @@
-"""A traced program: a frozen graph of what it appends to its streams, and what depends on what.
-
-Nodes stand in program order, which is also an order in which everything a node needs comes before it: ids grow, and a
-node refers only to smaller ids. A node belongs to a stream; nodes of one stream run one after another, nodes of
-different streams only wait for the values they name. `cond` and `loop` hold their bodies as blocks of nodes.
-
-    pieces of text          str · ArgumentRef · ValueRef
-    values that are kept    TextValue · ListValue · DictValue · ConstantValue · VariableValue · StateValue
-    conditions              Equals · Contains · Matches · Not · AllOf · AnyOf
-    nodes                   Open · Append · Media · Generate · Choose · Turn · Scope · ReadText · Assign · Fork ·
-                            Join · Cond · Loop
-"""
+"""A traced program as a graph: its arguments, its nodes, what it returns. It prints, draws and becomes JSON."""
 
 import dataclasses
+import json
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any
 
-from jsg.lang.ir import Gen, Image, Role, SamplingArgs, Video
+from jsg.lang.graphs import codec, text
+from jsg.lang.graphs.nodes import AnyNode, Argument, Block, Value, walk
 
-MAIN_STREAM = 0
-"""The stream of the program itself; the others are forks and called programs."""
-REASONING_SUFFIX = "_reasoning_content"
-"""Of the variable that holds the reasoning apart from the answer."""
-ArgumentKind = Literal["text", "image", "video"]
-JoinMode = Literal["gather_variable", "concate_and_append"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ArgumentRef:
-    """The value that a run gives to an argument."""
-
-    name: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ValueRef:
-    """The variable `name` as node `node` left it.
-
-    Attributes:
-        node: A `Generate`, `Choose`, `Scope` (its end), `ReadText`, `Assign`, `Cond` or `Loop`; within the body of a
-            loop also that loop, meaning what the round before left.
-        name: The variable; "" of a `ReadText`.
-        index: Which of the values, where the variable is a list.
-    """
-
-    node: int
-    name: str
-    index: int | None = None
-
-
-Piece = str | ArgumentRef | ValueRef
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TextValue:
-    """Text put together from pieces."""
-
-    pieces: tuple[Piece, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ListValue:
-    """A list."""
-
-    items: "tuple[Value, ...]"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DictValue:
-    """A dictionary with text keys."""
-
-    items: "tuple[tuple[str, Value], ...]"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ConstantValue:
-    """None, a truth value or a number."""
-
-    value: bool | int | float | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class VariableValue:
-    """Whatever a variable holds, where that is known only when it runs: a list or one value."""
-
-    ref: ValueRef
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StateValue:
-    """A whole stream: a program that returns the state of a program it called.
-
-    Attributes:
-        stream: Which.
-        outputs: Its variables.
-    """
-
-    stream: int
-    outputs: "tuple[tuple[str, Value], ...]" = ()
-
-
-Value = TextValue | ListValue | DictValue | ConstantValue | VariableValue | StateValue
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Equals:
-    """`value` is `text`, white space around both aside."""
-
-    value: TextValue
-    text: TextValue
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Contains:
-    """`text` stands somewhere in `value`."""
-
-    value: TextValue
-    text: TextValue
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Matches:
-    """The whole of `value` matches the regular expression, in the dialect of `gen(regex=...)`."""
-
-    value: TextValue
-    pattern: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Not:
-    """`condition` does not hold."""
-
-    condition: "Condition"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class AllOf:
-    """Every one of `conditions` holds."""
-
-    conditions: "tuple[Condition, ...]"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class AnyOf:
-    """One of `conditions` holds at least."""
-
-    conditions: "tuple[Condition, ...]"
-
-
-Condition = Equals | Contains | Matches | Not | AllOf | AnyOf
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """What every node has.
-
-    Attributes:
-        id: Its place in the program: larger than that of all before it.
-        stream: Whose prompt it extends.
-        line: File name and line of the program's statement, as `essay.py:12`.
-    """
-
-    id: int
-    stream: int
-    line: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Open(Node):
-    """Begins an empty stream: the program's own, or that of a program it calls.
-
-    Attributes:
-        program: Name of the function.
-        defaults: What the caller gave for its gens; None is nothing. A called program takes nothing from its caller's
-            run, as when it is interpreted.
-        num_api_spec_tokens: As `function` was given it.
-    """
-
-    program: str
-    defaults: SamplingArgs | None = None
-    num_api_spec_tokens: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Append(Node):
-    """Appends text.
-
-    Attributes:
-        pieces: The text; two constant pieces never stand side by side.
-        part: Which group and which part of it (`unordered`): the parts of a group may stand in any order. None stays
-            where it is.
-    """
-
-    pieces: tuple[Piece, ...]
-    part: tuple[int, int] | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Media(Node):
-    """Appends a picture or a video.
-
-    Attributes:
-        source: The thing itself, or the argument that brings it.
-        num_frames: Of a video that an argument brings; None for a picture.
-        part: As in `Append`.
-    """
-
-    source: Image | Video | ArgumentRef
-    num_frames: int | None = None
-    part: tuple[int, int] | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Generate(Node):
-    """Continues by the model.
-
-    Attributes:
-        gen: What the program asked for.
-        reasoning: Model type where the program separates the reasoning from the answer.
-    """
-
-    gen: Gen
-    reasoning: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Choose(Node):
-    """Lets the model choose. Attributes as in `ir.Select`; a choice is text in pieces."""
-
-    name: str | None
-    choices: tuple[TextValue, ...]
-    method: str
-    temperature: float = 0.0
-    seed: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Turn(Node):
-    """Opens or closes a turn."""
-
-    role: Role
-    is_begin: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Scope(Node):
-    """Begins or ends the text that becomes the variable `name`."""
-
-    name: str
-    is_begin: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ReadText(Node):
-    """Makes the stream's whole text, as it is here, a value."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Assign(Node):
-    """Gives the variable `name` a value."""
-
-    name: str
-    value: Value
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Fork(Node):
-    """Begins `branches`, new streams that go on from here.
-
-    Attributes:
-        branches: Their numbers.
-        offsets: `position_ids_offset`, one per branch.
-    """
-
-    branches: tuple[int, ...]
-    offsets: tuple[int, ...] | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Join(Node):
-    """Ends `branches`, which were forked from this stream."""
-
-    branches: tuple[int, ...]
-    mode: JoinMode
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Block:
-    """Nodes that run or do not, together.
-
-    Attributes:
-        nodes: In program order. They extend the stream of the node that holds them, or streams opened among them.
-        outputs: What the variables that they set hold at their end.
-    """
-
-    nodes: "tuple[AnyNode, ...]"
-    outputs: tuple[tuple[str, Value], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Cond(Node):
-    """Runs one of two blocks.
-
-    Attributes:
-        condition: Of the first.
-        then, otherwise: The blocks.
-        before: What variables that only one of the blocks sets hold if it does not run.
-    """
-
-    condition: Condition
-    then: Block
-    otherwise: Block
-    before: tuple[tuple[str, Value], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Loop(Node):
-    """Runs `body` at least once, until `until` holds, `max_rounds` times at most.
-
-    Attributes:
-        body: The block. In it, and in `until`, a `ValueRef` to the loop is what the round before left.
-        until: Looked at after each round; None runs all rounds.
-        max_rounds: Bound.
-        before: What variables that the body sets hold before the first round.
-    """
-
-    body: Block
-    until: Condition | None
-    max_rounds: int
-    before: tuple[tuple[str, Value], ...] = ()
-
-
-AnyNode = Open | Append | Media | Generate | Choose | Turn | Scope | ReadText | Assign | Fork | Join | Cond | Loop
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Argument:
-    """What a run has to give: text (numbers are written as text), a picture or a video."""
-
-    name: str
-    kind: ArgumentKind = "text"
+VERSION = 1
+"""Of the JSON."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,53 +26,30 @@ class Graph:
     name: str
     arguments: tuple[Argument, ...]
     block: Block
-    returns: Value = ConstantValue(None)
+    returns: Value
 
-    def nodes(self) -> "Iterator[AnyNode]":
+    def nodes(self) -> Iterator[AnyNode]:
         """All nodes, those within `cond` and `loop` behind the node that holds them."""
         return walk(self.block)
 
     def __str__(self) -> str:
-        from jsg.lang.graphs.text import to_text
-
-        return to_text(self)
+        """One node a line."""
+        return text.to_text(self.name, self.arguments, self.block, self.returns)
 
     def to_dot(self) -> str:
         """A drawing in Graphviz' language."""
-        from jsg.lang.graphs.text import to_dot
+        return text.to_dot(self.block)
 
-        return to_dot(self)
+    def to_dict(self) -> dict[str, Any]:
+        """What `json.dumps` takes: `{"jsg_graph": 1, "name", "arguments", "nodes", "outputs", "returns"}`."""
+        return {
+            "jsg_graph": VERSION,
+            "name": self.name,
+            "arguments": codec.write(tuple[Argument, ...], self.arguments),
+            **codec.write(Block, self.block),
+            "returns": codec.write(Value, self.returns),
+        }
 
     def to_json(self) -> str:
-        """As `from_json` reads it, and as `POST /v1/programs` takes it."""
-        from jsg.lang.graphs.json_form import graph_to_json
-
-        return graph_to_json(self)
-
-
-def walk(block: Block) -> "Iterator[AnyNode]":
-    """All nodes of a block, those of inner blocks behind the node that holds them."""
-    for node in block.nodes:
-        yield node
-        match node:
-            case Cond():
-                yield from walk(node.then)
-                yield from walk(node.otherwise)
-            case Loop():
-                yield from walk(node.body)
-            case _:
-                pass
-
-
-def describe(node: Node) -> str:
-    """How messages name a node: `node 7 (gen 'verdict', essay.py:12)`."""
-    match node:
-        case Generate():
-            what = f"gen {node.gen.name!r}" if node.gen.name else "gen"
-        case Choose():
-            what = f"select {node.name!r}" if node.name else "select"
-        case Scope() | Assign():
-            what = f"{type(node).__name__.lower()} {node.name!r}"
-        case _:
-            what = "text" if isinstance(node, ReadText) else type(node).__name__.lower()
-    return f"node {node.id} ({what}, {node.line})"
+        """As `from_json` of a compiled program reads it, and as `POST /v1/programs` takes it."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, separators=(",", ":"))

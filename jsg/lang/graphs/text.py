@@ -4,11 +4,13 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from jsg.lang.graphs.graph import (
+from jsg.lang.graphs.codec import sampling_to_dict
+from jsg.lang.graphs.nodes import (
     AllOf,
     AnyNode,
     AnyOf,
     Append,
+    Argument,
     ArgumentRef,
     Assign,
     Block,
@@ -21,7 +23,6 @@ from jsg.lang.graphs.graph import (
     Equals,
     Fork,
     Generate,
-    Graph,
     Join,
     ListValue,
     Loop,
@@ -38,33 +39,33 @@ from jsg.lang.graphs.graph import (
     Value,
     ValueRef,
     VariableValue,
+    kind_of,
+    refs,
+    walk,
 )
-from jsg.lang.graphs.refs import refs_of_condition, refs_of_node
 from jsg.lang.ir import SamplingArgs, Video
 from jsg.processing.parts import file_size
 
 MAX_SHOWN = 60  # characters of a constant
 
 
-def to_text(graph: Graph) -> str:
-    """The graph, one node a line: its number, its stream, what it does, where it stands in the program."""
-    arguments = ", ".join(
-        argument.name if argument.kind == "text" else f"{argument.name}: {argument.kind}"
-        for argument in graph.arguments
+def to_text(name: str, arguments: Iterable[Argument], block: Block, returns: Value) -> str:
+    """A graph, one node a line: its number, its stream, what it does, where it stands in the program."""
+    taken = ", ".join(
+        argument.name if argument.kind == "text" else f"{argument.name}: {argument.kind}" for argument in arguments
     )
-    lines = [f"program {graph.name}({arguments})", *_block_lines(graph.block, "")]
-    for name, value in graph.block.outputs:
-        lines.append(f"  {name} = {value_text(value)}")
-    if graph.returns != ConstantValue(None):
-        lines.append(f"  return {value_text(graph.returns)}")
+    lines = [f"program {name}({taken})", *_block_lines(block, "")]
+    lines += [f"  {name} = {value_text(value)}" for name, value in block.outputs]
+    if returns != ConstantValue(None):
+        lines.append(f"  return {value_text(returns)}")
     return "\n".join(lines)
 
 
-def to_dot(graph: Graph) -> str:
-    """The graph in Graphviz' language: streams are boxes, a dashed arrow is a value that a node takes from another."""
+def to_dot(block: Block) -> str:
+    """A graph in Graphviz' language: streams are boxes, a dashed arrow is a value that a node takes from another."""
     lines = ["digraph program {", "  rankdir=TB; node [shape=box, fontname=monospace, fontsize=10];"]
     by_stream: dict[int, list[AnyNode]] = {}
-    for node in graph.nodes():
+    for node in walk(block):
         by_stream.setdefault(node.stream, []).append(node)
     for stream, nodes in by_stream.items():
         lines.append(f'  subgraph cluster_{stream} {{ label="stream {stream}"; color=gray;')
@@ -73,7 +74,7 @@ def to_dot(graph: Graph) -> str:
         lines += [f"  n{a.id} -> n{b.id};" for a, b in itertools.pairwise(nodes)]
     first = {stream: nodes[0].id for stream, nodes in by_stream.items()}
     last = {stream: nodes[-1].id for stream, nodes in by_stream.items()}
-    for node in graph.nodes():
+    for node in walk(block):
         match node:
             case Fork(branches=branches):
                 lines += [f"  n{node.id} -> n{first[branch]};" for branch in branches if branch in first]
@@ -81,8 +82,8 @@ def to_dot(graph: Graph) -> str:
                 lines += [f"  n{last[branch]} -> n{node.id};" for branch in branches if branch in last]
             case _:
                 pass
-        refs = refs_of_condition(node.condition) if isinstance(node, Cond) else refs_of_node(node)
-        sources = {(ref.node, ref.name) for ref in refs if isinstance(ref, ValueRef) and ref.node != node.id}
+        read = refs(node.condition if isinstance(node, Cond) else node)
+        sources = {(ref.node, ref.name) for ref in read if isinstance(ref, ValueRef) and ref.node != node.id}
         lines += [
             f"  n{source} -> n{node.id} [style=dashed, label={_quoted(name)}];" for source, name in sorted(sources)
         ]
@@ -104,7 +105,7 @@ def node_text(node: AnyNode) -> str:
             return f"{what}, {file_size(node.source.data)} bytes"
         case Generate():
             reasoning = "" if node.reasoning is None else f" reasoning of {node.reasoning} apart"
-            return f"{_set(node.gen.name)}gen{_sampling(node.gen.args)}{reasoning}"
+            return f"{_set(node.name)}gen{_sampling(node.args)}{reasoning}"
         case Choose():
             return f"{_set(node.name)}select [{', '.join(_pieces(choice.pieces) for choice in node.choices)}]"
         case Turn():
@@ -126,7 +127,7 @@ def node_text(node: AnyNode) -> str:
             until = "" if node.until is None else f" until {condition_text(node.until)}"
             return f"loop, {node.max_rounds} rounds at most{until}"
         case _:
-            assert_never(node)
+            return kind_of(node)
 
 
 def value_text(value: Value) -> str:
@@ -204,8 +205,6 @@ def _set(name: str | None) -> str:
 
 
 def _sampling(args: SamplingArgs | None) -> str:
-    from jsg.lang.graphs.json_form import sampling_to_dict
-
     fields = {} if args is None else sampling_to_dict(args)
     return "".join(f" {name}={value!r}" for name, value in fields.items())
 

@@ -81,13 +81,6 @@ class Later:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Hint:
-    """Has the prompt computed ahead, where the session can do that."""
-
-    place: Place | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Close:
     """Ends the stream."""
 

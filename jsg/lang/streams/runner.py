@@ -12,7 +12,7 @@ from jsg.errors import AbortedError
 from jsg.lang.backend import BlockSession, Piece, Session
 from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Text, Video
 from jsg.lang.streams.loop import Loop
-from jsg.lang.streams.ops import Append, Choose, Close, CloseScope, Generate, Hint, Later, Mark, OpenScope, Place
+from jsg.lang.streams.ops import Append, Choose, Close, CloseScope, Generate, Later, Mark, OpenScope, Place
 from jsg.lang.streams.reasoning import Markers, ReasoningSplitter
 from jsg.lang.streams.transcript import Said, Transcript
 from jsg.lang.streams.variables import Variable
@@ -41,7 +41,7 @@ class Join:
     place: Place | None
 
 
-Op = Append | Generate | Choose | OpenScope | CloseScope | Fork | Join | Mark | Later | Hint | Close
+Op = Append | Generate | Choose | OpenScope | CloseScope | Fork | Join | Mark | Later | Close
 BlockOp = Append | Generate | OpenScope | CloseScope
 
 
@@ -209,8 +209,6 @@ class Runner:
                 variable.finish(self._read(read))
             case Later():
                 self._queue.extendleft(reversed(await op.expand()))
-            case Hint():
-                await self._hint()
             case Close():
                 self._has_ended = True
                 await self._close_session()
@@ -251,14 +249,6 @@ class Runner:
             async for piece in cast(AsyncIterator[Piece], pieces):
                 reply.add(piece)
         reply.finish()
-
-    async def _hint(self) -> None:
-        try:
-            hint = getattr(self._live(), "hint", None)
-            if hint is not None:
-                await hint()
-        except Exception:  # only a hint: what it cannot do the next call does, or says why not
-            logger.debug("a hint was refused", exc_info=True)
 
     async def _fork(self, children: "Sequence[Runner]", offsets: tuple[int, ...] | None) -> None:
         sessions = await self._live().fork(len(children), offsets)
@@ -370,7 +360,7 @@ def variables_of(op: Op) -> Sequence[Variable]:
             return (op.variable,)
         case Later():
             return tuple(op.variables.values())
-        case Append() | OpenScope() | Fork() | Join() | Hint() | Close():
+        case Append() | OpenScope() | Fork() | Join() | Close():
             return ()
 
 

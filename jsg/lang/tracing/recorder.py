@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jsg.errors import TraceError
-from jsg.lang.graphs.graph import AnyNode, ArgumentKind, ArgumentRef, Piece
+from jsg.lang.graphs.nodes import AnyNode, ArgumentKind, ArgumentRef, Piece
 from jsg.lang.ir import Symbol
 from jsg.lang.tracing.symbols import ADVICE, Symbols, Traced, program_line
 

@@ -6,14 +6,16 @@ the value (`strip`, `lower`, `replace`, a slice, ...) damages it, and a damaged 
 class of its own through (`str(x)`, `f"{x}"`, `+`), such text is a `TracedText`, which cannot be looked into at all.
 """
 
+import contextlib
 import re
 import secrets
 import string
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, SupportsIndex
 
-from jsg.errors import TraceError
-from jsg.lang.graphs.graph import ArgumentRef, Piece, ValueRef
+from jsg.errors import ProgramError, TraceError
+from jsg.lang.graphs.nodes import ArgumentRef, Piece, ValueRef
 from jsg.lang.ir import ExprList, Symbol, Text
 from jsg.lang.places import program_place
 
@@ -30,6 +32,15 @@ def program_line() -> str:
     """File name and line of the program's statement that runs."""
     place = program_place()
     return "?" if place is None else f"{Path(place[0]).name}:{place[1]}"
+
+
+@contextlib.contextmanager
+def rules() -> Iterator[None]:
+    """Has what breaks a rule of the language name the program's line."""
+    try:
+        yield
+    except ProgramError as error:
+        raise TraceError(f"{error}, at {program_line()}") from None
 
 
 class Symbols:

@@ -4,11 +4,11 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Never
+from typing import Any, Never, final
 
 from jsg.errors import TraceError
 from jsg.lang.graphs.check import OPAQUE, Shape, merged_shapes
-from jsg.lang.graphs.graph import (
+from jsg.lang.graphs.nodes import (
     REASONING_SUFFIX,
     Append,
     Assign,
@@ -21,7 +21,6 @@ from jsg.lang.graphs.graph import (
     Fork,
     Generate,
     Join,
-    JoinMode,
     ListValue,
     Loop,
     Media,
@@ -34,8 +33,8 @@ from jsg.lang.graphs.graph import (
     Value,
     ValueRef,
     VariableValue,
+    refs,
 )
-from jsg.lang.graphs.refs import refs_of_block, refs_of_condition
 from jsg.lang.ir import (
     Expr,
     ExprList,
@@ -55,8 +54,11 @@ from jsg.lang.ir import (
     Video,
     parts_of,
 )
+from jsg.lang.nesting import JoinMode, Nesting, check_join
+from jsg.lang.reading import Readable, What
+from jsg.lang.streams.variables import Variable
 from jsg.lang.tracing.recorder import Recorder
-from jsg.lang.tracing.symbols import ADVICE, Traced, TracedText, merge_pieces, plain, program_line
+from jsg.lang.tracing.symbols import ADVICE, Traced, TracedText, merge_pieces, plain, program_line, rules
 
 Part = tuple[int, int]
 
@@ -75,7 +77,8 @@ class _Mixed:
     ref: ValueRef
 
 
-class TracedState:
+@final
+class TracedState(Readable):
     """The state of a stream of a traced program; offers what `ProgramState` does as far as no value is needed.
 
     Attributes:
@@ -85,20 +88,22 @@ class TracedState:
     """
 
     def __init__(
-        self, recorder: Recorder, stream: int, variables: dict[str, Any] | None = None, role: Role | None = None
+        self,
+        recorder: Recorder,
+        stream: int,
+        variables: dict[str, Any] | None = None,
+        nesting: Nesting = Nesting(),  # noqa: B008 - frozen
     ) -> None:
         self.stream = stream
         self.variables: dict[str, Any] = variables or {}
         self.ret_value: Any = None
         self._recorder = recorder
-        self._role: Role | None = role
-        self._scopes: list[str] = []
+        self._nesting = nesting
         self._set: dict[str, None] = {}  # variables set since the stream, or the block at hand, began
         self._perhaps: set[str] = set()  # variables that only one way through the program sets
         self._missed: dict[str, str] = {}  # asked for by `in` and not set, and where, since the loop body began
         self._is_written = False
         self._is_joined = False
-        self._has_turned = False
 
     # Appending
 
@@ -140,22 +145,18 @@ class TracedState:
                 kind = "image" if num_frames is None else "video"
                 source = self._recorder.media_argument(symbol, kind)
                 self._emit(Media, source=source, num_frames=num_frames, part=part)
-            case RoleBegin(role):
-                if self._role is not None:
-                    raise TraceError(f"turns do not nest, but one of the {self._role} is open at {program_line()}")
-                self._role, self._has_turned = role, True
-                self._emit(Turn, role=role, is_begin=True)
-            case RoleEnd(role):
-                if self._role != role:
-                    raise TraceError(f"no turn of the {role} is open at {program_line()}")
-                self._role, self._has_turned = None, True
-                self._emit(Turn, role=role, is_begin=False)
+            case RoleBegin(role) | RoleEnd(role):
+                is_begin = isinstance(item, RoleBegin)
+                with rules():
+                    self._nesting = self._nesting.turn(role, is_begin=is_begin)
+                self._emit(Turn, role=role, is_begin=is_begin)
             case VarScopeBegin(name):
-                self._scopes.append(self._constant(name, "the name of a scope"))
+                with rules():
+                    self._nesting = self._nesting.scope(self._constant(name, "the name of a scope"), is_begin=True)
                 self._emit(Scope, name=name, is_begin=True)
             case VarScopeEnd(name):
-                if not self._scopes or self._scopes.pop() != name:
-                    raise TraceError(f"the scope {name!r} is not the one opened last, at {program_line()}")
+                with rules():
+                    self._nesting = self._nesting.scope(name, is_begin=False)
                 self._define(name, self._symbol(self._emit(Scope, name=name, is_begin=False), name))
             case SeparateReasoning(body, model_type):
                 for inner in parts_of(body):
@@ -174,7 +175,7 @@ class TracedState:
         for value in (gen.name, *_texts_of(gen.args)):
             if value is not None:
                 self._constant(value, "an argument of gen")
-        node = self._emit(Generate, gen=gen, reasoning=reasoning)
+        node = self._emit(Generate, name=gen.name, args=gen.args, reasoning=reasoning)
         if gen.name is None:
             return
         shape = gen.args.n if gen.args.n is not None and gen.args.n > 1 else None
@@ -199,9 +200,6 @@ class TracedState:
 
     # Variables
 
-    def __getitem__(self, name: str) -> Any:
-        return self.get_var(name)
-
     def __setitem__(self, name: str, value: Any) -> None:
         self.set_var(name, value)
 
@@ -215,18 +213,6 @@ class TracedState:
             self._missed.setdefault(name, program_line())
         return name in self.variables
 
-    def get_var(self, name: str) -> Any:
-        """The variable: a symbol, a list of symbols, or what the program set itself."""
-        if name not in self.variables:
-            raise TraceError(f"the variable {name!r} is not set at {program_line()}")
-        value = self.variables[name]
-        if isinstance(value, _Mixed):
-            raise TraceError(
-                f"the variable {name!r} is a list on one way through the program and one value on another, or a list "
-                f"of lists, so it cannot be read at {program_line()}"
-            )
-        return value
-
     def set_var(self, name: str, value: Any) -> None:
         """Sets a variable; as `s[name] = value`."""
         self._constant(name, "the name of a variable")
@@ -239,23 +225,25 @@ class TracedState:
                 value = TracedText(plain(value))
         self._define(name, value)
 
-    def text(self) -> Traced:
-        """The text so far, as a symbol."""
-        return self._symbol(self._emit(ReadText), "")
+    # What is read is there at once: a symbol, a list of symbols, or what the program set itself.
 
-    def sync(self) -> None:
-        """Nothing: there is nothing to wait for."""
+    def _known(self, name: str) -> Variable | None:
+        value = self.variables.get(name)
+        if isinstance(value, _Mixed):
+            raise TraceError(
+                f"the variable {name!r} is a list on one way through the program and one value on another, or a list "
+                f"of lists, so it cannot be read at {program_line()}"
+            )
+        return _given(value) if name in self.variables else None
 
-    async def aget(self, name: str) -> Any:
-        """As `get_var`, for `async def` bodies."""
-        return self.get_var(name)
+    def _expected(self, name: str) -> contextlib.AbstractContextManager[Variable]:
+        raise TraceError(f"the variable {name!r} is not set at {program_line()}")
 
-    async def atext(self) -> Traced:
-        """As `text`, for `async def` bodies."""
-        return self.text()
+    def _read(self, what: What) -> Variable:
+        return _given(self._symbol(self._emit(ReadText), "") if what == "text" else None)
 
-    async def settle(self) -> None:
-        """As `sync`, for `async def` bodies."""
+    def _wait(self, variable: Variable, timeout: float | None = None) -> Any:
+        return variable.now()
 
     def __getattr__(self, name: str) -> Never:
         if name.startswith("__"):
@@ -296,7 +284,9 @@ class TracedState:
         branches = tuple(self._recorder.new_stream() for _ in range(size))
         offsets = None if position_ids_offset is None else tuple(position_ids_offset)
         self._emit(Fork, branches=branches, offsets=offsets)
-        states = [TracedState(self._recorder, number, dict(self.variables), self._role) for number in branches]
+        states = [
+            TracedState(self._recorder, number, dict(self.variables), self._nesting.fork()) for number in branches
+        ]
         for state in states:
             state._perhaps, state._missed = set(self._perhaps), self._missed
         return TracedGroup(states, self)
@@ -307,14 +297,10 @@ class TracedState:
 
     def join(self, branches: "Sequence[TracedState]", mode: JoinMode) -> None:
         """Ends branches; see `ProgramStateGroup.join`."""
-        for i, branch in enumerate(branches):
-            if branch._is_joined:
-                raise TraceError(f"a branch is joined a second time, at {program_line()}")
-            if branch._has_turned and mode == "concate_and_append":
-                raise TraceError(
-                    f"branch {i} opened or closed a turn, which concate_and_append cannot join, at {program_line()}; "
-                    "open the turn before the fork and close it after the join"
-                )
+        if any(branch._is_joined for branch in branches):
+            raise TraceError(f"a branch is joined a second time, at {program_line()}")
+        with rules():
+            check_join([branch._nesting for branch in branches], mode)
         self._emit(Join, branches=tuple(branch.stream for branch in branches), mode=mode)
         for branch in branches:
             branch._is_joined = True
@@ -376,8 +362,7 @@ class TracedState:
                     "answer changes from round to round; set it before the loop"
                 )
             missed_outside.setdefault(name, asked_at)
-        refs = [*refs_of_block(block), *(() if condition is None else refs_of_condition(condition))]
-        carried = {ref.name for ref in refs if isinstance(ref, ValueRef) and ref.node == number}
+        carried = {ref.name for ref in refs((block, condition)) if isinstance(ref, ValueRef) and ref.node == number}
         kept = tuple((name, value) for name, value in before.items() if name in changed or name in carried)
         after = merged_shapes(block.outputs, kept)
         for name in sorted(carried):
@@ -396,7 +381,7 @@ class TracedState:
         self, body: Callable[..., object], until: Callable[..., Condition] | None = None
     ) -> tuple[Block, Condition | None]:
         """What `body` appends to this state, and the condition after it; `variables` are those at its end."""
-        outer, role, scopes = self._set, self._role, list(self._scopes)
+        outer, before = self._set, self._nesting
         self._set = {}
         condition: list[Condition] = []
 
@@ -406,10 +391,8 @@ class TracedState:
                 condition.append(until(self))
 
         nodes = self._recorder.block(self.stream, run)
-        if (self._role, self._scopes) != (role, scopes):
-            raise TraceError(
-                f"the body of a cond or loop must close the turns and scopes that it opens, at {program_line()}"
-            )
+        with rules():
+            self._nesting.check_body(before)
         outputs = tuple((name, value_of(self.variables[name], self._recorder)) for name in self._set)
         self._set = outer
         return Block(nodes, outputs), condition[0] if condition else None
@@ -501,8 +484,6 @@ class TracedGroup:
 
     def join(self, mode: JoinMode = "gather_variable") -> None:
         """Ends the branches; their variables become lists."""
-        if mode not in ("gather_variable", "concate_and_append"):
-            raise TraceError(f"join takes gather_variable or concate_and_append, but got {mode!r} at {program_line()}")
         self._parent.join(self.states, mode)
 
 
@@ -568,6 +549,12 @@ def value_of(value: Any, recorder: Recorder) -> Value:
     raise TraceError(
         f"a graph can keep and return text, numbers, lists, dictionaries and states, but got {what} at {program_line()}"
     )
+
+
+def _given(value: Any) -> Variable:
+    variable = Variable()
+    variable.finish(value)
+    return variable
 
 
 def _texts_of(args: SamplingArgs) -> Iterator[str]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from jsg.errors import JsgError, TraceError
 from jsg.lang.graphs.check import check_graph
-from jsg.lang.graphs.graph import MAIN_STREAM, Argument, ArgumentRef, Block, Graph, Open, Piece
+from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import MAIN_STREAM, Argument, ArgumentRef, Block, Open, Piece
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.tracing import scope
 from jsg.lang.tracing.recorder import Recorder

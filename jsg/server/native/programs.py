@@ -13,9 +13,13 @@ from starlette.responses import Response
 from jsg import types
 from jsg.errors import GraphError, JsgError, RequestError, TimeLimitError
 from jsg.lang.choices import check_draw, method_named
-from jsg.lang.executor.posted import ProgramLimits, ProgramRun, arguments_from_json, check_limits, execute
-from jsg.lang.graphs.graph import Choose, Fork, Generate, Graph, Open, describe
-from jsg.lang.graphs.json_form import graph_from_json, sampling_from_dict
+from jsg.lang.executor.arguments import arguments_from_json
+from jsg.lang.executor.limits import ProgramLimits, check_limits
+from jsg.lang.executor.posted import ProgramRun, execute
+from jsg.lang.graphs.check import graph_from_json
+from jsg.lang.graphs.codec import sampling_from_dict
+from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import Choose, Fork, Generate, Open, describe
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.tokens.session import reports_of, sampling_of
 from jsg.server.caller import ApiCall, CurrentCall
@@ -25,8 +29,8 @@ from jsg.server.http.body import Body
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import MAX_MESSAGE_CHARS, json_response
 from jsg.server.http.json_body import BodyBytes, new_router
-from jsg.server.lang_backend import Budget, FrontBackend, FrontModel
 from jsg.server.native.generate import Salt
+from jsg.server.native.lang_backend import Budget, FrontBackend, FrontModel
 from jsg.server.native.sampling import Object
 from jsg.types import SamplingParams
 
@@ -94,8 +98,8 @@ def _check_calls(graph: Graph, defaults: SamplingArgs) -> None:
                     opened[node.stream] = defaults if node.defaults is None else node.defaults.over(defaults)
                 case Fork(branches=branches):
                     opened |= dict.fromkeys(branches, opened[node.stream])
-                case Generate(gen=gen):
-                    _check_gen(gen.args.over(opened[node.stream]))
+                case Generate(args=args):
+                    _check_gen(args.over(opened[node.stream]))
                 case Choose(method=method, temperature=temperature):
                     method_named(method)
                     check_draw(method, temperature)

@@ -5,7 +5,7 @@ import json
 import random
 from collections.abc import Iterator
 
-from jsg.constrained.machine import Config, Machine
+from jsg.constrained.run.machine import Config, Machine
 from jsg.constrained.schema.front import schema_grammar
 from tests.constrained import texts
 

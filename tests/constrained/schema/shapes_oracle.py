@@ -7,7 +7,7 @@ import warnings
 from decimal import Decimal
 from fractions import Fraction
 
-from jsg.constrained.chardfa import CharDfa
+from jsg.constrained.chars.chardfa import CharDfa
 from jsg.constrained.schema.formats import format_expr
 from jsg.constrained.schema.shapes import (
     Array,

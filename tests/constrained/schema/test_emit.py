@@ -6,12 +6,22 @@ import time
 import pytest
 
 from jsg.constrained import ir
-from jsg.constrained.builder import build
+from jsg.constrained.build.builder import build
+from jsg.constrained.ir import Grammar
 from jsg.constrained.limits import LIMITS
-from jsg.constrained.schema.front import json_grammar, schema_grammar
+from jsg.constrained.schema.emit import emit
+from jsg.constrained.schema.front import schema_grammar
+from jsg.constrained.schema.shapes import ANY, Document, Object
 from jsg.errors import GrammarError
+from jsg.types import Whitespace
 from tests.constrained import texts
 from tests.constrained.schema.emitted import accepts, forced, machine, verdicts
+
+
+def json_grammar(whitespace: Whitespace) -> Grammar:
+    """The grammar of all JSON objects."""
+    return emit(Document("object", {"object": (Object(),), ANY: ()}), whitespace, "free", LIMITS)
+
 
 PERSON = {
     "type": "object",

@@ -6,11 +6,11 @@ import pytest
 import tokenizers
 
 from jsg.constrained.compiler import compile_grammar
-from jsg.constrained.tools import NamedTool, Tool, tools_to_structural_tag
+from jsg.constrained.tags.tools import NamedTool, Tool, tools_to_structural_tag
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.errors import RequestError
 from jsg.types import GrammarSpec
-from tests.server.conftest import write_byte_tokenizer
+from tests.server.byte_tokenizer import write_byte_tokenizer
 
 SPECIAL = ("<s>", "<|im_end|>", "[TOOL_CALLS]")
 CALL = '[{"name": "add", "arguments": {"a": 1}}]'

@@ -7,7 +7,7 @@ import pytest
 
 from jsg.engine.hosts import distributed
 from jsg.errors import ConfigError
-from tests.server.conftest import free_port
+from tests.engine.hosts.ports import free_address
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +19,7 @@ def same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def connect(rank: int, timeout_s: float = 8.0) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    distributed.connect(address, num_hosts=2, rank=rank, own_address="127.0.0.1", timeout_s=timeout_s)
+    distributed.connect(free_address(), num_hosts=2, rank=rank, own_address="127.0.0.1", timeout_s=timeout_s)
 
 
 def test_a_coordinator_that_is_not_reached_is_an_error(monkeypatch: pytest.MonkeyPatch):

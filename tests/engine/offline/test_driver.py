@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,7 +13,7 @@ from jsg.engine.offline.driver import Driver
 from jsg.errors import EngineDeadError, JsgError, QueueTimeoutError, RequestError
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
 
-WAIT_S = 10
+WAIT_S = 60
 
 
 class ScriptedCore(EngineCore):
@@ -121,11 +122,11 @@ def test_what_is_asked_while_it_closes_is_answered(core: ScriptedCore, driver: D
     asking.start()
     driver.submit(request("b"), late)
     while len(driver._to_do) < 2:
-        pass
+        time.sleep(0.001)
     closing = threading.Thread(target=driver.close)
     closing.start()
     while not driver.is_closed:
-        pass
+        time.sleep(0.001)
     core.gate.set()
     closing.join(WAIT_S)
     asking.join(WAIT_S)

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,14 +13,14 @@ import jsg
 from jsg.engine.offline.driver import Sink
 from jsg.errors import ConfigError, EngineDeadError, RequestError
 from jsg.types import Request, RequestOutput
+from tests.engine.late import late_programs
 
 GREEDY = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def engine(compile_cache_dir: str) -> Iterator[jsg.Engine]:
-    with jsg.Engine(max_running_requests=4, chunked_prefill_size=64, compilation_cache_dir=compile_cache_dir) as engine:
-        yield engine
+@pytest.fixture
+def engine(tiny_engine: jsg.Engine) -> jsg.Engine:
+    return tiny_engine
 
 
 def test_one_prompt_gives_a_result_and_a_list_gives_a_list(engine: jsg.Engine):
@@ -163,7 +162,8 @@ def test_several_engines_are_the_servers():
 
 
 def test_a_closed_engine_says_so(compile_cache_dir: str):
-    engine = jsg.Engine(max_running_requests=4, chunked_prefill_size=64, compilation_cache_dir=compile_cache_dir)
+    with late_programs():
+        engine = jsg.Engine(max_running_requests=4, deterministic=True, compilation_cache_dir=compile_cache_dir)
     running = engine.generate("Hello", GREEDY | {"max_new_tokens": 3000}, stream=True)
     next(running)
     engine.close()

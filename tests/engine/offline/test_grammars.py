@@ -15,19 +15,18 @@ from jsg.errors import GrammarError, RequestError
 from jsg.types import GrammarSpec, SamplingParams
 
 
-@pytest.fixture(scope="module")
-def shared(compile_cache_dir: str) -> Iterator[jsg.Engine]:
-    with jsg.Engine(max_running_requests=4, chunked_prefill_size=64, compilation_cache_dir=compile_cache_dir) as engine:
-        yield engine
-
-
 @pytest.fixture
-def engine(shared: jsg.Engine, monkeypatch: pytest.MonkeyPatch) -> jsg.Engine:
+def engine(tiny_engine: jsg.Engine) -> Iterator[jsg.Engine]:
     """An engine that keeps about two of the grammars below."""
-    shared._driver.call(lambda core: core.grammars.forget_grammars(list(core.grammars._grammars._grammars)))
-    kept_bytes = 2 * len(compile_tables(GrammarSpec("regex", "a000")).to_bytes()) + 100
-    monkeypatch.setattr(shared, "_grammars", OfflineGrammars(shared._driver, kept_bytes))
-    return shared
+
+    def forget(**options: int) -> None:
+        driver = tiny_engine._driver
+        driver.call(lambda core: core.grammars.forget_grammars(list(core.grammars._grammars._grammars)))
+        tiny_engine._grammars = OfflineGrammars(driver, **options)
+
+    forget(kept_bytes=2 * len(compile_tables(GrammarSpec("regex", "a000")).to_bytes()) + 100)
+    yield tiny_engine
+    forget()
 
 
 @pytest.fixture
@@ -57,14 +56,14 @@ def num_grammars(engine: jsg.Engine) -> int:
 
 
 def test_one_call_may_have_more_grammars_than_are_kept(engine: jsg.Engine):
-    results = engine.generate(["x"] * 20, samplings(20))
-    assert [result["text"] for result in results] == expected(20)
+    results = engine.generate(["x"] * 12, samplings(12))
+    assert [result["text"] for result in results] == expected(12)
     assert num_grammars(engine) <= 2
 
 
 def test_a_stream_that_is_read_later_still_has_its_grammars(engine: jsg.Engine):
     stream = engine.generate(["x"] * 6, samplings(6), stream=True)
-    assert engine.generate(["x"] * 20, samplings(20))[19]["text"] == "a019"
+    assert engine.generate(["x"] * 12, samplings(12))[11]["text"] == "a011"
     texts = {result["index"]: result["text"] for result in stream}
     assert [texts[i] for i in range(6)] == expected(6)
     assert num_grammars(engine) <= 2
@@ -74,15 +73,15 @@ def test_calls_of_many_threads_do_not_take_each_others_grammars(engine: jsg.Engi
     found: list[list[str]] = []
     calls = [
         threading.Thread(
-            target=lambda: found.append([each["text"] for each in engine.generate(["x"] * 10, samplings(10))])
+            target=lambda: found.append([each["text"] for each in engine.generate(["x"] * 6, samplings(6))])
         )
-        for _ in range(6)
+        for _ in range(5)
     ]
     for call in calls:
         call.start()
     for call in calls:
         call.join()
-    assert found == [expected(10)] * 6
+    assert found == [expected(6)] * 5
 
 
 def test_several_threads_compile_a_grammar_once(engine: jsg.Engine, compiled: list[str]):

@@ -1,0 +1,403 @@
+"""Which counted repeats may stand at several counts at once: there a machine may lose track, for it follows few.
+
+Two readings of one text are followed side by side, from every place where a text can be read in two ways, with counts
+left out of account: a repeat may always end and always go on. A reading is the position that read the last byte and the
+frames above what both have in common:
+
+    base │ frame, frame, ... │ position        the same for the other reading; equal frames sink into the base
+
+Two frames of one loop right above the base are two counts of it, and that is what is looked for. Where a reading leaves
+the base, what was below it is any place that leads there, so more may be found than there is. Less is found in a
+rule that can end at several places and is called from two places at once, for readings that call a rule at the same
+time are taken to leave it at the same time; and where fuel ends: a grammar of one rule is then taken to be ambiguous,
+a larger one not to be.
+"""
+
+import functools
+import itertools
+import operator
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from jsg.constrained.build.finish import Firsts, Parts, Positions
+from jsg.constrained.tables import (
+    BYTE,
+    CALL,
+    EMPTY_SEPARATOR,
+    END_BRANCH,
+    END_RULE,
+    END_SEPARATOR,
+    LOOP,
+    NO_SEPARATOR,
+    UNBOUNDED,
+)
+
+_FUEL = 300_000
+"""Ways to read one more byte that are compared: less than a tenth of a second."""
+_STEP = 10
+"""What it takes, in that, to make a way or to look at two that can be read by the same byte."""
+_FUEL_AFTER_FIND = 100_000
+"""What is left once something was found: the grammar is built anew and looked at again."""
+_LONGEST_CHAR = 12
+"""Bytes of a character: in a JSON string two escapes. Two that begin alike may be two counts until one of them ends."""
+_MOST_TOGETHER = 24
+"""Loops that may be open beside one another; with what is between them they have to be fewer than `Limits.heads`."""
+_DEEPEST = 12
+_FRESH, _TURNED, _OLD = range(3)
+"""What is known of a count: nothing has been counted yet, something has, or the loop was open when readings parted."""
+
+Frame = tuple[int, int]
+"""The position of a call or loop, and what is known of its count."""
+Stack = tuple[Frame, ...]
+
+
+class Way(NamedTuple):
+    """What a reading may become by one more byte.
+
+    Attributes:
+        bits: The bytes.
+        position: Where it then stands.
+        stack: Its frames above the base.
+        below: Frames of the base that it has left, the lowest first. `stack` then begins below them.
+    """
+
+    bits: int
+    position: int
+    stack: Stack
+    below: Stack
+
+
+Reading = tuple[int, Stack]
+_Start = tuple[Iterable[int], Stack, Stack, int]
+"""Positions that may come next, frames above the base, frames of the base that were left, its level."""
+
+
+def several_counts(parts: Parts, firsts: Firsts, repeats: Iterable[int]) -> set[int]:
+    """Loops that may be open with several counts at once, or beside more loops than a machine follows.
+
+    `repeats` are the loops that matter; where there are none, nothing is looked for.
+    """
+    if not any(_counts(parts, number) for number in repeats):
+        return set()
+    return _Search(_Levels(parts, firsts)).run()
+
+
+def _counts(parts: Parts, number: int) -> bool:
+    """The loop's frames are not all equal."""
+    loop = parts.loops[number]
+    return loop.min > 1 or loop.max < UNBOUNDED or any(bit for _, bit in loop.branches)
+
+
+class _Levels:
+    """Which level each position stands on, and from where each level is entered. A rule or a loop is a level.
+
+    Attributes:
+        of: For each position its level: a rule's number, or that of a loop after them all; -1 if nothing leads there.
+        callers: For each level the positions that enter it.
+        after: For each level the bytes that may come once it ends.
+    """
+
+    def __init__(self, parts: Parts, firsts: Firsts):
+        self.parts = parts
+        self.firsts = firsts
+        self.num_rules = len(parts.rules)
+        self.branches = [[p for first, _ in loop.branches for p in first] for loop in parts.loops]
+        self.of = [-1] * len(parts.kinds)
+        begins = [first for _, first in parts.rules]
+        begins += [(*inner, *loop.separator) for inner, loop in zip(self.branches, parts.loops, strict=True)]
+        self.begins = begins
+        self.callers: list[list[int]] = [[] for _ in begins]
+        for level, first in enumerate(begins):
+            self._spread(level, first)
+        self.after = self._after()
+
+    def _spread(self, level: int, first: Iterable[int]) -> None:
+        of, follow, kinds = self.of, self.parts.follow, self.parts.kinds
+        todo = list(first)
+        while todo:
+            position = todo.pop()
+            if of[position] >= 0 or position == 0:
+                continue
+            of[position] = level
+            if kinds[position] in (CALL, LOOP):
+                self.callers[self.entered(position)].append(position)
+            for group in follow[position]:
+                todo.extend(group)
+
+    def entered(self, position: int) -> int:
+        """The level that a call or loop enters."""
+        argument = self.parts.arguments[position]
+        return argument if self.parts.kinds[position] == CALL else self.num_rules + argument
+
+    def bits(self, position: int, level: int) -> int:
+        """Bytes that may come where a position may."""
+        kind, argument = self.parts.kinds[position], self.parts.arguments[position]
+        if kind == BYTE:
+            return argument
+        if kind in (CALL, LOOP):
+            return self.firsts[self.entered(position)][0]
+        return self.firsts[level][0] if kind == END_SEPARATOR else self.after[level]
+
+    def turning(self, loop: int) -> Positions:
+        """What may come between two items of a loop, or begins the next."""
+        row = self.parts.loops[loop]
+        if row.max <= 1:
+            return ()
+        if row.separator_kind == NO_SEPARATOR:
+            return tuple(self.branches[loop])
+        return (*row.separator, *(self.branches[loop] if row.separator_kind == EMPTY_SEPARATOR else ()))
+
+    def _after(self) -> list[int]:
+        """A least fixpoint: what ends where another level ends is followed by what follows that one."""
+        self.after = [0] * len(self.begins)
+        users: list[list[int]] = [[] for _ in self.begins]
+        todo: list[int] = []
+        for level, callers in enumerate(self.callers):
+            bits = 0
+            for caller in callers:
+                for position in itertools.chain.from_iterable(self.parts.follow[caller]):
+                    if self.parts.kinds[position] > LOOP and self.parts.kinds[position] != END_SEPARATOR:
+                        users[self.of[caller]].append(level)
+                    else:
+                        bits |= self.bits(position, self.of[caller])
+            if level >= self.num_rules:
+                for position in self.turning(level - self.num_rules):
+                    bits |= self.bits(position, level)
+            self.after[level] = bits
+            todo.append(level)
+        while todo:
+            level = todo.pop()
+            for user in users[level]:
+                if self.after[level] & ~self.after[user]:
+                    self.after[user] |= self.after[level]
+                    todo.append(user)
+        return self.after
+
+
+class _Search:
+    """The pairs of readings that were met, and what they tell."""
+
+    def __init__(self, levels: _Levels):
+        self._levels = levels
+        self._parts = levels.parts
+        self._ways: dict[Reading, tuple[int, list[Way]]] = {}
+        self._seen: set[tuple[Reading, Reading]] = set()
+        self._todo: list[tuple[Reading, Reading, int]] = []
+        self._beside: dict[tuple[int, Positions], set[Positions]] = {}
+        self._found: set[int] = set()
+        self._fuel = _FUEL
+
+    def run(self) -> set[int]:
+        """Every loop that is ambiguous."""
+        for items, level in self._forks():
+            if self._fuel <= 0:
+                break
+            ways = self._ways_from([(items, (), (), level)])
+            for number, way in enumerate(ways):
+                if self._fuel > 0:
+                    self._meet_each((way,), ways[number + 1 :], 0)
+        while self._todo and self._fuel > 0:
+            left, right, age = self._todo.pop()
+            bits, ways = self._ways_of(left)
+            other_bits, others = self._ways_of(right)
+            shared = bits & other_bits
+            self._fuel -= _STEP
+            if not shared:
+                continue
+            near, far = [w for w in ways if w.bits & shared], [w for w in others if w.bits & shared]
+            if age and any(
+                way.below or way.stack[:1] != stack[:1]
+                for some, stack in ((near, left[1]), (far, right[1]))
+                for way in some
+            ):
+                self._find((self._parts.arguments[left[1][0][0]],))  # it goes on with two counts
+            else:
+                self._meet_each(near, far, age)
+        if self._fuel <= 0 and not self._found and self._levels.num_rules == 1:
+            return set(range(len(self._parts.loops)))  # not known: rather exact than small
+        return self._found
+
+    def _forks(self) -> Iterable[tuple[Positions, int]]:
+        """Positions of one level, two of which may come next by the same byte; and what a loop's end may lead to."""
+        levels, follow, seen = self._levels, self._parts.follow, set[Positions]()
+        lists = [(tuple(first), level) for level, first in enumerate(levels.begins)]
+        for position, groups in enumerate(follow):
+            if len(groups) > 1 or (groups and len(groups[0]) > 1):
+                lists.append((tuple(itertools.chain.from_iterable(groups)), levels.of[position]))
+        for items, level in lists:
+            if level >= 0 and (0 in items or items not in seen):  # position 0 ends every rule, others end one level
+                seen.add(items)
+                if _overlap(levels.bits(item, level) for item in dict.fromkeys(items)):
+                    yield items, level
+        for position, kind in enumerate(self._parts.kinds):
+            level = levels.of[position]
+            if kind == END_BRANCH and level >= 0 and levels.callers[level]:
+                caller = levels.callers[level][0]
+                after = dict.fromkeys(itertools.chain.from_iterable(follow[caller]))
+                turns = [levels.bits(item, level) for item in levels.turning(level - levels.num_rules)]
+                if _overlap([*turns, *(levels.bits(item, levels.of[caller]) for item in after)]):
+                    yield (position,), level
+
+    def _meet_each(self, ways: Iterable[Way], others: Sequence[Way], age: int) -> None:
+        for way in ways:
+            self._fuel -= len(others)
+            if self._fuel <= 0:
+                return
+            bits = way.bits
+            for other in others:
+                if bits & other.bits:
+                    self._meet(way, other, age)
+
+    def _ways_of(self, reading: Reading) -> tuple[int, list[Way]]:
+        """The ways to read one more byte, after all their bytes."""
+        found = self._ways.get(reading)
+        if found is None:
+            position, stack = reading
+            level = self._levels.of[stack[0][0] if stack else position]
+            items = itertools.chain.from_iterable(self._parts.follow[position])
+            ways = self._ways_from([(items, stack, (), level)])
+            found = self._ways[reading] = functools.reduce(operator.or_, [way.bits for way in ways], 0), ways
+        return found
+
+    def _ways_from(self, todo: list[_Start]) -> list[Way]:
+        """Ways to read one more byte."""
+        parts, levels = self._parts, self._levels
+        ways: list[Way] = []
+        seen: set[tuple[int, Stack, Stack]] = set()
+        while todo and self._fuel > 0:
+            items, stack, below, level = todo.pop()
+            self._fuel -= 1
+            for item in items:
+                if (item, stack, below) in seen:
+                    continue
+                seen.add((item, stack, below))
+                self._fuel -= _STEP
+                kind = parts.kinds[item]
+                if kind == BYTE:
+                    ways.append(Way(parts.arguments[item], item, stack, below))
+                elif kind in (CALL, LOOP):
+                    first = (
+                        parts.rules[parts.arguments[item]][1]
+                        if kind == CALL
+                        else levels.branches[parts.arguments[item]]
+                    )
+                    if len(stack) + len(below) < _DEEPEST:
+                        todo.append((first, (*stack, (item, _FRESH)), below, level))
+                else:
+                    todo.extend(self._ended(kind, stack, below, level))
+        return ways
+
+    def _ended(self, kind: int, stack: Stack, below: Stack, level: int) -> Iterable[_Start]:
+        """What may come where the uppermost level ends."""
+        parts, levels = self._parts, self._levels
+        if kind == END_SEPARATOR:
+            loop = (levels.entered(stack[-1][0]) if stack else level) - levels.num_rules
+            yield levels.branches[loop], stack, below, level
+            return
+        if not stack and len(below) >= _DEEPEST:
+            return
+        for caller in (stack[-1][0],) if stack else levels.callers[level]:
+            rest = stack[:-1]
+            left, at = (below, level) if stack else (((caller, _OLD), *below), levels.of[caller])
+            after = itertools.chain.from_iterable(parts.follow[caller])
+            yield after, rest, left, at
+            if kind != END_RULE:
+                yield levels.turning(parts.arguments[caller]), (*rest, (caller, _TURNED)), left, at
+
+    def _meet(self, way: Way, other: Way, age: int) -> None:
+        """Looks at two readings of one text; they are followed unless they are one.
+
+        `age` is for how many bytes they have had two counts of one loop, as two characters may that begin alike and
+        differ in their last byte.
+        """
+        self._fuel -= _STEP
+        if way.below and other.below and self._exclude_each_other(way, other):
+            return
+        left, right = way.stack, other.stack
+        if way.below != other.below:
+            deeper, shallow = (
+                (way.below, other.below) if len(way.below) > len(other.below) else (other.below, way.below)
+            )
+            rest = len(deeper) - len(shallow)
+            if deeper[rest:] != shallow:
+                return
+            if deeper is way.below:
+                right = deeper[:rest] + right
+            else:
+                left = deeper[:rest] + left
+        common, older = 0, 0
+        for (caller, count), (caller2, count2) in zip(left, right, strict=False):
+            if caller != caller2:
+                break
+            if count != count2 and self._parts.kinds[caller] == LOOP:
+                loop = self._parts.arguments[caller]
+                if _counts(self._parts, loop):
+                    older = age + 1
+                    break
+            common += 1
+        if older > _LONGEST_CHAR:
+            self._find((self._parts.arguments[left[common][0]],))
+            return
+        readings = self._in_step((way.position, left[common:]), (other.position, right[common:]))
+        if readings[0] == readings[1]:
+            return
+        one, two = readings if readings[0] < readings[1] else readings[::-1]
+        if (one, two) not in self._seen:
+            self._seen.add((one, two))
+            self._todo.append((one, two, older))
+            self._note(one, two)
+
+    def _exclude_each_other(self, way: Way, other: Way) -> bool:
+        """One leaves a loop that both were in with the same count, the other goes on in it, and the count is fixed."""
+        for depth in range(1, min(len(way.below), len(other.below)) + 1):
+            caller = way.below[-depth][0]
+            if caller != other.below[-depth][0] or self._parts.kinds[caller] != LOOP:
+                continue
+            loop = self._parts.loops[self._parts.arguments[caller]]
+            if loop.min == loop.max and _turns(way, depth) != _turns(other, depth):
+                return True
+        return False
+
+    def _in_step(self, left: Reading, right: Reading) -> tuple[Reading, Reading]:
+        """The two behind a call, where both read the same inside the same rule and called it from different places."""
+        common, most = 0, min(len(left[1]), len(right[1]))
+        if left[0] == right[0]:
+            while common < most and left[1][-1 - common] == right[1][-1 - common]:
+                common += 1
+            if common < most:
+                caller, other = left[1][-1 - common][0], right[1][-1 - common][0]
+                kinds, arguments = self._parts.kinds, self._parts.arguments
+                if kinds[caller] == kinds[other] == CALL and arguments[caller] == arguments[other]:
+                    return (caller, left[1][: -1 - common]), (other, right[1][: -1 - common])
+        return left, right
+
+    def _note(self, left: Reading, right: Reading) -> None:
+        """Counts which loops are open beside which. Readings with the same loops open are one head of a machine."""
+        level = self._levels.of[left[1][0][0] if left[1] else left[0]]
+        open_left, open_right = tuple([c for c, _ in left[1]]), tuple([c for c, _ in right[1]])
+        if open_left == open_right or any(self._parts.kinds[c] != LOOP for c in (*open_left, *open_right)):
+            return
+        for one, two in ((open_left, open_right), (open_right, open_left)):
+            beside = self._beside.setdefault((level, one), set())
+            beside.add(two)
+            if len(beside) > _MOST_TOGETHER:
+                self._find([self._parts.arguments[c] for chain in beside for c in chain[-1:]])
+
+    def _find(self, loops: Iterable[int]) -> None:
+        self._found.update(loops)
+        self._fuel = min(self._fuel, _FUEL_AFTER_FIND)
+
+
+def _turns(way: Way, depth: int) -> bool:
+    """It goes on in the loop that it had open in the base, so many frames from the top; else it has left it."""
+    return len(way.below) == depth and way.stack[:1] == ((way.below[0][0], _TURNED),)
+
+
+def _overlap(sets: Iterable[int]) -> bool:
+    """Two of the sets of bytes have one in common."""
+    known = 0
+    for bits in sets:
+        if known & bits:
+            return True
+        known |= bits
+    return False

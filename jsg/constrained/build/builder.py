@@ -1,0 +1,419 @@
+"""Grammar → `StaticTables`: a position automaton (Glushkov's) of every rule.
+
+Every place where a byte may stand is a position. An expression becomes a fragment: may it be empty, which positions
+begin it, which end it; joining two lets the positions that begin the second follow those that end the first.
+Expressions are folded from the leaves up, without recursion, so deep ones need no stack.
+
+What can never match is left out first (`analysis.py`), so no position is a dead end.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from jsg.constrained import ir
+from jsg.constrained.build.ambiguity import several_counts
+from jsg.constrained.build.analysis import Facts, analyse
+from jsg.constrained.build.finish import Loop, Parts, Positions, finish, first_bytes
+from jsg.constrained.build.repeats import Plan, Repeats, is_single
+from jsg.constrained.limits import LIMITS, Limits, check
+from jsg.constrained.tables import (
+    BYTE,
+    CALL,
+    EMPTY_SEPARATOR,
+    END_BRANCH,
+    END_RULE,
+    END_SEPARATOR,
+    LOOP,
+    NO_SEPARATOR,
+    PLAIN_SEPARATOR,
+    UNBOUNDED,
+    StaticTables,
+)
+from jsg.errors import GrammarError
+
+
+class Fragment(NamedTuple):
+    """An expression, built: whether it may be empty, and the positions that begin and end it."""
+
+    nullable: bool
+    first: Positions
+    last: Positions
+
+
+NOTHING = Fragment(True, (), ())
+
+
+def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
+    """The tables of a grammar.
+
+    Raises:
+        GrammarError: It matches no text, recurs on the left, calls a rule that does not exist, or is too large.
+    """
+    facts = analyse(grammar, limits)
+    if not facts.is_productive(facts.rules[grammar.start]):
+        raise GrammarError(
+            grammar.contradiction
+            or f"the grammar matches no text: rule {grammar.start!r} can never be completed; give it an end"
+        )
+    written_out: dict[int, ir.Repeat] = {}
+    while True:
+        builder = _Builder(facts, limits, written_out)
+        for name in facts.rules:
+            builder.add_rule(name)
+        parts = builder.parts()
+        firsts = first_bytes(parts)
+        ambiguous = builder.repeats_of(several_counts(parts, firsts, builder.counted()))
+        if not ambiguous:
+            return finish(parts, firsts, grammar.start, facts.is_nullable(facts.rules[grammar.start]), limits)
+        written_out |= ambiguous
+
+
+class _Builder:
+    """Positions of all rules while they are collected."""
+
+    def __init__(self, facts: Facts, limits: Limits, written_out: Mapping[int, ir.Repeat]):
+        """Collects nothing yet; `written_out` are repeats, by identity, that may not be counted."""
+        self._facts = facts
+        self._limits = limits
+        self._origins: list[ir.Repeat | None] = []
+        self._kinds = [END_RULE]
+        self._arguments = [0]
+        self._follow: list[list[Positions]] = [[]]
+        self._loops: list[Loop] = []
+        self._rules: list[tuple[str, Positions]] = []
+        self._numbers = {name: number for number, name in enumerate(facts.rules)}
+        self._repeats = Repeats(facts, written_out)
+        self._branches = 0
+        self._edges = 0
+
+    def parts(self) -> Parts:
+        """Everything collected."""
+        return Parts(self._kinds, self._arguments, self._follow, self._loops, self._rules)
+
+    def add_rule(self, name: str) -> None:
+        """Builds the rule; those are added in the order of `Facts.rules`."""
+        root = self._facts.rules[name]
+        if not self._facts.is_productive(root):
+            self._rules.append((name, ()))  # nothing calls it
+            return
+        try:
+            check(self._repeats.size(root), 4 * self._limits.positions, "parts")
+        except GrammarError as error:
+            raise GrammarError(f"{error} (in rule {name!r})" if len(self._facts.rules) > 1 else str(error)) from error
+        fragment = self._fold(root)
+        self._join(fragment.last, (0,))
+        self._rules.append((name, fragment.first))
+
+    def counted(self) -> list[int]:
+        """The loops that repeats became."""
+        return [number for number, repeat in enumerate(self._origins) if repeat is not None]
+
+    def repeats_of(self, loops: Iterable[int]) -> dict[int, ir.Repeat]:
+        """The repeats that became these loops, by identity; a bag is none."""
+        repeats = [self._origins[loop] for loop in sorted(loops)]
+        return {id(repeat): repeat for repeat in repeats if repeat is not None}
+
+    # -- Folding
+
+    def _fold(self, root: ir.Expr) -> Fragment:
+        """The fragment of an expression."""
+        order: list[tuple[ir.Expr, int]] = []
+        todo = [root]
+        while todo:  # parents before children, the last child first: turned round, children first and in order
+            expr = todo.pop()
+            children = self._children(expr)
+            order.append((expr, len(children)))
+            todo.extend(children)
+        values: list[Fragment] = []
+        for expr, num_children in reversed(order):
+            split = len(values) - num_children
+            parts = values[split:]
+            del values[split:]
+            values.append(self._combine(expr, parts))
+        return values[0]
+
+    def _children(self, expr: ir.Expr) -> list[ir.Expr]:
+        """The expressions whose fragments `_combine` wants, as often as it wants them; all match something."""
+        match expr:
+            case ir.Seq(parts):
+                return list(parts)
+            case ir.Alt(options):
+                return [o for o in options if not is_single(o) and self._facts.is_productive(o)]
+            case ir.Repeat():
+                plan = self._repeats.plan(expr)
+                body = [expr.separator, expr.item] if plan.has_separator else [expr.item]
+                if plan.is_separator_first:
+                    return [expr.item, *(body * plan.copies)]
+                return (body * plan.copies)[plan.has_separator and not plan.is_turning :]
+            case ir.Bag():
+                kept = [item.expr for item in self._items_of(expr)]
+                return [*kept, expr.separator] if kept and self._facts.is_productive(expr.separator) else kept
+            case ir.Automaton():
+                return [label for _, label, _ in self._edges_of(expr)]
+            case _:
+                return []
+
+    def _combine(self, expr: ir.Expr, parts: list[Fragment]) -> Fragment:
+        """The fragment of an expression from those of its `_children`."""
+        match expr:
+            case ir.Literal(value):
+                return self._literal(value)
+            case ir.ByteSet():
+                return self._leaf(BYTE, _bits(expr))
+            case ir.Words(words):
+                return self._trie(words)
+            case ir.Seq():
+                return self._sequence(parts)
+            case ir.Alt(options):
+                return self._choice(options, parts)
+            case ir.Repeat():
+                return self._repeat(expr, parts)
+            case ir.Bag():
+                return self._bag(expr, parts)
+            case ir.Automaton():
+                return self._automaton(expr, parts)
+            case ir.Call(rule):
+                leaf = self._leaf(CALL, self._numbers[rule])
+                return leaf._replace(nullable=self._facts.is_nullable(expr))
+            case ir.Chars():
+                raise AssertionError("analyse() let a set of characters pass")
+
+    # -- Leaves and joints
+
+    def _position(self, kind: int, argument: int) -> int:
+        self._kinds.append(kind)
+        self._arguments.append(argument)
+        self._follow.append([])
+        if len(self._kinds) > self._limits.positions:
+            check(len(self._kinds), self._limits.positions, "positions")
+        return len(self._kinds) - 1
+
+    def _leaf(self, kind: int, argument: int) -> Fragment:
+        position = (self._position(kind, argument),)
+        return Fragment(False, position, position)
+
+    def _join(self, last: Positions, first: Positions) -> None:
+        """Lets each of `first` follow each of `last`."""
+        if first:
+            self._spend(len(last))
+            for position in last:
+                self._follow[position].append(first)
+
+    def _spend(self, amount: int) -> None:
+        """Counts work that is more than linear in the grammar."""
+        self._edges += amount
+        check(self._edges, self._limits.transitions, "transitions")
+
+    def _literal(self, value: bytes) -> Fragment:
+        begin, end = len(self._kinds), len(self._kinds) + len(value)
+        check(end, self._limits.positions, "positions")
+        self._kinds.extend([BYTE] * len(value))
+        self._arguments.extend([1 << byte for byte in value])
+        self._follow.extend([[(following,)] for following in range(begin + 1, end)])
+        self._follow.append([])
+        return Fragment(False, (begin,), (end - 1,))
+
+    def _trie(self, words: tuple[bytes, ...]) -> Fragment:
+        """Words as a tree of their common beginnings."""
+        first: list[int] = []
+        last: list[int] = []
+        path: list[int] = []  # positions of the word before
+        children: dict[int, list[int]] = {}
+        previous = b""
+        for word in words:
+            shared = 0
+            for byte, other in zip(word, previous, strict=False):
+                if byte != other:
+                    break
+                shared += 1
+            del path[shared:]
+            for byte in word[shared:]:
+                position = self._position(BYTE, 1 << byte)
+                (children.setdefault(path[-1], []) if path else first).append(position)
+                path.append(position)
+            last.append(path[-1])
+            previous = word
+        for position, following in children.items():
+            self._follow[position].append(tuple(following))
+        return Fragment(False, tuple(first), tuple(last))
+
+    # -- Combinations
+
+    def _sequence(self, parts: list[Fragment]) -> Fragment:
+        if len(parts) == 1:
+            return parts[0]
+        nullable, last = True, ()
+        first: list[int] = []
+        for part in parts:
+            self._join(last, part.first)
+            if nullable:
+                first.extend(part.first)
+            if part.nullable:
+                last += part.last
+                self._spend(len(last))
+            else:
+                last = part.last
+            nullable = nullable and part.nullable
+        return Fragment(nullable, tuple(first), last)
+
+    def _choice(self, options: tuple[ir.Expr, ...], parts: list[Fragment]) -> Fragment:
+        """All parts, and one position for all options that are a single byte."""
+        bits = 0
+        for option in options:
+            bits |= _bits(option) if is_single(option) else 0
+        if bits:
+            parts = [self._leaf(BYTE, bits), *parts]
+        return Fragment(
+            any(part.nullable for part in parts),
+            tuple(itertools.chain.from_iterable(part.first for part in parts)),
+            tuple(itertools.chain.from_iterable(part.last for part in parts)),
+        )
+
+    def _edges_of(self, automaton: ir.Automaton) -> list[tuple[int, ir.Expr, int]]:
+        """(state, label, target) of every edge on a way from state 0 to an accepting one."""
+        edges = [
+            [(label, target) for label, target in out if self._facts.is_productive(label)] for out in automaton.edges
+        ]
+        into: dict[int, list[int]] = {}
+        for state, out in enumerate(edges):
+            for _, target in out:
+                into.setdefault(target, []).append(state)
+        alive = _closure(set(automaton.accepting), into)
+        reached = _closure({0}, {state: [target for _, target in out] for state, out in enumerate(edges)})
+        return [
+            (state, label, target)
+            for state, out in enumerate(edges)
+            if state in reached
+            for label, target in out
+            if target in alive
+        ]
+
+    def _automaton(self, automaton: ir.Automaton, parts: list[Fragment]) -> Fragment:
+        out: dict[int, list[int]] = {}
+        into: dict[int, list[int]] = {}
+        for (state, _, target), part in zip(self._edges_of(automaton), parts, strict=True):
+            out.setdefault(state, []).extend(part.first)
+            into.setdefault(target, []).extend(part.last)
+        for state, first in out.items():
+            self._join(tuple(into.get(state, ())), tuple(first))
+        last = [position for state in sorted(automaton.accepting) for position in into.get(state, ())]
+        return Fragment(0 in automaton.accepting, tuple(out.get(0, ())), tuple(last))
+
+    # -- Repeats
+
+    def _repeat(self, repeat: ir.Repeat, parts: list[Fragment]) -> Fragment:
+        plan = self._repeats.plan(repeat)
+        if plan.copies == 0:
+            return NOTHING
+        head, separators = NOTHING, [NOTHING] * plan.copies
+        if plan.is_separator_first:
+            head = parts[0]
+            parts = [self._sequence(parts[i : i + 2]) for i in range(1, len(parts), 2)]
+        elif plan.has_separator:
+            parts = parts if plan.is_turning else [NOTHING, *parts]
+            separators, parts = parts[0::2], parts[1::2]
+        if plan.is_counted:
+            high = UNBOUNDED if plan.max is None else plan.max
+            repeated = self._loop([(parts[0], 0)], separators[0], plan.min, high, 0, repeat)
+        else:
+            repeated = self._unrolled(plan, parts, separators)
+        return self._sequence([head, repeated]) if plan.is_separator_first else repeated
+
+    def _unrolled(self, plan: Plan, bodies: list[Fragment], separators: list[Fragment]) -> Fragment:
+        """Copies in a row, each of which may be the last once there are enough; without a maximum the last recurs."""
+        last: list[int] = []
+        for number, body in enumerate(bodies, 1):
+            if number > 1:
+                self._join_over(bodies[number - 2].last, separators[number - 1], body.first)
+                self._join(separators[number - 1].last, body.first)
+            if number >= plan.min:
+                last.extend(body.last)
+        if plan.max is None:
+            self._join_over(bodies[-1].last, separators[-1], bodies[-1].first)
+            if len(bodies) == 1:
+                self._join(separators[0].last, bodies[0].first)
+        return Fragment(plan.min == 0, bodies[0].first, tuple(last))
+
+    def _join_over(self, last: Positions, separator: Fragment, first: Positions) -> None:
+        """Lets the separator follow `last`, and `first` too where the separator may be empty."""
+        self._join(last, separator.first)
+        if separator.nullable:
+            self._join(last, first)
+
+    def _items_of(self, bag: ir.Bag) -> list[ir.BagItem]:
+        """Items that may stand in the bag at all."""
+        return [] if bag.max == 0 else [item for item in bag.items if self._facts.is_productive(item.expr)]
+
+    def _bag(self, bag: ir.Bag, parts: list[Fragment]) -> Fragment:
+        items = self._items_of(bag)
+        if not items:
+            return NOTHING
+        high = UNBOUNDED if bag.max is None else bag.max
+        separator = parts.pop() if len(parts) > len(items) else NOTHING
+        if not self._facts.is_productive(bag.separator):
+            high = 1
+        branches: list[tuple[Fragment, int]] = []
+        bit, required = 1, 0
+        for item, part in zip(items, parts, strict=True):
+            is_once = item.is_once or item.is_required
+            branches.append((part, bit if is_once else 0))
+            required |= bit if item.is_required else 0
+            bit <<= 1 if is_once else 0
+        return self._loop(branches, separator, bag.min, high, required)
+
+    def _loop(
+        self,
+        branches: list[tuple[Fragment, int]],
+        separator: Fragment,
+        low: int,
+        high: int,
+        required: int,
+        origin: ir.Repeat | None = None,
+    ) -> Fragment:
+        """A repeat or bag whose items are counted while a text is read: one position for all of it."""
+        number, is_once = len(self._loops), all(bit for _, bit in branches)
+        for part, _ in branches:
+            self._join(part.last, (self._position(END_BRANCH, self._branches),))
+            self._branches += 1
+        kind = NO_SEPARATOR
+        if separator.first:
+            kind = EMPTY_SEPARATOR if separator.nullable else PLAIN_SEPARATOR
+            self._join(separator.last, (self._position(END_SEPARATOR, number),))
+        self._origins.append(origin)
+        self._loops.append(
+            Loop(
+                min=max(low, required.bit_count()),
+                max=min(high, len(branches)) if is_once else high,
+                required=required,
+                branches=[(part.first, bit) for part, bit in branches],
+                separator=separator.first,
+                separator_kind=kind,
+                once=sum(bit for _, bit in branches) if is_once else 0,
+            )
+        )
+        fragment = self._leaf(LOOP, number)
+        return fragment._replace(nullable=low == 0 and not required)
+
+
+def _bits(expr: ir.Expr) -> int:
+    """The bytes of a `is_single` expression, one bit each."""
+    if isinstance(expr, ir.Literal):
+        return 1 << expr.value[0]
+    bits = 0
+    for low, high in expr.ranges if isinstance(expr, ir.ByteSet) else ():
+        if not 0 <= low <= high <= 255:
+            raise GrammarError(f"a byte is in 0..255, but got {low}..{high}")
+        bits |= (1 << (high + 1)) - (1 << low)
+    return bits
+
+
+def _closure(states: set[int], edges: dict[int, list[int]]) -> set[int]:
+    """Everything that edges lead to from these states, they themselves too."""
+    todo, reached = list(states), set(states)
+    while todo:
+        for target in edges.get(todo.pop(), ()):
+            if target not in reached:
+                reached.add(target)
+                todo.append(target)
+    return reached

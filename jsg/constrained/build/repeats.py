@@ -1,0 +1,130 @@
+"""How repeats are built: written out copy by copy, or counted while a text is read; and the sizes that decide it."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jsg.constrained import ir
+from jsg.constrained.build.analysis import Facts, parts_of
+from jsg.errors import GrammarError
+
+UNROLLED = 64
+"""A repeat of at most so many positions in all is written out; a larger one is counted while a text is read."""
+MOST_UNROLLED = 8192
+"""And one that may be at several counts at once is written out up to so many: it has no one count to keep."""
+_CALL_SIZE = 16
+"""What a call counts as in that: copies of it are states of their own each time, and one loop serves all of them."""
+
+
+class Plan(NamedTuple):
+    """How a repeat is built.
+
+    Attributes:
+        copies: Of the item; 0: the repeat matches only the empty text.
+        min, max: What is left of the bounds.
+        has_separator: There is a separator that can be met.
+        is_separator_first: The item stands once alone, and what is repeated is separator and item together.
+        is_counted: It becomes a loop.
+        is_turning: The first copy needs its separator, because the way leads back to it.
+    """
+
+    copies: int
+    min: int
+    max: int | None
+    has_separator: bool
+    is_separator_first: bool
+    is_counted: bool
+    is_turning: bool
+
+
+class Repeats:
+    """What becomes of each repeat of a grammar."""
+
+    def __init__(self, facts: Facts, written_out: Mapping[int, ir.Repeat]):
+        """Knows no sizes yet; `written_out` are repeats, by identity, that may not be counted."""
+        self._facts = facts
+        self._written_out = written_out
+        self._sizes: dict[int, int] = {}
+        self._plans: dict[int, Plan] = {}
+
+    def plan(self, repeat: ir.Repeat) -> Plan:
+        """How a repeat that matches something is built.
+
+        Raises:
+            GrammarError: It may not be counted, and is too large to be written out.
+        """
+        plan = self._plans.get(id(repeat))
+        if plan is None:
+            plan = self._plans[id(repeat)] = self._plan(repeat)
+        return plan
+
+    def _plan(self, repeat: ir.Repeat) -> Plan:
+        facts, item, low, high = self._facts, repeat.item, repeat.min, repeat.max
+        if high == 0 or not facts.is_productive(item):
+            return Plan(0, 0, 0, False, False, False, False)
+        if not facts.is_productive(repeat.separator):
+            high = 1
+        has_separator = high != 1 and repeat.separator != ir.EMPTY
+        is_separator_first = has_separator and facts.is_nullable(item)
+        if is_separator_first:  # item (separator item)*: then the repeated part is not two ways empty
+            low, high = max(low - 1, 0), None if high is None else high - 1
+            low = 0 if facts.is_nullable(repeat.separator) else low
+        elif facts.is_nullable(item):
+            low = 0
+        copies = high if high is not None else max(low, 1)
+        body = self.size(item) + (self.size(repeat.separator) if has_separator else 0)
+        is_counted = copies > 1 and copies * body > UNROLLED and id(repeat) not in self._written_out
+        if copies * body > MOST_UNROLLED and not is_counted:
+            self._check_written_out(repeat, copies * body)
+        is_turning = is_counted or (high is None and copies == 1)
+        copies = 1 if is_counted else copies
+        return Plan(copies, low, high, has_separator, is_separator_first, is_counted, is_turning)
+
+    def _check_written_out(self, repeat: ir.Repeat, size: int) -> None:
+        """Raises GrammarError where a repeat that cannot be counted is too large to be written out."""
+        if id(repeat) in self._written_out:
+            bounds = f"{repeat.min} to {'any number' if repeat.max is None else repeat.max} times"
+            raise GrammarError(
+                f"a repeat of {bounds} whose texts can be read in several ways (with other counts) may take at most "
+                f"{MOST_UNROLLED} places, written out, but this one takes {size}; lower its bounds, or let its item "
+                "end in a way that nothing else can be read as"
+            )
+
+    def size(self, root: ir.Expr) -> int:
+        """About how many positions the expression takes; what takes none still counts, as work."""
+        sizes, todo = self._sizes, [root]
+        while todo:
+            expr = todo[-1]
+            if id(expr) not in sizes:
+                missing = [part for part in parts_of(expr) if id(part) not in sizes]
+                if missing:
+                    todo.extend(missing)
+                    continue
+                sizes[id(expr)] = min(self._own_size(expr), 1 << 40)
+            todo.pop()
+        return sizes[id(root)]
+
+    def _own_size(self, expr: ir.Expr) -> int:
+        """The size of an expression whose parts' sizes are known."""
+        match expr:
+            case ir.Literal(value):
+                return len(value)
+            case ir.Words(words):
+                return sum(map(len, words))
+            case ir.Call():
+                return _CALL_SIZE
+            case ir.Alt(options):
+                several = sum(self._sizes[id(option)] for option in options if not is_single(option))
+                return max(several + any(map(is_single, options)), 1)
+            case ir.Repeat(item, _, _, separator):
+                plan = self.plan(expr)
+                own = self._sizes[id(item)] + (self._sizes[id(separator)] if plan.has_separator else 0)
+                return max(plan.copies, 1) * own + 2 * plan.is_counted
+            case _:
+                return max(sum(self._sizes[id(part)] for part in parts_of(expr)), 1)
+
+
+def is_single(expr: ir.Expr) -> bool:
+    """It is exactly one byte out of some."""
+    return (isinstance(expr, ir.ByteSet) and bool(expr.ranges)) or (
+        isinstance(expr, ir.Literal) and len(expr.value) == 1
+    )

@@ -1,0 +1,132 @@
+"""What all deterministic automata here need: which states matter, and which are the same.
+
+An automaton is its rows: of each state the target for each column, `DEAD` where there is none. State 0 is the start.
+What a column stands for (a set of characters, a digit) is the caller's.
+"""
+
+from collections.abc import Iterable, Sequence, Set
+
+DEAD = -1
+Rows = Sequence[tuple[int, ...]]
+
+
+def live_states(rows: Rows, accepting: Iterable[int]) -> list[int]:
+    """States on a way from the start to an accepting one, in the order in which they are reached."""
+    sources: dict[int, list[int]] = {0: []}  # of the states that are reached, in that order
+    for state in (order := [0]):
+        for target in set(rows[state]):
+            if target in sources:
+                sources[target].append(state)
+            elif target != DEAD:
+                sources[target] = [state]
+                order.append(target)
+    useful = [state for state in accepting if state in sources]
+    seen = set(useful)
+    for state in useful:  # `useful` grows while it is walked.
+        for source in sources[state]:
+            if source not in seen:
+                seen.add(source)
+                useful.append(source)
+    return [state for state in order if state in seen]
+
+
+def keep_states(rows: Rows, accepting: Set[int], kept: Sequence[int]) -> tuple[Rows, frozenset[int]]:
+    """The automaton of these states alone, numbered in this order."""
+    numbers = {state: number for number, state in enumerate(kept)}
+    return (
+        [tuple([numbers.get(target, DEAD) for target in rows[state]]) for state in kept],
+        frozenset(numbers[state] for state in accepting if state in numbers),
+    )
+
+
+def merge_equivalent(rows: Rows, accepting: Set[int]) -> tuple[tuple[tuple[int, ...], ...], frozenset[int]]:
+    """The smallest automaton of the same texts. All states must be live."""
+    block = _coarsest(rows, accepting)
+    examples: dict[int, int] = {}
+    for state, number in enumerate(block):
+        examples.setdefault(number, state)
+    order = sorted(examples.values())
+    numbers = {block[state]: number for number, state in enumerate(order)}
+    merged = [tuple([DEAD if target == DEAD else numbers[block[target]] for target in rows[state]]) for state in order]
+    return tuple(merged), frozenset(numbers[block[state]] for state in accepting)
+
+
+def _coarsest(rows: Rows, accepting: Set[int]) -> list[int]:
+    """For each state the number of its class of equivalent states."""
+    order = _targets_first(rows)
+    return _coarsest_of_any(rows, accepting) if order is None else _coarsest_of_finite(rows, accepting, order)
+
+
+def _targets_first(rows: Rows) -> list[int] | None:
+    """The states, each after all that its edges lead to; None where there is a cycle."""
+    sources: list[list[int]] = [[] for _ in rows]
+    waiting: list[int] = []
+    for state, row in enumerate(rows):
+        targets = set(row) - {DEAD}
+        waiting.append(len(targets))
+        for target in targets:
+            sources[target].append(state)
+    order = [state for state, count in enumerate(waiting) if count == 0]
+    for state in order:  # `order` grows while it is walked.
+        for source in sources[state]:
+            waiting[source] -= 1
+            if waiting[source] == 0:
+                order.append(source)
+    return order if len(order) == len(rows) else None
+
+
+def _coarsest_of_finite(rows: Rows, accepting: Set[int], order: Iterable[int]) -> list[int]:
+    """Of an automaton without a cycle, in time linear in its edges: equal rows are equal states, the last first."""
+    numbers: dict[tuple[bool, tuple[int, ...]], int] = {}
+    block = [0] * len(rows)
+    for state in order:
+        row = tuple([DEAD if target == DEAD else block[target] for target in rows[state]])
+        block[state] = numbers.setdefault((state in accepting, row), len(numbers))
+    return block
+
+
+def _coarsest_of_any(rows: Rows, accepting: Set[int]) -> list[int]:
+    """Of any automaton (Hopcroft's algorithm).
+
+    Only live states are there, and a missing edge is a difference; so states are told apart by their accepting and
+    their columns first, and no dead state is needed.
+    """
+    count = len(rows)
+    sources: list[dict[int, list[int]]] = [{} for _ in rows[0]]
+    signature: dict[tuple[bool, tuple[bool, ...]], list[int]] = {}
+    for state, row in enumerate(rows):
+        signature.setdefault((state in accepting, tuple([t == DEAD for t in row])), []).append(state)
+        for i, target in enumerate(row):
+            if target != DEAD:
+                sources[i].setdefault(target, []).append(state)
+    blocks = [set(states) for states in signature.values()]
+    block = [0] * count
+    for number, states in enumerate(blocks):
+        for state in states:
+            block[state] = number
+    waiting = list(range(len(blocks)))
+    is_waiting = [True] * len(blocks)
+    while waiting:
+        splitter = waiting.pop()
+        is_waiting[splitter] = False
+        splitter_states = tuple(blocks[splitter])
+        for by_target in sources:
+            hit: dict[int, list[int]] = {}
+            for target in splitter_states:
+                for source in by_target.get(target, ()):
+                    hit.setdefault(block[source], []).append(source)
+            for number, states in hit.items():
+                if len(states) == len(blocks[number]):
+                    continue
+                fresh = len(blocks)
+                blocks[number].difference_update(states)
+                blocks.append(set(states))
+                for state in states:
+                    block[state] = fresh
+                is_waiting.append(False)
+                smaller = fresh
+                if not is_waiting[number] and len(blocks[number]) < len(states):
+                    smaller = number
+                waiting.append(smaller)
+                is_waiting[smaller] = True
+    return block

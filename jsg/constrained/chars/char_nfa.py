@@ -1,0 +1,168 @@
+"""Expressions over characters as position automata: the way from an expression to a deterministic automaton."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from jsg.constrained.chars import charset
+from jsg.constrained.ir import EMPTY, Alt, Automaton, CharRanges, Chars, Expr, Literal, Repeat, Seq, Words
+from jsg.constrained.limits import Limits, check
+from jsg.errors import GrammarError
+
+STATES = "states of the pattern"
+STEPS = "steps to make the states of the pattern"
+WORK_PER_STATE = 100
+"""Steps of any construction for each state that an automaton may have."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Nfa:
+    """Positions at which one character may stand, and one for the end of the text.
+
+    Attributes:
+        sets: Different sets of characters.
+        label: For each position the index of its set.
+        follow: For each position those that may come after it.
+        start: Positions of the first character.
+        end: The position of the end; nothing follows it, and its label is an empty set.
+    """
+
+    sets: tuple[CharRanges, ...]
+    label: tuple[int, ...]
+    follow: tuple[frozenset[int], ...]
+    start: frozenset[int]
+    end: int
+
+
+def char_nfa(expr: Expr, limits: Limits) -> Nfa:
+    """The position automaton of an expression over characters; literals and words are UTF-8 text.
+
+    Raises:
+        GrammarError: It has more than `limits.char_states` positions, or holds calls or bags, which have no such
+            automaton.
+    """
+    return _Construction(limits).run(expr)
+
+
+class _Construction:
+    """Works from the end of the text to its start: a part is built when all that may come after it is known."""
+
+    def __init__(self, limits: Limits):
+        self._limits = limits
+        self._sets: dict[CharRanges, int] = {charset.NONE: 0}
+        self._label = [0]
+        self._follow: list[set[int]] = [set()]
+        self._work = 0
+
+    def run(self, expr: Expr) -> Nfa:
+        start = self._before(expr, frozenset((0,)))
+        return Nfa(tuple(self._sets), tuple(self._label), tuple(map(frozenset, self._follow)), start, 0)
+
+    def _position(self, ranges: CharRanges, after: Iterable[int]) -> int:
+        self._label.append(self._sets.setdefault(ranges, len(self._sets)))
+        self._follow.append(set(after))
+        check(len(self._label), self._limits.char_states, STATES)
+        self._spend(len(self._follow[-1]))
+        return len(self._label) - 1
+
+    def _spend(self, steps: int) -> None:
+        self._work += steps
+        check(self._work, self._limits.char_states * WORK_PER_STATE, STEPS)
+
+    def _before(self, expr: Expr, after: frozenset[int]) -> frozenset[int]:
+        """The positions at which a text of `expr` and what comes after it may begin."""
+        self._spend(1)
+        match expr:
+            case Chars(ranges):
+                return frozenset((self._position(ranges, after),)) if ranges else frozenset()
+            case Literal(value):
+                return self._text(value.decode(), after)
+            case Words(words):
+                begin = frozenset[int]().union(*[self._text(word.decode(), after) for word in words])
+                self._spend(len(begin))
+                return begin
+            case Seq(parts):
+                for part in reversed(parts):
+                    after = self._before(part, after)
+                return after
+            case Alt(options):
+                begin = frozenset[int]().union(*[self._before(option, after) for option in options])
+                self._spend(len(begin))
+                return begin
+            case Repeat():
+                return self._repeat(expr, after)
+            case Automaton(edges, accepting):
+                return self._automaton(edges, accepting, after)
+            case _:
+                raise GrammarError(
+                    f"patterns are combined as automata over characters, which {type(expr).__name__} has none of; "
+                    "simplify the grammar"
+                )
+
+    def _text(self, text: str, after: frozenset[int]) -> frozenset[int]:
+        for character in reversed(text):
+            after = frozenset((self._position(charset.of(character), after),))
+        return after
+
+    def _repeat(self, expr: Repeat, after: frozenset[int]) -> frozenset[int]:
+        """Built from the last item to the first; `rest` is what may come after the items that are still to be built."""
+        item = expr.item if expr.separator == EMPTY else Seq((expr.separator, expr.item))
+        if expr.max == 0:
+            return after
+        rest = after
+        copies = max(expr.min, 1)
+        if expr.max is None and expr.separator == EMPTY:
+            rest = self._loop(item, after)
+            copies -= 1
+        elif expr.max is None:
+            rest |= self._loop(item, after)
+        for _ in range((expr.max or 0) - copies):
+            rest = self._before(item, rest) | after
+            self._spend(len(rest))
+        if expr.separator != EMPTY:
+            copies -= 1
+        for _ in range(copies):
+            rest = self._before(item, rest)
+        if expr.separator != EMPTY:
+            rest = self._before(expr.item, rest)  # The first item has no separator before it.
+        return rest | after if expr.min == 0 else rest
+
+    def _loop(self, item: Expr, after: frozenset[int]) -> frozenset[int]:
+        """The beginning of one or more items.
+
+        The end of an item is a gate at first: a position that is replaced, once the beginning of an item is known, by
+        what may come after an item.
+        """
+        gate = self._position(charset.NONE, ())
+        begin = self._before(item, frozenset((gate,)))
+        if gate in begin:
+            begin = begin - {gate} | after
+        target = begin | after
+        self._spend(len(self._label) - gate)
+        for position in range(gate + 1, len(self._label)):
+            if gate in self._follow[position]:
+                self._follow[position].remove(gate)
+                self._follow[position] |= target
+                self._spend(len(target))
+        return begin
+
+    def _automaton(
+        self, edges: tuple[tuple[tuple[Expr, int], ...], ...], accepting: frozenset[int], after: frozenset[int]
+    ) -> frozenset[int]:
+        """Each state is a gate at first, and is replaced by what begins there once all edges are built."""
+        first = len(self._label)
+        for _ in edges:
+            self._position(charset.NONE, ())
+        begins: list[set[int]] = []
+        for state, row in enumerate(edges):
+            begin = set(after) if state in accepting else set[int]()
+            for label, target in row:
+                begin |= self._before(label, frozenset((first + target,)))
+            self._spend(len(begin))
+            begins.append(begin)
+        gates = set(range(first, first + len(edges)))
+        for position in range(first + len(edges), len(self._label)):
+            for gate in self._follow[position] & gates:
+                self._follow[position] |= begins[gate - first]
+                self._spend(len(begins[gate - first]))
+            self._follow[position] -= gates
+        return frozenset(begins[0])

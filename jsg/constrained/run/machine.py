@@ -1,0 +1,459 @@
+"""A compiled grammar that reads bytes: which may come next, where a text may end, what is forced."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator
+
+import numpy as np
+
+from jsg.constrained.limits import LIMITS, Account, Limits
+from jsg.constrained.run.frames import FramesRead
+from jsg.constrained.run.memory import (
+    DEAD,
+    DEPTH,
+    DROPPED,
+    ENTRIES,
+    FAILED,
+    FRAMES,
+    FROZEN,
+    FROZEN_DEPTH,
+    FUEL,
+    FULL,
+    LOWEST,
+    MAX_CALLS,
+    OUT_OF_FUEL,
+    PARENT,
+    RETURN,
+    STATES,
+    STOPPED,
+    TOO_MANY_CALLS,
+    UNKNOWN,
+    enlarged,
+    new_memory,
+    num_bytes,
+    renewed,
+)
+from jsg.constrained.run.trie import Trie
+from jsg.constrained.tables import UNBOUNDED, StaticTables
+from jsg.errors import GrammarError
+
+Config = tuple[tuple[int, int], ...]
+"""What a machine knows of a text: (state, frame) of each way to read it; frame -1 is the bottom. The order is that in
+which the ways were found; it does not depend on how the text was cut into tokens."""
+
+_CHAR_NODES = 2048
+_ROOM_NODES = 256
+_BYTES_PER_TEXT = 80
+"""To know whether a state takes all text of a kind, about."""
+_BYTES_PER_STEP = 2
+"""Of memory that comes to what there was."""
+_HINT_STEPS = 10_000_000
+"""What it may take to find the bytes that must come next, and what is left to the text in any case."""
+_LEAST_GROWTH = 1.25
+"""Where there is no room to double."""
+
+
+class Machine:
+    """Reads texts of one grammar. Threads may share it: one reads at a time, and none holds the GIL while it does.
+
+    States are made when a text first needs them. Configurations are values: to go back, or to go two ways, keep them.
+
+    Invariants: the numbers in a configuration stay valid until `compact`.
+    """
+
+    def __init__(self, static: StaticTables, limits: Limits = LIMITS, max_token_len: int | None = None):
+        """Makes a machine that has read nothing.
+
+        Args:
+            static: The grammar.
+            limits: What states, stacks and walks may cost.
+            max_token_len: Bytes of the longest token, for `frames_read`; None: counts are told apart exactly.
+        """
+        from jsg.constrained.run import kernels, states  # they load numba, which only those who mask should pay for
+
+        self._kernels = kernels
+        self._states = states
+        self._static = static
+        self._limits = limits
+        self._max_token_len = max_token_len
+        self._frames = FramesRead(static, max_token_len)
+        self._lock = threading.Lock()
+        self._is_paid = False
+        self._memory = new_memory(static, limits)
+        # By identity, so it holds the key.
+        self._alphabets: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
+        # For the nodes of `accepts_all`, and their hash table. What is never touched of these takes no memory.
+        self._room = np.empty((_CHAR_NODES, 2 + 2 * limits.heads), np.int32), np.empty(2 * _CHAR_NODES, np.int32)
+        self._known_text: dict[tuple[int, int], dict[int, bool]] = {}
+        sizes = np.bincount(static.classes, minlength=static.num_classes)
+        self._only_byte = np.full(static.num_classes, -1, np.int16)
+        for byte in np.flatnonzero(sizes[static.classes] == 1):
+            self._only_byte[static.classes[byte]] = byte
+        with self._lock:
+            self._start: Config = ((self._run(states.state_of_list, (), static.start), -1),)
+
+    @contextlib.contextmanager
+    def paid_by(self, account: Account | None) -> Iterator[None]:
+        """All that is asked inside is one mask's work, and is added to the account. Not for two threads at once.
+
+        Outside each question may take as much as a mask. What is asked raises GrammarError where no steps are left.
+        """
+        limits = self._limits
+        most = limits.mask_steps if account is None else min(limits.mask_steps, account.steps_left(limits))
+        self._memory.counters[FUEL] = most
+        self._is_paid = True
+        try:
+            yield
+        finally:
+            self._is_paid = False
+            if account is not None:
+                account.num_steps += most - int(self._memory.counters[FUEL])
+
+    # -- Reading
+
+    def start(self) -> Config:
+        """The configuration of the empty text."""
+        return self._start
+
+    def advance(self, config: Config, data: bytes) -> Config | None:
+        """The configuration after more bytes; None where they cannot come."""
+        with self._lock:
+            row = self._run(self._kernels.advance, config, np.frombuffer(data, np.uint8))
+            return None if row < 0 else self._config(row)
+
+    def is_accepting(self, config: Config) -> bool:
+        """The text may end here."""
+        with self._lock:
+            return bool(self._run(self._kernels.is_accepting, config))
+
+    def can_continue(self, config: Config) -> bool:
+        """Some byte may come next."""
+        with self._lock:
+            return self._possible(config, 1)[0] > 0
+
+    def allowed_bytes(self, config: Config) -> set[int]:
+        """All bytes that may come next."""
+        with self._lock:
+            _, classes = self._possible(config, self._static.num_classes)
+            return set(np.flatnonzero(classes[self._static.classes]).tolist())
+
+    def forced_run(self, config: Config, max_bytes: int) -> bytes:
+        """The bytes that must come next, as far as nothing else may and the text may not end; whole characters only.
+
+        There may be more where they are many and hard to find: it is a hint, and no text shall run dry for it.
+        """
+        out = np.zeros(max_bytes, np.uint8)
+        with self._lock:
+            keep = self.num_frames
+            least = max(int(self._memory.counters[FUEL]) - _HINT_STEPS, _HINT_STEPS)
+            try:
+                length = self._run(self._kernels.forced_run, config, self._only_byte, least, out)
+                if not length:
+                    return b""
+                _, classes = self._possible(self._config(0), self._static.num_classes)
+            finally:
+                self._forget_frames(keep)
+        data = out[:length].tobytes()
+        if not classes[self._static.classes[0x80:0xC0]].any():
+            return data
+        # A character is not complete: go back to before its first byte.
+        while data and 0x80 <= data[-1] < 0xC0:
+            data = data[:-1]
+        return data[:-1] if data and data[-1] >= 0xC0 else data
+
+    # -- Masks
+
+    def walk(self, config: Config, trie: Trie, mask: np.ndarray) -> int:
+        """Sets the bit of every token of the trie that may come next.
+
+        Args:
+            config: Where the text stands.
+            trie: The tokens.
+            mask: uint32[words], token t at bit t & 31 of word t >> 5.
+
+        Returns:
+            How many open frames, counted from the top, it read: with `frames_read` of so many, the mask serves other
+            configurations of the same states.
+
+        Raises:
+            GrammarError: It took more fuel than there is.
+        """
+        kernels = self._kernels
+        arrays = [_read_only(array) for array in trie]
+        with self._lock:
+            keep = self.num_frames
+            self._memory.counters[LOWEST] = UNBOUNDED
+            try:
+                self._run(kernels.walk, config, *arrays, mask)
+            finally:
+                self._forget_frames(keep)
+            top = max((self._depth(frame) for _, frame in config), default=0)
+            return max(0, top - int(self._memory.counters[LOWEST]) + 1)
+
+    def frames_read(self, config: Config, depth: int) -> Hashable:
+        """What the uppermost `depth` frames hold, so far as it can matter to one token.
+
+        A mask made by a walk that read `depth` frames is right for every configuration of the same states for which
+        this is equal.
+        """
+        with self._lock:
+            top = max([self._depth(frame) for _, frame in config])
+            near_limit = top if self._is_near_limit(top) else -1
+            if depth == 0 and len(config) == 1:
+                return near_limit
+            read = self._frames.read([frame for _, frame in config], top - depth, self._memory, self._spend)
+            return (near_limit, *read)
+
+    def accepts_all(self, config: Config, chars: np.ndarray, max_chars: int) -> tuple[bool, int]:
+        """Whether every text of at most `max_chars` characters of a set may come next, and how many frames it read.
+
+        Args:
+            config: Where the text stands.
+            chars: int16[states, 256], the set as an automaton over UTF-8: the next state or -1; 0 is a boundary.
+            max_chars: At least 1.
+
+        Returns:
+            True only where it is so; False where it is not, or would take long to find out. And frames as of `walk`.
+        """
+        with self._lock:
+            state, frame = config[0]
+            known = self._known_text.setdefault((id(chars), max_chars), {})
+            top = max([self._depth(frame) for _, frame in config])
+            # What no frame has a say in is so wherever the state stands, unless the stack is about to be full.
+            is_lasting = len(config) == 1 and not self._is_near_limit(top)
+            if is_lasting and (answer := known.get(state)) is not None:
+                return answer, 0
+            starts, spelled, firsts = self._spelled(chars)
+            if self._is_barred(config, firsts):
+                return False, 0
+            (nodes, slots), keep, counters = self._room, self.num_frames, self._memory.counters
+            counters[FROZEN], counters[FROZEN_DEPTH], counters[FAILED], counters[LOWEST] = max_chars, top, 0, UNBOUNDED
+            try:
+                size = self._run(self._kernels.accepts_all, config, starts, spelled, nodes, slots)
+            finally:
+                counters[FROZEN] = 0
+                self._forget_frames(keep)
+            depth = max(0, top - int(counters[LOWEST]) + 1)
+            if is_lasting and not depth:
+                known[state] = size > 0
+                found = nodes[:size]
+                same = (found[:, 0] == 0) & (found[:, 1] == 1) & (found[:, 3] == frame)
+                known.update(dict.fromkeys(found[same, 2].tolist(), True))
+            return size > 0, depth
+
+    def text_room(self, config: Config, chars: np.ndarray, most: int) -> tuple[int, bool, int]:
+        """How many characters of a set every text may have that comes next, and whether none may have more.
+
+        Args:
+            config: Where the text stands.
+            chars: As for `accepts_all`.
+            most: Where to stop; the flag is then False.
+
+        Returns:
+            The number, the flag, and how many frames it read, as `walk` counts them.
+        """
+        with self._lock:
+            starts, spelled, firsts = self._spelled(chars)
+            if self._is_barred(config, firsts):
+                # Some cannot come. It is exact only where none can, which is not worth a look.
+                return 0, False, 0
+            nodes, keep, counters = self._room[0][:_ROOM_NODES], self.num_frames, self._memory.counters
+            counters[LOWEST] = UNBOUNDED
+            try:
+                found = self._run(self._kernels.text_room, config, starts, spelled, nodes, most)
+            finally:
+                self._forget_frames(keep)
+            top = max([self._depth(frame) for _, frame in config])
+            return found >> 1, bool(found & 1), max(0, top - int(counters[LOWEST]) + 1)
+
+    def is_dead(self, config: Config, byte: int) -> bool:
+        """Whether it is seen at a look that a byte cannot come next. Reads no frame."""
+        with self._lock:
+            klass = self._static.classes[byte]
+            if any(self._memory.trans[state, klass] == UNKNOWN for state, _ in config):
+                self._run(self._kernels.expand_heads, config)
+            trans = self._memory.trans
+            return all(trans[state, klass] == DEAD for state, _ in config)
+
+    # -- Memory
+
+    @property
+    def num_states(self) -> int:
+        """States made so far."""
+        return int(self._memory.counters[STATES])
+
+    @property
+    def num_frames(self) -> int:
+        """Frames that are remembered."""
+        return int(self._memory.counters[FRAMES])
+
+    @property
+    def num_dropped(self) -> int:
+        """How often a way to read a text was given up because there were more than `Limits.heads`."""
+        return int(self._memory.counters[DROPPED])
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what was made so far; the tables are not counted."""
+        return num_bytes(self._memory) + _BYTES_PER_TEXT * sum(map(len, self._known_text.values()))
+
+    @property
+    def fullness(self) -> float:
+        """How much it has made of what it may make: 1 is all of it. Above a half it is time to `compact`."""
+        limits = self._limits
+        return max(self.num_states / limits.states, self.num_bytes / limits.machine_bytes)
+
+    @property
+    def needs_room(self) -> bool:
+        """Whether what was asked last was refused because it would have to make more than `Limits` allow."""
+        return 0 <= int(self._memory.counters[FULL]) < OUT_OF_FUEL
+
+    def compact(self, live: Iterable[Config]) -> dict[Config, Config]:
+        """Forgets all states and frames that none of these configurations needs, and what was made of the others.
+
+        Returns:
+            What each configuration has become. Others are void, but for `start`, which is always kept.
+        """
+        with self._lock:
+            configs = [*live, self._start]
+            old = self._memory
+            frames = self._needed_frames(configs)
+            states = np.unique(
+                np.concatenate((old.frames[frames, RETURN], [state for config in configs for state, _ in config]))
+            ).astype(np.int64)
+            new_frame = {int(frame): i for i, frame in enumerate(frames)} | {-1: -1}
+            new_state = {int(state): i for i, state in enumerate(states)}
+            rows = old.frames[frames]
+            rows[:, PARENT] = [new_frame[parent] for parent in rows[:, PARENT].tolist()]
+            rows[:, RETURN] = [new_state[back] for back in rows[:, RETURN].tolist()]
+            self._memory = renewed(old, self._static, self._limits, states, rows)
+            self._states.rebuild_indexes(self._memory)
+            self._known_text.clear()
+            renamed = {c: tuple([(new_state[state], new_frame[frame]) for state, frame in c]) for c in configs}
+            self._start = renamed[self._start]
+            return renamed
+
+    # -- Inside; the lock is held
+
+    def _forget_frames(self, keep: int) -> None:
+        """Forgets all frames but the first `keep`."""
+        if self.num_frames > keep:
+            self._states.forget_frames(self._memory, keep)
+
+    def _is_barred(self, config: Config, firsts: np.ndarray) -> bool:
+        """Whether it is known already that no head can read some of these classes of bytes."""
+        if len(config) == 1:
+            return bool((self._memory.trans[config[0][0], firsts] == DEAD).any())
+        return bool((self._memory.trans[[state for state, _ in config]][:, firsts] == DEAD).all(axis=0).any())
+
+    def _needed_frames(self, configs: Iterable[Config]) -> np.ndarray:
+        """The frames of these configurations and all that lie below them, ascending: parents first."""
+        frames, needed = self._memory.frames, set[int]()
+        for config in configs:
+            for _, frame in config:
+                while frame >= 0 and frame not in needed:
+                    needed.add(frame)
+                    frame = int(frames[frame, PARENT])
+        return np.array(sorted(needed), np.int64)
+
+    def _is_near_limit(self, depth: int) -> bool:
+        """Whether one token may need more stack than there is, from so deep."""
+        longest = self._limits.stack if self._max_token_len is None else self._max_token_len
+        return depth + longest * self._static.max_push > self._limits.stack
+
+    def _spelled(self, chars: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A set of characters in the classes of bytes of this grammar, as kernels want it; and its first bytes."""
+        found = self._alphabets.get(id(chars))
+        if found is None:
+            starts, spelled = np.empty(len(chars) + 1, np.int32), np.empty(chars.size, np.int32)
+            size = self._kernels.spell(self._static, _read_only(chars), starts, spelled)
+            spelled = _read_only(spelled[:size].copy())
+            found = self._alphabets[id(chars)] = _read_only(starts), spelled, spelled[: starts[1]] & 255, chars
+        return found[0], found[1], found[2]
+
+    def _config(self, row: int) -> Config:
+        """The heads in a row."""
+        heads = self._memory.heads[row].tolist()
+        return tuple([(heads[i], heads[i + 1]) for i in range(1, 1 + 2 * heads[0], 2)])
+
+    def _depth(self, frame: int) -> int:
+        return int(self._memory.frames[frame, DEPTH]) if frame >= 0 else 0
+
+    def _possible(self, config: Config, most: int) -> tuple[int, np.ndarray]:
+        """How many classes of bytes may come next, counted up to `most`, and which."""
+        classes = np.zeros(self._static.num_classes, np.uint8)
+        keep = self.num_frames
+        try:
+            return self._run(self._kernels.possible_classes, config, most, classes), classes
+        finally:
+            self._forget_frames(keep)
+
+    def _run(self, kernel: Callable[..., int], config: Config, *args: object) -> int:
+        """What a kernel finds for the heads of a configuration, with as much room as it needs."""
+        if not self._is_paid:
+            self._memory.counters[FUEL] = self._limits.mask_steps
+        while True:
+            memory = self._memory
+            memory.counters[FULL] = -1
+            if config:
+                memory.heads[0, : 1 + 2 * len(config)] = [len(config), *[part for head in config for part in head]]
+            result = kernel(self._static, memory, *args)
+            if result != STOPPED:
+                return result
+            self._make_room(int(memory.counters[FULL]))
+
+    def _spend(self, num_steps: int) -> None:
+        """Pays for what Python does.
+
+        Raises:
+            GrammarError: There are not so many steps left.
+        """
+        limits, counters = self._limits, self._memory.counters
+        counters[FUEL] -= num_steps
+        if counters[FUEL] < 0:
+            counters[FULL] = OUT_OF_FUEL
+            raise GrammarError(
+                f"finding what may come next took too many steps: one token may take {limits.mask_steps}, and a text "
+                f"{limits.text_steps} and {limits.token_steps} more for each of its tokens; "
+                "make the grammar less ambiguous"
+            )
+
+    def _make_room(self, which: int) -> None:
+        """Enlarges what was full.
+
+        Raises:
+            GrammarError: It may not become larger, or no room would help.
+        """
+        limits = self._limits
+        if which == OUT_OF_FUEL:
+            self._spend(0)
+        if which == TOO_MANY_CALLS:
+            raise GrammarError(
+                f"one byte may begin more than {MAX_CALLS} rules at once; write what they have in common first"
+            )
+        if which == STATES and self.num_states >= limits.states:
+            raise GrammarError(f"the grammar needs more than {limits.states} states for this text; simplify it")
+        bytes_before = num_bytes(self._memory)
+        self._spend(bytes_before // _BYTES_PER_STEP)  # the most that it may cost, beforehand
+        larger = enlarged(self._memory, which, limits.states)
+        if num_bytes(larger) > limits.machine_bytes:
+            larger = enlarged(self._memory, which, limits.states, by=_LEAST_GROWTH)
+        if num_bytes(larger) > limits.machine_bytes:
+            raise GrammarError(
+                f"the grammar needs more than {limits.machine_bytes} bytes for the states and stacks of this text; "
+                "simplify it"
+            )
+        self._memory = larger
+        if which == ENTRIES:
+            larger.counters[ENTRIES] = 0
+        self._memory.counters[FUEL] += (2 * bytes_before - num_bytes(larger)) // _BYTES_PER_STEP
+        self._states.rebuild_indexes(self._memory)
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """The array as the kernels know it: numba would compile them again for one that may be written to."""
+    if not array.flags.writeable:
+        return array
+    array = array.view()
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,163 @@
+"""Masks of one grammar over one vocabulary: made when first needed, and each content kept once.
+
+A mask is found again by exactly what decided it: the states that the text is in, whether it may end there, and those
+of the open frames that were really read to make it. Most need none; then the mask serves the state wherever it stands.
+"""
+
+import hashlib
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jsg.constrained.run.machine import Config, Machine
+from jsg.constrained.run.slices import LONG_CHARS, SHORT_CHARS, Slice
+from jsg.constrained.run.trie import Trie
+from jsg.constrained.run.vocab import Vocabulary
+from jsg.errors import GrammarError
+
+_BYTES_PER_ENTRY, _BYTES_PER_HEAD, _BYTES_PER_FRAME = 400, 70, 250
+"""Of a dictionary entry with its keys, about: for each, for each way to read the text, for each frame that was read."""
+_MAX_NAMED_BYTES = 8
+_COMMON_BYTE = ord("e")
+"""Where it may not come next there is no text of ordinary characters."""
+
+
+class Mask(NamedTuple):
+    """Which tokens may come next.
+
+    Attributes:
+        words: uint32[W], token t at bit t & 31 of word t >> 5. Read-only.
+        key: A digest of the words; None where all tokens of the vocabulary are allowed.
+    """
+
+    words: NDArray[np.uint32]
+    key: bytes | None
+
+
+class _Part(NamedTuple):
+    """Tokens that are allowed together, a trie that holds all others, and how many frames were read to see that."""
+
+    depth: int
+    mask: NDArray[np.uint32] | None
+    rest: Trie
+
+
+class MaskCache:
+    """Finds masks by configuration. Not for several threads at once.
+
+    Invariants: equal masks are one object; forgetting all of them changes no answer.
+    """
+
+    def __init__(self, machine: Machine, vocabulary: Vocabulary):
+        self._machine = machine
+        self._vocabulary = vocabulary
+        self._decisions: dict[Hashable, dict[int, dict[Hashable, Mask]]] = {}
+        self._masks: dict[bytes, Mask] = {}
+        self._entry_bytes = 0
+        self._all_digest = hashlib.sha256(vocabulary.all_mask).digest()
+        self.ended = self._store(vocabulary.eos_mask)
+        """Of a text that an EOS token ended."""
+
+    @property
+    def num_masks(self) -> int:
+        """Different masks that are kept."""
+        return len(self._masks)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of masks and of what finds them, about."""
+        return len(self._masks) * self._vocabulary.num_words * 4 + self._entry_bytes
+
+    def find(self, config: Config, is_complete: bool) -> Mask:
+        """The mask of a text that was read up to `config` and is complete there or not.
+
+        Raises:
+            GrammarError: No token is allowed, or the grammar needs more states than it may have.
+        """
+        machine = self._machine
+        states = tuple([state for state, _ in config])
+        by_depth = self._decisions.setdefault((states, is_complete), {})
+        for depth, masks in by_depth.items():
+            mask = masks.get(machine.frames_read(config, depth))
+            if mask is not None:
+                return mask
+        part = self._part_taken(config)
+        words = np.zeros(self._vocabulary.num_words, np.uint32) if part.mask is None else part.mask.copy()
+        depth = max(part.depth, machine.walk(config, part.rest, words))
+        if is_complete:
+            words |= self._vocabulary.eos_mask
+        if not words.any():
+            raise GrammarError(self._why_nothing_is_allowed(config, is_complete))
+        mask = self._store(words)
+        key = machine.frames_read(config, depth)
+        by_depth.setdefault(depth, {})[key] = mask
+        self._entry_bytes += _BYTES_PER_ENTRY + _BYTES_PER_HEAD * len(config) + _BYTES_PER_FRAME * _num_frames(key)
+        return mask
+
+    def forget(self) -> None:
+        """Drops all masks but `ended`."""
+        self._decisions.clear()
+        self._masks.clear()
+        self._entry_bytes = 0
+        self.ended = self._store(self.ended.words)
+
+    def _part_taken(self, config: Config) -> _Part:
+        """The largest part of the vocabulary of which it is seen without a walk that all of it may come next."""
+        slices, deepest = self._vocabulary.slices, 0
+
+        def accepts(part: Slice) -> bool:
+            nonlocal deepest
+            is_so, depth = self._machine.accepts_all(config, part.chars, part.max_chars)
+            deepest = max(deepest, depth)
+            return is_so
+
+        if self._machine.is_dead(config, _COMMON_BYTE):
+            return _Part(deepest, None, self._vocabulary.trie)
+        if accepts(slices.json):
+            part = slices.text if accepts(slices.text) else slices.json
+        elif accepts(slices.long):
+            part = slices.long
+        else:
+            # Where a text has room for so many characters and no more, tokens of ordinary ones need no walk at all.
+            room, is_exact, depth = self._machine.text_room(config, slices.json.chars, LONG_CHARS)
+            deepest = max(deepest, depth)
+            if room and is_exact:
+                return _Part(deepest, slices.room[room], slices.json.rest)
+            if room >= SHORT_CHARS:
+                part = slices.short
+            elif accepts(slices.lower):
+                part = slices.words if accepts(slices.words) else slices.lower
+            else:
+                return _Part(deepest, None, self._vocabulary.trie)
+        return _Part(deepest, part.mask, part.rest)
+
+    def _store(self, words: NDArray[np.uint32]) -> Mask:
+        digest = hashlib.sha256(words).digest()
+        mask = self._masks.get(digest)
+        if mask is None:
+            words.flags.writeable = False
+            mask = Mask(words, None if digest == self._all_digest else digest)
+            self._masks[digest] = mask
+        return mask
+
+    def _why_nothing_is_allowed(self, config: Config, is_complete: bool) -> str:
+        wanted = sorted(self._machine.allowed_bytes(config))
+        if is_complete and not wanted:
+            return (
+                "a complete text must end with an EOS token where the grammar allows nothing more, but this model has "
+                "none; name one in its generation_config.json"
+            )
+        named = ", ".join(f"0x{byte:02X}" for byte in wanted[:_MAX_NAMED_BYTES])
+        more = f" and {len(wanted) - _MAX_NAMED_BYTES} others" if len(wanted) > _MAX_NAMED_BYTES else ""
+        what = "continues with" if self._vocabulary.first_bytes.intersection(wanted) else "begins with"
+        return (
+            f"the grammar must go on with a byte that the model can write, but it asks for {named}{more} and no token "
+            f"{what} that; leave such text out of the grammar, or use a model with byte tokens"
+        )
+
+
+def _num_frames(key: Hashable) -> int:
+    """How many frames have their contents in what `Machine.frames_read` gave."""
+    return sum([len(part) for part in key if isinstance(part, tuple)]) if isinstance(key, tuple) else 0

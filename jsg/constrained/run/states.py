@@ -1,0 +1,414 @@
+"""Kernels that make states, what a state does on a byte, and frames. Each is made once and found again.
+
+A *state* is a set of positions that may come next on one level, END positions first. A *frame* is what is open below
+it; frames form a tree towards the bottom, -1. Equal frames are one, so equal stacks are equal numbers.
+
+Nothing here allocates. Where an array is full a kernel stops, writes which into `counters[FULL]` and returns STOPPED;
+`machine.py` enlarges it and calls again: what was made up to there is kept and is never wrong.
+
+What takes time takes steps from `counters[FUEL]`, a nanosecond or two each. A loop that could run away stops where none
+is left; what is short is paid for and goes on, since one of those stops soon after.
+"""
+
+from jsg.constrained.jit import compiled, inlined, inner
+from jsg.constrained.run.memory import (
+    ACTIONS,
+    COUNT,
+    DEAD,
+    DEPTH,
+    ENDS,
+    ENTRIES,
+    FIRST,
+    FRAME_LOOP,
+    FRAMES,
+    FUEL,
+    FULL,
+    IS_EXPANDED,
+    LENGTH,
+    MASK,
+    MAX_CALLS,
+    MAX_STACK,
+    MEMBERS,
+    MISSING_ONLY,
+    OUT_OF_FUEL,
+    PARENT,
+    RETURN,
+    SLOT,
+    STAMP,
+    STATES,
+    STOPPED,
+    TOO_DEEP,
+    TOO_MANY_CALLS,
+    UNKNOWN,
+    WITH_SEPARATOR,
+    Memory,
+)
+from jsg.constrained.tables import (
+    ARGUMENT,
+    BRANCH_BIT,
+    BRANCH_LIST,
+    BRANCHES,
+    BRANCHES_END,
+    BYTE,
+    EMPTY_SEPARATOR,
+    FOLLOW,
+    KIND,
+    LOOP,
+    NO_SEPARATOR,
+    REQUIRED,
+    SEPARATOR,
+    SEPARATOR_KIND,
+    SET,
+    StaticTables,
+)
+
+_NOWHERE, _SEVERAL = -1, -2
+_FRAME_STEPS = 10
+
+
+@inlined
+def is_out_of_fuel(m: Memory) -> bool:
+    """Whether no steps are left; then the kernel has to return STOPPED."""
+    if m.counters[FUEL] >= 0:
+        return False
+    m.counters[FULL] = OUT_OF_FUEL
+    return True
+
+
+@inner
+def gather_list(t: StaticTables, m: Memory, number: int, size: int) -> int:
+    """Adds the positions of a list to the set that is being made; returns its new size."""
+    stamp = m.counters[STAMP]
+    m.counters[FUEL] -= 2 * (t.list_start[number + 1] - t.list_start[number])
+    for k in range(t.list_start[number], t.list_start[number + 1]):
+        position = t.list_items[k]
+        if m.marks[position] != stamp:
+            m.marks[position] = stamp
+            m.gather[size] = position
+            size += 1
+    return size
+
+
+@inlined
+def mixed(value: int) -> int:
+    """A number in [0, 2^32) that differs much where values differ little."""
+    product = (int(value) * 2654435761) & 0xFFFFFFFF
+    return product ^ (product >> 15)
+
+
+@inner
+def make_state(t: StaticTables, m: Memory, size: int) -> int:
+    """The number of the state whose positions are in `gather` and bear the current stamp."""
+    counters, stamp = m.counters, m.counters[STAMP]
+    counters[FUEL] -= 6 * size + 20
+    if is_out_of_fuel(m):
+        return STOPPED
+    total, ends = size, 0
+    for k in range(size):
+        position = m.gather[k]
+        total += mixed(int(position) + 1)
+        if t.positions[position, KIND] > LOOP:
+            m.gather[k], m.gather[ends] = m.gather[ends], position
+            ends += 1
+    slot = mixed(total & 0xFFFFFFF) & (len(m.state_index) - 1)
+    while m.state_index[slot] >= 0:
+        state = m.state_index[slot]
+        if m.states[state, LENGTH] == size:
+            begin, same = m.states[state, FIRST], 0
+            while same < size and m.marks[m.members[begin + same]] == stamp:
+                same += 1
+            counters[FUEL] -= same
+            if same == size:
+                return state
+        slot = (slot + 1) & (len(m.state_index) - 1)
+    state, begin = counters[STATES], counters[MEMBERS]
+    if state >= len(m.states):
+        counters[FULL] = STATES
+        return STOPPED
+    if begin + size > len(m.members):
+        counters[FULL] = MEMBERS
+        return STOPPED
+    for k in range(size):
+        m.members[begin + k] = m.gather[k]
+    m.states[state, FIRST] = begin
+    m.states[state, LENGTH] = size
+    m.states[state, ENDS] = ends
+    m.state_index[slot] = state
+    counters[STATES] += 1
+    counters[MEMBERS] += size
+    return state
+
+
+@inner
+def join_states(t: StaticTables, m: Memory, state: int, other: int) -> int:
+    """The state of the positions of both, or STOPPED."""
+    m.counters[STAMP] += 1
+    stamp, size = m.counters[STAMP], 0
+    for source in (state, other):
+        begin = m.states[source, FIRST]
+        m.counters[FUEL] -= 2 * m.states[source, LENGTH]
+        for k in range(begin, begin + m.states[source, LENGTH]):
+            position = m.members[k]
+            if m.marks[position] != stamp:
+                m.marks[position] = stamp
+                m.gather[size] = position
+                size += 1
+    return make_state(t, m, size)
+
+
+@compiled
+def state_of_list(t: StaticTables, m: Memory, number: int) -> int:
+    """The state of the positions in a list."""
+    state = m.list_state[number]
+    if state < 0:
+        m.counters[STAMP] += 1
+        state = make_state(t, m, gather_list(t, m, number, 0))
+        if state >= 0:
+            m.list_state[number] = state
+    return state
+
+
+@inlined
+def state_in_loop(t: StaticTables, m: Memory, loop: int, mask: int, flags: int) -> int:
+    """The state in which the next item of a loop, or with WITH_SEPARATOR the separator before it, begins.
+
+    `mask` holds the items that may not be repeated and were there; with MISSING_ONLY only required ones may come.
+    """
+    kind = t.loops[loop, SEPARATOR_KIND]
+    if flags & WITH_SEPARATOR and kind != EMPTY_SEPARATOR:
+        if kind != NO_SEPARATOR:
+            return state_of_list(t, m, t.loops[loop, SEPARATOR])
+        flags -= WITH_SEPARATOR
+    begin, end = t.loops[loop, BRANCHES], t.loops[loop, BRANCHES_END]
+    if end - begin == 1 and flags == 0:
+        state = int(m.list_state[t.branches[begin, BRANCH_LIST]])
+        return state if state >= 0 else state_of_list(t, m, t.branches[begin, BRANCH_LIST])
+    slots = len(m.entries) - 1
+    slot = (mixed(loop * 4 + flags) + mixed(mask & 0xFFFFFFF) + mixed((mask >> 28) & 0xFFFFFFF)) + ((mask >> 56) & 255)
+    slot &= slots
+    while m.entries[slot, 0] != 0:
+        if m.entries[slot, 0] == loop + 1 and m.entries[slot, 1] == mask and m.entries[slot, 2] == flags:
+            return m.entries[slot, 3]
+        slot = (slot + 1) & slots
+    if 2 * m.counters[ENTRIES] >= len(m.entries):
+        m.counters[FULL] = ENTRIES
+        return STOPPED
+    m.counters[STAMP] += 1
+    size = 0
+    if flags & WITH_SEPARATOR:
+        size = gather_list(t, m, t.loops[loop, SEPARATOR], size)
+    for branch in range(begin, end):
+        bit = t.branches[branch, BRANCH_BIT]
+        is_missing = (bit & t.loops[loop, REQUIRED]) != 0
+        if bit & mask == 0 and (is_missing or not flags & MISSING_ONLY):
+            size = gather_list(t, m, t.branches[branch, BRANCH_LIST], size)
+    state = make_state(t, m, size)
+    if state >= 0:
+        m.entries[slot, 0] = loop + 1
+        m.entries[slot, 1] = mask
+        m.entries[slot, 2] = flags
+        m.entries[slot, 3] = state
+        m.counters[ENTRIES] += 1
+    return state
+
+
+@inner
+def follow_all(t: StaticTables, m: Memory, state: int, klass: int, kind: int, argument: int) -> int:
+    """The state after the positions of a state that hold the class and are of this kind and argument; -1 if none."""
+    found, only, size = 0, -1, 0
+    begin = m.states[state, FIRST]
+    m.counters[FUEL] -= 4 * m.states[state, LENGTH]
+    for phase in range(2):
+        size = 0
+        if phase == 1:
+            if found == 0:
+                return -1
+            if found == 1:
+                return state_of_list(t, m, only)
+            m.counters[STAMP] += 1
+        for k in range(begin + m.states[state, ENDS], begin + m.states[state, LENGTH]):
+            position = m.members[k]
+            if t.sets[t.positions[position, SET], klass] == 0 or t.positions[position, KIND] != kind:
+                continue
+            if kind != BYTE and t.positions[position, ARGUMENT] != argument:
+                continue
+            follow = t.positions[position, FOLLOW]
+            if phase == 1:
+                size = gather_list(t, m, follow, size)
+                if is_out_of_fuel(m):
+                    return STOPPED
+            elif follow != only:
+                only = follow
+                found += 1
+    return make_state(t, m, size)
+
+
+@inner
+def expand(t: StaticTables, m: Memory, state: int, klass: int) -> int:
+    """Works out what a state does on a class of bytes; returns and keeps its entry of `trans`.
+
+    Positions that call the same rule become one entry that returns to all that may follow any of them.
+    """
+    begin, num_calls = m.states[state, FIRST], 0
+    m.counters[FUEL] -= 2 * m.states[state, LENGTH] + 20
+    for k in range(begin + m.states[state, ENDS], begin + m.states[state, LENGTH]):
+        position = m.members[k]
+        kind = t.positions[position, KIND]
+        if kind == BYTE or t.sets[t.positions[position, SET], klass] == 0:
+            continue
+        argument, known = t.positions[position, ARGUMENT], False
+        for i in range(num_calls):
+            if m.calls[i, 0] == kind and m.calls[i, 1] == argument:
+                known = True
+                break
+            m.counters[FUEL] -= 1
+        if is_out_of_fuel(m):
+            return STOPPED
+        if not known:
+            if num_calls == MAX_CALLS:
+                m.counters[FULL] = TOO_MANY_CALLS
+                return STOPPED
+            m.calls[num_calls, 0] = kind
+            m.calls[num_calls, 1] = argument
+            num_calls += 1
+    target = follow_all(t, m, state, klass, BYTE, 0)
+    if target == STOPPED:
+        return STOPPED
+    if num_calls == 0 and m.states[state, ENDS] == 0:
+        code = target + 1 if target >= 0 else DEAD
+    elif num_calls == 0 and target < 0:
+        code = -2  # the first action: nothing but the ENDs
+    else:
+        place = m.counters[ACTIONS]
+        if place + 2 + 3 * num_calls > len(m.actions):
+            m.counters[FULL] = ACTIONS
+            return STOPPED
+        for i in range(num_calls):
+            back = follow_all(t, m, state, klass, m.calls[i, 0], m.calls[i, 1])
+            if back == STOPPED:
+                return STOPPED
+            m.actions[place + 2 + 3 * i] = m.calls[i, 0]
+            m.actions[place + 3 + 3 * i] = m.calls[i, 1]
+            m.actions[place + 4 + 3 * i] = back
+        m.actions[place] = target
+        m.actions[place + 1] = num_calls
+        m.counters[ACTIONS] += 2 + 3 * num_calls
+        code = -(place + 2)
+    m.trans[state, klass] = code
+    return code
+
+
+@inner
+def expand_plain(t: StaticTables, m: Memory, state: int) -> int:
+    """Works out at once what a state does on all classes that lead nowhere, or by bytes to one list; 0, or STOPPED.
+
+    A walk asks for most of them, and one by one takes ten times as long.
+    """
+    if m.states[state, IS_EXPANDED] != 0:
+        return 0
+    begin, num_classes, is_plain = m.states[state, FIRST], t.sets.shape[1], m.states[state, ENDS] == 0
+    m.counters[FUEL] -= (m.states[state, LENGTH] + 4) * num_classes
+    if is_out_of_fuel(m):
+        return STOPPED
+    for klass in range(num_classes):
+        m.work[klass, 0] = _NOWHERE
+    for k in range(begin + m.states[state, ENDS], begin + m.states[state, LENGTH]):
+        position = m.members[k]
+        held = t.positions[position, SET]
+        follow = t.positions[position, FOLLOW] if t.positions[position, KIND] == BYTE else _SEVERAL
+        for klass in range(num_classes):
+            if t.sets[held, klass] != 0:
+                found = m.work[klass, 0]
+                m.work[klass, 0] = follow if found in (_NOWHERE, follow) else _SEVERAL
+    for klass in range(num_classes):
+        follow = m.work[klass, 0]
+        if m.trans[state, klass] != UNKNOWN or follow == _SEVERAL:
+            continue
+        if follow == _NOWHERE:
+            m.trans[state, klass] = DEAD if is_plain else -2  # the first action: nothing but the ENDs
+        elif is_plain:
+            target = state_of_list(t, m, follow)
+            if target == STOPPED:
+                return STOPPED
+            m.trans[state, klass] = target + 1
+    m.states[state, IS_EXPANDED] = 1
+    return 0
+
+
+# -- Frames
+
+
+@inlined
+def frame_slot(m: Memory, parent: int, back: int, loop: int, count: int, mask: int) -> int:
+    """Where in `frame_index` a frame is, or would be."""
+    slots = len(m.frame_index) - 1
+    slot = mixed((mixed(parent + 2) + mixed(back * 3 + 1) + mixed(loop + 7)) & 0xFFFFFFF)
+    slot += mixed(count & 0xFFFFFFF) + mixed((mask & 0xFFFFFFF) ^ ((mask >> 32) & 0xFFFFFFF))
+    slot &= slots
+    while m.frame_index[slot] >= 0:
+        row = m.frames[m.frame_index[slot]]
+        if (
+            row[PARENT] == parent
+            and row[RETURN] == back
+            and row[COUNT] == count
+            and row[FRAME_LOOP] == loop
+            and row[MASK] == mask
+        ):
+            break
+        slot = (slot + 1) & slots
+    return slot
+
+
+@inlined
+def make_frame(m: Memory, parent: int, back: int, loop: int, count: int, mask: int) -> int:
+    """The number of the frame; TOO_DEEP where the stack would be."""
+    depth = 1 if parent < 0 else m.frames[parent, DEPTH] + 1
+    if depth > m.counters[MAX_STACK]:
+        return TOO_DEEP
+    slot = frame_slot(m, parent, back, loop, count, mask)
+    frame = m.frame_index[slot]
+    m.counters[FUEL] -= _FRAME_STEPS
+    if frame >= 0:
+        return frame
+    frame = m.counters[FRAMES]
+    if frame >= len(m.frames):
+        m.counters[FULL] = FRAMES
+        return STOPPED
+    m.counters[FUEL] -= _FRAME_STEPS
+    m.frames[frame, PARENT] = parent
+    m.frames[frame, RETURN] = back
+    m.frames[frame, FRAME_LOOP] = loop
+    m.frames[frame, COUNT] = count
+    m.frames[frame, MASK] = mask
+    m.frames[frame, DEPTH] = depth
+    m.frames[frame, SLOT] = slot
+    m.frame_index[slot] = frame
+    m.counters[FRAMES] += 1
+    return frame
+
+
+@compiled
+def forget_frames(m: Memory, keep: int) -> None:
+    """Forgets all frames but the first `keep`. Last in, first out: so the hash table is as it was before them."""
+    for frame in range(m.counters[FRAMES] - 1, keep - 1, -1):
+        m.frame_index[m.frames[frame, SLOT]] = -1
+    m.counters[FRAMES] = keep
+
+
+@compiled
+def rebuild_indexes(m: Memory) -> None:
+    """Fills empty hash tables of states and frames after they became larger."""
+    for state in range(m.counters[STATES]):
+        begin, size = m.states[state, FIRST], m.states[state, LENGTH]
+        total = int(size)
+        for k in range(begin, begin + size):
+            total += mixed(int(m.members[k]) + 1)
+        slot = mixed(total & 0xFFFFFFF) & (len(m.state_index) - 1)
+        while m.state_index[slot] >= 0:
+            slot = (slot + 1) & (len(m.state_index) - 1)
+        m.state_index[slot] = state
+    for frame in range(m.counters[FRAMES]):
+        row = m.frames[frame]
+        slot = frame_slot(m, row[PARENT], row[RETURN], row[FRAME_LOOP], row[COUNT], row[MASK])
+        m.frame_index[slot] = frame
+        row[SLOT] = slot

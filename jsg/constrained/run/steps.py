@@ -1,0 +1,251 @@
+"""What a head becomes by a byte, in loops too: the kernels that all reading goes through.
+
+A *head* is a state and the frame below it: one way to read a text. A row of `Memory.heads` holds those of one place.
+As in `states.py` nothing allocates, and STOPPED means: enlarge what is full and call again.
+"""
+
+from jsg.constrained.jit import inlined, inner
+from jsg.constrained.run.memory import (
+    COUNT,
+    DEAD,
+    DEPTH,
+    DROPPED,
+    ENDS,
+    FAILED,
+    FIRST,
+    FRAME_LOOP,
+    FROZEN,
+    FROZEN_DEPTH,
+    FUEL,
+    LENGTH,
+    LOWEST,
+    MASK,
+    MAX_HEADS,
+    MAX_WORK,
+    MISSING_ONLY,
+    OFF_BOUNDARY,
+    PARENT,
+    RETURN,
+    STOPPED,
+    TOO_DEEP,
+    UNKNOWN,
+    WITH_SEPARATOR,
+    Memory,
+)
+from jsg.constrained.run.states import expand, is_out_of_fuel, join_states, make_frame, state_in_loop, state_of_list
+from jsg.constrained.tables import (
+    ARGUMENT,
+    BRANCH_BIT,
+    BRANCHES,
+    BRANCHES_END,
+    CALL,
+    END_SEPARATOR,
+    KIND,
+    MAX,
+    MIN,
+    NUM_REQUIRED,
+    ONCE,
+    REQUIRED,
+    UNBOUNDED,
+    StaticTables,
+)
+
+_ITEM_STEPS = 12
+"""For one head and one byte."""
+_MOST_JOINED = 1024
+"""Positions. Each head that joins makes a state, so thousands of them would take time that grows with the square."""
+
+
+@inlined
+def add_head(t: StaticTables, m: Memory, row: int, state: int, frame: int) -> int:
+    """Adds a head to a row; one of the same frame takes its positions in, unless they are many.
+
+    Where the row is full the head is dropped. Returns 0, or STOPPED.
+    """
+    number = m.heads[row, 0]
+    m.counters[FUEL] -= number >> 2
+    for k in range(number):
+        if m.heads[row, 2 + 2 * k] == frame:
+            other = m.heads[row, 1 + 2 * k]
+            if other == state:
+                return 0
+            if m.states[other, LENGTH] + m.states[state, LENGTH] <= _MOST_JOINED:
+                joined = join_states(t, m, other, state)
+                if joined == STOPPED:
+                    return STOPPED
+                m.heads[row, 1 + 2 * k] = joined
+                return 0
+    if number == m.counters[MAX_HEADS]:
+        m.counters[DROPPED] += 1
+        return 0
+    m.heads[row, 1 + 2 * number] = state
+    m.heads[row, 2 + 2 * number] = frame
+    m.heads[row, 0] = number + 1
+    return 0
+
+
+@inlined
+def add_work(m: Memory, size: int, state: int, frame: int) -> int:
+    """Adds a head that the byte has still to be read by, once; returns how many there are."""
+    m.counters[FUEL] -= size >> 2
+    for k in range(size):
+        if m.work[k, 0] == state and m.work[k, 1] == frame:
+            return size
+    if size == MAX_WORK:
+        m.counters[DROPPED] += 1
+        return size
+    m.work[size, 0] = state
+    m.work[size, 1] = frame
+    return size + 1
+
+
+@inlined
+def may_finish(t: StaticTables, loop: int, count: int, mask: int) -> bool:
+    """A loop may end after so many items."""
+    required = t.loops[loop, REQUIRED]
+    return count >= t.loops[loop, MIN] and mask & required == required
+
+
+@inlined
+def next_flags(t: StaticTables, m: Memory, loop: int, count: int, mask: int) -> int:
+    """Flags for the next item of a loop after so many, or -1 where none may come.
+
+    The slots that are left must do for the required items that are missing: where they just do, only these may come.
+    """
+    left = t.loops[loop, MAX] - count
+    if left <= 0 or (t.loops[loop, ONCE] != 0 and mask & t.loops[loop, ONCE] == t.loops[loop, ONCE]):
+        return -1
+    if left > t.loops[loop, NUM_REQUIRED]:
+        return 0
+    missing = 0
+    m.counters[FUEL] -= t.loops[loop, BRANCHES_END] - t.loops[loop, BRANCHES]
+    for branch in range(t.loops[loop, BRANCHES], t.loops[loop, BRANCHES_END]):
+        if t.branches[branch, BRANCH_BIT] & t.loops[loop, REQUIRED] & ~mask:
+            missing += 1
+    return MISSING_ONLY if missing == left else 0
+
+
+@inlined
+def turn(t: StaticTables, m: Memory, size: int, frame: int, branch: int) -> int:
+    """An item of a loop has ended: adds what may come after it. Returns the size of the work, or STOPPED."""
+    loop, count, mask = m.frames[frame, FRAME_LOOP], m.frames[frame, COUNT], m.frames[frame, MASK]
+    frozen = m.counters[FROZEN]
+    bit = t.branches[branch, BRANCH_BIT]
+    if may_finish(t, loop, count + 1, mask | bit):
+        size = add_work(m, size, m.frames[frame, RETURN], m.frames[frame, PARENT])
+    if frozen > 0:
+        # One item per character at most: where so many fit, and none excludes another, the count may stay as it is.
+        needed = frozen + 1 if m.frames[frame, DEPTH] <= m.counters[FROZEN_DEPTH] else frozen
+        if m.counters[OFF_BOUNDARY] or bit or t.loops[loop, REQUIRED] or t.loops[loop, MAX] - count < needed:
+            m.counters[FAILED] = 1
+            return size
+    else:
+        count += 1
+        if t.loops[loop, MAX] == UNBOUNDED and count > t.loops[loop, MIN]:
+            count = t.loops[loop, MIN]
+        mask |= bit
+    flags = next_flags(t, m, loop, count, mask)
+    if flags < 0:
+        return size
+    state = state_in_loop(t, m, loop, mask, flags | WITH_SEPARATOR)
+    if state == STOPPED:
+        return STOPPED
+    after = make_frame(m, m.frames[frame, PARENT], m.frames[frame, RETURN], loop, count, mask)
+    if after == STOPPED:
+        return STOPPED
+    return add_work(m, size, state, after)
+
+
+@inlined
+def end_level(t: StaticTables, m: Memory, size: int, state: int, frame: int) -> int:
+    """The level of a state may end here: adds what may come after it. Returns the size of the work, or STOPPED."""
+    depth = 0 if frame < 0 else m.frames[frame, DEPTH]
+    if depth < m.counters[LOWEST]:
+        m.counters[LOWEST] = depth
+    if frame < 0:
+        return size
+    loop = m.frames[frame, FRAME_LOOP]
+    if loop < 0:
+        return add_work(m, size, m.frames[frame, RETURN], m.frames[frame, PARENT])
+    begin = m.states[state, FIRST]
+    for k in range(begin, begin + m.states[state, ENDS]):
+        position = m.members[k]
+        if t.positions[position, KIND] == END_SEPARATOR:
+            mask = m.frames[frame, MASK]
+            flags = next_flags(t, m, loop, m.frames[frame, COUNT], mask)
+            item = state_in_loop(t, m, loop, mask, flags)
+            if item == STOPPED:
+                return STOPPED
+            size = add_work(m, size, item, frame)
+        else:
+            size = turn(t, m, size, frame, t.positions[position, ARGUMENT])
+        if size == STOPPED:
+            return STOPPED
+    return size
+
+
+@inlined
+def enter(t: StaticTables, m: Memory, size: int, frame: int, action: int) -> int:
+    """Adds the rule or loop of an action's entry. Returns the size of the work, or STOPPED."""
+    number, back = m.actions[action + 1], m.actions[action + 2]
+    if m.actions[action] == CALL:
+        state = state_of_list(t, m, number)
+        is_tail = m.states[back, LENGTH] == 1 and m.members[m.states[back, FIRST]] == 0
+        # Nothing is left to do after the call: its end is the end of the caller.
+        above = frame if is_tail else make_frame(m, frame, back, -1, 0, 0)
+    else:
+        state = state_in_loop(t, m, number, 0, next_flags(t, m, number, 0, 0))
+        above = make_frame(m, frame, back, number, 0, 0)
+    if state == STOPPED or above == STOPPED:
+        return STOPPED
+    return size if above == TOO_DEEP else add_work(m, size, state, above)
+
+
+@inlined
+def step(t: StaticTables, m: Memory, state: int, frame: int, klass: int, row: int) -> int:
+    """Adds to a row of heads what a head becomes by a byte of a class; returns 0, or STOPPED."""
+    size = add_work(m, 0, state, frame)
+    done = 0
+    while done < size:
+        state, frame = m.work[done, 0], m.work[done, 1]
+        done += 1
+        m.counters[FUEL] -= _ITEM_STEPS
+        if is_out_of_fuel(m):
+            return STOPPED
+        code = m.trans[state, klass]
+        if code == UNKNOWN:
+            code = expand(t, m, state, klass)
+            if code == STOPPED:
+                return STOPPED
+        if code > 0:
+            if add_head(t, m, row, code - 1, frame) == STOPPED:
+                return STOPPED
+        elif code < DEAD:
+            action = -code - 2
+            if m.actions[action] >= 0 and add_head(t, m, row, m.actions[action], frame) == STOPPED:
+                return STOPPED
+            for k in range(m.actions[action + 1]):
+                size = enter(t, m, size, frame, action + 2 + 3 * k)
+                if size == STOPPED:
+                    return STOPPED
+            if m.states[state, ENDS] > 0:
+                size = end_level(t, m, size, state, frame)
+                if size == STOPPED:
+                    return STOPPED
+    return 0
+
+
+@inlined
+def step_row(t: StaticTables, m: Memory, source: int, klass: int, row: int) -> int:
+    """All heads of a row by a byte of a class, into another row; returns how many come out, or STOPPED."""
+    m.heads[row, 0] = 0
+    for k in range(m.heads[source, 0]):
+        if step(t, m, m.heads[source, 1 + 2 * k], m.heads[source, 2 + 2 * k], klass, row) == STOPPED:
+            return STOPPED
+    return m.heads[row, 0]
+
+
+@inner
+def step_heads(t: StaticTables, m: Memory, source: int, klass: int, row: int) -> int:
+    """The same as `step_row`, for loops that are not so hot: one copy of it is compiled for all of them."""
+    return step_row(t, m, source, klass, row)

@@ -1,0 +1,364 @@
+"""Structural tags: free text, with places in it that a grammar governs.
+
+Two forms are read. The older one, of SGLang: `structures` (begin, schema, end) and `triggers`. The newer one, of
+XGrammar: a tree of formats under `format`, such as
+
+    {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<f="], "tags": [
+        {"type": "tag", "begin": "<f=add>", "content": {"type": "json_schema", "json_schema": {…}}, "end": "</f>"}]}}
+
+Free text inside a tag ends where the tag's end first comes up. A `{"type": "token", "token": "<name>"}` is a special
+token by its written form; it may also stand for a tag's begin or end, and for a trigger.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from jsg.constrained.compose import merge_rules
+from jsg.constrained.ir import EMPTY, Call, Expr, Grammar, Repeat, alt, literal, optional, seq
+from jsg.constrained.json_input import read_json
+from jsg.constrained.limits import LIMITS, Limits, check
+from jsg.constrained.special_tokens import FIRST_BYTE, LAST_BYTE, may_be_text, special_bytes
+from jsg.constrained.tags.fields import Fields, Place
+from jsg.constrained.tags.free_text import Branch, free_text
+from jsg.constrained.utf8 import utf8
+from jsg.errors import GrammarError
+from jsg.types import PropertyOrder, Whitespace
+
+PARAM = "structural_tag"
+_ALL = ((0, 0xD7FF), (0xE000, 0x10FFFF))
+_START = "structural_tag"
+
+Ends = tuple[bytes, ...]
+"""Strings, one of which must follow a format. () where nothing need follow."""
+
+
+def structural_tag_grammar(
+    text: str,
+    limits: Limits = LIMITS,
+    *,
+    whitespace: Whitespace = "fixed",
+    property_order: PropertyOrder = "declared",
+) -> Grammar:
+    """The grammar of a structural tag.
+
+    Args:
+        text: The tag as JSON.
+        limits: Fuel.
+        whitespace: In the JSON of its schemas.
+        property_order: Of its schemas.
+
+    Raises:
+        GrammarError: It is no structural tag, or uses something that is not supported.
+    """
+    fields = Fields.read(read_json(text, PARAM, limits), Place(PARAM, "the structural tag"))
+    fields.expect_type("structural_tag")
+    formats = _Formats(limits, whitespace, property_order)
+    is_tree = fields.has("format")
+    expr = formats.of(fields.object("format"), ()) if is_tree else formats.of_structures(fields)
+    fields.end()
+    return Grammar(_START, {_START: expr, **formats.rules}, annotations=tuple(formats.annotations))
+
+
+@final
+class _Formats:
+    """Makes expressions of formats, and the rules that they call.
+
+    Attributes:
+        rules: The rules so far; none is called `structural_tag`.
+        annotations: What its schemas have in them that is not enforced, and where, for people.
+    """
+
+    def __init__(self, limits: Limits, whitespace: Whitespace, property_order: PropertyOrder):
+        self.rules: dict[str, Expr] = {}
+        self.annotations: list[str] = []
+        self._limits = limits
+        self._whitespace: Whitespace = whitespace
+        self._property_order: PropertyOrder = property_order
+        self._merged: dict[tuple[str, ...], Call] = {}
+        self._compilers: dict[str, Callable[[Fields, Ends], Expr]] = {
+            "const_string": self._const_string,
+            "json_schema": self._json_schema,
+            "regex": self._regex,
+            "grammar": self._grammar,
+            "any_text": self._any_text,
+            "sequence": self._sequence,
+            "or": self._or,
+            "optional": self._optional,
+            "star": self._star,
+            "plus": self._plus,
+            "repeat": self._repeat,
+            "tag": self._tag,
+            "triggered_tags": self._triggered_tags,
+            "token_triggered_tags": self._token_triggered_tags,
+            "tags_with_separator": self._tags_with_separator,
+            "dispatch": self._dispatch,
+            "token": self._token,
+        }
+
+    def of(self, fields: Fields, ends: Ends) -> Expr:
+        """The expression of one format and one of `ends` behind it."""
+        kind = fields.string("type")
+        compiler = self._compilers.get(kind)
+        if compiler is None:
+            raise fields.refusal(
+                f"a format's type must be one of {', '.join(self._compilers)}", repr(kind[:60]), "use one of these"
+            )
+        expr = compiler(fields, ends)
+        fields.end()
+        return expr
+
+    def of_structures(self, fields: Fields) -> Expr:
+        """The expression of the older form."""
+        triggers = [text.encode() for text in fields.strings("triggers")]
+        tags: list[tuple[bytes, Expr]] = []
+        for structure in fields.objects("structures"):
+            begin = structure.string("begin").encode()
+            schema = self._schema(structure.value("schema"), structure.place)
+            end = structure.string("end")
+            structure.end()
+            tags.append((begin, seq(schema, literal(end))))
+        return self._triggered(fields, triggers, tags, ends=())
+
+    # Formats that match one piece of text.
+
+    def _const_string(self, fields: Fields, ends: Ends) -> Expr:
+        return seq(literal(fields.string("value")), _one_of(ends))
+
+    def _token(self, fields: Fields, ends: Ends) -> Expr:
+        return seq(literal(_spelling(fields)), _one_of(ends))
+
+    def _json_schema(self, fields: Fields, ends: Ends) -> Expr:
+        schema = fields.value("json_schema")
+        fields.expect_only("style", "json", "JSON is the only style here")
+        is_free = fields.flag("any_order") or self._property_order == "free"
+        return seq(self._schema(schema, fields.place, "free" if is_free else "declared"), _one_of(ends))
+
+    def _regex(self, fields: Fields, ends: Ends) -> Expr:
+        from jsg.constrained.regex.front import regex_grammar
+
+        pattern = fields.string("pattern")
+        part = self._merge(("regex", pattern), fields.place, lambda: regex_grammar(pattern, self._limits))
+        return seq(part, _one_of(ends))
+
+    def _grammar(self, fields: Fields, ends: Ends) -> Expr:
+        from jsg.constrained.ebnf.front import ebnf_grammar
+
+        text = fields.string("grammar")
+        part = self._merge(("ebnf", text), fields.place, lambda: ebnf_grammar(text, self._limits))
+        return seq(part, _one_of(ends))
+
+    def _any_text(self, fields: Fields, ends: Ends) -> Expr:
+        excluded = [text.encode() for text in fields.strings("excludes", ())]
+        most = fields.count("max_chars")
+        fields.expect_only("max_tokens", None, "a grammar over bytes cannot count tokens; use max_chars")
+        if most is None:
+            branches = [Branch(text, None) for text in excluded if text not in ends]
+            return self._free_text([*branches, *_last(ends)], may_end=not ends)
+        if excluded or ends:
+            raise fields.refusal(
+                "any_text may have max_chars only where nothing is excluded and no end follows it",
+                "both",
+                "leave max_chars out",
+            )
+        return Repeat(utf8(_ALL), 0, most)
+
+    # Formats made of others.
+
+    def _sequence(self, fields: Fields, ends: Ends) -> Expr:
+        elements = fields.objects("elements")
+        parts = [self.of(element, ()) for element in elements[:-1]]
+        return seq(*parts, self.of(elements[-1], ends))
+
+    def _or(self, fields: Fields, ends: Ends) -> Expr:
+        return alt(*(self.of(element, ends) for element in fields.objects("elements")))
+
+    def _optional(self, fields: Fields, ends: Ends) -> Expr:
+        return seq(optional(self.of(fields.object("content"), ())), _one_of(ends))
+
+    def _star(self, fields: Fields, ends: Ends) -> Expr:
+        return seq(Repeat(self.of(fields.object("content"), ()), 0, None), _one_of(ends))
+
+    def _plus(self, fields: Fields, ends: Ends) -> Expr:
+        return seq(Repeat(self.of(fields.object("content"), ()), 1, None), _one_of(ends))
+
+    def _repeat(self, fields: Fields, ends: Ends) -> Expr:
+        content = self.of(fields.object("content"), ())
+        least = fields.number("min")
+        most = fields.number("max")
+        if least < 0 or (most != -1 and most < least):
+            raise fields.refusal("repeat must have 0 ≤ min ≤ max, or max -1", f"{least} and {most}", "correct them")
+        return seq(Repeat(content, least, None if most == -1 else most), _one_of(ends))
+
+    # Tags.
+
+    def _tag(self, fields: Fields, ends: Ends) -> Expr:
+        begin, rest = self._tag_parts(fields)
+        return seq(literal(begin), rest, _one_of(ends))
+
+    def _tag_parts(self, fields: Fields) -> tuple[bytes, Expr]:
+        """What a tag begins with, and the rest of it."""
+        begin = _text_or_token(fields, "begin", fields.value("begin"))
+        end = fields.value("end")
+        choices = [_text_or_token(fields, "end", each) for each in (end if isinstance(end, list) else [end])]
+        ends = tuple(dict.fromkeys(choices)) if any(choices) else ()
+        return begin, self.of(fields.object("content"), ends)
+
+    def _tags(self, fields: Fields) -> list[tuple[bytes, Expr]]:
+        tags: list[tuple[bytes, Expr]] = []
+        for tag in fields.objects("tags"):
+            tag.expect_type("tag")
+            tags.append(self._tag_parts(tag))
+            tag.end()
+        return tags
+
+    def _triggered_tags(self, fields: Fields, ends: Ends) -> Expr:
+        triggers = [_text_or_token(fields, "triggers", value) for value in fields.list("triggers")]
+        if not all(triggers):
+            raise fields.refusal("no trigger may be empty", "an empty text", "leave it out")
+        excluded = [text.encode() for text in fields.strings("excludes", ())]
+        return self._triggered(fields, triggers, self._tags(fields), ends, excluded)
+
+    def _token_triggered_tags(self, fields: Fields, ends: Ends) -> Expr:
+        triggers = [special_bytes(text) for text in fields.strings("trigger_tokens")]
+        fields.expect_only("exclude_tokens", [], "special tokens are never part of free text")
+        return self._triggered(fields, triggers, self._tags(fields), ends)
+
+    def _triggered(
+        self,
+        fields: Fields,
+        triggers: list[bytes],
+        tags: list[tuple[bytes, Expr]],
+        ends: Ends,
+        excluded: Sequence[bytes] = (),
+    ) -> Expr:
+        at_least_one = fields.flag("at_least_one")
+        is_last = fields.flag("stop_after_first")
+        by_trigger: dict[bytes, list[Expr]] = {trigger: [] for trigger in _shortest(triggers)}
+        for begin, rest in tags:
+            trigger = next((trigger for trigger in by_trigger if begin.startswith(trigger)), None)
+            if trigger is None:
+                raise fields.refusal(
+                    "each tag must begin with one of the triggers", _shown(begin), "add its beginning to the triggers"
+                )
+            by_trigger[trigger].append(seq(literal(begin[len(trigger) :]), rest))
+        for trigger, found in by_trigger.items():
+            if not found:
+                raise fields.refusal("each trigger must begin a tag", _shown(trigger), "leave it out or add a tag")
+        tail = _one_of(ends) if is_last else EMPTY
+        calls = {trigger: self._rule("tags", alt(*found)) for trigger, found in by_trigger.items()}
+        branches = [Branch(trigger, seq(call, tail), is_last=is_last) for trigger, call in calls.items()]
+        branches += [Branch(text, None) for text in excluded if text not in ends]
+        self._check_reachable(fields, [*calls], [*excluded, *ends])
+        if not at_least_one:
+            return self._free_text([*branches, *_last(ends)], may_end=not ends)
+        first = alt(*(seq(literal(trigger), call) for trigger, call in calls.items()))
+        if is_last:
+            return seq(first, tail)
+        return seq(first, self._free_text([*branches, *_last(ends)], may_end=not ends))
+
+    def _tags_with_separator(self, fields: Fields, ends: Ends) -> Expr:
+        tag = alt(*(seq(literal(begin), rest) for begin, rest in self._tags(fields)))
+        least = 1 if fields.flag("at_least_one") else 0
+        most = 1 if fields.flag("stop_after_first") else None
+        tag = self._rule("tags", tag)
+        return seq(Repeat(tag, least, most, literal(fields.string("separator"))), _one_of(ends))
+
+    def _dispatch(self, fields: Fields, ends: Ends) -> Expr:
+        is_last = not fields.flag("loop", default=True)
+        excluded = [text.encode() for text in fields.strings("excludes", ())]
+        branches: list[Branch] = []
+        for trigger, content in fields.pairs("rules"):
+            then = self._rule("tags", self.of(content, ()))
+            tail = _one_of(ends) if is_last else EMPTY
+            branches.append(Branch(trigger.encode(), seq(then, tail), is_last=is_last))
+        self._check_reachable(fields, [branch.text for branch in branches], [*excluded, *ends])
+        branches += [Branch(text, None) for text in excluded if text not in ends]
+        return self._free_text([*branches, *_last(ends)], may_end=not ends)
+
+    # What formats share.
+
+    def _check_reachable(self, fields: Fields, triggers: Sequence[bytes], stops: Sequence[bytes]) -> None:
+        """Refuses a trigger that can never come up, because a shorter string in it comes up before."""
+        for trigger in triggers:
+            for other in (*triggers, *stops):
+                is_same = other == trigger
+                if is_same and triggers.count(trigger) == 1 and trigger not in stops:
+                    continue
+                # In the spelling of a special token nothing comes up but the token.
+                if is_same or (other in trigger and may_be_text(trigger)):
+                    raise fields.refusal(
+                        "no trigger may have another trigger, an excluded text or the end of its tag in it",
+                        f"{_shown(trigger)} and {_shown(other)}",
+                        "change one of them",
+                    )
+
+    def _free_text(self, branches: Sequence[Branch], *, may_end: bool) -> Expr:
+        return self._rule("text", free_text(branches, self._limits, PARAM, may_end=may_end))
+
+    def _schema(self, schema: Any, place: Place, property_order: PropertyOrder | None = None) -> Expr:
+        from jsg.constrained.schema.front import schema_grammar
+
+        order: PropertyOrder = property_order or self._property_order
+        text = json.dumps(schema)
+        return self._merge(
+            ("json_schema", order, text), place, lambda: schema_grammar(text, self._whitespace, order, self._limits)
+        )
+
+    def _merge(self, key: tuple[str, ...], place: Place, make: Callable[[], Grammar]) -> Call:
+        """A call of another grammar, of which there is one set of rules however often it stands here."""
+        if key not in self._merged:
+            try:
+                grammar = make()
+            except GrammarError as error:
+                raise GrammarError(f"{place.path}: {error}", PARAM) from error
+            start, rules = merge_rules(grammar, f"{len(self._merged)}:")
+            self.rules |= rules
+            self.annotations += [f"{annotation} in {place.path}" for annotation in grammar.annotations]
+            self._merged[key] = Call(start)
+        return self._merged[key]
+
+    def _rule(self, name: str, expr: Expr) -> Expr:
+        if isinstance(expr, Call):
+            return expr
+        check(len(self.rules), self._limits.positions, "rules", PARAM)
+        name = f"{name} {len(self.rules)}"
+        self.rules[name] = expr
+        return Call(name)
+
+
+def _one_of(ends: Ends) -> Expr:
+    return alt(*map(literal, ends)) if ends else EMPTY
+
+
+def _last(ends: Ends) -> list[Branch]:
+    return [Branch(end, EMPTY, is_last=True) for end in ends]
+
+
+def _shortest(triggers: Sequence[bytes]) -> list[bytes]:
+    """The triggers without those that another one begins: that one comes up before them."""
+    kept: list[bytes] = []
+    for trigger in sorted(triggers):
+        if not (kept and trigger.startswith(kept[-1])):
+            kept.append(trigger)
+    return kept
+
+
+def _spelling(fields: Fields) -> bytes:
+    return special_bytes(fields.string("token", not_empty=True))
+
+
+def _text_or_token(fields: Fields, name: str, value: Any) -> bytes:
+    """The bytes of a text, or of the special token that a format of type token names."""
+    if isinstance(value, str):
+        return fields.checked(name, value).encode()
+    token = Fields.read(value, fields.place.at(f".{name}"))
+    token.expect_type("token")
+    spelling = _spelling(token)
+    token.end()
+    return spelling
+
+
+def _shown(text: bytes) -> str:
+    kind = "" if may_be_text(text) else "the token "
+    return kind + repr(text.strip(bytes((FIRST_BYTE, LAST_BYTE)))[:60].decode(errors="replace"))

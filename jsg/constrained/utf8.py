@@ -1,0 +1,129 @@
+"""UTF-8: which bytes follow each other in a character, and the bytes of a set of characters."""
+
+import functools
+
+from jsg.constrained.ir import NEVER, ByteSet, CharRanges, Expr, Literal, alt, literal, seq
+
+Rest = tuple[tuple[int, int], ...]
+"""Ranges of the bytes that a character still lacks."""
+
+_TAIL = (0x80, 0xBF)
+_LEADS: tuple[tuple[tuple[int, int], Rest], ...] = (
+    ((0xC2, 0xDF), (_TAIL,)),
+    ((0xE0, 0xE0), ((0xA0, 0xBF), _TAIL)),
+    ((0xE1, 0xEC), (_TAIL, _TAIL)),
+    ((0xED, 0xED), ((0x80, 0x9F), _TAIL)),
+    ((0xEE, 0xEF), (_TAIL, _TAIL)),
+    ((0xF0, 0xF0), ((0x90, 0xBF), _TAIL, _TAIL)),
+    ((0xF1, 0xF3), (_TAIL, _TAIL, _TAIL)),
+    ((0xF4, 0xF4), ((0x80, 0x8F), _TAIL, _TAIL)),
+)
+"""The first bytes of characters of several bytes, and what each lacks then. There are neither surrogates nor spellings
+longer than need be (RFC 3629, section 4)."""
+_CONTINUATION = ByteSet((_TAIL,))
+_BLOCKS = (  # first and last code point of each length, and what is added to the bits of the lead byte
+    (0x80, 0x7FF, 0xC0),
+    (0x800, 0xFFFF, 0xE0),
+    (0x10000, 0x10FFFF, 0xF0),
+)
+
+
+def next_bytes(rest: Rest) -> list[tuple[int, int, Rest]]:
+    """Ranges of bytes that may come where a character lacks `rest`, ascending, and what it lacks after them."""
+    if rest:
+        return [(*rest[0], rest[1:])]
+    ranges: list[tuple[int, int, Rest]] = [(*lead, tail) for lead, tail in _LEADS]
+    return [(0x00, 0x7F, ()), *ranges]
+
+
+@functools.lru_cache(maxsize=4096)
+def utf8(ranges: CharRanges) -> Expr:
+    """The UTF-8 of one character out of the set; NEVER for the empty set. Surrogates must not be in it."""
+    if not ranges:
+        return NEVER
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return literal(chr(ranges[0][0]))
+    ascii_part = _clip(ranges, 0, 0x7F)
+    options: list[Expr] = [_byte_set(ascii_part, 0)] if ascii_part else []
+    # complete[n]: beginnings after which any n continuation bytes may stand. They share these bytes, so that the set of
+    # all characters takes 14 positions and not 24.
+    complete: list[list[Expr]] = [[], [], [], []]
+    for length, (low, high, lead) in enumerate(_BLOCKS, 2):
+        part = _clip(ranges, low, high)
+        if part:
+            options.extend(_tails(part, length - 1, lead, (), complete))
+    for depth in (3, 2, 1):
+        if complete[depth]:
+            rest = seq(alt(*complete[depth]), _CONTINUATION)
+            (complete[depth - 1] if depth > 1 else options).append(rest)
+    return alt(*options)
+
+
+def _clip(ranges: CharRanges, low: int, high: int) -> CharRanges:
+    return tuple((max(a, low), min(b, high)) for a, b in ranges if a <= high and b >= low)
+
+
+def _byte_set(ranges: CharRanges, base: int) -> Expr:
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return Literal(bytes([base + ranges[0][0]]))
+    return ByteSet(tuple((base + low, base + high) for low, high in ranges))
+
+
+def _tails(
+    values: CharRanges, depth: int, base: int, prefix: tuple[Expr, ...], complete: list[list[Expr]]
+) -> list[Expr]:
+    """The bytes of `values`: one that is `base` + the upper bits, and `depth` continuation bytes of 6 bits each.
+
+    What is better written with shared continuation bytes is appended to `complete` and not returned.
+    """
+    if depth == 0:
+        return [_byte_set(values, base)]
+    full = ((0, (1 << 6 * depth) - 1),)
+    options: list[Expr] = []
+    for rest, leads in _by_rest(values, depth).items():
+        head = _byte_set(leads, base)
+        if rest == full and len(prefix) < depth:
+            complete[depth].append(seq(*prefix, head))
+        elif rest == full:
+            options.append(seq(head, *[_CONTINUATION] * depth))
+        else:
+            shared = _tails(rest, depth - 1, 0x80, (*prefix, head), complete)
+            if shared:
+                options.append(seq(head, alt(*shared)))
+    return options
+
+
+def _by_rest(values: CharRanges, depth: int) -> dict[CharRanges, CharRanges]:
+    """The upper bits of the values, grouped by the set of lower bits that may stand with them."""
+    shift = 6 * depth
+    last = (1 << shift) - 1
+    spans: list[tuple[int, int, tuple[int, int]]] = []  # first and last upper bits, and an interval of lower bits
+    for low, high in values:
+        first, final = low >> shift, high >> shift
+        if first == final:
+            spans.append((first, first, (low & last, high & last)))
+            continue
+        if low & last:
+            spans.append((first, first, (low & last, last)))
+            first += 1
+        if high & last != last:
+            if first < final:
+                spans.append((first, final - 1, (0, last)))
+            spans.append((final, final, (0, high & last)))
+        else:
+            spans.append((first, final, (0, last)))
+    groups: dict[CharRanges, list[tuple[int, int]]] = {}
+    position = 0
+    while position < len(spans):
+        first, final, interval = spans[position]
+        rest = [interval]
+        position += 1
+        while position < len(spans) and spans[position][0] == first:
+            rest.append(spans[position][2])
+            position += 1
+        leads = groups.setdefault(tuple(rest), [])
+        if leads and leads[-1][1] + 1 == first:
+            leads[-1] = (leads[-1][0], final)
+        else:
+            leads.append((first, final))
+    return {rest: tuple(leads) for rest, leads in groups.items()}

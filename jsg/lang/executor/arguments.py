@@ -1,0 +1,83 @@
+"""The arguments of a run: as a caller gives them, as JSON has them, and as they are appended."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jsg.errors import GraphError, ProgramError
+from jsg.lang.graphs import codec
+from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import Argument, ArgumentRef, Media, Piece
+from jsg.lang.ir import Image, Video
+from jsg.lang.media import image_type, read_media, read_video
+
+ArgumentValue = str | Image | Video
+"""What a run gives to an argument, in the form in which it is appended."""
+
+
+def argument_value(argument: Argument, value: Any) -> ArgumentValue:
+    """What a caller gave to an argument. Raises ProgramError where it is of another kind."""
+    match argument.kind:
+        case "text":
+            if isinstance(value, str | int | float):
+                return str(value)
+            raise ProgramError(
+                f"the argument {argument.name!r} is text or a number in a compiled program, but got "
+                f"{type(value).__name__}; give it to compile() as a constant"
+            )
+        case "image":
+            if isinstance(value, Image):
+                return value
+            data = read_media(value, "image")
+            return Image(data, image_type(data))
+        case "video":
+            if isinstance(value, Video):
+                return value
+            data, media_type = read_video(value)
+            return Video(data, 1, media_type)
+
+
+def known_text(pieces: Iterable[Piece], arguments: Mapping[str, ArgumentValue]) -> str:
+    """The text of pieces that are constants and arguments."""
+    return "".join(str(arguments[piece.name]) if isinstance(piece, ArgumentRef) else str(piece) for piece in pieces)
+
+
+def known_media(node: Media, arguments: Mapping[str, ArgumentValue]) -> Image | Video:
+    """The picture or video that a node appends."""
+    media = arguments[node.source.name] if isinstance(node.source, ArgumentRef) else node.source
+    assert isinstance(media, Image | Video)
+    if isinstance(media, Video) and node.num_frames is not None:
+        return dataclasses.replace(media, num_frames=node.num_frames)
+    return media
+
+
+def arguments_to_json(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
+    """Arguments as `POST /v1/programs` takes them."""
+    return {name: codec.write(str | Image | Video, value) for name, value in arguments.items()}
+
+
+def arguments_from_json(graph: Graph, source: Any) -> dict[str, ArgumentValue]:
+    """The reverse: exactly the arguments that a graph declares, each of its kind.
+
+    Raises:
+        GraphError: One is missing, unknown or of another kind.
+    """
+    if not isinstance(source, Mapping):
+        raise GraphError("arguments must be an object", param="arguments")
+    kinds = {argument.name: argument.kind for argument in graph.arguments}
+    if missing := sorted(kinds.keys() - source.keys()):
+        raise GraphError(f"the program needs the argument {missing[0]!r}", param="arguments")
+    if unknown := sorted(map(str, source.keys() - kinds.keys())):
+        raise GraphError(f"the program has no argument {unknown[0][:40]!r}", param="arguments")
+    return {name: _argument(name, kind, source[name]) for name, kind in kinds.items()}
+
+
+def _argument(name: str, kind: str, source: Any) -> ArgumentValue:
+    place = codec.Place(f"argument {name!r}")
+    if kind == "text":
+        if isinstance(source, str | int | float):
+            return codec.read(str, str(source), "it", place)
+        raise GraphError(f"the argument {name!r} must be text or a number", param="arguments")
+    if not isinstance(source, Mapping) or kind not in source:
+        raise GraphError(f"the argument {name!r} must be an object with the field {kind}", param="arguments")
+    return codec.read(Image | Video, {"num_frames": 1, **source} if kind == "video" else source, "it", place)

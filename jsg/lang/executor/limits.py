@@ -1,0 +1,197 @@
+"""What a graph that somebody sent may ask for, counted before anything of it runs."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jsg.errors import GraphError, RequestError
+from jsg.lang.executor.arguments import ArgumentValue, known_media, known_text
+from jsg.lang.executor.conditions import check_pattern, patterns_of
+from jsg.lang.executor.execution import defaults_of
+from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import (
+    AnyNode,
+    Append,
+    Assign,
+    Block,
+    Choose,
+    Cond,
+    Condition,
+    Fork,
+    Generate,
+    Join,
+    Loop,
+    Media,
+    Open,
+    Piece,
+    TextValue,
+    Value,
+    ValueRef,
+    describe,
+    parts,
+)
+from jsg.lang.ir import SamplingArgs
+from jsg.processing.parts import file_size
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProgramLimits:
+    """What a graph may ask for. Whatever stands in a loop counts once for each of its rounds.
+
+    Attributes:
+        nodes: Nodes as they are written.
+        steps: Nodes that run, and what they put together: a round of a loop is one, too, and so is each piece of a
+            text, each item of a value and each part of a condition.
+        outputs: Variables that the program and its blocks leave.
+        calls: `gen`s and `select`s that run; a gen with n continuations counts n.
+        streams: Prompts that are opened or forked.
+        fan_out: Branches of one fork.
+        new_tokens: `max_tokens` of all gens together, times n.
+        text_chars: Of what is appended, constants, arguments and values together, and of choices.
+        answer_chars: Of what the program keeps and returns; each item of a list or dictionary counts 64 more.
+        rounds: `max_rounds` of one loop.
+        patterns: Of all conditions.
+        pattern_chars: Of one pattern.
+    """
+
+    nodes: int = 4096
+    steps: int = 65_536
+    outputs: int = 1024
+    calls: int = 4096
+    streams: int = 1024
+    fan_out: int = 256
+    new_tokens: int = 1_000_000
+    text_chars: int = 8_000_000
+    answer_chars: int = 2**24
+    rounds: int = 256
+    patterns: int = 16
+    pattern_chars: int = 1000
+
+
+def check_limits(
+    graph: Graph,
+    arguments: Mapping[str, ArgumentValue],
+    limits: ProgramLimits,
+    defaults: SamplingArgs = SamplingArgs(),  # noqa: B008 - frozen
+) -> None:
+    """Checks what a graph asks for before anything of it runs.
+
+    Raises:
+        GraphError: It is more than the limits allow, or a pattern of a condition is refused; the message names the
+            node at which it became too much.
+    """
+    count = _Count(limits, arguments, defaults)
+    count.add_block(graph.block, 1)
+    count.add("steps", size_of(graph.returns), graph.block.nodes[-1])
+    for node, pattern in count.patterns:
+        try:
+            check_pattern(pattern)
+        except RequestError as error:
+            raise GraphError(f"{describe(node)}: {error}", param="graph") from None
+
+
+def size_of(part: Any) -> int:
+    """Of how many values, conditions and pieces of text a part of a graph is put together."""
+    held = (inner for inner in parts(part) if isinstance(inner, Value | Condition))
+    return sum(1 + len(inner.pieces) if isinstance(inner, TextValue) else 1 for inner in held)
+
+
+class _Count:
+    """What the nodes so far ask for.
+
+    Attributes:
+        patterns: To be compiled, with where they stand.
+    """
+
+    def __init__(self, limits: ProgramLimits, arguments: Mapping[str, ArgumentValue], defaults: SamplingArgs) -> None:
+        self.patterns: list[tuple[AnyNode, str]] = []
+        self._limits = limits
+        self._arguments = arguments
+        self._given = defaults
+        self._defaults: dict[int, SamplingArgs] = {}
+        self._counts: dict[str, int] = {}
+
+    def add_block(self, block: Block, rounds: int) -> None:
+        for node in block.nodes:
+            self.add("nodes", 1, node)
+            self.add("steps", rounds, node)
+            self._add_node(node, rounds)
+        if block.nodes:
+            self.add("outputs", len(block.outputs), block.nodes[-1])
+            self.add("steps", rounds * size_of(block.outputs), block.nodes[-1])
+
+    def add(self, what: str, number: int, node: AnyNode) -> None:
+        """Counts more of something; raises GraphError where it is too much."""
+        self._counts[what] = self._counts.get(what, 0) + number
+        self._check(what, self._counts[what], node)
+
+    def _add_node(self, node: AnyNode, rounds: int) -> None:
+        match node:
+            case Open():
+                self._defaults[node.stream] = defaults_of(node, self._given)
+                self.add("streams", rounds, node)
+            case Append(pieces=pieces):
+                self.add("steps", rounds * len(pieces), node)
+                self.add("text_chars", rounds * self._length(pieces), node)
+            case Assign(value=value):
+                self.add("steps", rounds * size_of(value), node)
+            case Media():
+                self.add("text_chars", rounds * file_size(known_media(node, self._arguments).data), node)
+            case Generate():
+                args = node.args.over(self._defaults[node.stream])
+                n = max(1, args.n or 1)
+                self.add("calls", rounds * n, node)
+                self.add("new_tokens", rounds * n * max(0, args.max_tokens or 0), node)
+                self.add("text_chars", rounds * _text_of_args(args), node)
+            case Choose(choices=choices):
+                self.add("calls", rounds, node)
+                self.add("steps", rounds * size_of(choices), node)
+                self.add("text_chars", rounds * sum(self._length(choice.pieces) for choice in choices), node)
+            case Fork(branches=branches):
+                self._defaults |= dict.fromkeys(branches, self._defaults[node.stream])
+                self._check("fan_out", len(branches), node)
+                self.add("streams", rounds * len(branches), node)
+            case Join(branches=branches):
+                self.add("steps", rounds * len(branches), node)
+            case Cond():
+                self._add_condition(node.condition, rounds, node)
+                self.add("steps", rounds * size_of(node.before), node)
+                self.add_block(node.then, rounds)
+                self.add_block(node.otherwise, rounds)
+            case Loop(max_rounds=max_rounds):
+                self._check("rounds", max_rounds, node)
+                rounds *= max_rounds
+                # What it carries is defined again in each round, whether the body sets it or not.
+                self.add("steps", rounds * (1 + size_of(node.before)), node)
+                self._add_condition(node.until, rounds, node)
+                self.add_block(node.body, rounds)
+            case _:
+                pass
+
+    def _add_condition(self, condition: Condition | None, rounds: int, node: Cond | Loop) -> None:
+        self.add("steps", rounds * size_of(condition), node)
+        for pattern in patterns_of(condition):
+            self._check("pattern_chars", len(pattern), node)
+            self.add("patterns", 1, node)
+            self.patterns.append((node, pattern))
+
+    def _length(self, pieces: Iterable[Piece]) -> int:
+        return len(known_text([piece for piece in pieces if not isinstance(piece, ValueRef)], self._arguments))
+
+    def _check(self, what: str, number: int, node: AnyNode) -> None:
+        limit = getattr(self._limits, what)
+        if number > limit:
+            raise GraphError(
+                f"{describe(node)}: a program may have {what} up to {limit}, but this one has {number} so far; ask for "
+                "less, or run it in parts",
+                param="graph",
+            )
+
+
+def _text_of_args(args: SamplingArgs) -> int:
+    """Characters of all texts among the arguments of a gen; an item of a list that is no text counts as one."""
+    size = 0
+    for value in args.given().values():
+        for item in value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ():
+            size += len(item) if isinstance(item, str) else 1
+    return size

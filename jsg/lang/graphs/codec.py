@@ -1,0 +1,438 @@
+"""The parts of a graph as JSON, and back: the types of the fields of a dataclass say both.
+
+    node       {"kind": "append", "id", "stream", "line", and the fields of its dataclass}
+    piece      "text" · {"argument": name} · {"node": id, "name": variable, "index": i}
+    value      {"text": [piece]} · {"list": [value]} · {"dict": {key: value}} · {"constant": 1} · {"variable": ref} ·
+               {"state": stream, "variables": {name: value}}
+    condition  {"equals": [text, text]} · {"contains": [text, text]} · {"matches": [text, pattern]} · {"not": c} ·
+               {"all": [c]} · {"any": [c]}      (a text is a list of pieces)
+    media      {"image": base64, "media_type"} · {"video": base64, "media_type", "num_frames"} · {"argument": name}
+
+Fields that hold their default are left out. Reading is strict, so that a graph of a later version or with a slip is
+refused and never half run: a field that is unknown, missing, of a wrong type or out of range is a GraphError.
+"""
+
+import dataclasses
+import functools
+import math
+import operator
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Never
+
+from jsg.errors import GraphError, RequestError
+from jsg.lang.graphs.nodes import (
+    AllOf,
+    AnyNode,
+    AnyOf,
+    ArgumentRef,
+    Block,
+    Condition,
+    Constant,
+    ConstantValue,
+    Contains,
+    DictValue,
+    Equals,
+    ListValue,
+    Matches,
+    Not,
+    Piece,
+    StateValue,
+    TextValue,
+    Value,
+    Values,
+    VariableValue,
+    kind_of,
+)
+from jsg.lang.ir import Image, SamplingArgs, Video
+from jsg.processing.media.base64_files import read_base64, write_base64
+
+MAX_DEPTH = 32
+"""Of blocks in blocks, values in values and conditions in conditions."""
+_MAX_SHOWN = 40  # characters of a refused text
+_MAX_ABS = 2**53  # whole numbers that JSON carries exactly everywhere
+
+_TAGS: dict[type, str] = {
+    ArgumentRef: "argument",
+    TextValue: "text",
+    ListValue: "list",
+    DictValue: "dict",
+    ConstantValue: "constant",
+    VariableValue: "variable",
+    StateValue: "state",
+    Equals: "equals",
+    Contains: "contains",
+    Matches: "matches",
+    Not: "not",
+    AllOf: "all",
+    AnyOf: "any",
+    Image: "image",
+    Video: "video",
+}
+"""The key in place of the first field's name, which tells a part from the others that may stand in its place."""
+_LISTED = (Equals, Contains, Matches)  # the tag holds a list of all fields
+
+
+def write(kind: Any, value: Any) -> Any:
+    """A part of a graph as what `json.dumps` takes.
+
+    Args:
+        kind: What its place is declared to hold: a dataclass of `nodes`, a union of some, a tuple, ....
+        value: The part.
+    """
+    return _form(kind).write(value)
+
+
+def read(kind: Any, source: Any, what: str, place: "Place") -> Any:
+    """The reverse of `write`.
+
+    Args:
+        kind: As in `write`.
+        source: A parsed JSON value.
+        what: The field that holds it, for messages.
+        place: Where that field stands.
+
+    Raises:
+        GraphError: It is nothing of that kind.
+    """
+    return _form(kind).read(source, what, place)
+
+
+class Place(NamedTuple):
+    """Where in a graph is read.
+
+    Attributes:
+        name: For messages.
+        depth: Blocks, values and conditions around.
+    """
+
+    name: str
+    depth: int = 0
+
+    def fail(self, rule: str) -> Never:
+        """Refuses what stands there."""
+        raise GraphError(f"{self.name}: {rule}", param="graph")
+
+    def refuse(self, rule: str, source: Any) -> Never:
+        """Refuses a value, which the message shows as far as it is short."""
+        self.fail(f"{rule}, but got {_shown(source)}")
+
+    def deeper(self) -> "Place":
+        """One level further in."""
+        if self.depth == MAX_DEPTH:
+            self.fail(f"blocks, values and conditions may be nested {MAX_DEPTH} deep at most")
+        return Place(self.name, self.depth + 1)
+
+    def check_keys(self, source: Any, required: Collection[str], optional: Collection[str] = ()) -> None:
+        """Refuses what is no object, lacks a field or has one too many."""
+        if not isinstance(source, dict):
+            self.refuse(f"expected an object with the fields {', '.join(required)}", source)
+        missing = [name for name in required if name not in source]
+        unknown = [str(name) for name in source if name not in required and name not in optional]
+        if missing or unknown:
+            rules = [f"the field {name!r} is missing" for name in missing[:1]]
+            self.fail(" and ".join(rules + [f"there is no field {name[:40]!r}" for name in unknown[:1]]))
+
+
+def _shown(source: Any) -> str:
+    match source:
+        case str():
+            return repr(source if len(source) <= _MAX_SHOWN else f"{source[:_MAX_SHOWN]}...")
+        case None | bool():
+            return {None: "null", True: "true", False: "false"}[source]
+        case int() if abs(source) > _MAX_ABS:
+            return "one that is larger"
+        case int() | float():
+            return repr(source)
+    return "a list" if isinstance(source, list) else "an object"
+
+
+class _Form(NamedTuple):
+    """How what a type holds stands in JSON: what reads it, under the name of its field, and what writes it."""
+
+    read: Callable[[Any, str, Place], Any]
+    write: Callable[[Any], Any] = lambda value: value
+
+
+@functools.cache
+def _form(kind: Any) -> _Form:
+    if kind in _FORMS:
+        return _FORMS[kind]
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind == AnyNode:
+        return _node(inner)
+    if kind in (Value, Condition):
+        return _deeper(_choice(inner))
+    if dataclasses.is_dataclass(kind):
+        return _deeper(_record(Block)) if kind is Block else _record(typing.cast(type, kind))
+    if origin is Literal:
+        return _one_of(inner)
+    if origin is tuple:
+        return _many(_form(inner[0])) if inner[-1] is Ellipsis else _row(tuple(map(_form, inner)))
+    if type(None) in inner:
+        return _optional(_form(_without_none(kind)))
+    return _choice(inner)
+
+
+def _without_none(kind: Any) -> Any:
+    return functools.reduce(operator.or_, (inner for inner in typing.get_args(kind) if inner is not type(None)))
+
+
+# Parts: objects whose fields are those of a dataclass.
+
+
+class _Field(NamedTuple):
+    name: str
+    key: str
+    form: _Form
+    default: Any
+    is_required: bool
+
+
+class _Fields(NamedTuple):
+    """Those of a dataclass, and their keys."""
+
+    all: tuple[_Field, ...]
+    required: tuple[str, ...]
+    optional: frozenset[str]
+
+    def read(self, source: Mapping[str, Any], place: Place, start: int = 0, end: int | None = None) -> dict[str, Any]:
+        """What an object, whose keys were checked, has for some of them."""
+        return {
+            name: form.read(source[key], key, place) for name, key, form, _, _ in self.all[start:end] if key in source
+        }
+
+    def write(self, part: Any) -> dict[str, Any]:
+        """All but those that hold their default."""
+        values = [(field, getattr(part, field.name)) for field in self.all]
+        return {
+            field.key: field.form.write(value) for field, value in values if field.is_required or value != field.default
+        }
+
+
+@functools.cache
+def _fields(kind: type) -> _Fields:
+    types, fields = typing.get_type_hints(kind), dataclasses.fields(kind)
+    keys = [_key(kind), *(field.name for field in fields[1:])]
+    found = tuple(
+        _Field(field.name, key, _form(types[field.name]), field.default, field.default is dataclasses.MISSING)
+        for field, key in zip(fields, keys, strict=True)
+    )
+    required = tuple(field.key for field in found if field.is_required)
+    return _Fields(found, required, frozenset(field.key for field in found if not field.is_required))
+
+
+def _key(kind: type) -> str:
+    return _TAGS.get(kind) or dataclasses.fields(kind)[0].name
+
+
+def _record(kind: type) -> _Form:
+    def read(source: Any, what: str, place: Place) -> Any:
+        fields = _fields(kind)
+        place.check_keys(source, fields.required, fields.optional)
+        return kind(**fields.read(source, place))
+
+    return _Form(read, lambda part: _fields(kind).write(part))
+
+
+def _node(kinds: Iterable[type]) -> _Form:
+    by_name = {kind.__name__.lower(): kind for kind in kinds}
+
+    def read(source: Any, what: str, place: Place) -> Any:
+        if not isinstance(source, dict):
+            place.refuse("a node must be an object", source)
+        name, number = source.get("kind"), source.get("id")
+        is_number = isinstance(number, int) and abs(number) <= _MAX_ABS
+        place = Place(f"node {number if is_number else '?'}", place.depth)
+        if not isinstance(name, str) or name not in by_name:
+            place.refuse(f"kind must be one of {', '.join(by_name)}", name)
+        fields = _fields(by_name[name])
+        place.check_keys(source, ("kind", *fields.required), fields.optional)
+        common = fields.read(source, place, 0, 3)  # of every node: messages name it by them
+        place = Place(f"node {number} ({name}, {common['line']})", place.depth)
+        return by_name[name](**common, **fields.read(source, place, 3))
+
+    return _Form(read, lambda node: {"kind": kind_of(node), **_fields(type(node)).write(node)})
+
+
+def _listed(kind: type) -> _Form:
+    tag = _TAGS[kind]
+
+    def read(source: Any, what: str, place: Place) -> Any:
+        place.check_keys(source, [tag])
+        return kind(*row().read(source[tag], tag, place))
+
+    def row() -> _Form:
+        return _row([field.form for field in _fields(kind).all])
+
+    return _Form(read, lambda part: {tag: row().write([getattr(part, field.name) for field in _fields(kind).all])})
+
+
+def _choice(kinds: Sequence[type]) -> _Form:
+    """One of several parts, told apart by their keys; or text."""
+    parts = [kind for kind in kinds if kind is not str]
+    forms = {
+        kind: _MEDIA if kind in (Image, Video) else (_listed if kind in _LISTED else _record)(kind) for kind in parts
+    }
+    by_key = {_key(kind): form for kind, form in forms.items()}
+    rule = f"expected an object with one of the fields {', '.join(by_key)}{', or text' if str in kinds else ''}"
+
+    def read(source: Any, what: str, place: Place) -> Any:
+        if str in kinds and isinstance(source, str):
+            return _text(source, what, place)
+        keys = by_key.keys() & source if isinstance(source, dict) else ()
+        return by_key[keys.pop()].read(source, what, place) if len(keys) == 1 else place.refuse(rule, source)
+
+    return _Form(read, lambda part: part if isinstance(part, str) else forms[type(part)].write(part))
+
+
+def _deeper(form: _Form) -> _Form:
+    return _Form(lambda source, what, place: form.read(source, what, place.deeper()), form.write)
+
+
+# What fields hold.
+
+
+def _optional(form: _Form) -> _Form:
+    return _Form(
+        lambda source, what, place: None if source is None else form.read(source, what, place),
+        lambda value: None if value is None else form.write(value),
+    )
+
+
+def _many(form: _Form) -> _Form:
+    read = form.read
+    return _Form(
+        lambda source, what, place: tuple([read(item, what, place) for item in _array(source, what, place)]),
+        lambda items: [form.write(item) for item in items],
+    )
+
+
+def _row(forms: Sequence[_Form]) -> _Form:
+    def read(source: Any, what: str, place: Place) -> Any:
+        if len(_array(source, what, place)) != len(forms):
+            place.fail(f"{what} must be a list of {len(forms)}, but got {len(source)} items")
+        return tuple(form.read(item, what, place) for form, item in zip(forms, source, strict=True))
+
+    return _Form(read, lambda row: [form.write(item) for form, item in zip(forms, row, strict=True)])
+
+
+def _one_of(values: Sequence[str]) -> _Form:
+    def read(source: Any, what: str, place: Place) -> Any:
+        if not isinstance(source, str) or source not in values:
+            place.refuse(f"{what} must be one of {', '.join(values)}", source)
+        return source
+
+    return _Form(read)
+
+
+def _array(source: Any, what: str, place: Place) -> list[Any]:
+    return source if isinstance(source, list) else place.refuse(f"{what} must be a list", source)
+
+
+def _text(source: Any, what: str, place: Place) -> str:
+    if not isinstance(source, str):
+        place.refuse(f"{what} must be text", source)
+    try:
+        source.encode()
+    except UnicodeEncodeError:
+        place.fail(f"{what} must be valid Unicode, but has a lone surrogate")
+    return source
+
+
+def _whole(source: Any, what: str, place: Place, least: int = 0) -> int:
+    if not isinstance(source, int) or isinstance(source, bool):
+        place.refuse(f"{what} must be a whole number", source)
+    if not least <= source <= _MAX_ABS:
+        place.refuse(f"{what} must be between {'-2^53' if least else '0'} and 2^53", source)
+    return source
+
+
+def _signed(source: Any, what: str, place: Place) -> int:
+    return _whole(source, what, place, -_MAX_ABS)
+
+
+def _number(source: Any, what: str, place: Place) -> float:
+    if not isinstance(source, int | float) or isinstance(source, bool):
+        place.refuse(f"{what} must be a number", source)
+    if abs(source) > _MAX_ABS or not math.isfinite(source):
+        place.refuse(f"{what} must be a finite number, 2^53 at most", source)
+    return float(source)
+
+
+def _flag(source: Any, what: str, place: Place) -> bool:
+    return source if isinstance(source, bool) else place.refuse(f"{what} must be true or false", source)
+
+
+def _constant(source: Any, what: str, place: Place) -> Constant:
+    if source is None or isinstance(source, bool):
+        return source
+    number = _number(source, what, place)
+    return source if isinstance(source, int) else number
+
+
+def _named_values(source: Any, what: str, place: Place) -> Values:
+    if not isinstance(source, dict):
+        place.refuse(f"{what} must be an object", source)
+    read = _form(Value).read
+    return tuple((_text(name, what, place), read(value, name, place)) for name, value in source.items())
+
+
+def _media(source: Any, what: str, place: Place) -> Image | Video:
+    kind = "video" if "video" in source else "image"
+    place.check_keys(source, (kind, "media_type", "num_frames") if kind == "video" else (kind, "media_type"))
+    try:
+        data = read_base64(_text(source[kind], kind, place), kind)
+    except RequestError as error:
+        place.fail(str(error))
+    media_type = _text(source["media_type"], "media_type", place)
+    if kind == "video":
+        return Video(data, _whole(source["num_frames"], "num_frames", place), media_type)
+    assert isinstance(data, bytes), "only a video may be frames"
+    return Image(data, media_type)
+
+
+def _written_media(media: Image | Video) -> dict[str, Any]:
+    written = {_TAGS[type(media)]: write_base64(media.data), "media_type": media.media_type}
+    return written if isinstance(media, Image) else {**written, "num_frames": media.num_frames}
+
+
+def sampling_from_dict(source: Any, where: str = "sampling_params") -> SamplingArgs:
+    """The reverse of `sampling_to_dict`. Raises GraphError; values that only a backend can judge are left to it."""
+    return _sampling(source, where, Place(where))
+
+
+def sampling_to_dict(args: SamplingArgs) -> dict[str, Any]:
+    """The sampling arguments that are given."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in args.given().items()}
+
+
+def _sampling(source: Any, what: str, place: Place) -> SamplingArgs:
+    if not isinstance(source, dict):
+        place.refuse("sampling arguments must be an object", source)
+    read = _sampling_readers()
+    if unknown := [str(name) for name in source if name not in read]:
+        place.fail(f"there is no sampling argument {unknown[0][:40]!r}")
+    return SamplingArgs(**{name: read[name](value, name, place) for name, value in source.items()})
+
+
+@functools.cache
+def _sampling_readers() -> dict[str, Callable[[Any, str, Place], Any]]:
+    kinds = {name: _without_none(kind) for name, kind in typing.get_type_hints(SamplingArgs).items()}
+    return {name: _signed if kind is int else _form(kind).read for name, kind in kinds.items()}
+
+
+_MEDIA = _Form(_media, _written_media)
+_FORMS: dict[Any, _Form] = {
+    str: _Form(_text),
+    int: _Form(_whole),
+    float: _Form(_number),
+    bool: _Form(_flag),
+    Constant: _Form(_constant),
+    Values: _Form(_named_values, lambda values: {name: write(Value, value) for name, value in values}),
+    TextValue: _Form(  # where nothing but a text may stand
+        lambda source, what, place: TextValue(read(tuple[Piece, ...], source, what, place)),
+        lambda text: write(tuple[Piece, ...], text.pieces),
+    ),
+    SamplingArgs: _Form(_sampling, sampling_to_dict),
+}

@@ -1,0 +1,69 @@
+"""Puts the parts of each `unordered` group into the order in which prompts have most in common from the start.
+
+That order is constants, arguments (in a batch first those that are the same in all runs), variables. Whether a constant
+may move before an argument in a text is a matter of its meaning, which no analysis of dependencies can decide, so
+nothing moves but what the program itself declared to be in any order.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from jsg.lang.graphs.graph import Graph
+from jsg.lang.graphs.nodes import AnyNode, Append, Argument, Block, Cond, Loop, Media, ValueRef, refs
+
+
+def reorder(graph: Graph, varying: Collection[str] = ()) -> Graph:
+    """The graph with the parts of each unordered group in the order that shares most.
+
+    Args:
+        graph: The graph.
+        varying: Arguments that differ between the runs of a batch; they come behind the others.
+    """
+    return dataclasses.replace(graph, block=_reorder_block(graph.block, frozenset(varying)))
+
+
+def varying_arguments(arguments: Iterable[Argument], runs: Sequence[Mapping[str, object]]) -> frozenset[str]:
+    """The arguments that are not the same in all runs."""
+    return frozenset(
+        argument.name for argument in arguments if any(run[argument.name] != runs[0][argument.name] for run in runs)
+    )
+
+
+def _reorder_block(block: Block, varying: frozenset[str]) -> Block:
+    nodes: list[AnyNode] = []
+    for key, members in itertools.groupby(block.nodes, _group_of):
+        run = [_reorder_inner(node, varying) for node in members]
+        if key is None:
+            nodes += run
+            continue
+        parts = [list(part) for _, part in itertools.groupby(run, _part_of)]
+        parts.sort(key=lambda part: max(_rank(node, varying) for node in part))  # stable: equals stay as written
+        ids = [node.id for node in run]
+        moved = itertools.chain.from_iterable(parts)
+        nodes += [dataclasses.replace(node, id=number) for number, node in zip(ids, moved, strict=True)]
+    return dataclasses.replace(block, nodes=tuple(nodes))
+
+
+def _reorder_inner(node: AnyNode, varying: frozenset[str]) -> AnyNode:
+    match node:
+        case Cond():
+            then, otherwise = _reorder_block(node.then, varying), _reorder_block(node.otherwise, varying)
+            return dataclasses.replace(node, then=then, otherwise=otherwise)
+        case Loop():
+            return dataclasses.replace(node, body=_reorder_block(node.body, varying))
+        case _:
+            return node
+
+
+def _part_of(node: AnyNode) -> tuple[int, int] | None:
+    return node.part if isinstance(node, Append | Media) else None
+
+
+def _group_of(node: AnyNode) -> tuple[int, int] | None:
+    part = _part_of(node)
+    return None if part is None else (node.stream, part[0])
+
+
+def _rank(node: AnyNode, varying: frozenset[str]) -> int:
+    return max((3 if isinstance(ref, ValueRef) else 2 if ref.name in varying else 1 for ref in refs(node)), default=0)

@@ -1,0 +1,228 @@
+"""The served model as programs see it: a `TokenModel` whose calls are metered and limited like other requests."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, final
+
+from jsg.errors import AbortedError, ForbiddenError, JsgError, RequestError
+from jsg.lang.tokens.local_model import HELD, LocalModel
+from jsg.lang.tokens.scoring import ScoreLimits
+from jsg.lang.tokens.session import TokenSession, open_session
+from jsg.processing.answer import Answer, Prompt
+from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt
+from jsg.processing.parts import Part
+from jsg.processing.turns import ChatTurns
+from jsg.server.caller import ApiCall
+from jsg.server.front import Front
+from jsg.server.generation import MAX_ANSWERS, MAX_PROMPT_TOKENS, MAX_SCORES, Generation, new_rid
+from jsg.server.shared.prompt_parts import encode_choices_of, encode_prompt
+from jsg.types import FinishType
+
+MAX_AT_ONCE = 1024  # calls of one HTTP request that are at the engine; others wait for them
+
+Ids = tuple[int, ...]
+
+
+@final
+class Budget:
+    """What the calls of one HTTP request may cost in all: as much as one request with all their prompts."""
+
+    def __init__(self) -> None:
+        """Nothing is spent."""
+        self._spent = (0, 0, 0)
+
+    def spend(self, prompts: Sequence[Prompt]) -> None:
+        """Counts these; raises RequestError where that is too much, and counts nothing then."""
+        self._spent = self._with(prompts)
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Raises RequestError where these are too much."""
+        self._with(prompts)
+
+    def _with(self, prompts: Sequence[Prompt]) -> tuple[int, int, int]:
+        num_tokens, num_held, num_scores = self._spent
+        for prompt in prompts:
+            if prompt.hold:  # hints, which a program must not owe its answers to
+                num_held += len(prompt.input_ids)
+            else:
+                num_tokens += (len(prompt.input_ids) + prompt.sampling.max_new_tokens) * prompt.sampling.n
+            num_scores += prompt.num_scores
+        for what, spent, most in (
+            ("tokens of prompts and answers", num_tokens, MAX_PROMPT_TOKENS),
+            ("tokens of prefixes that are held", num_held, MAX_PROMPT_TOKENS),
+            ("log-probabilities", num_scores, MAX_SCORES),
+        ):
+            if spent > most:
+                raise RequestError(
+                    f"the calls of a program must have at most {most} {what} in all, but have {spent} so far; ask for "
+                    "less, or run it in parts"
+                )
+        return num_tokens, num_held, num_scores
+
+
+@final
+class FrontHold:
+    """A prefix that is held.
+
+    Attributes:
+        part_ids: As in `tokens.model.Outcome`.
+    """
+
+    def __init__(self, part_ids: tuple[Ids, ...], generation: Generation) -> None:
+        self.part_ids = part_ids
+        self._is_settled = asyncio.Event()
+        self._holding = asyncio.create_task(self._hold(generation))
+
+    async def cached(self) -> None:
+        """Returns when the prefix is computed, or nothing more will come of it."""
+        await self._is_settled.wait()
+
+    async def release(self) -> None:
+        """Ends it. A second time does nothing."""
+        self._holding.cancel()
+        await asyncio.wait((self._holding,))
+
+    async def _hold(self, generation: Generation) -> None:
+        try:
+            async with contextlib.aclosing(generation.hold()) as deltas:
+                async for _ in deltas:
+                    self._is_settled.set()
+        except JsgError:
+            pass  # a lost hint; what is wrong is said when the prompt is continued
+        finally:
+            self._is_settled.set()
+
+
+@final
+class FrontModel(LocalModel):
+    """The served model, for the calls of one HTTP request."""
+
+    def __init__(
+        self,
+        front: Front,
+        call: ApiCall,
+        *,
+        namespace: str,
+        priority: int = 0,
+        rid: str | None = None,
+        waits: bool = False,
+        is_read: bool = True,
+        budget: "Budget | None" = None,
+    ) -> None:
+        """The model for one request.
+
+        Args:
+            front: Has it.
+            call: Who asks.
+            namespace, priority: Of all its calls, as in `types.Request`.
+            rid: What names of its calls begin with; None makes one.
+            waits: The request was let in, so its calls go on while the server ends, and where the caller's key has no
+                room for another answer they wait for some; else they are refused.
+            is_read: Somebody reads what the model writes as it grows.
+            budget: What all its calls together may cost; None where there is one call.
+        """
+        limits = ScoreLimits(prompts=MAX_ANSWERS, tokens=MAX_PROMPT_TOKENS, scores=MAX_SCORES)
+        super().__init__(front.generator.tokenizer, limits)
+        self._front = front
+        self._call = dataclasses.replace(call, is_let_in=True) if waits else call
+        self._waits = waits
+        self._is_read = is_read
+        self._namespace = namespace
+        self._priority = priority
+        self._rid = rid or new_rid()
+        self._budget = budget
+        self._num_calls = 0
+        self._holds: list[FrontHold] = []
+        most = front.generator.admission.limits.max_per_key or MAX_AT_ONCE
+        self._places = asyncio.Semaphore(min(most, MAX_AT_ONCE))
+
+    def info(self) -> dict[str, Any]:
+        """Which model this is."""
+        return {"model": self._front.model_name, "max_request_tokens": self._front.generator.info.max_request_tokens}
+
+    async def turns(self) -> ChatTurns:
+        """The model's chat template. Raises RequestError where it has none."""
+        return self._front.turns
+
+    async def hold(self, prompt: tuple[Part, ...]) -> FrontHold:
+        """Has a prompt computed and kept cached until it is released; does not wait for it.
+
+        It is a hint: where it is one too many, the prompt is not held.
+
+        Raises:
+            JsgError: The prompt is wrong, or the budget is spent.
+        """
+        encoded = await self._encode(prompt)
+        hold = FrontHold(encoded.part_ids, self._begin([self._prompt(encoded, HELD, hold=True)]))
+        self._holds.append(hold)
+        return hold
+
+    async def close(self) -> None:
+        """Ends what is still held."""
+        for hold in self._holds:
+            await hold.release()
+
+    async def _encode(self, parts: tuple[Part, ...]) -> EncodedPrompt:
+        return await encode_prompt(self._front, parts, namespace=self._namespace)
+
+    async def _encode_choices(self, parts: tuple[Part, ...], choices: Sequence[str]) -> EncodedChoices:
+        return await encode_choices_of(self._front, parts, choices, namespace=self._namespace)
+
+    async def _beside[T](self, work: Callable[[], T], size: int) -> T:
+        return await self._front.generator.beside(work, size)
+
+    def _new_fields(self) -> dict[str, Any]:
+        self._num_calls += 1
+        return {"rid": f"{self._rid}-{self._num_calls}", "namespace": self._namespace, "priority": self._priority}
+
+    def _begin(self, prompts: Sequence[Prompt]) -> Generation:
+        if self._budget is not None:
+            self._budget.check(prompts)
+        generation = self._front.generator.begin(self._call, prompts)
+        if self._budget is not None:
+            self._budget.spend(prompts)
+        return generation
+
+    async def _run(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[Sequence[Answer], int, str]]:
+        """Waits until the caller's key has room. Raises AbortedError unless every answer comes to its end."""
+        num_answers = sum(prompt.sampling.n for prompt in prompts)
+        async with self._places:
+            if self._waits:
+                await self._front.generator.admission.room(self._call.caller.tenant, num_answers)
+            generation = self._begin(prompts)
+            async with contextlib.aclosing(generation.run(is_read=self._is_read)) as deltas:
+                async for index, delta in deltas:
+                    yield generation.answers, index, delta.text
+            _check_whole(generation.answers)
+
+
+@final
+class FrontBackend:
+    """A `backend.Backend` on the served model: what runs a program that was sent whole."""
+
+    def __init__(self, model: FrontModel) -> None:
+        self._model = model
+
+    def open(self, *, num_api_spec_tokens: int | None = None) -> TokenSession:
+        """An empty session. Raises RequestError as `open_session`."""
+        return open_session(self._model, num_api_spec_tokens)
+
+    async def flush_cache(self) -> bool:
+        """Never: a program cannot forget what belongs to others."""
+        raise ForbiddenError("a program must not empty the server's cache; send POST /flush_cache with the admin key")
+
+    async def server_info(self) -> dict[str, Any]:
+        """Which model this is."""
+        return self._model.info()
+
+    async def close(self) -> None:
+        """Ends what is still held."""
+        await self._model.close()
+
+
+def _check_whole(answers: Sequence[Answer]) -> None:
+    """Raises AbortedError unless every answer came to its end."""
+    if any(answer.finish is None or answer.finish.type is FinishType.ABORT for answer in answers):
+        raise AbortedError("the request was aborted before it ended; send it again")

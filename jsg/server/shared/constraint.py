@@ -1,0 +1,69 @@
+"""A grammar as a client's fields give it → fields of `SamplingParams`."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, final
+
+from pydantic import Field
+
+from jsg.errors import RequestError
+from jsg.server.tool_use import ToolUse
+from jsg.types import GrammarKind, PropertyOrder, Whitespace
+
+type Schema = dict[str, Any] | bool
+# No `type` statements: pydantic would hide the descriptions behind the names.
+WhitespaceOption = Annotated[Whitespace | None, Field(description="In JSON of a schema; see `sampling_params` below.")]
+PropertyOrderOption = Annotated[PropertyOrder | None, Field(description="Of the members of objects of a schema.")]
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar, and where the client wrote it.
+
+    Attributes:
+        field: The client's name of the field.
+        kind: What it is written in.
+        value: Its text, or the JSON value where it is JSON.
+    """
+
+    field: str
+    kind: GrammarKind
+    value: Any
+
+
+def only_one(constraints: Iterable[Constraint]) -> Constraint | None:
+    """The grammar of a request; None where it has none. Raises RequestError where it has several."""
+    found = list(constraints)
+    if len(found) > 1:
+        raise RequestError(
+            f"only one grammar may be given, but got {found[0].field} and {found[1].field}; leave one out",
+            param=found[1].field,
+        )
+    return found[0] if found else None
+
+
+def grammar_fields(
+    constraint: Constraint | None, tools: ToolUse | None, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What `SamplingParams.from_dict` takes for an answer that is of this form, or may call these tools.
+
+    Args:
+        constraint: The grammar of the whole answer.
+        tools: What it may call.
+        options: `whitespace` and `property_order`, for either.
+
+    Raises:
+        RequestError: Both are given, or options for neither.
+    """
+    options = {name: value for name, value in (options or {}).items() if value is not None}
+    if tools is not None:
+        if constraint is not None:
+            raise RequestError(
+                f"only one grammar may be given, but {constraint.field} is one and tools that may be called make "
+                'another; leave one out, or set tool_choice to "none"',
+                param=constraint.field,
+            )
+        grammar = {"grammar": dataclasses.replace(tools.grammar(), **options)}
+        return grammar | ({"skip_special_tokens": False} if tools.has_special_marks else {})
+    return options if constraint is None else {constraint.kind: constraint.value, **options}

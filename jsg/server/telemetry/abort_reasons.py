@@ -1,0 +1,59 @@
+"""Why answers end that are not finished, as metrics, the request log and traces call it."""
+
+import asyncio
+from collections.abc import Iterable
+
+from starlette.requests import ClientDisconnect
+
+from jsg.errors import (
+    AbortedError,
+    EngineDeadError,
+    FirstTokenTimeoutError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestError,
+    ShuttingDownError,
+    TimeLimitError,
+)
+from jsg.processing.answer import Answer
+from jsg.types import FinishType
+
+CLIENT_DISCONNECT = "client_disconnect"
+ABORT_REQUEST = "abort_request"
+ERROR = "error"
+REFUSED = "refused"
+_ABORT_REASONS: dict[type[BaseException], str] = {
+    # The first that fits counts.
+    asyncio.CancelledError: CLIENT_DISCONNECT,
+    ClientDisconnect: CLIENT_DISCONNECT,
+    GeneratorExit: CLIENT_DISCONNECT,
+    FirstTokenTimeoutError: "first_token_timeout",
+    TimeLimitError: "request_timeout",
+    QueueTimeoutError: "queue_timeout",
+    QueueFullError: "queue_full",
+    RequestError: REFUSED,
+    ShuttingDownError: "shutdown",
+    EngineDeadError: "engine_dead",
+    AbortedError: ABORT_REQUEST,
+    BaseException: ERROR,
+}
+ABORT_REASONS = tuple(dict.fromkeys(_ABORT_REASONS.values()))
+"""Why an answer can end without being finished."""
+
+
+def end_reason(answers: Iterable[Answer], error: BaseException | None) -> str | None:
+    """Why a generation did not come to its end, one of `ABORT_REASONS`; None where it did.
+
+    Args:
+        answers: Its answers.
+        error: What ended it, as `Observer.on_end` is told.
+    """
+    is_aborted = any(answer.finish is not None and answer.finish.type is FinishType.ABORT for answer in answers)
+    if is_aborted and (error is None or isinstance(error, GeneratorExit)):
+        return ABORT_REQUEST  # some endpoints give up at once when they come to an answer that was aborted
+    return None if error is None else abort_reason(error)
+
+
+def abort_reason(error: BaseException) -> str:
+    """Why answers ended that were not finished when this error came."""
+    return next(reason for kind, reason in _ABORT_REASONS.items() if isinstance(error, kind))

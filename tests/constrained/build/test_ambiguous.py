@@ -1,0 +1,108 @@
+"""Grammars with many ways to read a text, against the CYK algorithm, with as many stacks as a server follows."""
+
+import itertools
+import random
+
+import pytest
+
+from jsg.constrained.ebnf.front import ebnf_grammar
+from jsg.constrained.limits import LIMITS
+from jsg.constrained.run.machine import Machine
+from tests.constrained.texts import accepts, machine_of, most_heads
+
+type Rules = dict[str, list[str]]
+"""For each name its options: a letter, or two names. Chomsky's normal form."""
+
+LETTERS = "ab"
+LONGEST = 6
+
+
+def _random_rules(chance: random.Random) -> Rules:
+    names = ["root", "x", "y", "z"][: chance.randint(2, 4)]
+    return {
+        name: [
+            *(f"{chance.choice(names)} {chance.choice(names)}" for _ in range(chance.randint(1, 2))),
+            *chance.sample(LETTERS, chance.randint(1, 2)),
+        ]
+        for name in names
+    }
+
+
+def _ebnf(rules: Rules) -> str:
+    return "\n".join(
+        f"{name} ::= {' | '.join(option if ' ' in option else repr(option) for option in options)}"
+        for name, options in rules.items()
+    )
+
+
+def _words() -> list[str]:
+    return ["".join(letters) for n in range(1, LONGEST + 1) for letters in itertools.product(LETTERS, repeat=n)]
+
+
+def _language(rules: Rules) -> set[str]:
+    """The words that `root` derives, by Cocke, Younger and Kasami: what derives a word, from what derives its parts."""
+    by: dict[str, set[str]] = {}
+    for word in _words():
+        by[word] = {name for name, options in rules.items() if word in options}
+        for cut in range(1, len(word)):
+            left, right = by[word[:cut]], by[word[cut:]]
+            pairs = {f"{one} {other}" for one in left for other in right}
+            by[word] |= {name for name, options in rules.items() if not pairs.isdisjoint(options)}
+    return {word for word, names in by.items() if "root" in names}
+
+
+def test_random_grammars_against_cyk() -> None:
+    chance, exact, ambiguous, derived, missed = random.Random(5), 0, 0, 0, 0
+    for _ in range(70):
+        rules = _random_rules(chance)
+        machine = machine_of(ebnf_grammar(_ebnf(rules)))
+        expected = _language(rules)
+        for word in _words():
+            dropped = machine.num_dropped
+            is_accepted = accepts(machine, word)
+            # A way to read a text that was dropped may have been the right one. It makes no wrong one right.
+            is_excused = word in expected and machine.num_dropped > dropped
+            assert is_accepted == (word in expected) or is_excused, (rules, word)
+            derived, missed = derived + (word in expected), missed + (word in expected and not is_accepted)
+        exact += not machine.num_dropped
+        ambiguous += any(most_heads(machine, word) > 1 for word in expected if accepts(machine, word))
+    assert exact >= 10 and ambiguous > 30 and 0 < missed < 0.25 * derived, (exact, ambiguous, missed, derived)
+
+
+PALINDROMES = "root ::= '' | 'a' | 'b' | 'a' root 'a' | 'b' root 'b'"
+COPIES = "root ::= x | y\nx ::= 'a' x 'b' | 'ab'\ny ::= 'a' y 'bb' | 'abb'"
+TWO_COUNTS = "root ::= x c | a y\nx ::= 'a' x 'b' | ''\nc ::= 'c' c | ''\na ::= 'a' a | ''\ny ::= 'b' y 'c' | ''"
+
+
+def _machine(text: str) -> Machine:
+    return machine_of(ebnf_grammar(text))
+
+
+def test_words_that_read_the_same_backwards() -> None:
+    machine = _machine(PALINDROMES)
+    for word in _words():
+        assert accepts(machine, word) == (word == word[::-1]), word
+    assert not machine.num_dropped and max(most_heads(machine, word) for word in _words() if word == word[::-1]) > 2
+
+
+def test_more_ways_to_read_than_are_followed_accept_nothing_wrong() -> None:
+    machine, word = _machine(PALINDROMES), "ab" * 40 + "a"
+    assert most_heads(machine, word[:60]) <= LIMITS.heads
+    for i in range(0, 40, 5):
+        wrong = word[:i] + ("b" if word[i] == "a" else "a") + word[i + 1 :]
+        assert not accepts(machine, wrong)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 40])
+def test_two_counts_at_once(count: int) -> None:
+    machine = _machine(COPIES)
+    for bs in range(2 * count + 2):
+        assert accepts(machine, "a" * count + "b" * bs) == (bs in (count, 2 * count))
+    assert most_heads(machine, "a" * count + "b" * count) == min(count, 2) and not machine.num_dropped
+
+
+def test_a_language_that_no_grammar_reads_in_one_way() -> None:
+    machine = _machine(TWO_COUNTS)
+    for a, b, c in itertools.product(range(6), repeat=3):
+        assert accepts(machine, "a" * a + "b" * b + "c" * c) == (a == b or b == c), (a, b, c)
+    assert not accepts(machine, "ba") and not accepts(machine, "acb") and not machine.num_dropped

@@ -1,0 +1,124 @@
+"""Sets of characters against Python's own sets, and the sets that patterns name against `unicodedata` and `re`."""
+
+import functools
+import itertools
+import random
+import re
+import unicodedata
+
+import pytest
+
+from jsg.constrained.chars import charset
+
+SCALARS = [point for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF]
+
+
+@functools.cache
+def by_category():
+    found = {}
+    for point, name in zip(SCALARS, map(unicodedata.category, map(chr, SCALARS)), strict=True):
+        found.setdefault(name, set()).add(point)
+    return found
+
+
+def members(ranges):
+    return {point for low, high in ranges for point in range(low, high + 1)}
+
+
+def random_set(rng):
+    edges = [0, 0x7F, 0x80, 0xD7F0, 0xDFF0, 0xE000, 0xFFFF, 0x10FFF0]
+    starts = [rng.choice([*edges, rng.randrange(0x300)]) for _ in range(rng.randrange(6))]
+    return [(start, min(start + rng.choice([0, 1, 20, 3000]), 0x10FFFF)) for start in starts]
+
+
+def is_canonical(ranges):
+    gaps = itertools.pairwise(ranges)
+    touching = any(a[1] + 1 >= b[0] and (a[1], b[0]) != (0xD7FF, 0xE000) for a, b in gaps)
+    return (
+        not touching and all(low <= high for low, high in ranges) and not members(ranges) & set(range(0xD800, 0xE000))
+    )
+
+
+def test_algebra_agrees_with_sets_of_code_points():
+    rng = random.Random(1)
+    universe = set(SCALARS)
+    for _ in range(2):
+        left_ranges, right_ranges = random_set(rng), random_set(rng)
+        left, right = charset.of_ranges(left_ranges), charset.of_ranges(right_ranges)
+        a, b = members(left_ranges) & universe, members(right_ranges) & universe
+        for found, expected in (
+            (left, a),
+            (charset.union(left, right), a | b),
+            (charset.intersect(left, right), a & b),
+            (charset.difference(left, right), a - b),
+            (charset.complement(left), universe - a),
+        ):
+            assert members(found) == expected
+            assert is_canonical(found)
+        assert charset.size(left) == len(a)
+
+
+def test_contains_looks_at_the_edges():
+    ranges = charset.of_ranges([(0x41, 0x43), (0x50, 0x50)])
+    assert [point for point in range(0x60) if charset.contains(ranges, point)] == [0x41, 0x42, 0x43, 0x50]
+    assert charset.contains(ranges, "P") and not charset.contains(charset.NONE, "P")
+
+
+def test_of_takes_characters_and_code_points_and_drops_surrogates():
+    assert charset.of(["b", 0x61, "z"]) == ((0x61, 0x62), (0x7A, 0x7A))
+    assert charset.of("") == ()
+    assert charset.of([0xD800]) == ()
+
+
+def test_partition_is_the_coarsest():
+    sets = [charset.of("abc"), charset.of("bcd"), charset.of("xyz"), charset.of("abc"), charset.NONE]
+    parts = charset.partition(sets)
+    assert sorted(parts) == sorted([charset.of("a"), charset.of("bc"), charset.of("d"), charset.of("xyz")])
+
+
+@pytest.mark.parametrize("name", ["Lu", "L", "P", "Cn", "LC"])
+def test_general_categories_are_those_of_unicodedata(name):
+    wanted = ("Lu", "Ll", "Lt") if name == "LC" else (name,)
+    assert members(charset.general_category(name)) == set().union(
+        *(points for key, points in by_category().items() if key.startswith(wanted))
+    )
+
+
+def test_categories_have_long_names_and_aliases():
+    assert charset.general_category("Uppercase_Letter") == charset.general_category("Lu")
+    assert charset.general_category("General_Category=Decimal_Number") == charset.general_category("gc=Nd")
+    assert charset.general_category("punct") == charset.general_category("P")
+    assert charset.general_category("Any") == charset.UNIVERSE
+    assert charset.general_category("ASCII") == ((0, 0x7F),)
+    assert charset.general_category("Cs") == ()
+    for unknown in ("Script=Greek", "Greek", "lu", "", "gc=Any", "Lx"):
+        assert charset.general_category(unknown) is None
+
+
+@pytest.mark.parametrize(("ranges", "escape"), [("word", r"\w"), ("decimal", r"\d"), ("space", r"\s")])
+def test_python_classes_are_those_of_re(ranges, escape):
+    found = {
+        "word": charset.unicode_word,
+        "decimal": lambda: charset.where(str.isdecimal),
+        "space": lambda: charset.where(str.isspace),
+    }[ranges]()
+    matches = re.compile(escape).fullmatch
+    assert members(found) == {point for point in SCALARS if matches(chr(point))}
+
+
+def test_folding_adds_every_other_case():
+    assert charset.fold(charset.of("k")) == charset.of("kK\N{KELVIN SIGN}")
+    assert charset.fold(charset.of("s")) == charset.of("sS\N{LATIN SMALL LETTER LONG S}")
+    assert charset.fold(charset.of("ß")) == charset.of("ßẞ")
+    assert charset.fold(charset.of("ς")) == charset.of("\u03c3\u03c2\u03a3")
+    assert charset.fold(charset.of("1-")) == charset.of("1-")
+    letters = charset.fold(charset.of_ranges([(0x61, 0x7A)]))
+    assert members(letters) == {p for p in SCALARS if re.fullmatch("[a-z]", chr(p), re.IGNORECASE)} - {0x130, 0x131}
+
+
+def test_all_characters_are_passed_over_once():
+    charset.general_category("L")
+    before = charset._categories.cache_info()
+    charset.general_category("Me")
+    after = charset._categories.cache_info()
+    assert after.misses == before.misses and after.hits > before.hits

@@ -1,0 +1,392 @@
+"""Structural tags and tools: free text up to a trigger, then the tag, exactly."""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from jsg.constrained.run.machine import Machine
+from jsg.constrained.special_tokens import may_be_text, special_bytes
+from jsg.constrained.tags.front import structural_tag_grammar
+from jsg.constrained.tags.tools import Dialect, NamedTool, Tool, ToolChoice, tools_to_structural_tag
+from jsg.errors import GrammarError
+from jsg.processing.tool_calls import parse_tool_calls
+from tests.constrained.texts import accepts, can_begin, machine_of, most_heads
+
+INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+def spelled_tokens(tokens: Sequence[bytes], names: Mapping[int, str]) -> list[bytes]:
+    """The bytes of each token by id, for a vocabulary whose special tokens a grammar may name.
+
+    Args:
+        tokens: What each adds to a text; b"" for special tokens.
+        names: Written forms of the special tokens that a grammar may name. To the vocabulary they are then no special
+            tokens; those that no grammar may ever name, such as the beginning of a turn, are left out here.
+    """
+    texts = [token if may_be_text(token) else b"" for token in tokens]
+    for token_id, name in names.items():
+        texts[token_id] = special_bytes(name)
+    return texts
+
+
+def machine(format_: dict[str, Any]) -> Machine:
+    return machine_of(structural_tag_grammar(json.dumps({"type": "structural_tag", "format": format_})))
+
+
+def const(value: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": value}
+
+
+def tag(begin: Any, content: dict[str, Any], end: Any) -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def check(machine_: Machine, good: list[str | bytes], bad: list[str | bytes]) -> None:
+    assert [text for text in good if not accepts(machine_, text)] == []
+    assert [text for text in bad if accepts(machine_, text)] == []
+
+
+def test_the_older_form() -> None:
+    text = json.dumps(
+        {
+            "type": "structural_tag",
+            "structures": [
+                {"begin": "<function=f>", "schema": INTEGER, "end": "</function>"},
+                {"begin": "<function=g>", "schema": {"type": "boolean"}, "end": "</function>"},
+            ],
+            "triggers": ["<function="],
+        }
+    )
+    machine_ = machine_of(structural_tag_grammar(text))
+    check(
+        machine_,
+        [
+            "",
+            "Hello <func",
+            "<function=g>true</function>",
+            'é <<function=f>{"n": 1}</function> 😀 <function=g>false</function>',
+        ],
+        ["<function=", "<function=h>1</function>", "x<function=f>{}</function>", "<function=g>true</function"],
+    )
+    assert can_begin(machine_, "a <function=g>tr") and not can_begin(machine_, "a <function=x")
+
+
+@pytest.mark.parametrize("triggers", [["ab"], ["aab", "b"], ["aba"], ["a"], ["bb", "ab"], ["abab", "bb", "aaa"]])
+@pytest.mark.parametrize(("loops", "excludes"), [(True, []), (False, []), (True, ["ba"])])
+def test_free_text_against_a_plain_reader(triggers: list[str], loops: bool, excludes: list[str]) -> None:
+    """Every text of up to 8 characters, by a reader that looks for the first trigger character by character."""
+    fields = {"type": "dispatch", "rules": [[t, const("c")] for t in triggers], "loop": loops, "excludes": excludes}
+    if any(other in t and other != t for t in triggers for other in [*triggers, *excludes]):
+        with pytest.raises(GrammarError, match="no trigger may have another"):
+            machine(fields)
+        return
+    machine_ = machine(fields)
+
+    def is_right(text: str) -> bool:
+        free = ""
+        for i, char in enumerate(text):
+            free += char
+            if any(free.endswith(each) for each in excludes):
+                return False
+            if any(free.endswith(each) for each in triggers):
+                rest = text[i + 1 :]
+                return rest.startswith("c") and (is_right(rest[1:]) if loops else rest == "c")
+        return True
+
+    for length in range(8):
+        for chars in itertools.product("abc", repeat=length):
+            text = "".join(chars)
+            assert accepts(machine_, text) == is_right(text), text
+
+
+def test_free_text_is_utf8() -> None:
+    machine_ = machine({"type": "any_text", "excludes": ["é", "日本"]})
+    check(
+        machine_,
+        ["", "aè😀\x00\x7f日", "日日語", "\ud7ff\ue000\U0010ffff"],
+        [
+            "é",
+            "xé",
+            "日本",
+            "日日本x",
+            b"\xc3",
+            b"\xe6\x97",
+            b"\xff",
+            b"\xc0\x80",
+            b"\xed\xa0\x80",
+            b"\xf4\x90\x80\x80",
+        ],
+    )
+    assert can_begin(machine_, b"\xe6\x97") and not can_begin(machine_, b"\xc3\xa9")
+
+
+def test_a_tag_ends_where_its_end_first_comes_up() -> None:
+    check(
+        machine(tag("<t>", {"type": "any_text"}, "</t>")),
+        ["<t></t>", "<t>a</</t>", "<t><t></t>"],
+        ["<t>", "<t></t></t>", "<t></t>x", "x<t></t>"],
+    )
+    check(machine(tag("", {"type": "any_text"}, ["aa", "b"])), ["aa", "b", "ccab"], ["aaa", "bb", "a", ""])
+    inner = {"type": "triggered_tags", "triggers": ["<i"], "tags": [tag("<i>", const("1"), "</i>")]}
+    check(
+        machine(tag("<o>", inner, "</o>")),
+        ["<o></o>", "<o>a<i>1</i>b</o>"],
+        ["<o><i>1</o>", "<o></o></o>", "<o><i>1</i>"],
+    )
+    sequence = {"type": "sequence", "elements": [const("x"), {"type": "any_text"}]}
+    check(machine(tag("(", sequence, ")")), ["(x)", "(xyz)"], ["()", "(x))"])
+
+
+FORMATS: list[tuple[dict[str, Any], list[str | bytes], list[str | bytes]]] = [
+    (const("a"), ["a"], ["", "aa"]),
+    ({"type": "json_schema", "json_schema": {"type": "boolean"}}, ["true", "false"], ["1", ""]),
+    ({"type": "json_schema", "json_schema": True, "style": "json"}, ['{"a": [1]}'], ["{"]),
+    ({"type": "regex", "pattern": "[A-Z]{3}-[0-9]+"}, ["ABC-12"], ["AB-1"]),
+    ({"type": "grammar", "grammar": 'root ::= "yes" | no\nno ::= "no"'}, ["yes", "no"], ["maybe"]),
+    ({"type": "any_text", "max_chars": 2}, ["", "é😀"], ["abc"]),
+    ({"type": "sequence", "elements": [const("a"), const("b")]}, ["ab"], ["a", "b"]),
+    ({"type": "or", "elements": [const("a"), const("b")]}, ["a", "b"], ["ab", ""]),
+    ({"type": "optional", "content": const("a")}, ["", "a"], ["aa"]),
+    ({"type": "star", "content": const("a")}, ["", "aaa"], ["b"]),
+    ({"type": "plus", "content": const("a")}, ["a", "aaa"], [""]),
+    ({"type": "repeat", "min": 2, "max": 3, "content": const("a")}, ["aa", "aaa"], ["a", "aaaa"]),
+    ({"type": "repeat", "min": 1, "max": -1, "content": const("a")}, ["a", "aaaa"], [""]),
+    (
+        {
+            "type": "tags_with_separator",
+            "tags": [tag("<", const("x"), ">"), tag("[", const("y"), "]")],
+            "separator": ",",
+        },
+        ["", "<x>", "<x>,[y],<x>"],
+        ["<x>,", ",", "<x><x>"],
+    ),
+    (
+        {
+            "type": "tags_with_separator",
+            "tags": [tag("<", const("x"), ">")],
+            "separator": "",
+            "at_least_one": True,
+            "stop_after_first": True,
+        },
+        ["<x>"],
+        ["", "<x><x>"],
+    ),
+    (
+        {"type": "triggered_tags", "triggers": ["<"], "tags": [tag("<", const("x"), ">")], "at_least_one": True},
+        ["<x>", "<x> and <x>."],
+        ["", "a<x>", "<x><"],
+    ),
+    (
+        {"type": "triggered_tags", "triggers": ["<"], "tags": [tag("<", const("x"), ">")], "stop_after_first": True},
+        ["", "a", "a<x>"],
+        ["<x>a", "<x><x>"],
+    ),
+    (
+        {
+            "type": "triggered_tags",
+            "triggers": ["<", "<long"],
+            "tags": [tag("<long>", const("x"), ""), tag("<a>", const("y"), "")],
+            "excludes": ["!"],
+        },
+        ["a<long>x<a>y", "a"],
+        ["a!", "<long>y", "<l"],
+    ),
+    ({"type": "token", "token": "<|x|>"}, [special_bytes("<|x|>")], ["<|x|>", special_bytes("<|y|>")]),
+    (
+        {
+            "type": "token_triggered_tags",
+            "trigger_tokens": ["<|x|>"],
+            "tags": [tag({"type": "token", "token": "<|x|>"}, const("1"), {"type": "token", "token": "<|/x|>"})],
+        },
+        ["<|x|>", b"a" + special_bytes("<|x|>") + b"1" + special_bytes("<|/x|>") + b"b"],
+        [special_bytes("<|x|>"), special_bytes("<|x|>") + b"1<|/x|>", b"\xff"],
+    ),
+    (
+        {
+            "type": "triggered_tags",
+            "triggers": ["x|>", {"type": "token", "token": "<|x|>"}],
+            "tags": [tag("x|>", const("1"), ""), tag({"type": "token", "token": "<|x|>"}, const("2"), "")],
+        },
+        ["<|x|>1", special_bytes("<|x|>") + b"2"],
+        ["<|x|>2", special_bytes("<|x|>") + b"1"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("format_", "good", "bad"), FORMATS, ids=lambda each: each.get("type") if isinstance(each, dict) else ""
+)
+def test_formats(format_: dict[str, Any], good: list[str | bytes], bad: list[str | bytes]) -> None:
+    check(machine(format_), good, bad)
+
+
+REFUSED: list[tuple[Any, str]] = [
+    ("{", "must be JSON"),
+    ([], "the structural tag must be an object, but is a list of 0"),
+    ({"type": "x"}, "type must be 'structural_tag'"),
+    ({"type": "structural_tag"}, "it must have a member 'triggers'"),
+    ({"type": "structural_tag", "format": {"type": "nope"}}, "a format's type must be one of const_string"),
+    ({"type": "structural_tag", "format": {"type": "any_tokens"}}, "but got 'any_tokens'"),
+    ({"type": "structural_tag", "format": const("a"), "extra": 1}, "it takes no member 'extra'"),
+    (
+        {"type": "structural_tag", "format": const("a") | {"weight": 2}},
+        "structural tag.format: it takes no member 'weight'",
+    ),
+    (
+        {"type": "structural_tag", "format": {"type": "const_string", "value": 1}},
+        "value must be text, but got a number",
+    ),
+    ({"type": "structural_tag", "format": const("\ud800")}, "without lone surrogates"),
+    ({"type": "structural_tag", "format": {"type": "sequence", "elements": []}}, "a list that is not empty"),
+    (
+        {"type": "structural_tag", "format": {"type": "sequence", "elements": [1]}},
+        "format.elements[0] must be an object",
+    ),
+    ({"type": "structural_tag", "format": {"type": "any_text", "max_tokens": 5}}, "cannot count tokens"),
+    (
+        {"type": "structural_tag", "format": tag("a", {"type": "any_text", "max_chars": 5}, "b")},
+        "may have max_chars only",
+    ),
+    (
+        {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}},
+        "style is supported as 'json' only",
+    ),
+    ({"type": "structural_tag", "format": {"type": "token", "token": 5}}, "token must be text"),
+    (
+        {"type": "structural_tag", "format": {"type": "repeat", "min": 3, "max": 2, "content": const("a")}},
+        "repeat must have 0 ≤ min ≤ max",
+    ),
+    (
+        {"type": "structural_tag", "triggers": ["<"], "structures": [{"begin": "x", "schema": {}, "end": ""}]},
+        "each tag must begin with one of the triggers, but got 'x'",
+    ),
+    (
+        {"type": "structural_tag", "triggers": ["<", "!"], "structures": [{"begin": "<", "schema": {}, "end": ""}]},
+        "each trigger must begin a tag, but got '!'",
+    ),
+    (
+        {"type": "structural_tag", "format": {"type": "dispatch", "rules": [["a", const("b")], ["a", const("c")]]}},
+        "no trigger may have another trigger",
+    ),
+    (
+        {"type": "structural_tag", "format": {"type": "regex", "pattern": "(a"}},
+        "the structural tag.format: ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), REFUSED)
+def test_refusals(value: Any, message: str) -> None:
+    with pytest.raises(GrammarError) as error:
+        structural_tag_grammar(value if isinstance(value, str) else json.dumps(value))
+    assert message in str(error.value)
+    assert error.value.param == "structural_tag"
+
+
+TOOLS = [
+    Tool("get", INTEGER),
+    Tool("get_all", {"properties": {"q": {"type": "string"}}, "required": ["q"]}),
+    Tool("ping"),
+]
+SPELLINGS: dict[Dialect, tuple[str, str, str, str]] = {
+    "hermes": ("", '<tool_call>\n{"name": "NAME", "arguments": ARGS}\n</tool_call>', "\n", ""),
+    "llama3_json": ("", '{"name": "NAME", "parameters": ARGS}', "; ", ""),
+    "mistral": ("[TOOL_CALLS][", '{"name": "NAME", "arguments": ARGS}', ", ", "]"),
+}
+
+
+def written(dialect: Dialect, *calls: tuple[str, str]) -> str:
+    before, call, separator, after = SPELLINGS[dialect]
+    return before + separator.join(call.replace("NAME", name).replace("ARGS", text) for name, text in calls) + after
+
+
+def tool_machine(dialect: Dialect, choice: ToolChoice, **options: Any) -> Machine:
+    spec = tools_to_structural_tag(TOOLS, choice, dialect, **options)
+    assert spec is not None
+    return machine_of(structural_tag_grammar(spec.text))
+
+
+ONE = ("get", '{"n": 5}')
+TWO = ("get_all", '{"q": "x}"}')
+WRONG_NAME = ("put", '{"n": 5}')
+WRONG_ARGUMENTS = ("get", '{"n": "5"}')
+
+
+@pytest.mark.parametrize("dialect", list(SPELLINGS))
+def test_tools(dialect: Dialect) -> None:
+    auto = tool_machine(dialect, "auto")
+    single, both = written(dialect, ONE), written(dialect, ONE, TWO)
+    wrong = [written(dialect, WRONG_NAME), written(dialect, WRONG_ARGUMENTS), written(dialect, ONE)[:-1]]
+    check(auto, ["", "No tool needed: 3 < 4.", single, "Let me see. " + single, both], list(wrong))
+    required = tool_machine(dialect, "required")
+    check(required, [single, both, written(dialect, ("ping", "{}"))], ["", "Hi", *wrong, single + "x"])
+    for one in (tool_machine(dialect, "required", parallel=False), tool_machine(dialect, NamedTool("get"))):
+        check(one, [single], [both, "", *wrong])
+    check(tool_machine(dialect, NamedTool("get")), [], [written(dialect, TWO)])
+    check(tool_machine(dialect, "auto", parallel=False), ["", single, "x" + single], [both, *wrong])
+    assert most_heads(auto, "Well, " + both) <= 2
+
+
+@pytest.mark.parametrize("dialect", list(SPELLINGS))
+def test_what_the_grammar_writes_the_parser_reads(dialect: Dialect) -> None:
+    text = written(dialect, ONE, TWO)
+    answer = parse_tool_calls(text, dialect, [tool.name for tool in TOOLS], str)
+    assert answer.content is None
+    assert [(call.name, call.arguments) for call in answer.calls] == [ONE, TWO]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "marker"), [("hermes", "<tool_call>"), ("mistral", "[TOOL_CALLS]"), ("llama3_json", "<|python_tag|>")]
+)
+def test_markers_may_be_special_tokens(dialect: Dialect, marker: str) -> None:
+    specials = [marker, "</tool_call>"] if dialect == "hermes" else [marker]
+    auto = tool_machine(dialect, "auto", special_tokens=specials)
+    required = tool_machine(dialect, "required", special_tokens=specials)
+    text = written(dialect, ONE)
+    text = marker + text if dialect == "llama3_json" else text
+    spelled = text.encode()
+    for special in specials:
+        spelled = spelled.replace(special.encode(), special_bytes(special))
+    wrong = spelled.replace(b"5", b'"5"')
+    check(auto, [spelled, b"x " + spelled], [wrong])
+    check(required, [spelled], [wrong, text, b""])
+    # Written as plain characters the marker leads to no unchecked call either.
+    assert not accepts(auto, text.replace("5", '"5"'))
+
+
+def test_tools_that_are_refused() -> None:
+    assert tools_to_structural_tag(TOOLS, "none", "hermes") is None
+    assert tools_to_structural_tag([], "auto", "hermes") is None
+    for tools, choice, message in [
+        (TOOLS, NamedTool("nope"), "tool_choice must name one of the tools, but got 'nope'"),
+        ([], "required", "needs tools"),
+        ([*TOOLS, Tool("get")], "auto", "two are called 'get'"),
+        ([Tool("f", {"type": "string"})], "auto", "must be a JSON Schema of an object, but those of 'f' are not"),
+        ([Tool("f", False)], "auto", "must be a JSON Schema of an object"),
+    ]:
+        with pytest.raises(GrammarError, match=message):
+            tools_to_structural_tag(tools, choice, "hermes")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_name_is_quoted_as_json() -> None:
+    spec = tools_to_structural_tag([Tool('a"é\\')], "required", "hermes")
+    assert spec is not None
+    text = '<tool_call>\n{"name": "a\\"é\\\\", "arguments": {}}\n</tool_call>'
+    assert accepts(machine_of(structural_tag_grammar(spec.text)), text)
+
+
+def test_equal_schemas_have_one_set_of_rules() -> None:
+    tags = [tag(f"<{i}>", {"type": "json_schema", "json_schema": INTEGER}, "</>") for i in range(40)]
+    text = json.dumps({"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<"], "tags": tags}})
+    one = json.dumps({"type": "structural_tag", "format": {"type": "json_schema", "json_schema": INTEGER}})
+    assert len(structural_tag_grammar(text).rules) <= len(structural_tag_grammar(one).rules) + 3
+
+
+def test_special_tokens_are_spelled_beside_all_text() -> None:
+    tokens = [b"a", b"", b"\xff", b"\xfe\xff", b"\xe6", b""]
+    spelled = spelled_tokens(tokens, {1: "<s>", 5: "<tool>"})
+    assert spelled == [b"a", special_bytes("<s>"), b"", b"", b"\xe6", special_bytes("<tool>")]
+    assert [may_be_text(token) for token in spelled] == [True, False, True, True, True, False]

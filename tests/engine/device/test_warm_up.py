@@ -1,0 +1,133 @@
+"""First runs: programs run on padding before a request may meet them, which changes nothing that anybody sees."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsg.engine import startup
+from jsg.engine.core import EngineCore
+from jsg.engine.device.executables import Executables
+from jsg.engine.device.programs import DRAWN, GREEDY, SAMPLED, SCORED
+from jsg.errors import MemoryPlanError
+from tests.engine import small
+
+RUNS = 4
+VARIANTS = (GREEDY, DRAWN, SAMPLED, SCORED)
+"""Two of them are not essential."""
+
+
+@pytest.fixture(scope="module")
+def started(small_model: pathlib.Path, compile_cache_dir: str) -> Iterator[EngineCore]:
+    """As on a GPU: the essential programs are warm, some others were compiled in the background."""
+    with pytest.MonkeyPatch.context() as patch, small.few_variants(*VARIANTS):
+        patch.setitem(startup.RUNS_BEFORE_READY, "cpu", RUNS)
+        core = small.make_core(small_model, compile_cache_dir, forbid_compile=False, **small.DETERMINISTIC)
+    thread = core._executables._thread
+    assert thread is not None
+    thread.join()
+    yield core
+    core.close()
+
+
+@pytest.fixture
+def core(started: EngineCore) -> EngineCore:
+    """The engine as it is after its start: nothing is cached, and what is not essential has not run."""
+    assert started.flush_cache()
+    executables = started._executables
+    essential = started._runner.programs.essential()
+    executables._cold.update({name: RUNS for name in executables.names() if name not in essential})
+    return started
+
+
+def test_a_program_is_ready_after_its_runs():
+    programs = Executables(forbid_compile=False, runs_before_ready=2)
+    programs.lower("a", lambda x: x + 1, jax.ShapeDtypeStruct((), jnp.float32))
+    programs.compile(["a"])
+    for left in (["a"], ["a"], []):
+        assert programs.cold() == left
+        assert programs.is_ready("a") == (not left)
+        programs("a", np.float32(1))
+
+
+def test_programs_are_run_in_one_order_whatever_is_compiled_first():
+    """On several hosts: what one sums up the others must sum up with it."""
+    programs = Executables(forbid_compile=False, runs_before_ready=1)
+    for name in "abc":
+        programs.lower(name, lambda x: x + 1, jax.ShapeDtypeStruct((), jnp.float32))
+    programs._put_in_order("abc")
+    for name in "cab":
+        programs._compile_one(name)
+    assert programs.cold() == ["a", "b", "c"]
+    programs.share(lambda: 2)  # the others have not compiled the last one yet
+    assert programs.cold() == ["a", "b"]
+    for name in "abc":
+        programs(name, np.float32(1))
+    assert [programs.is_ready(name) for name in "abc"] == [True, True, False]
+
+
+def test_the_first_runs_touch_the_dump_row_and_the_dump_page_only(core: EngineCore):
+    small.run(core, small.traffic(1, count=4))
+    core._executables._cold.update(dict.fromkeys(core._executables.names(), RUNS))
+
+    def state() -> list[np.ndarray]:
+        rows = core._runner.replica.state
+        return [np.array(x) for x in jax.tree.leaves((rows.page_table, rows.last_token, rows.penalties, rows.pool))]
+
+    before = state()
+    core._runner.warm_up()
+    assert all(core._executables.is_ready(name) for name in core._executables.names())
+    for was, now in zip(before, state(), strict=True):
+        np.testing.assert_array_equal(was[1:], now[1:])
+    assert any(array[1:].any() for array in before)
+    core.check_integrity()
+
+
+def test_what_is_compiled_in_the_background_runs_once_a_step(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
+    names = core._executables.cold()
+    essential = set(core._runner.programs.essential())
+    assert len(names) == 2 and not essential & set(names)
+    assert not any(core._executables.is_ready(name) for name in names)
+    calls: list[object] = []
+    call = Executables.__call__
+
+    def spy(self: Executables, name: tuple, *args: object) -> object:
+        calls.append(name)
+        return call(self, name, *args)
+
+    monkeypatch.setattr(Executables, "__call__", spy)
+    num_steps = 0
+    while core.has_work:
+        assert core.step() == []
+        num_steps += 1
+        assert len(calls) == num_steps
+    assert num_steps == RUNS * len(names)
+    assert core.flush_cache()
+
+
+def test_answers_are_the_same_while_programs_make_their_first_runs(core: EngineCore, core_of):
+    traffic = small.traffic(5, count=8)
+    expected = small.run(core_of(**small.DETERMINISTIC), traffic)
+    outcomes = small.run(core, traffic)
+    for rid, outcome in outcomes.items():
+        assert dataclasses.replace(outcome, cached_tokens=0) == dataclasses.replace(expected[rid], cached_tokens=0)
+    assert not core._executables.cold(), "there were fewer steps than first runs"
+
+
+def test_the_cache_can_be_flushed_while_programs_make_their_first_runs(core: EngineCore):
+    assert core.has_work
+    assert core.flush_cache()
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_compiled_or_loaded(
+    small_model: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Without weights in the directory, loading would fail otherwise."""
+    monkeypatch.setattr(Executables, "lower", lambda *args, **kwargs: pytest.fail("a program was lowered"))
+    config = small.make_config(small_model, compile_cache_dir, load_format="auto", max_total_tokens=2**31 - 1)
+    with pytest.raises(MemoryPlanError, match="memory is left for"):
+        EngineCore(config)

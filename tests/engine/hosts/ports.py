@@ -1,0 +1,18 @@
+"""Ports of an address that hosts meet at: the one that is named, and the next, where JAX's coordinator listens."""
+
+import contextlib
+import random
+import socket
+
+LEAST, MOST = 20_000, 32_000
+"""Systems give away ports from 32768 on, to every connection of every process."""
+
+
+def free_address() -> str:
+    """An address on loopback whose port and the one behind it nobody listens on."""
+    while True:
+        port = random.SystemRandom().randrange(LEAST, MOST)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+            for each in (port, port + 1):
+                opened.enter_context(socket.create_server(("127.0.0.1", each)))
+            return f"127.0.0.1:{port}"

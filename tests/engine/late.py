@@ -1,0 +1,147 @@
+"""Programs that are traced and compiled when an engine first needs them, and kept for all engines of this process.
+
+An engine declares about 50 programs, which take half a minute to trace and compile, and most tests run a few of them.
+Engines of one model and of one size have the same programs, so what one of them has compiled serves the others.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+from jax.sharding import PartitionSpec
+
+from jsg.cache.pool import make_pool
+from jsg.engine import startup
+from jsg.engine.core import EngineCore
+from jsg.engine.device.executables import Executables
+from jsg.engine.device.programs import Programs
+from jsg.kernels_pallas import ops
+
+MAX_KEPT = 200
+"""Programs that are kept at a time. Each takes about 65 memory mappings of the 65530 that Linux allows to a process,
+and after each file `tests/conftest.py` frees what JAX has compiled where there are more than 20000."""
+POOL_TOKENS = 1024
+"""Tokens that a pool on the device holds at least: an engine that may use fewer has the programs of one with these."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kept:
+    """A compiled program, and the shapes of what it returns."""
+
+    compiled: jax.stages.Compiled
+    out_info: Any
+
+
+_kept: OrderedDict[Hashable, Kept] = OrderedDict()  # the last is the latest used
+
+
+class WhenNeeded(dict[Hashable, jax.stages.Compiled]):
+    """Makes each value when it is first looked up."""
+
+    def __init__(self, make: Callable[[Hashable], jax.stages.Compiled]):
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name: Hashable) -> jax.stages.Compiled:
+        return self.setdefault(name, self._make(name))
+
+
+class LateExecutables(Executables):
+    """Behaves as if every program that is declared were compiled."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self._keys: dict[Hashable, Hashable] = {}
+        self._compiled = WhenNeeded(self._make)
+
+    def declare(
+        self,
+        name: Hashable,
+        fn: Callable[..., Any],
+        *args: Any,
+        donate: tuple[int, ...] = (),
+        out_specs: Any = PartitionSpec(),  # noqa: B008 # never changes
+    ) -> None:
+        if name in self._declared:
+            return
+        super().declare(name, fn, *args, donate=donate, out_specs=out_specs)
+        leaves, structure = jax.tree.flatten(self.argument_shapes(name))
+        shapes = tuple((x.shape, x.dtype, x.sharding) for x in leaves)
+        how = donate, out_specs, self.mesh, ops.best_implementation(), str(self.compiler_options(name))
+        self._keys[name] = _identity(fn), structure, shapes, how
+
+    def lower_all(self) -> None:
+        pass
+
+    def compile(self, names: Iterable[Hashable], report: Callable[[Hashable], None] = lambda name: None) -> None:
+        pass
+
+    def compile_rest_in_background(self) -> None:
+        pass
+
+    def is_ready(self, name: Hashable) -> bool:
+        return name in self._declared
+
+    def output_shape(self, name: Hashable) -> Any:
+        kept = _kept.get(self._keys[name])
+        return super().output_shape(name) if kept is None else kept.out_info
+
+    def _check_allowed(self, name: Hashable) -> None:
+        if name not in self._declared:
+            super()._check_allowed(name)
+
+    def _make(self, name: Hashable) -> jax.stages.Compiled:
+        kept = _kept.pop(self._keys[name], None)
+        if kept is None:
+            lowered = self._lower_one(name)
+            kept = Kept(lowered.compile(self.compiler_options(name)), lowered.out_info)
+            while len(_kept) >= MAX_KEPT:
+                _kept.popitem(last=False)
+        _kept[self._keys[name]] = kept
+        return kept.compiled
+
+
+def _identity(fn: Callable[..., Any]) -> Hashable:
+    """What its trace depends on besides arguments: what it closes over, and the model if it runs that."""
+    fn = inspect.unwrap(fn)
+    cells = {name: cell.cell_contents for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)}
+    programs, model = cells.pop("self", None), ()
+    if isinstance(programs, Programs):
+        model = (programs._config.num_top,)
+        if "_merge" in fn.__code__.co_names:
+            merged = inspect.getclosurevars(inspect.unwrap(programs._merge)).nonlocals
+            model += merged["graph"], merged["structure"]
+    return fn.__module__, fn.__qualname__, tuple(sorted(cells.items())), model
+
+
+@contextlib.contextmanager
+def late_programs() -> Iterator[None]:
+    """Engines that are made inside have late programs, and trace none to learn how much memory a step takes.
+
+    They use the compile cache that the environment names, which does not take what is compiled in no time.
+    """
+    with (
+        mock.patch.object(startup, "Executables", LateExecutables),
+        mock.patch.object(startup, "_temporary_bytes", return_value=0),
+        mock.patch.object(startup, "make_pool", _pool_of_one_size),
+        mock.patch.object(startup, "use_compilation_cache"),
+    ):
+        yield
+
+
+class LateCore(EngineCore):
+    """What an engine process can be told to run: a real engine with late programs."""
+
+    def __init__(self, *args: Any, **options: Any):
+        with late_programs():
+            super().__init__(*args, **options)
+
+
+def _pool_of_one_size(num_layers: int, num_pages: int, page_size: int, *args: Any, **options: Any) -> Any:
+    least = -(-POOL_TOKENS // page_size) + 1
+    return make_pool(num_layers, max(num_pages, least), page_size, *args, **options)

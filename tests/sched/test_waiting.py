@@ -1,0 +1,214 @@
+"""The waiting queue in every policy: against a sort from scratch, and in cases that can be said beforehand."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jsg.cache.allocator import PageAllocator
+from jsg.cache.node import Node
+from jsg.cache.radix import RadixCache
+from jsg.config import POLICIES
+from jsg.sched import waiting
+from jsg.sched.policy import make_policy
+from jsg.sched.request import RunningRequest, new_running_request
+from jsg.sched.waiting import WaitingQueue
+from jsg.types import Request, SamplingParams
+
+
+def make_request(
+    tokens: tuple[int, ...], arrival: int, namespace: str = "", max_new: int = 4, priority: int = 0
+) -> RunningRequest:
+    sampling = SamplingParams(max_new_tokens=max_new)
+    request = Request(rid=str(arrival), input_ids=tokens, sampling=sampling, namespace=namespace, priority=priority)
+    return new_running_request(request, arrival, 0)
+
+
+class Queue:
+    """A waiting queue over a cache of its own that changes at random."""
+
+    def __init__(self, policy: str, page_size: int, seed: int, priorities: tuple[int, ...] = (0,)):
+        self.priorities = priorities
+        self.rng = random.Random(seed)
+        self.allocator = PageAllocator(60)
+        self.cache = RadixCache(page_size, self.allocator)
+        self.policy = make_policy(policy, seed)
+        self.queue = WaitingQueue(self.policy, self.cache)
+        self.members: list[RunningRequest] = []
+        self.num_arrived = 0
+
+    def tokens(self) -> tuple[int, ...]:
+        pages = self.rng.choices(range(3), k=self.rng.randrange(1, 6))
+        return tuple(token for token in pages for _ in range(self.cache.page_size))
+
+    def act(self) -> None:
+        match self.rng.randrange(6):
+            case 0 | 1:
+                namespace, priority = self.rng.choice(["", "", "tenant"]), self.rng.choice(self.priorities)
+                running = make_request(self.tokens(), self.num_arrived, namespace, priority=priority)
+                self.num_arrived += 1
+                self.queue.add(running)
+                self.members.append(running)
+            case 2 if self.members:
+                running = self.members.pop(self.rng.randrange(len(self.members)))
+                self.queue.remove(running)
+                assert running.watch is None
+            case 3:
+                self.cache.evict(self.rng.randrange(1, 5))
+            case _:
+                self.insert(self.tokens(), self.rng.choice(["", "tenant"]))
+
+    def insert(self, tokens: tuple[int, ...], namespace: str = "") -> None:
+        num_pages = len(tokens) // self.cache.page_size
+        self.cache.evict(num_pages - self.allocator.num_free)
+        pages = self.allocator.allocate(num_pages)
+        assert pages is not None
+        result = self.cache.insert(np.array(tokens, np.int32), pages, namespace)
+        self.allocator.free(pages[: result.num_existing])
+
+    def drain(self) -> list[RunningRequest]:
+        """Everybody, as one round of admissions would take them."""
+        self.queue.reorder()
+        order = []
+        while (first := self.queue.first()) is not None:
+            self.queue.remove(first)
+            order.append(first)
+        for running in order:
+            self.queue.add(running)
+        return order
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_queue_is_in_the_order_of_a_sort_from_scratch(policy: str, page_size: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(waiting, "SPARE_KEYS", 4)
+    queue = Queue(policy, page_size, seed=1, priorities=(0, 0, 0, 1, -1))
+    longest = 0
+    for step in range(400):
+        queue.act()
+        queue.queue.check_integrity()
+        if not queue.policy.depends_on_others:
+            assert len(queue.queue._heap) <= 2 * len(queue.members) + 4, "stale keys pile up"
+        assert queue.queue.oldest() is min(queue.members, key=lambda r: r.arrival, default=None)
+        if step % 20 == 0:
+            queue.queue._num_changes += 1000  # a round in which nothing may be put off
+            queue.queue.reorder()
+            keys = queue.policy.keys(queue.members)
+            order = queue.drain()
+            assert order == sorted(queue.members, key=lambda r: keys[r])
+            priorities = [r.request.priority for r in order]
+            assert priorities == sorted(priorities, reverse=True)
+            longest = max(longest, len(queue.members))
+    assert longest > 20
+
+
+def test_lpm_is_by_cached_prefix_then_arrival():
+    queue = Queue("lpm", 1, seed=0)
+    for tokens in ((9, 9), (1, 2, 3, 4), (1, 2, 7), (1, 2, 8)):
+        queue.queue.add(make_request(tokens, queue.num_arrived))
+        queue.num_arrived += 1
+    assert [r.arrival for r in queue.drain()] == [0, 1, 2, 3]
+    queue.insert((1, 2))
+    assert [r.arrival for r in queue.drain()] == [1, 2, 3, 0]
+    queue.insert((1, 2, 8))
+    queue.insert((9, 9))
+    assert [r.arrival for r in queue.drain()] == [1, 2, 3, 0], (
+        "the last token of a prompt is never taken from the cache"
+    )
+    queue.insert((1, 2, 3, 4))
+    assert [r.arrival for r in queue.drain()] == [1, 2, 3, 0]
+    queue.cache.reset()
+    assert [r.arrival for r in queue.drain()] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_orders_those_of_one_priority_as_if_they_were_alone(policy: str):
+    queue = Queue(policy, 1, seed=0)
+    for tokens in ((1, 2, 3), (1, 2, 4), (2, 2)):
+        queue.insert(tokens)
+    rng = random.Random(0)
+    for number in range(60):
+        queue.queue.add(make_request(queue.tokens(), number, priority=rng.choice([-5, 0, 2**31 - 1])))
+    order = queue.drain()
+    for priority in (-5, 0, 2**31 - 1):
+        alike = [r for r in order if r.request.priority == priority]
+        assert len(alike) > 10
+        if policy != "dfs-weight":  # there the others count for the weight of a branch
+            keys = queue.policy.keys(alike)
+            assert alike == sorted(alike, key=lambda r: keys[r])
+        if policy == "fcfs":
+            assert [r.arrival for r in alike] == sorted(r.arrival for r in alike)
+
+
+def test_random_is_a_shuffle_of_its_seed():
+    def order(seed: int) -> list[int]:
+        requests = [make_request((1,), arrival) for arrival in range(50)]
+        keys = make_policy("random", seed).keys(requests)
+        return [r.arrival for r in sorted(requests, key=lambda r: keys[r])]
+
+    assert order(1) == order(1) != order(2)
+    assert sorted(order(1)) == list(range(50)) != order(1)
+
+
+# Depth first.
+
+
+def path_from_root(node: Node) -> list[Node]:
+    path = [node]
+    while (parent := path[-1].parent) is not None:
+        path.append(parent)
+    return path[::-1]
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 2**32), st.integers(1, 60))
+def test_dfs_weight_walks_the_tree_depth_first(seed: int, num_actions: int):
+    queue = Queue("dfs-weight", 1, seed)
+    for _ in range(num_actions):
+        queue.act()
+    keys = queue.policy.keys(queue.members)
+    order = sorted(queue.members, key=lambda r: keys[r])
+    paths = {r: path_from_root(r.watch.node) for r in order if r.watch}
+    below: dict[Node, list[int]] = {}
+    for place, running in enumerate(order):
+        for node in paths[running]:
+            below.setdefault(node, []).append(place)
+    for node, places in below.items():
+        assert places == list(range(places[0], places[-1] + 1)), "the walk leaves a subtree and comes back"
+        own = [place for place in places if paths[order[place]][-1] is node]
+        assert own == places[len(places) - len(own) :], "a node's own requests come last"
+        children = [child for child in below if child.parent is node]
+        children.sort(key=lambda child: below[child][0])
+        sizes = [len(below[child]) for child in children]
+        assert sizes == sorted(sizes, reverse=True), "the heaviest child comes first"
+
+
+def test_a_round_of_dfs_weight_does_not_change_its_mind():
+    """Two equal branches: admitting one request of the first must not make the second the heavier one."""
+    queue = Queue("dfs-weight", 1, seed=0)
+    for branch in (1, 2):
+        queue.insert((0, branch))
+    for number in range(6):
+        queue.queue.add(make_request((0, 1 + number % 2, 5, number), number))
+    assert [r.arrival for r in queue.drain()] == [0, 2, 4, 1, 3, 5]
+
+
+def test_a_long_queue_of_dfs_weight_is_not_sorted_for_every_change():
+    queue = Queue("dfs-weight", 1, seed=0)
+    calls = []
+    original = queue.policy.keys
+    queue.policy.keys = lambda waiting: calls.append(1) or original(waiting)
+    for number in range(640):
+        queue.queue.add(make_request((number,), number))
+    for number in range(640, 1040):
+        queue.queue.add(make_request((number,), number))
+        queue.queue.reorder()
+        first = queue.queue.first()
+        assert first is not None
+        queue.queue.remove(first)
+        queue.queue.check_integrity()
+    assert 20 < len(calls) < 60
+    assert len(queue.drain()) < 640, "the newest wait for the next time"
+    queue.queue.reorder()
