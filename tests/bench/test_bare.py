@@ -134,19 +134,10 @@ def test_the_floor_counts_every_weight_but_the_embedding(tmp_path: pathlib.Path)
     assert at_256.floor_ms(rates) == pytest.approx(11.04, rel=0.01)
 
 
-@pytest.mark.parametrize(("name", "dtype", "at_most"), [("mixed", "float32", 2e-6), ("window", "bfloat16", 2e-2)])
-def test_attention_on_this_device(name: str, dtype: str, at_most: float):
-    batch = next(each for each in attention_check.BATCHES if each.name == name)
+@pytest.mark.parametrize(("dtype", "at_most"), [("float32", 2e-6), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize("batch", attention_check.BATCHES, ids=lambda batch: batch.name)
+def test_attention_on_this_device(batch: attention_check.Case, dtype: str, at_most: float):
     assert 0 < attention_check.largest_error(batch, dtype, heads=4, kv_heads=2, head_dim=32) < at_most
-
-
-def test_attention_that_is_wrong_in_one_token_is_seen(monkeypatch: pytest.MonkeyPatch):
-    right = attention_check.attention_cases.make(attention_check.BATCHES[0]).expected
-    wrong = right.copy()
-    wrong[1, 0, 0] += 0.5
-    monkeypatch.setattr(attention_check.ops, "paged_attention", lambda *_, **__: jnp.asarray(wrong))
-    error = attention_check.largest_error(attention_check.BATCHES[0], "float32", heads=4, kv_heads=2, head_dim=32)
-    assert error == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("given", [None, {}], ids=["engine", "none"])
