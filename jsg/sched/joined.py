@@ -65,7 +65,7 @@ def check_joined(request: Request, table: RequestTable, *, has_windows: bool) ->
 class Join:
     """A joined request without a row, and its branches.
 
-    A branch is numbered by its place in `spans`. Its arrival number is just before that of the whole.
+    A branch is numbered by its index in `spans`. Its arrival number is just before that of the whole.
 
     Attributes:
         whole: The joined request.
@@ -162,8 +162,8 @@ class Join:
 class JoinedRequests:
     """The joined requests without a row: what the scheduler asks about them and what it tells them.
 
-    It asks `first_ready` what to admit and `latest_holder` what to give up. It tells when a step begins, when a branch
-    is admitted, and when a branch is computed.
+    It asks `first_ready` what to admit, and `latest_computed` what to give up. It tells when a step begins, and when a
+    branch is admitted or computed.
 
     Invariants: of a request that is not parked, each branch that was made waits, runs or is computed, and one waits
     while some are not made. A request whose branches are all computed has an entry in `_ready`, where old ones may be
@@ -218,7 +218,7 @@ class JoinedRequests:
             heapq.heappop(self._ready)
         return None
 
-    def latest_holder(self) -> RunningRequest | None:
+    def latest_computed(self) -> RunningRequest | None:
         """The latest arrival some of whose branches are computed."""
         return max((j.whole for j in self if j.computed), key=lambda whole: whole.arrival, default=None)
 
