@@ -49,6 +49,11 @@ class EngineCore:
         return self._serves or not self._runner.is_warm
 
     @property
+    def is_settled(self) -> bool:
+        """Whether it has all that it loads and compiles in the background, or has failed to."""
+        return self.grammars.are_loaded and not self._executables.is_compiling
+
+    @property
     def _serves(self) -> bool:
         """Whether a step would serve requests, or give out what another one made."""
         return self._in_flight is not None or bool(self._outputs) or not self.scheduler.is_idle
@@ -254,5 +259,6 @@ class EngineCore:
         self._in_flight = None
         if self._profiler is not None:
             self._profiler.close()
+        self.grammars.close()
         self._runner.close()
         self._executables.close()

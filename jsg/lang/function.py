@@ -117,6 +117,8 @@ class SglFunction:
             batch.in_thread(lambda: self._keep_body(state, run, args, kwargs))
         else:
             await self._run_to_end(state, run, args, kwargs)
+            if run.body_error is not None:
+                raise run.body_error
         return state
 
     @overload
@@ -268,14 +270,13 @@ class SglFunction:
             assert run.body_error is not None
 
     async def _run_to_end(self, state: ProgramState, run: Run, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Runs the body and what it started; what the body raises is kept in the run."""
         try:
             if self.is_async:
-                await self._run_async_body(state, run, args, kwargs)
+                await self._keep_async_body(state, run, args, kwargs)
             else:
                 batch.in_thread(lambda: self._keep_body(state, run, args, kwargs))
                 await run.ended.get()
-                if run.body_error is not None:
-                    raise run.body_error
             await run.settle_async()
         except asyncio.CancelledError:
             run.cancel()
@@ -288,17 +289,17 @@ class SglFunction:
         progress_bar: bool,
         backend: Backend | BackendSource | None,
         run_args: dict[str, Any],
-    ) -> batch.Batch:
+    ) -> batch.Batch[ProgramState]:
         items, given = self._items(batch_kwargs, run_args)
         chosen = (calling_backend() if backend is None else None) or as_backend(backend)
-        return batch.Batch(
-            items,
-            start=lambda item: self._start(*item, given, chosen),
-            body=None if self.is_async else lambda state, run, item: self._keep_body(state, run, *item),
-            async_body=lambda state, run, item: self._keep_async_body(state, run, *item),
-            num_workers=batch.num_workers(num_threads, len(items)),
-            progress_bar=progress_bar,
-        )
+
+        async def run_one(index: int) -> ProgramState:
+            args, kwargs = items[index]
+            state, run = self._start(args, kwargs, given, chosen)
+            await self._run_to_end(state, run, args, kwargs)
+            return state
+
+        return batch.Batch(len(items), run_one, batch.num_workers(num_threads, len(items)), progress_bar)
 
     def _items(
         self, batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]], run_args: dict[str, Any]

@@ -148,11 +148,17 @@ class ParsedAnswer:
 
 
 def parse_tool_calls(
-    text: str, dialect: Dialect, names: Collection[str] | None, new_id: Callable[[int], str]
+    text: str,
+    dialect: Dialect,
+    names: Collection[str] | None,
+    new_id: Callable[[int], str],
+    *,
+    streams_arguments: bool = True,
 ) -> ParsedAnswer:
     """Takes a whole answer apart, just as `ToolCallParser` does piece by piece."""
-    parser = ToolCallParser(dialect, names, new_id)
-    return join_deltas([*parser.push(text), *parser.finish()])
+    parser = ToolCallParser(dialect, names, new_id, streams_arguments=streams_arguments)
+    found = join_deltas([*parser.push(text), *parser.finish()])
+    return dataclasses.replace(found, is_cut=parser.is_cut)
 
 
 def join_deltas(deltas: Collection[ToolDelta]) -> ParsedAnswer:

@@ -40,6 +40,7 @@ ENDLESS_TOKEN = 507  # a request that begins with it goes on until it is aborted
 TOO_LARGE = "too-large"  # a model that does not fit
 CRASHING = "crashing"  # a model whose load ends the process
 UNCOUNTED = "uncounted"  # a model whose counters cannot be given
+LATE = "late"  # a model that takes grammars once its cache was flushed
 
 Tree = dict[int, "Tree"]
 
@@ -47,7 +48,8 @@ Tree = dict[int, "Tree"]
 class FakeGrammars:
     """The tables that were sent and not forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, are_loaded: bool = True) -> None:
+        self.are_loaded = are_loaded
         self.tables: dict[str, bytes] = {}
 
     def add_grammar(self, key: str, tables: bytes) -> None:
@@ -204,7 +206,8 @@ class FakeCore:
         self._held: dict[str, Live] = {}
         self._broken: list[RequestOutput] = []
         self._cache = FakeCache()
-        self.grammars = FakeGrammars()
+        self.is_settled = True
+        self.grammars = FakeGrammars(are_loaded=config.model_path != LATE)
         self._totals = dict.fromkeys(
             (
                 "num_added", "num_steps", "num_aborted", "num_expired", "num_failed",
@@ -329,6 +332,7 @@ class FakeCore:
                 if self.has_work:
                     return False
                 self._cache.flush()
+                self.grammars.are_loaded = True
                 self._totals["num_holds_broken"] += len(self._held)
                 self._broken = [RequestOutput(rid=rid, finish=FinishReason(FinishType.STOP)) for rid in self._held]
                 self._held.clear()

@@ -233,9 +233,9 @@ class ModelRunner:
         jax.block_until_ready(self.replica.state)
 
     def rehearse(self) -> None:
-        """Runs the smallest forward pass and waits: hosts connect when they first compute something together."""
+        """Runs a forward pass and waits: hosts connect when they first compute something together."""
         keys = self._buckets.decode or self._buckets.extend
-        self._run_on_padding(("forward", keys[0]))
+        self._run_on_padding(("forward", keys[-1]))  # it is always compiled
         jax.block_until_ready(self.replica.state)
 
     def warm_one(self) -> None:

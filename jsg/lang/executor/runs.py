@@ -72,6 +72,7 @@ class RemoteRun:
 
     def __init__(self, graph: Graph, loop: Loop) -> None:
         self._loop = loop
+        self._started: asyncio.Task[None] | None = None  # kept here, for the loop itself holds tasks weakly
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = False
         self._failure: BaseException | None = None
@@ -81,7 +82,7 @@ class RemoteRun:
         self.returned = Variable()
         self.log = Variable()
 
-    async def run(
+    def start(
         self,
         backend: GraphBackend,
         graph: Mapping[str, Any],
@@ -90,12 +91,15 @@ class RemoteRun:
         *,
         stream: bool,
     ) -> None:
-        """Sends it and takes in what comes."""
-        self._task = asyncio.current_task()
+        """Sends it and takes in what comes, as a task; must be called on the loop."""
+        answers = backend.run_graph(graph, arguments, stream=stream, sampling_params=sampling_params)
+        self._started = asyncio.get_running_loop().create_task(self._run(answers))
+
+    async def _run(self, answers: AsyncGenerator[dict[str, Any]]) -> None:
+        self._task = asyncio.current_task()  # not before it runs: a task that is cancelled sooner has no `finally`
         try:
             if self._is_cancelled:
                 raise AbortedError("the program was cancelled")
-            answers = backend.run_graph(graph, arguments, stream=stream, sampling_params=sampling_params)
             async with contextlib.aclosing(answers) as events:
                 async for event in events:
                     self._take(event)

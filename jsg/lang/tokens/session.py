@@ -292,6 +292,22 @@ class TokenSession:
         return branch
 
 
+def open_session(model: TokenModel, num_api_spec_tokens: int | None) -> TokenSession:
+    """An empty session.
+
+    Raises:
+        RequestError: `num_api_spec_tokens` is given: it saves calls of a remote API, which must be sent all of its
+            prompt again; jsg has the prompt cached.
+    """
+    if num_api_spec_tokens is not None:
+        raise RequestError(
+            "num_api_spec_tokens must be left out with a model whose cache makes it useless, but got "
+            f"{num_api_spec_tokens}; leave it out",
+            param="num_api_spec_tokens",
+        )
+    return TokenSession(model)
+
+
 def merged(parts: Sequence[Part]) -> list[Part]:
     """The same prompt, each run of texts of one kind, or of tokens, as one part."""
     made: list[Part] = []

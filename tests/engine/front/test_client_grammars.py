@@ -10,6 +10,7 @@ from jsg.engine.front.client import EngineClient
 from jsg.engine.front.grammar_ledger import GrammarLedger
 from jsg.errors import GrammarError, JsgError, ShuttingDownError
 from jsg.types import FinishReason, FinishType, GrammarSpec
+from tests.engine.fake_core import LATE
 from tests.engine.front.background import until
 from tests.engine.front.conftest import Use
 from tests.engine.front.test_client import collect, fake_engine, request, tokens_of
@@ -65,6 +66,7 @@ def test_one_grammar_is_sent_once_and_again_when_it_was_forgotten(use: Use):
         one = len(await client.grammars.tables(spec("a0")))
         before = client.grammars.num_compiled
         client._ledger = GrammarLedger(max_bytes=3 * one)
+        client._ledger.is_open.set()
         for _ in range(2):
             wanted = [with_grammar(str(i), f"a{i // 2}") for i in range(40)]
             results = await asyncio.gather(*(collect(client, one) for one in wanted))
@@ -73,6 +75,25 @@ def test_one_grammar_is_sent_once_and_again_when_it_was_forgotten(use: Use):
         assert client.grammars.num_compiled == before + 19
 
     use(main)
+
+
+async def _late_grammars() -> None:
+    async with fake_engine(model_path=LATE) as client:
+        asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
+        dropped = asyncio.create_task(collect(client, with_grammar("b", "a+")))
+        assert tokens_of(await collect(client, request("c"))) == TOKENS
+        await client.grammars.tables(spec("a+"))  # they have been compiled since
+        assert tokens_of(await collect(client, request("c"))) == TOKENS
+        assert (await client.stats())["num_grammars"] == 0
+        assert client.abort("b")
+        assert (await dropped)[-1].finish == FinishReason(FinishType.ABORT, message="aborted")
+        assert not asked.done()
+        assert await client.flush_cache()
+        assert tokens_of(await asked) == TOKENS
+
+
+def test_a_request_with_a_grammar_waits_until_the_engine_has_loaded_what_it_needs_and_holds_up_no_other():
+    asyncio.run(_late_grammars())
 
 
 def test_a_wrong_grammar_is_refused_and_leaves_nothing(use: Use):
