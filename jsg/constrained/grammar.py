@@ -1,7 +1,5 @@
 """A grammar that is ready for one model: what maskers are made from."""
 
-import dataclasses
-
 from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.run.machine import Machine
 from jsg.constrained.run.masker import GrammarMasker
@@ -11,33 +9,6 @@ from jsg.constrained.tables import StaticTables
 
 MEMO_BYTES = 32 << 20
 """Enough for 2 000 masks of 131 072 tokens; one schema in a hundred has more than 170."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GrammarSize:
-    """How big a grammar is, and how much of it was needed so far.
-
-    Attributes:
-        num_rules: Rules of the grammar that were built.
-        num_positions: Places in it where a byte may stand.
-        num_loops: Repeats that are counted while a text is read.
-        num_classes: Kinds of bytes that it tells apart.
-        num_states: States made so far.
-        num_places: Configurations of texts that are remembered now.
-        num_masks: Different masks that are remembered now.
-        table_bytes: The size of the tables, which is what is sent from process to process.
-        num_bytes: Memory of everything, the vocabulary excepted.
-    """
-
-    num_rules: int
-    num_positions: int
-    num_loops: int
-    num_classes: int
-    num_states: int
-    num_places: int
-    num_masks: int
-    table_bytes: int
-    num_bytes: int
 
 
 class CompiledGrammar:
@@ -79,18 +50,3 @@ class CompiledGrammar:
     def num_readings_dropped(self) -> int:
         """How often a way to read a text was given up because there were more than `Limits.heads`."""
         return self._places.machine.num_dropped
-
-    def describe(self) -> GrammarSize:
-        """How big it is now."""
-        static, places = self._static, self._places
-        return GrammarSize(
-            num_rules=static.num_rules,
-            num_positions=static.num_positions,
-            num_loops=len(static.loops),
-            num_classes=static.num_classes,
-            num_states=places.machine.num_states,
-            num_places=places.num_places,
-            num_masks=places.masks.num_masks,
-            table_bytes=static.num_bytes,
-            num_bytes=self.num_bytes,
-        )

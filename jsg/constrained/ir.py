@@ -14,7 +14,7 @@ Empty and never: `EMPTY` matches the empty text, `NEVER` nothing at all.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 CharRanges = tuple[tuple[int, int], ...]
 """Code points as closed intervals, ascending, neither touching nor overlapping."""
@@ -177,3 +177,36 @@ def literal(text: str | bytes) -> Expr:
     """Exactly this text."""
     value = text.encode() if isinstance(text, str) else text
     return Literal(value) if value else EMPTY
+
+
+def parts_of(expr: Expr) -> Iterable[Expr]:
+    """The expressions that stand directly in this one."""
+    match expr:
+        case Seq(parts) | Alt(parts):
+            return parts
+        case Repeat(item, _, _, separator):
+            return (item, separator)
+        case Bag(items, separator):
+            return (*(item.expr for item in items), separator)
+        case Automaton(edges):
+            return [label for row in edges for label, _ in row]
+        case _:
+            return ()
+
+
+def with_parts(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The expression with what `change` makes of each of its parts; one without parts is given back as it is."""
+    match expr:
+        case Seq(parts):
+            return seq(*map(change, parts))
+        case Alt(options):
+            return Alt(tuple(map(change, options)))
+        case Repeat(item, least, most, separator):
+            return Repeat(change(item), least, most, change(separator))
+        case Bag(items, separator, least, most):
+            changed = tuple([BagItem(change(item.expr), item.is_once, item.is_required) for item in items])
+            return Bag(changed, change(separator), least, most)
+        case Automaton(edges, accepting):
+            return Automaton(tuple([tuple([(change(label), to) for label, to in row]) for row in edges]), accepting)
+        case _:
+            return expr

@@ -6,7 +6,7 @@ allows it, no text token can take its place, and nothing else in a grammar can m
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from jsg.errors import GrammarError
@@ -26,20 +26,6 @@ def special_bytes(name: str) -> bytes:
 def may_be_text(token: bytes) -> bool:
     """Whether a token of these bytes can ever be part of a text: neither of the two bytes is in it."""
     return FIRST_BYTE not in token and LAST_BYTE not in token
-
-
-def spelled_tokens(tokens: Sequence[bytes], names: Mapping[int, str]) -> list[bytes]:
-    """The bytes of each token by id, for a vocabulary whose special tokens a grammar may name.
-
-    Args:
-        tokens: What each adds to a text; b"" for special tokens.
-        names: Written forms of the special tokens that a grammar may name. To the vocabulary they are then no special
-            tokens; those that no grammar may ever name, such as the beginning of a turn, are left out here.
-    """
-    texts = [token if may_be_text(token) else b"" for token in tokens]
-    for token_id, name in names.items():
-        texts[token_id] = special_bytes(name)
-    return texts
 
 
 def check_names(grammar: GrammarSpec, known: Collection[str]) -> None:

@@ -82,7 +82,7 @@ def cost(pathology: Pathology, *, is_counted: bool = True) -> Cost:
         return Cost(compile_work, tables)
     grammar = CompiledGrammar(tables, tekken())
     num_steps, ran_dry = _read(grammar)
-    num_bytes = grammar.describe().num_bytes - tables.num_bytes
+    num_bytes = grammar.num_bytes - tables.num_bytes
     return Cost(compile_work, None, num_steps, num_bytes, ran_dry)
 
 

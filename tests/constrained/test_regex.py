@@ -14,7 +14,7 @@ from jsg.constrained.regex import parse, reader
 from jsg.constrained.regex.front import regex_grammar
 from jsg.constrained.regex.parse import parse_regex
 from jsg.errors import GrammarError
-from tests.constrained.chars.test_text import byte_pattern
+from tests.constrained.chars.test_lower import byte_pattern
 from tests.constrained.work import work
 
 ODD = [

@@ -56,21 +56,6 @@ def analyse(grammar: ir.Grammar, limits: Limits) -> Facts:
     return facts
 
 
-def parts_of(expr: ir.Expr) -> Iterable[ir.Expr]:
-    """The expressions that stand directly in this one."""
-    match expr:
-        case ir.Seq(parts) | ir.Alt(parts):
-            return parts
-        case ir.Repeat():
-            return (expr.item, expr.separator)
-        case ir.Bag():
-            return (*(item.expr for item in expr.items), expr.separator)
-        case ir.Automaton():
-            return [label for edges in expr.edges for label, _ in edges]
-        case _:
-            return ()
-
-
 def _reachable(grammar: ir.Grammar, limits: Limits) -> tuple[dict[str, ir.Expr], list[ir.Expr]]:
     """Rules and expressions that the start rule leads to, each once."""
     rules: dict[str, ir.Expr] = {}
@@ -95,7 +80,7 @@ def _reachable(grammar: ir.Grammar, limits: Limits) -> tuple[dict[str, ir.Expr],
             if isinstance(expr, ir.Call):
                 wanted.append((expr.rule, f"rule {name!r}"))
             else:
-                todo.extend(parts_of(expr))
+                todo.extend(ir.parts_of(expr))
     return rules, expressions
 
 
@@ -176,7 +161,7 @@ def _check_empty_parts(facts: Facts) -> None:
     for expr in facts.expressions:
         if isinstance(expr, ir.Bag) and any(facts.is_nullable(item.expr) for item in expr.items):
             raise GrammarError("an item of a set in any order may not be empty; make it one byte long at least")
-        if isinstance(expr, ir.Automaton) and any(facts.is_nullable(label) for label in parts_of(expr)):
+        if isinstance(expr, ir.Automaton) and any(facts.is_nullable(label) for label in ir.parts_of(expr)):
             raise GrammarError("a label of an automaton may not be empty; make it one byte long at least")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from jsg.constrained import ir
+from jsg.constrained.automata import live_states
 from jsg.constrained.build.ambiguity import several_counts
 from jsg.constrained.build.analysis import Facts, analyse
 from jsg.constrained.build.finish import Loop, Parts, Positions, finish, first_bytes
@@ -275,18 +276,13 @@ class _Builder:
         edges = [
             [(label, target) for label, target in out if self._facts.is_productive(label)] for out in automaton.edges
         ]
-        into: dict[int, list[int]] = {}
-        for state, out in enumerate(edges):
-            for _, target in out:
-                into.setdefault(target, []).append(state)
-        alive = _closure(set(automaton.accepting), into)
-        reached = _closure({0}, {state: [target for _, target in out] for state, out in enumerate(edges)})
+        live = set(live_states([tuple([target for _, target in out]) for out in edges], automaton.accepting))
         return [
             (state, label, target)
             for state, out in enumerate(edges)
-            if state in reached
+            if state in live
             for label, target in out
-            if target in alive
+            if target in live
         ]
 
     def _automaton(self, automaton: ir.Automaton, parts: list[Fragment]) -> Fragment:
@@ -406,14 +402,3 @@ def _bits(expr: ir.Expr) -> int:
             raise GrammarError(f"a byte is in 0..255, but got {low}..{high}")
         bits |= (1 << (high + 1)) - (1 << low)
     return bits
-
-
-def _closure(states: set[int], edges: dict[int, list[int]]) -> set[int]:
-    """Everything that edges lead to from these states, they themselves too."""
-    todo, reached = list(states), set(states)
-    while todo:
-        for target in edges.get(todo.pop(), ()):
-            if target not in reached:
-                reached.add(target)
-                todo.append(target)
-    return reached

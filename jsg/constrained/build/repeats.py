@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from jsg.constrained import ir
-from jsg.constrained.build.analysis import Facts, parts_of
+from jsg.constrained.build.analysis import Facts
 from jsg.errors import GrammarError
 
 UNROLLED = 64
@@ -95,7 +95,7 @@ class Repeats:
         while todo:
             expr = todo[-1]
             if id(expr) not in sizes:
-                missing = [part for part in parts_of(expr) if id(part) not in sizes]
+                missing = [part for part in ir.parts_of(expr) if id(part) not in sizes]
                 if missing:
                     todo.extend(missing)
                     continue
@@ -120,7 +120,7 @@ class Repeats:
                 own = self._sizes[id(item)] + (self._sizes[id(separator)] if plan.has_separator else 0)
                 return max(plan.copies, 1) * own + 2 * plan.is_counted
             case _:
-                return max(sum(self._sizes[id(part)] for part in parts_of(expr)), 1)
+                return max(sum(self._sizes[id(part)] for part in ir.parts_of(expr)), 1)
 
 
 def is_single(expr: ir.Expr) -> bool:

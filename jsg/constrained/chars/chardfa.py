@@ -9,8 +9,8 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
+from jsg.constrained.automata import DEAD, live_states, merge_equivalent
 from jsg.constrained.chars import charset
-from jsg.constrained.chars.automata import DEAD, live_states, merge_equivalent
 from jsg.constrained.chars.char_nfa import STATES, STEPS, WORK_PER_STATE, Nfa, char_nfa
 from jsg.constrained.ir import (
     EMPTY,

@@ -8,10 +8,10 @@ where what stands before the call may be empty; where it does not, the circle is
 from collections.abc import Collection
 from typing import final
 
-from jsg.constrained.build.analysis import Facts, parts_of
+from jsg.constrained.build.analysis import Facts
 from jsg.constrained.ebnf.graph import components, is_cyclic
 from jsg.constrained.ebnf.lexer import PARAM
-from jsg.constrained.ir import EMPTY, NEVER, Alt, Call, Expr, Repeat, Seq, seq
+from jsg.constrained.ir import EMPTY, NEVER, Alt, Call, Expr, Repeat, Seq, parts_of, seq
 from jsg.constrained.limits import Limits, check
 from jsg.errors import GrammarError
 

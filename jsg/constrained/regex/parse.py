@@ -14,7 +14,7 @@ import re
 from interegular.patterns import Pattern, _CharGroup, _Concatenation, _Repeated, parse_pattern
 
 from jsg.constrained.chars import charset
-from jsg.constrained.ir import Alt, Expr, Repeat, Seq
+from jsg.constrained.ir import Expr, parts_of
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.regex.anchored import (
     AT_END,
@@ -245,13 +245,7 @@ def _depth(expr: Expr) -> int:
         if id(node) in depths:
             waiting.pop()
             continue
-        match node:
-            case Seq(inner) | Alt(inner):
-                pass
-            case Repeat(item):
-                inner = (item,)
-            case _:
-                inner = ()
+        inner = parts_of(node)
         unknown = [part for part in inner if id(part) not in depths]
         if unknown:
             waiting.extend(unknown)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Protocol
 
-from jsg.constrained.chars.automata import DEAD, keep_states, live_states, merge_equivalent
+from jsg.constrained.automata import DEAD, keep_states, live_states, merge_equivalent
 from jsg.constrained.ir import NEVER, Automaton, ByteSet, Expr, Repeat
 from jsg.constrained.limits import Limits, check
 

@@ -9,12 +9,10 @@ from jsg.constrained.json_input import read_json
 from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.schema.emit import emit
 from jsg.constrained.schema.normalise import no_value, normalise
-from jsg.constrained.schema.shapes import ANY, Document, Object
 from jsg.errors import GrammarError
 from jsg.types import PropertyOrder, Whitespace
 
 _PARAM = "json_schema"
-_OBJECT = "object"
 
 
 def schema_grammar(
@@ -43,11 +41,6 @@ def schema_grammar(
     # What contradicts itself as texts only, a format and a length for example, is found out when all rules are there.
     keywords = schema if isinstance(schema, dict) else ()
     return dataclasses.replace(grammar, contradiction=no_value("#", keywords), annotations=document.annotations)
-
-
-def json_grammar(whitespace: Whitespace = "fixed", limits: Limits = LIMITS) -> Grammar:
-    """The grammar of all JSON objects."""
-    return emit(Document(_OBJECT, {_OBJECT: (Object(),), ANY: ()}), whitespace, "free", limits)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from jsg.constrained.chars import charset
 from jsg.constrained.chars.chardfa import CharDfa, as_repeat, fit_length
 from jsg.constrained.chars.lower import lower
-from jsg.constrained.ir import NEVER, Alt, Automaton, Bag, Call, Chars, Expr, Literal, Repeat, Seq, alt, seq
+from jsg.constrained.ir import NEVER, Automaton, Call, Chars, Expr, Literal, Repeat, alt, parts_of, seq
 from jsg.constrained.limits import check
 from jsg.constrained.schema.formats import format_expr
 from jsg.constrained.schema.json_text import character
@@ -152,21 +152,9 @@ def _count_sets(expr: Expr) -> int:
     """How many sets of more than one character an expression has, more or less: up to what matters."""
     count, todo = 0, [expr]
     while todo and count <= _MAX_INLINE_SETS:
-        match todo.pop():
-            case Chars(ranges):
-                count += charset.size(ranges) > 1
-            case Seq(parts):
-                todo.extend(parts)
-            case Alt(options):
-                todo.extend(options)
-            case Repeat(item, _, _, separator):
-                todo.extend((item, separator))
-            case Bag(items, separator):
-                todo.extend((*(item.expr for item in items), separator))
-            case Automaton(edges):
-                todo.extend(label for row in edges for label, _ in row)
-            case _:
-                pass
+        part = todo.pop()
+        count += isinstance(part, Chars) and charset.size(part.ranges) > 1
+        todo.extend(parts_of(part))
     return count
 
 

@@ -7,7 +7,7 @@ import pytest
 from jsg.constrained import ir
 from jsg.constrained.build.builder import build
 from jsg.constrained.limits import LIMITS
-from jsg.constrained.schema.front import json_grammar, schema_grammar
+from jsg.constrained.schema.front import schema_grammar
 from jsg.errors import GrammarError
 from tests.constrained import texts
 from tests.constrained.schema.emitted import accepts, forced, machine, verdicts
@@ -99,12 +99,11 @@ class TestConstants:
 class TestGenericJson:
     @pytest.mark.parametrize("value", [{}, {"a": [None, True, -1.5e-3, "é"]}, {"": {"": [[], {}]}}])
     def test_objects(self, value: object) -> None:
-        automaton = texts.machine_of(json_grammar("fixed"))
-        assert texts.accepts(automaton, json.dumps(value))
+        assert accepts({"type": "object"}, json.dumps(value))
 
     @pytest.mark.parametrize("text", ["[]", "1", '{"a": 01}', '{"a": .5}', "{'a': 1}", '{"a": 1,}', '{"a": "\n"}'])
     def test_nothing_else(self, text: str) -> None:
-        assert not texts.accepts(texts.machine_of(json_grammar("fixed")), text)
+        assert not accepts({"type": "object"}, text)
 
     def test_true_is_any_value(self) -> None:
         assert verdicts(True, ["1", '"x"', "null", "[]", "{}", "nul"]) == ["1", '"x"', "null", "[]", "{}"]
