@@ -61,11 +61,6 @@ class MaskCache:
         """Of a text that an EOS token ended."""
 
     @property
-    def num_masks(self) -> int:
-        """Different masks that are kept."""
-        return len(self._masks)
-
-    @property
     def num_bytes(self) -> int:
         """Memory of masks and of what finds them, about."""
         return len(self._masks) * self._vocabulary.num_words * 4 + self._entry_bytes

@@ -77,11 +77,6 @@ class Places:
         self.start = self._at(machine.start())
 
     @property
-    def num_places(self) -> int:
-        """Places that are known now."""
-        return len(self._by_config)
-
-    @property
     def num_bytes(self) -> int:
         """Memory of all that was worked out so far, about: the machine's states, places and masks."""
         return self.machine.num_bytes + self.masks.num_bytes + self._link_bytes

@@ -7,7 +7,6 @@ from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.schema import strings
 from jsg.constrained.schema.arrays import array_expr
 from jsg.constrained.schema.consts import const_expr, scalar_words
-from jsg.constrained.schema.covered import without_covered
 from jsg.constrained.schema.json_text import CharacterRules, words
 from jsg.constrained.schema.numbers import number_expr
 from jsg.constrained.schema.objects import object_expr
@@ -85,7 +84,7 @@ class _Emitter:
         """All shapes of a node, as alternatives; known values are one set of words."""
         known: set[bytes] = set()
         options: list[Expr] = []
-        shapes = without_covered(self._shapes(node), lambda name: not self._shapes(name))
+        shapes = self._shapes(node)
         texts = [shape for shape in shapes if isinstance(shape, String)]
         num_signs = 0
         for shape in shapes:

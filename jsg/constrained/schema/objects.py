@@ -12,6 +12,7 @@ import json
 
 from jsg.constrained.ir import NEVER, Expr, seq
 from jsg.constrained.schema import distinct, strings
+from jsg.constrained.schema.drafts import meet_strings
 from jsg.constrained.schema.json_text import known_string
 from jsg.constrained.schema.orders import Member, Plan, braces
 from jsg.constrained.schema.scope import Scope
@@ -98,7 +99,8 @@ def _other_members(scope: Scope, shape: Object, kind: str | None, where: str) ->
     others: list[Expr] = []
     for names, node in sorts:
         if scope.shapes(node):
-            quoted = _names(scope, strings.both(names, excluded), shape, where)
+            wanted = meet_strings(names, excluded)
+            quoted = NEVER if wanted is None else _names(scope, wanted, shape, where)
             if quoted != NEVER:
                 others.append(_member(scope, quoted, node))
     return strings.any_of(others)
@@ -123,7 +125,9 @@ def _names(scope: Scope, names: String, shape: Object, where: str) -> Expr:
             if isinstance(text, str) and strings.accepts(scope, names, text):
                 options.append(known_string(text))
             continue
-        wanted = strings.both(names, taken)
+        wanted = meet_strings(names, taken)
+        if wanted is None:
+            continue
         if wanted == String():
             options.append(strings.string_expr(scope, wanted, where))
             continue

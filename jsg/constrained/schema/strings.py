@@ -64,23 +64,6 @@ def accepts(scope: Scope, shape: String, text: str) -> bool:
     )
 
 
-def both(left: String, right: String) -> String:
-    """The strings that are valid for two shapes."""
-    lengths = [length for length in (left.max_length, right.max_length) if length is not None]
-    return String(
-        min_length=max(left.min_length, right.min_length),
-        max_length=min(lengths, default=None),
-        patterns=_merged(left.patterns, right.patterns),
-        not_patterns=_merged(left.not_patterns, right.not_patterns),
-        formats=_merged(left.formats, right.formats),
-        excluded=left.excluded | right.excluded,
-    )
-
-
-def _merged(left: Iterable[str], right: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([*left, *right]))
-
-
 def _searches(scope: Scope, patterns: Iterable[str]) -> list[Expr]:
     return [search_expr(pattern, scope.limits) for pattern in patterns]
 
