@@ -4,10 +4,34 @@ An automaton is its rows: of each state the target for each column, `DEAD` where
 What a column stands for (a set of characters, a digit) is the caller's.
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 
 DEAD = -1
 Rows = Sequence[tuple[int, ...]]
+
+
+def explore[State: Hashable, Label](
+    start: State, steps: Callable[[State], Iterable[tuple[Label, State]]], count: Callable[[int], None] | None = None
+) -> tuple[list[State], list[list[tuple[Label, int]]]]:
+    """The states that steps lead to from the start, in the order in which they are met, and the edges of each.
+
+    `count` is told how many states there are whenever there is one more, and may raise.
+    """
+    numbers = {start: 0}
+    order = [start]
+    edges: list[list[tuple[Label, int]]] = []
+    for state in order:  # `order` grows while it is walked.
+        row: list[tuple[Label, int]] = []
+        for label, target in steps(state):
+            number = numbers.get(target)
+            if number is None:
+                number = numbers[target] = len(order)
+                order.append(target)
+                if count is not None:
+                    count(len(order))
+            row.append((label, number))
+        edges.append(row)
+    return order, edges
 
 
 def live_states(rows: Rows, accepting: Iterable[int]) -> list[int]:

@@ -160,12 +160,24 @@ def seq(*parts: Expr) -> Expr:
     return flat[0] if len(flat) == 1 else Seq(tuple(flat))
 
 
+def separated(parts: Iterable[Expr], separator: Expr) -> Expr:
+    """The parts in a row, with the separator between each two."""
+    row = [each for part in parts for each in (separator, part)]
+    return seq(*row[1:])
+
+
 def alt(*options: Expr) -> Expr:
     """Any of the options, flattened and each once."""
     flat: dict[Expr, None] = {}
     for option in options:
         flat.update(dict.fromkeys(option.options if isinstance(option, Alt) else (option,)))
     return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))
+
+
+def any_of(options: Iterable[Expr]) -> Expr:
+    """Any of the options that can be matched at all."""
+    found = [option for option in options if option != NEVER]
+    return found[0] if len(found) == 1 else alt(*found)
 
 
 def optional(item: Expr) -> Expr:

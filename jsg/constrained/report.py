@@ -3,6 +3,7 @@
 import dataclasses
 import time
 
+from jsg.constrained.chars import charset
 from jsg.constrained.compiler import annotations, compile_tables
 from jsg.constrained.run.machine import Machine
 from jsg.types import GrammarSpec
@@ -143,13 +144,9 @@ def _shown(data: bytes) -> str:
 
 def _shown_set(values: frozenset[int]) -> str:
     """Bytes as a list of characters and ranges."""
-    ranges: list[list[int]] = []
-    for value in sorted(values):
-        if ranges and value == ranges[-1][1] + 1:
-            ranges[-1][1] = value
-        else:
-            ranges.append([value, value])
-    return ", ".join(_name(low) if low == high else f"{_name(low)} to {_name(high)}" for low, high in ranges)
+    return ", ".join(
+        _name(low) if low == high else f"{_name(low)} to {_name(high)}" for low, high in charset.of(values)
+    )
 
 
 def _name(value: int) -> str:

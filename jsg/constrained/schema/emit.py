@@ -2,7 +2,7 @@
 
 import functools
 
-from jsg.constrained.ir import NEVER, Call, Expr, Grammar, literal
+from jsg.constrained.ir import NEVER, Call, Expr, Grammar, any_of, literal
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.schema import strings
 from jsg.constrained.schema.arrays import array_expr
@@ -99,7 +99,7 @@ class _Emitter:
         if len(texts) > 1:
             # In one rule they are followed as one, where a rule for each would be a way of its own to read a text.
             options.extend(self._text(shape, node) for shape in texts)
-        return strings.any_of([words(known), *options])
+        return any_of([words(known), *options])
 
     def _text(self, shape: String, node: NodeName) -> Expr:
         try:
@@ -113,7 +113,7 @@ class _Emitter:
             case Const(text):
                 return const_expr(scope.spacing, text, scope.order)
             case Boolean():
-                return strings.any_of(map(literal, ("true", "false")))
+                return any_of(map(literal, ("true", "false")))
             case Null():
                 return literal("null")
             case Number():

@@ -13,10 +13,9 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Iterable
 from decimal import Decimal
 
-from jsg.constrained.ir import NEVER, ByteSet, Expr, Literal, Repeat, alt, literal, optional, seq
+from jsg.constrained.ir import NEVER, ByteSet, Expr, Literal, Repeat, alt, any_of, literal, optional, seq
 from jsg.constrained.limits import Limits
 from jsg.constrained.schema.digits import Compared, Digits, Multiple, Tracker, numbers
 from jsg.constrained.schema.shapes import Number
@@ -128,7 +127,7 @@ def _limited(shape: Number, limits: Limits) -> Expr:
             sizes = [Digits(None, 0, has_minus_zero=False, longest=longest)]
         else:
             sizes = [Digits(max(whole, before), max(fraction, after)) for before, after in _NO_MULTIPLES]
-        return _any_of(numbers(size, trackers, limits) for size in sizes)
+        return any_of(numbers(size, trackers, limits) for size in sizes)
     if shape.is_integer:
         size = Digits(whole, 0, has_minus_zero=False)
     elif shape.excluded:
@@ -142,7 +141,7 @@ def _limited(shape: Number, limits: Limits) -> Expr:
         options.append(longer)
     if shape.min is None:
         options.append(seq(_MINUS, longer))
-    return _any_of([*options, *_with_exponents(shape, limits)])
+    return any_of([*options, *_with_exponents(shape, limits)])
 
 
 def _bounds(shape: Number) -> list[Compared]:
@@ -153,10 +152,6 @@ def _bounds(shape: Number) -> list[Compared]:
     if shape.max is not None:
         bounds.append(Compared.to(operator.lt if shape.is_max_exclusive else operator.le, shape.max))
     return bounds
-
-
-def _any_of(options: Iterable[Expr]) -> Expr:
-    return alt(*(option for option in options if option != NEVER))
 
 
 def _with_exponents(shape: Number, limits: Limits) -> list[Expr]:
@@ -182,7 +177,7 @@ def _scaled(low: Decimal | None, high: Decimal | None, limits: Limits) -> Expr:
     down = _exponents(max(5, -most), min(_MAX_EXPONENT, -least), limits)
     up = _exponents(max(16, least), min(_MAX_EXPONENT, most), limits)
     parts = [seq(_MINUS, down) if down != NEVER else NEVER, seq(optional(literal("+")), up) if up != NEVER else NEVER]
-    exponent = _any_of(parts)
+    exponent = any_of(parts)
     if exponent == NEVER:
         return NEVER
     return seq(_NOT_ZERO, optional(_fraction(MAX_FRACTION)), ByteSet(((0x45, 0x45), (0x65, 0x65))), exponent)

@@ -8,15 +8,14 @@ could be the one that is asked for (`finish_objects.py`).
 
 import functools
 import itertools
-import json
 
-from jsg.constrained.ir import NEVER, Expr, seq
+from jsg.constrained.ir import NEVER, Expr, any_of, seq
 from jsg.constrained.schema import distinct, strings
 from jsg.constrained.schema.drafts import meet_strings
 from jsg.constrained.schema.json_text import known_string
 from jsg.constrained.schema.orders import Member, Plan, braces
 from jsg.constrained.schema.scope import Scope
-from jsg.constrained.schema.shapes import Const, NodeName, Object, String
+from jsg.constrained.schema.shapes import NodeName, Object, String
 from jsg.errors import GrammarError
 
 _MAX_TRIGGERS = 3
@@ -44,7 +43,7 @@ def object_expr(scope: Scope, shape: Object, where: str) -> Expr:
         if is_possible:
             plan = Plan(tuple(members), needed, others, kinds, shape.min_properties, shape.max_properties)
             options.append(braces(scope, plan, where))
-    return strings.any_of(options)
+    return any_of(options)
 
 
 def _member(scope: Scope, name: Expr, node: NodeName) -> Expr:
@@ -103,7 +102,7 @@ def _other_members(scope: Scope, shape: Object, kind: str | None, where: str) ->
             quoted = NEVER if wanted is None else _names(scope, wanted, shape, where)
             if quoted != NEVER:
                 others.append(_member(scope, quoted, node))
-    return strings.any_of(others)
+    return any_of(others)
 
 
 def _kinds(scope: Scope, shape: Object, where: str) -> list[Expr]:
@@ -120,11 +119,6 @@ def _names(scope: Scope, names: String, shape: Object, where: str) -> Expr:
     """
     options: list[Expr] = []
     for taken in (String(),) if shape.names is None else shape.names:
-        if isinstance(taken, Const):
-            text = json.loads(taken.text)
-            if isinstance(text, str) and strings.accepts(scope, names, text):
-                options.append(known_string(text))
-            continue
         wanted = meet_strings(names, taken)
         if wanted is None:
             continue
@@ -135,4 +129,4 @@ def _names(scope: Scope, names: String, shape: Object, where: str) -> Expr:
             options.append(strings.quoted_expr(scope, wanted))
         except GrammarError as error:
             raise GrammarError(f"patternProperties or propertyNames at {where}: {error}") from error
-    return strings.any_of(options)
+    return any_of(options)

@@ -151,7 +151,7 @@ class Object:
     patterns: tuple[NamePattern, ...] = ()
     additional: NodeName = ANY
     additional_excludes: tuple[str, ...] = ()
-    names: tuple[String | Const, ...] | None = None
+    names: tuple[String, ...] | None = None
     some: tuple[tuple[String, NodeName], ...] = ()
     min_properties: int = 0
     max_properties: int | None = None

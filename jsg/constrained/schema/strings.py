@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from jsg.constrained.chars import charset
 from jsg.constrained.chars.chardfa import CharDfa, as_repeat, fit_length
 from jsg.constrained.chars.lower import lower
-from jsg.constrained.ir import NEVER, Automaton, Call, Chars, Expr, Literal, Repeat, alt, parts_of, seq
+from jsg.constrained.ir import NEVER, Automaton, Call, Chars, Expr, Literal, Repeat, parts_of, seq
 from jsg.constrained.limits import check
 from jsg.constrained.schema.formats import format_expr
 from jsg.constrained.schema.json_text import character
@@ -51,17 +51,6 @@ def quoted_expr(scope: Scope, shape: String) -> Expr:
 def _of_format(name: str) -> Expr:
     """The strings of a format with their quotes. They are ASCII, so that they need no rules for their characters."""
     return seq(_QUOTE, lower(format_expr(name), character), _QUOTE)
-
-
-def accepts(scope: Scope, shape: String, text: str) -> bool:
-    """Whether a string is valid."""
-    if text in shape.excluded or len(text) < shape.min_length:
-        return False
-    if shape.max_length is not None and len(text) > shape.max_length:
-        return False
-    return all(CharDfa.of(part, scope.limits).accepts(text) for part in _parts(scope, shape)) and not any(
-        CharDfa.of(part, scope.limits).accepts(text) for part in _searches(scope, shape.not_patterns)
-    )
 
 
 def _searches(scope: Scope, patterns: Iterable[str]) -> list[Expr]:
@@ -186,9 +175,3 @@ def _rest(scope: Scope) -> Call:
     return scope.book.call(
         "rest", "rest of a string", lambda: seq(Repeat(character(charset.UNIVERSE), 0, None), _QUOTE)
     )
-
-
-def any_of(options: Iterable[Expr]) -> Expr:
-    """Any of the options that can be matched at all."""
-    found = [option for option in options if option != NEVER]
-    return found[0] if len(found) == 1 else alt(*found)
