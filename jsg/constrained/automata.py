@@ -1,7 +1,7 @@
-"""What all deterministic automata here need: which states matter, and which are the same.
+"""Deterministic automata: the states that are reached, those that matter, and those that are equivalent.
 
-An automaton is its rows: of each state the target for each column, `DEAD` where there is none. State 0 is the start.
-What a column stands for (a set of characters, a digit) is the caller's.
+An automaton is given by its rows. The row of a state has its target for each column, or `DEAD` where there is none, and
+state 0 is the start. The caller decides what a column stands for, such as a set of characters or a digit.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set

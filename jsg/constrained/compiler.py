@@ -1,4 +1,4 @@
-"""From a grammar as a client wrote it to tables, and to a compiled grammar."""
+"""Compiles a grammar as a client wrote it to tables, and to a grammar that is ready for a model."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Puts grammars together into one."""
+"""Puts the rules of several grammars together into one grammar."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A grammar that is ready for one model: what maskers are made from."""
+"""A compiled grammar that is bound to a model's vocabulary; maskers are made from it."""
 
 from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.run.machine import Machine

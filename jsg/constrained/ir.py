@@ -1,16 +1,16 @@
-"""What every kind of grammar becomes before it becomes an automaton: expressions over bytes, and rules that call.
+"""The form that every kind of grammar takes before it becomes an automaton: expressions over bytes, and rules.
 
     regex ──────┐
-    JSON Schema ┤                        builder.py          machine.py
+    JSON Schema ┤                      build/builder.py    run/machine.py
     EBNF ───────┼──▶ Grammar of Expr ──▶ static tables ──▶ states made when met ──▶ masks
     choices ────┤
     tags ───────┘
 
-Expressions are immutable and may be shared: one that stands in two places is one object. `Chars` is the one leaf that
-the builder does not know: the front end that made it lowers it to bytes first, because what a character is in bytes
-depends on where it stands (plain text, or inside a JSON string).
+Expressions are immutable. An expression that stands in two places may be one object. The builder knows every kind of
+expression but `Chars`: the front end that made a set of characters lowers it to bytes, because the bytes of a character
+depend on where it stands (in plain text, or inside a JSON string).
 
-Empty and never: `EMPTY` matches the empty text, `NEVER` nothing at all.
+`EMPTY` matches the empty text only, and `NEVER` matches nothing at all.
 """
 
 import dataclasses

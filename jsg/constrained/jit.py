@@ -1,8 +1,8 @@
-"""Compiles the kernels with numba where it is installed; without it they run as the plain Python that they are.
+"""Compiles the kernels with numba where it is installed. Without numba they run as plain Python.
 
-A kernel is compiled once, for the types that its annotations name: `int` is 64 bits, an array is one of those below, a
-NamedTuple is one of its annotated fields. Nothing here imports numba before a kernel is defined, so a server that never
-masks never pays for it.
+A kernel is compiled once, for the types in its annotations: `int` has 64 bits, an array is one of those below, and a
+NamedTuple is made of its annotated fields. This module imports numba only when a kernel is defined, so a server that
+never masks does not pay for it.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""JSON as a client wrote it: read strictly, so that nothing in it is ignored or read in two ways."""
+"""Reads the JSON that a client wrote strictly, so that nothing in it is ignored or has two meanings."""
 
 import json
 import math

@@ -1,6 +1,8 @@
-"""Fuel: how much work and memory one grammar may cost. What needs more is refused, in words that say which limit.
+"""Limits on the work and the memory that one grammar may take.
 
-A thread of Python cannot be ended from outside, so each of these is counted inside the loop that could run away.
+A grammar that needs more is refused with the limit's name.
+
+A Python thread cannot be stopped from outside, so each limit is checked inside the loop that it bounds.
 """
 
 import dataclasses

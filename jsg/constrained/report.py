@@ -1,4 +1,4 @@
-"""What `jsg grammar check` says of a grammar: its size, what it forces, and where a text leaves it. For people."""
+"""The report of `jsg grammar check`: the size of a grammar, what it forces, and where a text leaves it."""
 
 import dataclasses
 import time

@@ -1,9 +1,9 @@
 """Finds matches of regular expressions in a text that comes character by character, in time linear in the text.
 
-The patterns become one position automaton, which is followed from every character of the text at once. Of the ways to
-the same position only the one that began first is kept: its match would be the longest, and no other way could end
-elsewhere. So a text is in at most as many ways as there are positions, whatever the pattern, and what must be held
-back is what the oldest way has read.
+The patterns become one position automaton, and it is followed from every character of the text at once. Where several
+matches have come to the same position, only the one that began first is kept: it would be the longest, and the others
+could not end elsewhere. So there are never more of them than positions, whatever the pattern is. The text must be held
+back as far as the oldest of them reaches.
 
     pattern a+b, text x a a       positions: a (again), b        both began at the first a: two characters are held
 """

@@ -1,12 +1,12 @@
-"""A compiled grammar as flat arrays: no vocabulary, no Python objects, so that another process can be sent them.
+"""A compiled grammar as flat arrays. They know no vocabulary and no Python objects, so they can be sent to a process.
 
     position   a place where a byte may stand, where a rule is called or where a loop stands, or the END of a level
     list       positions that may come next; every position has one (its follow list), every rule one (its first list)
     loop       a repeat or a bag that is counted while a text is read; each of its branches has a first list
     class      bytes that no position tells apart
 
-A level is a rule, a branch of a loop or the separator of one. Reading it ends in its END position: position 0 for every
-rule, one for each branch, one for each separator.
+A level is a rule, a branch of a loop, or the separator of a loop. Reading a level ends in its END position. Position 0
+is the END of every rule; each branch and each separator has an END of its own.
 """
 
 import math

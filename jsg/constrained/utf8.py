@@ -1,6 +1,7 @@
-"""UTF-8: which bytes follow each other in a character, and the bytes of a set of characters.
+"""UTF-8: the bytes that may follow each other in a character, and the bytes of a set of characters.
 
-`by_rest` serves other ways to write numbers, too: digit by digit, as UTF-8 goes by groups of six bits.
+`by_rest` splits numbers into leading and remaining digits. UTF-8 is written in groups of six bits that way, and
+`schema/json_text.py` writes hexadecimal digits with it.
 """
 
 import functools

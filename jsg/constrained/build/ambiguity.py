@@ -1,16 +1,20 @@
-"""Which counted repeats may stand at several counts at once: there a machine may lose track, for it follows few.
+"""Finds the counted repeats that may be at several counts at once, which a machine cannot follow for long.
 
-Two readings of one text are followed side by side, from every place where a text can be read in two ways, with counts
-left out of account: a repeat may always end and always go on. A reading is the position that read the last byte and the
-frames above what both have in common:
+A counted repeat costs the same whatever its bounds are, but a machine follows few readings of a text at a time. So a
+repeat that one text can be in with many different counts must be written out instead.
+
+The search follows two readings of one text side by side, from every place where a text can be read in two ways. It
+ignores the counts: a repeat may always end and may always go on. A reading is the position that read the last byte,
+and the frames above what both readings have in common:
 
     base │ frame, frame, ... │ position        the same for the other reading; equal frames sink into the base
 
-Two frames of one loop right above the base are two counts of it, and that is what is looked for. Where a reading leaves
-the base, what was below it is any place that leads there, so more may be found than there is. Less is found in a
-rule that can end at several places and is called from two places at once, for readings that call a rule at the same
-time are taken to leave it at the same time; and where fuel ends: a grammar of one rule is then taken to be ambiguous,
-a larger one not to be.
+Two frames of the same loop right above the base are two counts of it, and those are what the search looks for.
+
+The answer is approximate in both directions. Where a reading leaves the base, the search assumes every place that leads
+there, so it may find more loops than are ambiguous. It may find fewer in a rule that can end at several places and is
+called from two places at once, because readings that enter a rule together are assumed to leave it together. Where the
+fuel ends, a grammar of one rule counts as ambiguous and a larger one does not.
 """
 
 import functools

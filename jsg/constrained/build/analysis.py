@@ -1,7 +1,7 @@
-"""What holds for each expression of a grammar before anything is built: may it be empty, does it match anything at all.
+"""Finds out of each expression, before anything is built, whether it may be empty and whether it matches anything.
 
-Both are least fixpoints over all rules at once, found in time linear in the grammar: every expression is a node, every
-way to make it true a clause.
+Both properties are least fixpoints over all rules. They are found in time linear in the size of the grammar: every
+expression is a node of a graph, and every way to make it true is a clause.
 """
 
 import dataclasses

@@ -1,10 +1,10 @@
-"""Grammar → `StaticTables`: a position automaton (Glushkov's) of every rule.
+"""Builds the tables of a grammar (`StaticTables`): each rule becomes a position automaton (Glushkov's construction).
 
-Every place where a byte may stand is a position. An expression becomes a fragment: may it be empty, which positions
-begin it, which end it; joining two lets the positions that begin the second follow those that end the first.
-Expressions are folded from the leaves up, without recursion, so deep ones need no stack.
+A position is a place where a byte may stand. An expression becomes a fragment, which says whether the expression may be
+empty, which positions begin it, and which end it. Joining two fragments lets the positions that begin the second follow
+those that end the first. Expressions are folded from the leaves up and without recursion, so deep ones need no stack.
 
-What can never match is left out first (`analysis.py`), so no position is a dead end.
+Expressions that never match are left out first (`analysis.py`), so that no position is a dead end.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The last step of building: what begins each rule, classes of bytes, and everything as flat arrays."""
+"""The last step of building: it finds first bytes and classes of bytes, and fills the flat arrays."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""How repeats are built: written out copy by copy, or counted while a text is read; and the sizes that decide it."""
+"""Decides how each repeat is built: it is written out copy by copy, or it is counted while a text is read."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,7 +1,7 @@
-"""Deterministic automata over characters, for what needs boolean algebra: this pattern and that one, but not a third.
+"""Deterministic automata over characters, for patterns that must hold together or must not hold.
 
-They are made whole, so their size is limited (`Limits.char_states`). Where a cheap answer exists it should be asked for
-first: `as_repeat` and `fit_length` keep a length beside a simple pattern as counts, whatever the numbers are.
+An automaton is made whole, so its size is limited (`Limits.char_states`). Callers should ask for a cheap answer first:
+`as_repeat` and `fit_length` keep a length beside a simple pattern as a count, whatever the numbers are.
 """
 
 import dataclasses

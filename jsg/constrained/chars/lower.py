@@ -1,7 +1,7 @@
-"""Expressions over characters as expressions over bytes.
+"""Turns expressions over characters into expressions over bytes.
 
-`lower` is told how a set of characters is written where the expression stands: `utf8` in plain text, something longer
-inside a JSON string.
+The caller tells `lower` how a set of characters is written where the expression stands. In plain text that is `utf8`;
+inside a JSON string a character may be escaped, too.
 """
 
 from collections.abc import Callable, Sequence

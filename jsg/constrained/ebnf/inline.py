@@ -1,7 +1,7 @@
-"""Puts small rules where they are called, so that what follows from them becomes part of one automaton.
+"""Puts small rules in the places where they are called, so that they become part of their caller's automaton.
 
-A call costs little when a text is read, but where two rules may begin with the same byte both are followed at once. In
-place, they share their beginning as any alternatives do.
+A call costs little while a text is read. But where two rules may begin with the same byte, the machine follows both at
+once. In place, they share their beginning as any other alternatives do.
 """
 
 from collections.abc import Mapping

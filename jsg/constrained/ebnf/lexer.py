@@ -1,4 +1,4 @@
-"""The words of an EBNF grammar, with where they stand."""
+"""Splits an EBNF grammar into tokens, and keeps where each of them stands."""
 
 import re
 from collections.abc import Iterator

@@ -1,8 +1,9 @@
-"""Left recursion, turned into repeats.
+"""Turns left recursion into repeats.
 
-A machine that enters a rule before it has read a byte would never come to an end with `sum ::= sum "+" term | term`.
-The same texts are matched by `sum ::= term ("+" term)*`. That works for rules that call each other in a circle too, and
-where what stands before the call may be empty; where it does not, the circle is named and refused.
+The rule `sum ::= sum "+" term | term` calls itself before it has read a byte, and a machine that enters it never reads
+one. The rule `sum ::= term ("+" term)*` matches the same texts. The rewriting also works for rules that call each other
+in a circle, and where what stands before the call may be empty. A circle that cannot be rewritten is refused with the
+names of its rules.
 """
 
 from collections.abc import Collection

@@ -1,11 +1,12 @@
-"""A regular expression as an expression over characters.
+"""Parses a regular expression into an expression over characters.
 
-`Reader` makes out what each atom of the text matches; an atom then becomes a single stand-in character, and what is
-left of one group (atoms, bars and quantifiers) is parsed by interegular. Groups are worked off from the innermost, so
-that no pattern, however deep, makes anything recurse.
+`Reader` finds out what each atom of the pattern matches. The atom is then replaced by a single stand-in character, and
+interegular parses what is left of one group: atoms, bars and quantifiers. The innermost groups come first, so that
+nothing recurses, however deep the pattern is.
 
-Two dialects: ECMA-262 with the flag u as `pattern` of JSON Schema means it, found anywhere in a text (`search=True`),
-and Python's `re`, for the whole text (`search=False`). A dollar is the end of the text and nothing else in both.
+There are two dialects. With `search=True` it is ECMA-262 with the flag u, as `pattern` of JSON Schema has it, and the
+pattern may be found anywhere in a text. With `search=False` it is Python's `re`, and the whole text must match. In both
+a dollar is the end of the text and nothing else.
 """
 
 import dataclasses

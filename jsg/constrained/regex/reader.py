@@ -1,6 +1,7 @@
-"""Reads the text of a pattern: escapes, character classes, groups' openings and quantifiers, in either dialect.
+"""Reads the characters of a pattern: escapes, classes, the openings of groups, and quantifiers, in either dialect.
 
-What is not regular, or means different things in different engines, is refused by its name and position.
+A construct that is not regular, or that has different meanings in different engines, is refused with its name and
+position.
 """
 
 import re

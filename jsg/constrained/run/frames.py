@@ -1,4 +1,4 @@
-"""What the open frames of a text hold, so far as it can matter to one token: by that its mask is found again."""
+"""Describes the open frames of a text as far as they can matter to one token; masks are found by that description."""
 
 from collections.abc import Callable, Hashable, Sequence
 

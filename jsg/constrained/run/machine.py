@@ -1,4 +1,4 @@
-"""A compiled grammar that reads bytes: which may come next, where a text may end, what is forced."""
+"""Reads the bytes of a text: a machine says which may come next, where the text may end, and which are forced."""
 
 import contextlib
 import threading

@@ -1,7 +1,7 @@
-"""Masks of one grammar over one vocabulary: made when first needed, and each content kept once.
+"""The masks of one grammar over one vocabulary. A mask is made when it is first needed, and equal masks are kept once.
 
-A mask is found again by exactly what decided it: the states that the text is in, whether it may end there, and those
-of the open frames that were really read to make it. Most need none; then the mask serves the state wherever it stands.
+A mask is stored under exactly what decided it: the states that the text is in, whether the text may end there, and the
+open frames that were read to make it. Most masks read no frame, and such a mask serves its state everywhere.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Which tokens may come next in one text, and which bytes must: a cursor on a compiled grammar."""
+"""A cursor on a compiled grammar: it says which tokens may come next in one text, and which bytes must."""
 
 import dataclasses
 from typing import Protocol

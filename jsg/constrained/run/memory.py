@@ -1,4 +1,4 @@
-"""The arrays that a machine's kernels write to: made small, enlarged when a kernel says that one is full."""
+"""The arrays that a machine's kernels write to: small at first, and enlarged when a kernel says that one is full."""
 
 from typing import NamedTuple
 

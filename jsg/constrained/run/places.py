@@ -1,11 +1,11 @@
-"""Where texts can be in a grammar, linked by the tokens that lead from one place to the next.
+"""The places of a grammar that texts have been in, linked by the tokens that lead from one to the next.
 
     place ──token──▶ place ──token──▶ place ──EOS──▶ ended
-      │ mask, forced bytes, whether complete: worked out when first asked for
+      │ mask, forced bytes, whether complete: each is worked out when it is first asked for
 
-A cursor that goes where another one has been follows links: a dictionary lookup a token. Links are only a memo. When
-they take too much memory all are cut, places that no cursor stands on are forgotten, and the frames that only those
-used; a place that somebody holds stays the same object.
+A cursor that goes where another one has been follows links, which takes one dictionary lookup a token. The links are
+only a memo. When they take too much memory, all of them are cut, and places that no cursor stands on are forgotten with
+the frames that only they used. A place that somebody holds stays the same object.
 """
 
 import threading

@@ -1,7 +1,8 @@
-"""What a head becomes by a byte, in loops too: the kernels that all reading goes through.
+"""Kernels that find out what a head becomes when it reads a byte, in loops too. All reading goes through them.
 
-A *head* is a state and the frame below it: one way to read a text. A row of `Memory.heads` holds those of one place.
-As in `states.py` nothing allocates, and STOPPED means: enlarge what is full and call again.
+A *head* is a state and the frame below it; it is one way to read a text. A row of `Memory.heads` holds the heads of one
+place. As in `states.py`, nothing allocates, and STOPPED asks the caller to enlarge the array that is full and to call
+again.
 """
 
 from jsg.constrained.jit import inlined, inner

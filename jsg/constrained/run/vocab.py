@@ -1,4 +1,4 @@
-"""What a model can write: the bytes of each token, and which tokens are not text."""
+"""The vocabulary of a model: the bytes of each token, and which tokens are not text."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Arrays: items in their places, how many there are, and what some or all of them must be."""
+"""Arrays as expressions: the items in their places, how many there are, and what they must be."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""One known value, with the white space of the grammar between its tokens."""
+"""A known value as an expression, with the white space of the grammar between its tokens."""
 
 import json
 from decimal import Decimal

@@ -1,8 +1,8 @@
-"""Automata over the digits of decimal numbers: size against a bound, divisibility, and how many digits there may be.
+"""Automata over the digits of decimal numbers, for bounds, multiples, and the number of digits.
 
-A number is read as `-`, digits, and perhaps a point and digits. What has to hold for it is told by trackers, which read
-the same digits side by side; an automaton has one state for each combination of theirs that can occur. A tracker keeps
-no state of its own: it is handed one and gives the next.
+A number is read as an optional `-`, digits, and perhaps a point and more digits. Trackers decide what holds for it;
+they read the same digits side by side, and the automaton has a state for each combination of their states that can
+occur. A tracker keeps no state of its own: it is given a state and returns the next one.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""From shapes to a grammar: a rule for each node, and shared rules for what stands in many places."""
+"""Makes a grammar of shapes: each node has a rule, and what stands in many places shares one."""
 
 import functools
 

@@ -1,15 +1,15 @@
-r"""Characters inside a JSON string as bytes: as they are, as short escapes such as `\n`, and as `\uXXXX`.
+r"""The characters of a JSON string as bytes: as they are, as short escapes such as `\n`, and as `\uXXXX`.
 
-How many ways there are to write a character is chosen so that known text is forced, which is what jump-forward lives
-on, while whatever `json.dumps` writes is taken:
+Known text should have one spelling, because jump-forward lives on forced text. But every text that `json.dumps` writes
+must be allowed. So the spellings of a character depend on where it stands:
 
-- One known character (of a key, a constant, or a pattern that leaves no choice) is written as it is where it may be,
-  else as its short escape, else as `\u00xx`. One beyond ASCII may be written `\uXXXX` too.
-- Out of a set, characters beyond ASCII and control characters may be written `\uXXXX`; the two signs that JSON has to
+- A single known character (of a key, of a constant, or of a pattern that leaves no choice) is written as it is where
+  JSON allows that, else as its short escape, else as `\u00xx`. A character beyond ASCII may also be written `\uXXXX`.
+- In a set, characters beyond ASCII and control characters may be written `\uXXXX`. The two signs that JSON has to
   escape, and the slash, have their short escapes.
-- In a set of all characters, each may be written `\uXXXX`.
+- In the set of all characters, each may be written `\uXXXX`.
 
-Every way is spelled for each code point by itself. So a string that is excluded is excluded in all its spellings.
+Each spelling is made for each code point by itself. So a string that is excluded is excluded in all its spellings.
 """
 
 import functools

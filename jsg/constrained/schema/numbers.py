@@ -1,12 +1,14 @@
-"""Numbers: which spellings of them are in a grammar.
+"""Numbers: the spellings that a grammar allows.
 
-Every spelling that is taken is the spelling of a valid number, and what `json.dumps` writes for a valid number is
-taken. Beyond that as little as possible: where a number is limited, exponents are only written for what `json.dumps`
-writes with them, below 1e-4 and from 1e16 on. No number can run on for more than `MAX_WHOLE` digits before the point
-and, where it is limited, `MAX_FRACTION` after it; multiples have at most `MAX_MULTIPLE` before it. Only those of a
-divisor that needs more than 190 states, for its remainders and the bounds beside it, may be longer: a prime above 190,
-or 97 with a minimum of five digits. An integer has
-neither a point nor an exponent.
+Every spelling that is allowed is that of a valid number, and the spelling that `json.dumps` gives a valid number is
+allowed. Beyond that a grammar allows as little as possible. Where a number is limited, exponents are allowed only for
+the numbers that `json.dumps` writes with one: below 1e-4, and from 1e16 on. An integer has neither a point nor an
+exponent.
+
+A number has at most `MAX_WHOLE` digits before the point and, where it is limited, `MAX_FRACTION` after it, so that none
+runs on. Multiples have at most `MAX_MULTIPLE` digits before the point. Multiples may be longer only where the divisor,
+with its remainders and the bounds beside it, needs more than 190 states: a prime above 190, or 97 with a minimum of
+five digits.
 """
 
 import dataclasses

@@ -1,9 +1,11 @@
-"""Objects: which members there may be, each with its name and its value; `orders.py` puts them in braces.
+"""Objects as expressions: the members that may be there, each with its name and its value.
 
-Two members with one name are not kept apart where the name is not declared, because a grammar cannot remember names. A
-reader takes the first or the last of them, and each is valid for itself. What must be there is told in a way that holds
-for either reader: `orders.py` does so for counts, and what `Object.some` asks for holds for every member whose name
-could be the one that is asked for (`finish_objects.py`).
+`orders.py` puts them in braces.
+
+A grammar cannot remember names, so two members may have the same name where it is not declared. A reader keeps the
+first of them or the last, and each is valid by itself. What must be there is asked for in a way that holds for either
+reader: `orders.py` does so for counts, and what `Object.some` asks for holds for every member whose name could be the
+one that is asked for (`finish_objects.py`).
 """
 
 import functools

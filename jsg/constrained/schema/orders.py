@@ -1,11 +1,11 @@
-"""The members of an object between its braces: in declared order or in any, and how many there are.
+"""The members of an object between its braces: in declared order or in any order, and how many there are.
 
     declared order   {"a": …, "b": …, …others}       optional members may be left out
-    free order       a `Bag`: each declared member once at most, others as often as may be
+    free order       a `Bag`: each declared member at most once, the others as often as one likes
 
-What must be there is counted in a way that a repeated name cannot deceive, whether a reader keeps the first of two or
-the last. Declared names stand once. Of other names one is surely new; where more are needed they must be of different
-kinds (`distinct.py`).
+Members that must be there are counted so that a repeated name deceives nobody, whether a reader keeps the first of two
+or the last. A declared name stands once. One member with another name is surely a new one. Where more than one is
+needed, their names must be of different kinds (`distinct.py`).
 """
 
 import dataclasses

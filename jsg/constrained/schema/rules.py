@@ -1,4 +1,4 @@
-"""The rules of a grammar while it is made: one for each thing that is asked for."""
+"""Collects the rules of a grammar while it is made; what is asked for twice becomes one rule."""
 
 from collections import deque
 from collections.abc import Callable, Hashable

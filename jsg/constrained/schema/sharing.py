@@ -1,6 +1,6 @@
-"""Equal nodes under one name: parts of a schema that say the same, wherever they stand, become one rule.
+"""Puts equal nodes under one name, so that parts of a schema that say the same become one rule, wherever they stand.
 
-Alternatives of a node that another one says already are left out.
+Alternatives of a node that another alternative covers are left out.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""Strings: free ones, counted ones, patterns, formats, and names that are any but some.
+"""Strings as expressions: free ones, counted ones, patterns, formats, and names that are any but some.
 
-What is easy stays small: a length beside a simple pattern is a count, and "any string but these" follows the words only
-as long as they can still come. Only what is left is worked out as a deterministic automaton over characters.
+The easy cases stay small. A length beside a simple pattern is a count, and "any string but these" follows the words
+only as long as one of them can still come. The other cases are worked out as a deterministic automaton over characters.
 """
 
 import functools

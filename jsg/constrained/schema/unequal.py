@@ -1,4 +1,4 @@
-"""Which values a node has where they are few, and which nodes have no value in common: for `uniqueItems`."""
+"""For `uniqueItems`: the values of a node where they are few, and whether nodes have no value in common."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""`unevaluatedProperties` and `unevaluatedItems`, where what was evaluated does not depend on the value."""
+"""`unevaluatedProperties` and `unevaluatedItems`, where it does not depend on the value what was evaluated."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""JSON values of enum and const: when two are equal, and how one is written."""
+"""The JSON values of enum and const: when two of them are equal, and how one is written."""
 
 import json
 import math

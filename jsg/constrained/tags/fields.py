@@ -1,4 +1,4 @@
-"""The members of a JSON object, read one by one: what is missing, wrong or unknown is refused by its place."""
+"""Reads the members of a JSON object one by one, and refuses what is missing, wrong or unknown with its place."""
 
 import dataclasses
 from collections.abc import Sequence

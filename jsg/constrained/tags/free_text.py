@@ -1,4 +1,4 @@
-"""Text that is free until a string comes up in it: a trigger, an end, or one that is forbidden."""
+"""Free text that goes on until a string comes up in it: a trigger, an end, or a forbidden string."""
 
 import dataclasses
 from collections import deque

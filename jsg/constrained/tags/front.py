@@ -1,13 +1,13 @@
-"""Structural tags: free text, with places in it that a grammar governs.
+"""Makes a grammar of a structural tag: free text with places in it that a grammar governs.
 
-Two forms are read. The older one, of SGLang: `structures` (begin, schema, end) and `triggers`. The newer one, of
-XGrammar: a tree of formats under `format`, such as
+Two forms are read. The older form is SGLang's; it has `structures` (each with begin, schema and end) and `triggers`.
+The newer form is XGrammar's, a tree of formats under `format`:
 
     {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<f="], "tags": [
         {"type": "tag", "begin": "<f=add>", "content": {"type": "json_schema", "json_schema": {…}}, "end": "</f>"}]}}
 
-Free text inside a tag ends where the tag's end first comes up. A `{"type": "token", "token": "<name>"}` is a special
-token by its written form; it may also stand for a tag's begin or end, and for a trigger.
+Free text inside a tag ends where the end of the tag first comes up. A `{"type": "token", "token": "<name>"}` stands for
+the special token that is written so; it may also be the begin or the end of a tag, or a trigger.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The structural tag that lets a model call tools in the form it was trained on, and in no other."""
+"""Makes the structural tag that lets a model call tools, in the form that it was trained on and in no other."""
 
 import dataclasses
 import json
