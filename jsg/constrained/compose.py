@@ -13,10 +13,10 @@ def merge_rules(grammar: Grammar, prefix: str) -> tuple[str, dict[str, Expr]]:
 
 
 class CallRewriter:
-    """Gives an expression with something else in place of every call. What is shared stays shared."""
+    """Replaces every call in an expression. Parts that were shared stay shared."""
 
     def __init__(self, in_place_of: Callable[[str], Expr]):
-        """Makes one; `in_place_of` gives what stands for a call of a rule."""
+        """Makes a rewriter; `in_place_of` gives the replacement of a call of a rule."""
         self._in_place_of = in_place_of
         # By identity: equal expressions may be large to compare. The expressions are kept, so ids stay theirs.
         self._done: dict[int, tuple[Expr, Expr]] = {}

@@ -12,7 +12,7 @@ from jsg.errors import GrammarError
 
 @dataclasses.dataclass(slots=True)
 class Meter:
-    """What one compilation has used of limits that hold for all of its parts together."""
+    """What one compilation has used of the limits that hold for all of its parts together."""
 
     char_steps: int = 0
 

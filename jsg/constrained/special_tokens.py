@@ -63,7 +63,7 @@ def named_tokens(grammar: GrammarSpec) -> list[str]:
 
 
 def _names_in(tag: Any) -> Iterator[Any]:
-    """What stands for a name in any format of a structural tag; what is in its schemas is none."""
+    """The values that stand for token names in the formats of a structural tag, but not those in its schemas."""
     waiting, num_parts = [tag], 0
     while waiting:
         value = waiting.pop()

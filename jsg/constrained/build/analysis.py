@@ -14,7 +14,7 @@ from jsg.errors import GrammarError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """About every expression that the start rule reaches, by its identity.
+    """Facts about every expression that the start rule reaches. Expressions are told apart by identity.
 
     Attributes:
         rules: Rules that are reached, in the order they were met.
@@ -29,11 +29,11 @@ class Facts:
     expressions: list[ir.Expr]
 
     def is_nullable(self, expr: ir.Expr) -> bool:
-        """It matches the empty text."""
+        """Whether an expression matches the empty text."""
         return id(expr) in self.nullable
 
     def is_productive(self, expr: ir.Expr) -> bool:
-        """It matches some text."""
+        """Whether an expression matches some text."""
         return id(expr) in self.productive
 
 
@@ -87,7 +87,7 @@ def _reachable(grammar: ir.Grammar, limits: Limits) -> tuple[dict[str, ir.Expr],
 def _add_clauses(
     expr: ir.Expr, i: int, index: dict[int, int], roots: dict[str, int], empty: "_Clauses", some: "_Clauses"
 ) -> None:
-    """The ways in which the expression may be empty, and in which it may match something."""
+    """Adds the clauses that say when an expression may be empty, and when it matches something."""
     match expr:
         case ir.Literal():
             some.add(i)
@@ -166,7 +166,7 @@ def _check_empty_parts(facts: Facts) -> None:
 
 
 class _Clauses:
-    """Which nodes are true, when each clause makes its head true once enough of its body is."""
+    """Finds the nodes that are true; a clause makes its head true as soon as enough nodes of its body are."""
 
     def __init__(self, num_nodes: int):
         self.num_nodes = num_nodes
@@ -175,12 +175,12 @@ class _Clauses:
         self.uses: dict[int, list[int]] = {}
 
     def new(self) -> int:
-        """One more node."""
+        """Adds a node and gives its number."""
         self.num_nodes += 1
         return self.num_nodes - 1
 
     def add(self, head: int, body: Iterable[int] = (), enough: int | None = None) -> None:
-        """`head` is true where all of `body` is, or `enough` of it."""
+        """Adds a clause: `head` is true where all nodes of `body` are, or `enough` of them."""
         clause, length = len(self.heads), 0
         for node in body:
             if node in self.uses:

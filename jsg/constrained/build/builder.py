@@ -35,7 +35,7 @@ from jsg.errors import GrammarError
 
 
 class Fragment(NamedTuple):
-    """An expression, built: whether it may be empty, and the positions that begin and end it."""
+    """An expression that is built: whether it may be empty, and the positions that begin and end it."""
 
     nullable: bool
     first: Positions
@@ -74,7 +74,7 @@ class _Builder:
     """Positions of all rules while they are collected."""
 
     def __init__(self, facts: Facts, limits: Limits, written_out: Mapping[int, ir.Repeat]):
-        """Collects nothing yet; `written_out` are repeats, by identity, that may not be counted."""
+        """Makes a builder; `written_out` has the repeats that may not be counted, by identity."""
         self._facts = facts
         self._limits = limits
         self._origins: list[ir.Repeat | None] = []
@@ -216,7 +216,7 @@ class _Builder:
         return Fragment(False, (begin,), (end - 1,))
 
     def _trie(self, words: tuple[bytes, ...]) -> Fragment:
-        """Words as a tree of their common beginnings."""
+        """Words as a tree in which they share their beginnings."""
         first: list[int] = []
         last: list[int] = []
         path: list[int] = []  # positions of the word before
@@ -317,7 +317,7 @@ class _Builder:
         return self._sequence([head, repeated]) if plan.is_separator_first else repeated
 
     def _unrolled(self, plan: Plan, bodies: list[Fragment], separators: list[Fragment]) -> Fragment:
-        """Copies in a row, each of which may be the last once there are enough; without a maximum the last recurs."""
+        """Copies in a row. Each may be the last once there are enough, and without a maximum the last copy repeats."""
         last: list[int] = []
         for number, body in enumerate(bodies, 1):
             if number > 1:

@@ -40,8 +40,8 @@ class CharDfa:
         classes: Disjoint sets of characters, none empty; a character in none of them leads nowhere.
         rows: For each state its target by class.
         accepting: States in which a text may end.
-        limits: The fuel of this automaton and of all that are made of it.
-        is_trimmed: `trimmed` made it, and would only make it again.
+        limits: The limits of this automaton and of all that are made of it.
+        is_trimmed: `trimmed` made this automaton, so that it need not be trimmed again.
     """
 
     classes: tuple[CharRanges, ...]
@@ -151,7 +151,7 @@ class CharDfa:
         return self.intersect(other.complement())
 
     def trimmed(self) -> "CharDfa":
-        """The same without states that are never reached or from which no text can end, and with few classes."""
+        """The same automaton without states that no matching text goes through, and with as few classes as possible."""
         if self.is_trimmed:
             return self
         live = live_states(self.rows, self.accepting)
@@ -179,7 +179,7 @@ class CharDfa:
         return 0 not in live_states(self.rows, self.accepting)
 
     def lengths(self) -> tuple[int, int | None] | None:
-        """Characters of the shortest and the longest text it matches (None: without end); None where it matches none.
+        """The lengths of the shortest and the longest matching text (None: there is no longest); None without any.
 
         A length that a schema asks for beside a pattern changes nothing where this lies within.
         """

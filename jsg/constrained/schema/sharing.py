@@ -18,7 +18,7 @@ IsNever = Callable[[NodeName], bool]
 
 
 def shared(document: Document) -> Document:
-    """The same document, in which no two nodes are alike (as far as can be told in few rounds)."""
+    """The same document without nodes that are alike, as far as a few rounds find them."""
     classes = _classes(document.nodes)
     if classes is None:
         classes = {name: number for number, name in enumerate(document.nodes)}
@@ -78,7 +78,7 @@ def _classes(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, int]
 
 
 def _signature(shape: Shape, rename: Rename) -> Hashable:
-    """All of a shape, other nodes by what `rename` makes of them."""
+    """Everything that a shape says; the nodes that it names are replaced by what `rename` gives for them."""
     if isinstance(shape, Array):
         kind = shape.contains
         return (
@@ -124,7 +124,7 @@ def _renamed(shape: Shape, names: Mapping[NodeName, NodeName]) -> Shape:
 
 
 def _without_covered(shapes: Sequence[Shape], is_never: IsNever) -> tuple[Shape, ...]:
-    """The shapes without objects that are valid for another one of them anyway, each once.
+    """The shapes, each once, without objects whose values are valid for another one of the shapes anyway.
 
     Each alternative that is an object is a way of its own to read a text, and a machine follows only a few at once.
     Working out `oneOf` leaves many that others cover.

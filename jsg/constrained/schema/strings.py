@@ -28,7 +28,7 @@ def string_expr(scope: Scope, shape: String, where: str) -> Call:
 
 
 def described(shape: String, where: str) -> str:
-    """The string for people, by the keyword that costs most."""
+    """A name for the string in messages, by the keyword that costs most."""
     if shape == String():
         return "string"
     if shape.patterns or shape.not_patterns:
@@ -58,7 +58,7 @@ def _searches(scope: Scope, patterns: Iterable[str]) -> list[Expr]:
 
 
 def _parts(scope: Scope, shape: String) -> list[Expr]:
-    """What a string must match as a whole, each, over characters."""
+    """Expressions over characters, each of which the whole string must match."""
     return [*_searches(scope, shape.patterns), *map(format_expr, shape.formats)]
 
 
@@ -121,7 +121,7 @@ def _lowered(scope: Scope, expr: Expr) -> Expr:
 
 
 def _count_sets(expr: Expr) -> int:
-    """How many sets of more than one character an expression has, more or less: up to what matters."""
+    """How many sets of more than one character an expression has, counted as far as it matters."""
     count, todo = 0, [expr]
     while todo and count <= _MAX_INLINE_SETS:
         part = todo.pop()
@@ -171,7 +171,7 @@ def _all_but(signs: tuple[str, ...]) -> charset.CharRanges:
 
 
 def _rest(scope: Scope) -> Call:
-    """Any characters and the closing quote: what free strings and free names end in."""
+    """Any characters and the closing quote, with which free strings and free names end."""
     return scope.book.call(
         "rest", "rest of a string", lambda: seq(Repeat(character(charset.UNIVERSE), 0, None), _QUOTE)
     )

@@ -12,18 +12,18 @@ _MISSING = object()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Where something stands.
+    """The place where something stands.
 
     Attributes:
         param: The client's name for the whole grammar.
-        path: For people: the way from there.
+        path: The way from the grammar to the place, as messages show it.
     """
 
     param: str
     path: str
 
     def at(self, step: str) -> "Place":
-        """A place one step further in."""
+        """The place one step further in."""
         return Place(self.param, f"{self.path}{step}")
 
 

@@ -14,7 +14,7 @@ from jsg.constrained.utf8 import Rest, next_bytes
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Branch:
-    """What happens where `text` comes up.
+    """What follows where `text` comes up.
 
     Attributes:
         text: Not empty; whole characters, or a special token's spelling.
@@ -28,7 +28,7 @@ class Branch:
 
 
 def free_text(branches: Sequence[Branch], limits: Limits, param: str, *, may_end: bool) -> Expr:
-    """UTF-8 in which each branch's text comes up only as the branch says; the one that is complete first counts.
+    """UTF-8 text in which what a branch says follows its text. The text that is complete first counts.
 
     Where two are complete at once any of them may go on, unless one is forbidden.
 
@@ -67,7 +67,7 @@ class _FreeText:
         self._link()
 
     def _link(self) -> None:
-        """Completes the trie: every node's ways, those of its longest proper end included, and its branches."""
+        """Adds to each node the edges and the branches of its longest proper suffix that is in the trie."""
         failure = [0] * len(self._children)
         self._next[0] = dict(self._children[0])
         queue = deque(self._children[0].values())

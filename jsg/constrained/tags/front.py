@@ -279,7 +279,7 @@ class _Formats:
     # What formats share.
 
     def _check_reachable(self, fields: Fields, triggers: Sequence[bytes], stops: Sequence[bytes]) -> None:
-        """Refuses a trigger that can never come up, because a shorter string in it comes up before."""
+        """Refuses a trigger that can never come up because a shorter string in it comes up first."""
         for trigger in triggers:
             for other in (*triggers, *stops):
                 is_same = other == trigger
@@ -306,7 +306,7 @@ class _Formats:
         )
 
     def _merge(self, key: tuple[str, ...], place: Place, make: Callable[[], Grammar]) -> Call:
-        """A call of another grammar, of which there is one set of rules however often it stands here."""
+        """A call of another grammar. Its rules are added once, however often it stands in the tag."""
         if key not in self._merged:
             try:
                 grammar = make()
@@ -336,7 +336,7 @@ def _last(ends: Ends) -> list[Branch]:
 
 
 def _shortest(triggers: Sequence[bytes]) -> list[bytes]:
-    """The triggers without those that another one begins: that one comes up before them."""
+    """The triggers without those that begin with another trigger, because the shorter one comes up first."""
     kept: list[bytes] = []
     for trigger in sorted(triggers):
         if not (kept and trigger.startswith(kept[-1])):
