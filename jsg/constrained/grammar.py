@@ -21,7 +21,7 @@ class CompiledGrammar:
     def __init__(
         self, static: StaticTables, vocabulary: Vocabulary, limits: Limits = LIMITS, memo_bytes: int = MEMO_BYTES
     ):
-        """Binds the two; takes no time to speak of, since everything is made when it is needed.
+        """Binds the two. This takes almost no time, because everything is made when it is needed.
 
         Args:
             static: What `compile_tables` gave.
@@ -38,12 +38,12 @@ class CompiledGrammar:
         return GrammarMasker(self._places)
 
     def forget(self) -> None:
-        """Drops what is memoised. No answer of any masker changes."""
+        """Forgets everything that is memoised. No answer of any masker changes."""
         self._places.forget()
 
     @property
     def num_bytes(self) -> int:
-        """Memory of tables, states, places and masks, about; it grows while texts are read."""
+        """About how much memory tables, states, places and masks take; it grows while texts are read."""
         return self._static.num_bytes + self._places.num_bytes
 
     @property

@@ -22,7 +22,7 @@ CharRanges = tuple[tuple[int, int], ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Literal:
-    """These bytes, one after another; at least one."""
+    """These bytes, one after another. There is at least one."""
 
     value: bytes
 
@@ -43,7 +43,7 @@ class Chars:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Words:
-    """Any one of many byte strings, none empty, ascending and without repetition. It becomes a trie."""
+    """Any one of many byte strings, which become a trie. None is empty; they ascend and do not repeat."""
 
     words: tuple[bytes, ...]
 
@@ -92,9 +92,10 @@ class BagItem:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bag:
-    """`min` to `max` items in any order, `separator` between each two; what each may do is told in `BagItem`.
+    """`min` to `max` items in any order, with `separator` between each two. `BagItem` says how often each may stand.
 
-    At most `MAX_ONCE` of the items are `is_once`. Members of a JSON object in free order, and arrays of unique values.
+    At most `MAX_ONCE` of the items are `is_once`. The members of a JSON object in free order are a bag, and so are the
+    items of an array of unique values.
     """
 
     items: tuple[BagItem, ...]
@@ -118,7 +119,7 @@ class Automaton:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """Whatever the rule of that name matches. The only way to recursion."""
+    """Any text that the rule of that name matches. Only calls make recursion possible."""
 
     rule: str
 
@@ -140,8 +141,8 @@ class Grammar:
     Attributes:
         start: Name of the rule of the whole text.
         rules: All of them.
-        contradiction: What is said where no text matches, in words of whoever wrote it; None: in words of rules.
-        annotations: What stood in its schemas and is not enforced, for people; see `schema_grammar`.
+        contradiction: The message where no text matches, in the terms of the grammar's kind; None for one about rules.
+        annotations: What stood in its schemas and is not enforced; see `schema_grammar`.
     """
 
     start: str
@@ -207,7 +208,7 @@ def parts_of(expr: Expr) -> Iterable[Expr]:
 
 
 def with_parts(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """The expression with what `change` makes of each of its parts; one without parts is given back as it is."""
+    """The expression with each of its parts replaced by what `change` gives for it."""
     match expr:
         case Seq(parts):
             return seq(*map(change, parts))

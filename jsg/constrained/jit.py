@@ -42,12 +42,12 @@ def compiled[F: Callable[..., Any]](function: F) -> F:
 
 
 def inner[F: Callable[..., Any]](function: F) -> F:
-    """The same for a function that only compiled ones call: it is compiled faster."""
+    """Compiles a function that only compiled ones call, which takes less time."""
     return _compiled(function, _INNER)
 
 
 def inlined[F: Callable[..., Any]](function: F) -> F:
-    """The same for one that becomes part of its callers: a call hands over a kilobyte of what describes the arrays."""
+    """Compiles a function into its callers, because a call would pass a kilobyte of array descriptions."""
     return _compiled(function, _INNER | {"forceinline": True})
 
 
@@ -68,7 +68,7 @@ def use_kernel_cache(directory: Path) -> bool:
 
 
 def kernel_directory(directory: Path) -> Path:
-    """Where in a cache directory the kernels of this version lie."""
+    """The directory inside a cache directory in which the kernels of this version lie."""
     return directory / f"kernels-{_version()}"
 
 
@@ -100,7 +100,7 @@ def _compiled(function: Any, options: dict[str, bool]) -> Any:
 
 @functools.cache
 def _version() -> str:
-    """Names what the kernels are compiled from."""
+    """A digest of the files that the kernels are compiled from."""
     digest = hashlib.sha256()
     for name in ("jit", *_KERNELS):
         digest.update(Path(__file__).parent.joinpath(*name.split(".")).with_suffix(".py").read_bytes())

@@ -72,18 +72,18 @@ class Limits:
 
 @dataclasses.dataclass(slots=True)
 class Account:
-    """What was worked out for one text, and the tokens that pay for it.
+    """The work that was done for one text, and the tokens that pay for it.
 
     Attributes:
-        num_steps: Taken so far; what other texts had worked out before costs nothing.
-        num_tokens: The most that the text ever had.
+        num_steps: The steps taken so far; what other texts had worked out before costs nothing.
+        num_tokens: The most tokens that the text ever had.
     """
 
     num_steps: int = 0
     num_tokens: int = 0
 
     def steps_left(self, limits: Limits) -> int:
-        """How many the text may still take; negative where it took more than it may."""
+        """How many steps the text may still take; negative where it took more than it may."""
         return limits.text_steps + self.num_tokens * limits.token_steps - self.num_steps
 
 

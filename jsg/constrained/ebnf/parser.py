@@ -48,7 +48,7 @@ def parse(text: str, limits: Limits) -> Rules:
 
 @final
 class _Parser:
-    """One token of look-ahead, and one more to tell a name from the beginning of the next rule."""
+    """Looks one token ahead, and one more to tell a name from the beginning of the next rule."""
 
     def __init__(self, text: str, limits: Limits):
         self._source = Source(text)

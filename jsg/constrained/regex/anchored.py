@@ -26,7 +26,7 @@ MAX_COUNT = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """An expression, and whether the empty text is one of its own."""
+    """An expression, and whether it matches the empty text."""
 
     expr: Expr
     is_nullable: bool
@@ -44,7 +44,7 @@ class Piece:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it asserts nothing."""
+        """Whether the piece asserts nothing."""
         return self.parts[1:] == (None, None, None)
 
 
@@ -205,7 +205,7 @@ def _times(part: Part | None, least: int, most: int | None) -> list[Part]:
 
 
 def _repeated(item: Expr, least: int, most: int | None) -> Expr:
-    """The item so many times, as one count where counts of counts are one."""
+    """The item so many times. A count of counts becomes one count where that matches the same texts."""
     if most == 0 or item == EMPTY:
         return EMPTY
     if (least, most) == (1, 1):

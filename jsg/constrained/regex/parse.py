@@ -69,7 +69,7 @@ def parse_regex(pattern: str, *, search: bool, limits: Limits = LIMITS, param: s
 
 
 def parse_piece(pattern: str, *, limits: Limits = LIMITS, param: str | None = None) -> Piece:
-    """What a regular expression in Python's dialect matches, by what that asserts. Raises as `parse_regex`."""
+    """The texts that a regular expression in Python's dialect matches, by what they assert. Raises as `parse_regex`."""
     piece = _parse(pattern, is_ecma=False, limits=limits, param=param)
     for part in piece.parts:
         if part is not None:
@@ -238,7 +238,7 @@ class _Parser:
 
 
 def _depth(expr: Expr) -> int:
-    """How deep an expression is nested. Works without recursion, and looks at each object once."""
+    """How deep an expression is nested. It needs no recursion, and looks at each object once."""
     depths: dict[int, int] = {}
     waiting: list[Expr] = [expr]
     while waiting:

@@ -26,12 +26,12 @@ _ADVICE = "write the pattern without it"
 
 
 class Reader:
-    """A pattern and a position in it. All methods move the position past what they return.
+    """A pattern and a position in it. Each method moves the position past what it returns.
 
     Attributes:
         pattern: The whole pattern.
         position: Of the next character.
-        is_ecma: ECMA-262 as JSON Schema uses it; else Python's `re`.
+        is_ecma: Whether the dialect is ECMA-262 as JSON Schema uses it, or else Python's `re`.
     """
 
     def __init__(self, pattern: str, *, is_ecma: bool, param: str | None):
@@ -47,7 +47,7 @@ class Reader:
         raise GrammarError(f"regular expression: {what}, at position {position} ({excerpt!r}); {advice}", self._param)
 
     def take(self, text: str) -> bool:
-        """Whether the text stands here; then it is passed."""
+        """Whether the text stands here; if so, the position moves past it."""
         if self.pattern.startswith(text, self.position):
             self.position += len(text)
             return True

@@ -22,7 +22,7 @@ class FramesRead:
     def read(
         self, frames: Sequence[int], floor: int, memory: Memory, spend: Callable[[int], None]
     ) -> tuple[Hashable, ...]:
-        """What lies above a depth in the stacks that these frames are the tops of; equal where it makes no difference.
+        """What lies above a depth in the stacks under these top frames. It is equal where it makes no difference.
 
         Args:
             frames: One for each way to read the text, -1 for an empty stack.

@@ -28,7 +28,7 @@ _BYTES_PER_PLACE, _BYTES_PER_HEAD = 700, 130
 
 
 class Place:
-    """One configuration of the machine, with what was found out about it. Only `Places` changes it.
+    """One configuration of the machine, and what is known about it. Only `Places` changes it.
 
     Attributes:
         config: Of the machine; None where the text has ended.
@@ -78,7 +78,7 @@ class Places:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all that was worked out so far, about: the machine's states, places and masks."""
+        """About how much memory states, places and masks take."""
         return self.machine.num_bytes + self.masks.num_bytes + self._link_bytes
 
     def step(self, place: Place, token_id: int, account: Account | None = None) -> Place | None:
@@ -163,7 +163,7 @@ class Places:
         return place
 
     def _worked_out[T](self, account: Account | None, work: Callable[[], T]) -> T:
-        """What takes time to find, paid for. `work` may be called twice; states have other numbers then."""
+        """The result of `work`, which is paid for. It may be called twice; states then have other numbers."""
         for is_again in (False, True):
             try:
                 with self.machine.paid_by(account):
@@ -178,7 +178,7 @@ class Places:
         raise AssertionError("the second time it succeeds or raises")
 
     def _bound(self) -> None:
-        """Forgets what is memoised where it takes too much memory, or uses too many frames or states.
+        """Forgets everything that is memoised where it takes too much memory, or uses too many frames or states.
 
         States are forgotten at half of what there may be, so that no text is refused for those that others made.
         """

@@ -92,7 +92,7 @@ def gather_list(t: StaticTables, m: Memory, number: int, size: int) -> int:
 
 @inlined
 def mixed(value: int) -> int:
-    """A number in [0, 2^32) that differs much where values differ little."""
+    """A hash in [0, 2^32): small differences between values make large ones."""
     product = (int(value) * 2654435761) & 0xFFFFFFFF
     return product ^ (product >> 15)
 
@@ -142,7 +142,7 @@ def make_state(t: StaticTables, m: Memory, size: int) -> int:
 
 @inner
 def join_states(t: StaticTables, m: Memory, state: int, other: int) -> int:
-    """The state of the positions of both, or STOPPED."""
+    """The state with the positions of both states, or STOPPED."""
     m.counters[STAMP] += 1
     stamp, size = m.counters[STAMP], 0
     for source in (state, other):
