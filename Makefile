@@ -27,11 +27,13 @@ help: ## this list
 serve: $(INSTALLED) ## the embedded model at 127.0.0.1:30000; options in SERVE_ARGS
 	$(BIN)/jsg serve $(SERVE_ARGS)
 
-lint: $(INSTALLED) ## ruff, basedpyright, import contracts
+lint: $(INSTALLED) ## ruff, basedpyright, import contracts, names that nothing uses, the pages
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+	! $(BIN)/vulture | grep -E "^jsg/.*unused (class|function|import|method|property)"
+	$(BIN)/mkdocs build --strict --quiet
 
 format: $(INSTALLED) ## let ruff format and repair what it can
 	$(BIN)/ruff check --fix-only --quiet

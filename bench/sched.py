@@ -22,9 +22,9 @@ from jsg.cache.radix import RadixCache
 from jsg.config import POLICIES
 from jsg.engine.device import packing
 from jsg.engine.device.step import SAMPLING_COLUMNS
+from jsg.sched.batch import Batch
 from jsg.sched.buckets import make_buckets
 from jsg.sched.groups import PrefixGrouping, find_groups
-from jsg.sched.records import Batch
 from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
 from jsg.types import Request, SamplingParams
 

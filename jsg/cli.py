@@ -18,15 +18,14 @@ import time
 import types
 import typing
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jsg
 from jsg.config import EngineConfig, ServerConfig, option
 from jsg.errors import ConfigError, JsgError, RequestError
 from jsg.types import GRAMMAR_FIELDS, GrammarKind, GrammarSpec, PropertyOrder, Whitespace
 
-if TYPE_CHECKING:
-    from jsg.engine.offline.engine import Engine
+type Engine = Any  # `jsg.engine.offline.engine.Engine`, which imports JAX
 
 CHECK_FAILED = 1
 FAILED = 2
@@ -227,7 +226,7 @@ def _follow(config: EngineConfig) -> int:
 
 
 @contextlib.contextmanager
-def _running_engine(config: EngineConfig) -> Iterator["Engine"]:
+def _running_engine(config: EngineConfig) -> Iterator[Engine]:
     """The engine in this process, with the progress of its start on stderr."""
     from jsg.engine.offline.engine import Engine
     from jsg.server.progress import StartDisplay
@@ -339,7 +338,7 @@ def _chat(config: EngineConfig) -> int:
     return 0
 
 
-def _print_answer(engine: "Engine", input_ids: Sequence[int]) -> str:
+def _print_answer(engine: Engine, input_ids: Sequence[int]) -> str:
     """Prints an answer as it comes and returns it; Ctrl-C ends it."""
     sampling = {"max_new_tokens": max(1, engine.info.max_request_tokens - len(input_ids))}
     answers = engine.generate(input_ids=list(input_ids), sampling_params=sampling, stream=True)
@@ -415,7 +414,7 @@ def _check(config: EngineConfig) -> int:
     return 0 if problem is None else CHECK_FAILED
 
 
-def _greedy_answer(engine: "Engine") -> dict[str, Any]:
+def _greedy_answer(engine: Engine) -> dict[str, Any]:
     sampling = {"max_new_tokens": CHECK_NEW_TOKENS, "temperature": 0.0, "ignore_eos": True}
     return engine.generate(prompt=CHECK_PROMPT, sampling_params=sampling, return_logprob=True, top_logprobs_num=2)
 

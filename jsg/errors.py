@@ -81,6 +81,16 @@ def check_length(num_prompt_tokens: int, max_new_tokens: int, limit: int) -> Non
         )
 
 
+def check_prompt_len(num_tokens: int, limit: int | None, param: str) -> None:
+    """Raises ContextLengthError where a prompt, of which these are tokens, is so long that it is not worth counting."""
+    if limit is not None and num_tokens > 2 * limit:
+        raise ContextLengthError(
+            f"prompt and new tokens together must be at most {limit}, but the prompt alone has more than {2 * limit}; "
+            "shorten the prompt",
+            param=param,
+        )
+
+
 class GrammarError(RequestError):
     """A grammar that is wrong or uses something that is not supported."""
 

@@ -5,14 +5,12 @@ token of the prompt takes which of the encoder's results.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jsg.checks import is_int, require
 
-if TYPE_CHECKING:
-    from numpy import ndarray
-else:
-    ndarray = Any  # importing numpy takes longer than all that a command line needs of this module
+ndarray = Any
+"""NumPy's: importing it takes longer than all that a command line needs of this module."""
 
 MIN_TOKENS = 5
 """Words that carry more than 128 bits together (`jsg/processing/media/key.py`); fewer do not tell items apart."""

@@ -12,18 +12,12 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from jsg.checks import are_token_ids, is_int, is_number, quote, require, token_id
+from jsg.checks import are_token_ids, is_int, quote, require
 from jsg.errors import GrammarError, RequestError
 from jsg.media import MediaInput
+from jsg.parameters import PARAMETERS, JumpForward, with_fields
 
-MAX_STOP_STRINGS = 32
-MAX_STOP_CHARS = 1024
-MAX_STOP_TOKENS = 128
-MAX_STOP_PATTERNS = 8
-MAX_STOP_PATTERN_CHARS = 256
-MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 128
-MAX_N = 128
 MAX_BRANCHES = 1024
 MAX_GRAMMAR_BYTES = 1 << 20
 
@@ -31,7 +25,6 @@ MAX_GRAMMAR_BYTES = 1 << 20
 GrammarKind = Literal["regex", "json_schema", "ebnf", "choices", "structural_tag"]
 Whitespace = Literal["fixed", "compact", "flexible"]
 PropertyOrder = Literal["declared", "free"]
-JumpForward = Literal["draft", "retokenize", "off"]
 GRAMMAR_FIELDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 _GRAMMAR_OPTIONS = {"whitespace": "fixed", "property_order": "declared"}
 """What may stand beside a grammar that has JSON in it, and its default."""
@@ -94,7 +87,11 @@ def _check_takes_options(kind: GrammarKind, option: str) -> None:
         )
 
 
+_SAMPLING = {parameter.name: parameter for parameter in PARAMETERS if parameter.role == "sampling"}
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@with_fields({name: (parameter.kind.type, parameter.default) for name, parameter in _SAMPLING.items()})
 class SamplingParams:
     """How to choose tokens and when to stop. SGLang's names and defaults.
 
@@ -147,91 +144,19 @@ class SamplingParams:
     return_constraint: bool = False
 
     def __post_init__(self) -> None:
-        self._normalise()
-        for name in ("max_new_tokens", "min_new_tokens"):
-            require(
-                is_int(getattr(self, name)) and 0 <= getattr(self, name) < 2**31,
-                name,
-                "an integer in [0, 2^31)",
-                getattr(self, name),
-            )
+        for name, parameter in _SAMPLING.items():
+            given = getattr(self, name)
+            if given is None and parameter.default is None:
+                continue
+            kept = parameter.kind.read(name, given)
+            if kept is not given:  # lists, one string and a dict are what people write; tuples are what is kept
+                object.__setattr__(self, name, kept)
         require(
             self.min_new_tokens <= self.max_new_tokens,
             "min_new_tokens",
             f"at most max_new_tokens = {self.max_new_tokens}",
             self.min_new_tokens,
         )
-        require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings", len(self.stop))
-        for text in self.stop:
-            require(
-                isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARS,
-                "stop",
-                f"strings of 1 to {MAX_STOP_CHARS} characters",
-                text,
-            )
-        require(
-            len(self.stop_regex) <= MAX_STOP_PATTERNS,
-            "stop_regex",
-            f"at most {MAX_STOP_PATTERNS} patterns",
-            len(self.stop_regex),
-        )
-        for pattern in self.stop_regex:
-            require(
-                isinstance(pattern, str) and 0 < len(pattern) <= MAX_STOP_PATTERN_CHARS,
-                "stop_regex",
-                f"patterns of 1 to {MAX_STOP_PATTERN_CHARS} characters",
-                pattern,
-            )
-        require(
-            len(self.stop_token_ids) <= MAX_STOP_TOKENS,
-            "stop_token_ids",
-            f"at most {MAX_STOP_TOKENS} ids",
-            len(self.stop_token_ids),
-        )
-        require(are_token_ids(self.stop_token_ids), "stop_token_ids", "token ids", self.stop_token_ids)
-        self._check_numbers()
-        seed = self.sampling_seed
-        require(seed is None or (is_int(seed) and -(2**63) <= seed < 2**64), "sampling_seed", "a 64-bit integer", seed)
-        require(is_int(self.n) and 1 <= self.n <= MAX_N, "n", f"an integer in [1, {MAX_N}]", self.n)
-
-    def _normalise(self) -> None:
-        """Lists, one string and a dict are what people write; tuples are what is kept."""
-        texts = {name: getattr(self, name) for name in ("stop", "stop_regex")}
-        lists = {name: (value,) if isinstance(value, str) else value for name, value in texts.items()}
-        for name, value in (lists | {"stop_token_ids": self.stop_token_ids}).items():
-            require(isinstance(value, list | tuple), name, "a list", value)
-            object.__setattr__(self, name, tuple(value))
-        object.__setattr__(self, "logit_bias", _parse_logit_bias(self.logit_bias))
-
-    def _check_numbers(self) -> None:
-        ranges: dict[str, tuple[str, bool]] = {
-            "temperature": (
-                "0 or in [1e-5, 100]",
-                is_number(self.temperature) and (self.temperature == 0 or 1e-5 <= self.temperature <= 100),
-            ),
-            "top_p": ("in [1e-6, 1]", is_number(self.top_p) and 1e-6 <= self.top_p <= 1),
-            "top_k": ("-1 or an integer from 1", is_int(self.top_k) and (self.top_k == -1 or 1 <= self.top_k < 2**31)),
-            "min_p": ("in [0, 1]", is_number(self.min_p) and 0 <= self.min_p <= 1),
-            "frequency_penalty": (
-                "in [-2, 2]",
-                is_number(self.frequency_penalty) and abs(self.frequency_penalty) <= 2,
-            ),
-            "presence_penalty": ("in [-2, 2]", is_number(self.presence_penalty) and abs(self.presence_penalty) <= 2),
-            "repetition_penalty": (
-                "in [0.01, 2]",
-                is_number(self.repetition_penalty) and 0.01 <= self.repetition_penalty <= 2,
-            ),
-        }
-        for name, (rule, ok) in ranges.items():
-            require(ok, name, rule, getattr(self, name))
-        require(
-            self.jump_forward is None or self.jump_forward in get_args(JumpForward),
-            "jump_forward",
-            " or ".join(map(repr, get_args(JumpForward))),
-            self.jump_forward,
-        )
-        for name in ("ignore_eos", "skip_special_tokens", "no_stop_trim", "return_constraint"):
-            require(isinstance(getattr(self, name), bool), name, "true or false", getattr(self, name))
         self._check_grammar()
 
     def _check_grammar(self) -> None:
@@ -293,20 +218,6 @@ def _with_grammar(fields: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         _check_takes_options(kind, name)
     return rest | {"grammar": grammar}
-
-
-def _parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """Pairs from a JSON object, whose keys are strings, from a dict or from pairs."""
-    rule = "token ids in [0, 2^31), each once, with a number in [-100, 100] for each"
-    try:
-        pairs = [(token_id(token), bias) for token, bias in (value.items() if isinstance(value, dict) else value)]
-    except (TypeError, ValueError):
-        pairs = [(None, 0)]
-    require(len(pairs) <= MAX_LOGIT_BIAS, "logit_bias", f"at most {MAX_LOGIT_BIAS} entries", len(pairs))
-    for token, bias in pairs:
-        require(token is not None and is_number(bias) and abs(bias) <= 100, "logit_bias", rule, value)
-    require(len(dict(pairs)) == len(pairs), "logit_bias", rule, value)
-    return tuple((token, float(bias)) for token, bias in pairs if token is not None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ HOST_MODULES = (
     "jsg.types",
     "jsg.checks",
     "jsg.fields",
+    "jsg.parameters",
     "jsg.config",
     "jsg.sources",
     "jsg.cli",

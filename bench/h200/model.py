@@ -36,7 +36,7 @@ POOL_TOKENS = 700_000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Declared:
-    """A program as it was handed to `Executables.lower`."""
+    """A program as it was handed to `Executables.declare`."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -53,9 +53,9 @@ class H200Executables(Executables):
         super().__init__(forbid_compile=False, compiler_options=options["gpu"], options_by_kind=by_kind, mesh=mesh)
         self._num_devices, self._num_groups = num_devices, num_groups
         self._hidden_size = hidden_size
-        self._declared: dict[Hashable, Declared] = {}
+        self._programs: dict[Hashable, Declared] = {}
 
-    def lower(
+    def declare(
         self,
         name: Hashable,
         fn: Callable[..., Any],
@@ -63,7 +63,7 @@ class H200Executables(Executables):
         donate: tuple[int, ...] = (),
         out_specs: Any = PartitionSpec(),  # noqa: B008 # never changes
     ) -> None:
-        self._declared[name] = Declared(*self._over_devices(fn, args, out_specs), donate)
+        self._programs[name] = Declared(*self._over_devices(fn, args, out_specs), donate)
 
     def output_shape(self, name: Hashable) -> tuple[None, jax.ShapeDtypeStruct]:
         """The hidden states that a forward pass returns second: all that is asked for, and not worth a trace."""
@@ -72,7 +72,7 @@ class H200Executables(Executables):
         return None, jax.ShapeDtypeStruct((key.num_tokens, self._hidden_size), jnp.bfloat16)
 
     def program(self, name: Hashable) -> Program:
-        declared = self._declared[name]
+        declared = self._programs[name]
         args = declared.args if self._num_devices > 1 else placed(declared.args)
         return compiler.compile_for_h200(
             declared.fn,
@@ -152,7 +152,7 @@ def make_model(
     programs = H200Executables(config.hidden_size, options_of, num_devices, num_groups)
     state = over_devices(state, programs.mesh)
     model = abstract_model(config, jnp.bfloat16, quantization, programs.mesh)
-    Programs(model, settings, state, buckets, programs).lower()
+    Programs(model, settings, state, buckets, programs).declare()
     is_seeing = isinstance(model, Llava)
     donated = jax.tree.leaves((state.pool, state.page_table))
     return Model(

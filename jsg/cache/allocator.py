@@ -1,4 +1,4 @@
-"""Which pages of the KV pool are free. Knows nothing of what is in them."""
+"""Which pages of the KV pool are free. What is in a page does not matter here."""
 
 import numpy as np
 
@@ -6,11 +6,15 @@ _USED = -1
 
 
 class PageAllocator:
-    """A stack of free page numbers. Page 0, the dump of padding tokens, is never on it.
+    """A stack of free page numbers. Page 0, which padding tokens are written to, is never on it.
 
-    Who allocates in the same order gets the same pages: the page freed last is handed out first.
+    The page that was freed last is handed out first, so equal calls give equal pages.
 
-    Invariants: `_stack[:num_free]` holds each free page once; `_place[page]` is its index there, or `_USED`.
+    Invariants: `_stack[:num_free]` has each free page once. `_index[page]` is where it stands there, or `_USED`.
+
+    Attributes:
+        num_total: Pages of the pool, without page 0.
+        num_free: Pages that are free.
     """
 
     def __init__(self, num_pages: int):
@@ -19,8 +23,8 @@ class PageAllocator:
         self.num_total = num_pages - 1
         self.num_free = self.num_total
         self._stack = np.arange(self.num_total, 0, -1, dtype=np.int32)
-        self._place = np.full(num_pages, _USED, dtype=np.int32)
-        self._place[self._stack] = np.arange(self.num_total, dtype=np.int32)
+        self._index = np.full(num_pages, _USED, dtype=np.int32)
+        self._index[self._stack] = np.arange(self.num_total, dtype=np.int32)
 
     def allocate(self, n: int) -> np.ndarray | None:
         """Takes `n` pages: int32 [n], or None, and nothing is taken, when fewer are free."""
@@ -29,7 +33,7 @@ class PageAllocator:
             return None
         rest = self.num_free - n
         pages = self._stack[rest : self.num_free][::-1].copy()
-        self._place[pages] = _USED
+        self._index[pages] = _USED
         self.num_free = rest
         return pages
 
@@ -37,33 +41,33 @@ class PageAllocator:
         """Gives int32 [n] pages back.
 
         Raises:
-            AssertionError: A page is free already, is given twice, or is no page of the pool. This is checked under
-                `python -O` too: a page with two owners would show one request's keys to another.
+            AssertionError: A page is free already, is given twice, or is no page of the pool. `python -O` checks it
+                too, since a page with two owners would show one request's keys to another.
         """
         if len(pages) == 0:
             return
         if pages.min() < 1 or pages.max() > self.num_total:
             raise AssertionError(f"pages to free must be in [1, {self.num_total}], but got {pages}")
-        if (self._place[pages] != _USED).any():
+        if (self._index[pages] != _USED).any():
             raise AssertionError(f"pages to free must be in use, but of {pages} some are free already")
-        places = np.arange(self.num_free, self.num_free + len(pages), dtype=np.int32)
-        self._place[pages] = places
-        if (self._place[pages] != places).any():
-            self._place[pages] = _USED
+        indices = np.arange(self.num_free, self.num_free + len(pages), dtype=np.int32)
+        self._index[pages] = indices
+        if (self._index[pages] != indices).any():
+            self._index[pages] = _USED
             raise AssertionError(f"pages to free must differ, but got {pages}")
-        # Reversed, so that pages that are freed together come back in the order they had.
+        # They are reversed, so that pages that are freed together come back in the order that they had.
         self._stack[self.num_free : self.num_free + len(pages)] = pages[::-1]
-        self._place[pages] = places[::-1]
+        self._index[pages] = indices[::-1]
         self.num_free += len(pages)
 
     def is_free(self, pages: np.ndarray) -> np.ndarray:
         """Whether each of int32 [n] pages is free: bool [n]."""
-        return self._place[pages] != _USED
+        return self._index[pages] != _USED
 
     def check_integrity(self) -> None:
         """Asserts the invariants; walks the whole pool."""
         free = self._stack[: self.num_free]
         assert 0 <= self.num_free <= self.num_total, f"{self.num_free} of {self.num_total} pages are free"
-        assert (self._place[free] == np.arange(self.num_free)).all(), "a free page has lost its place"
-        assert (self._place != _USED).sum() == self.num_free, "a page in use has a place among the free ones"
-        assert self._place[0] == _USED, "page 0 is free"
+        assert (self._index[free] == np.arange(self.num_free)).all(), "a free page is not where its index says"
+        assert (self._index != _USED).sum() == self.num_free, "a page in use has an index among the free ones"
+        assert self._index[0] == _USED, "page 0 is free"

@@ -1,4 +1,4 @@
-"""The radix tree as plain data, for people who look at a running engine. Sizes and counts only, never a token."""
+"""The radix tree as plain data, for people who look at a running engine. It has sizes and counts, and no tokens."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -8,17 +8,19 @@ from jsg.cache.node import Node, Root
 from jsg.errors import RequestError
 from jsg.types import namespace_digest
 
-MAX_DEPTH = 64  # nested so deep, it is still JSON that every parser reads
-MAX_NODES = 10_000  # the step loop stands still while they are written down
+MAX_DEPTH = 64
+"""Levels of nodes at most, so that every JSON parser reads the nested result."""
+MAX_NODES = 10_000
+"""Nodes at most, since the step loop stands still meanwhile."""
 
 
 def dump_namespaces(roots: Iterable[Root], max_depth: int, max_nodes: int) -> list[dict[str, Any]]:
-    """Each namespace with its nodes below it, breadth first, so that the limits cut off leaves and not branches.
+    """Each namespace with the nodes below it. They are taken breadth first, so that limits cut off leaves.
 
     Args:
         roots: The namespaces.
-        max_depth: Levels of nodes below a namespace, at most.
-        max_nodes: Namespaces and nodes together, at most.
+        max_depth: The most levels of nodes below a namespace.
+        max_nodes: The most namespaces and nodes together.
 
     Raises:
         RequestError: A limit is out of range.

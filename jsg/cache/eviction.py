@@ -1,4 +1,4 @@
-"""Which leaf to evict next: the least recently used one that nobody has locked."""
+"""Which leaf is evicted next: the least recently used one that nobody has locked."""
 
 import heapq
 from collections.abc import Iterator
@@ -7,26 +7,26 @@ from jsg.cache.node import Node
 
 
 class EvictionQueue:
-    """A heap of leaves that is put right only where it is read.
+    """A heap of leaves by the time of their last use.
 
-    A leaf that is used, locked or given a child keeps its entry, which is then out of date: `pop` moves it back or
-    drops it. That is one heap operation per use at most, and the tree is never walked.
+    A leaf that is used, locked or given a child keeps its entry, which is then out of date. `pop` moves such an entry
+    back or drops it. So a use costs at most one heap operation, and the tree is never walked.
 
-    Invariants: each evictable leaf has exactly one entry, any other node at most one (`Node.is_queued`), and no entry
-    is younger than its node.
+    Invariants: each evictable leaf has one entry and any other node at most one (`Node.is_queued`). The time of an
+    entry is never later than the last use of its node.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Node]] = []
 
     def offer(self, node: Node) -> None:
-        """Notes that `node` may have become an evictable leaf."""
+        """Takes `node` if it has become an evictable leaf."""
         if node.is_evictable_leaf and not node.is_queued:
             node.is_queued = True
             heapq.heappush(self._heap, (node.last_used, node.serial, node))
 
     def pop(self) -> Node | None:
-        """Takes out the evictable leaf that was used least recently, or None when there is none."""
+        """Takes out the evictable leaf that was used least recently; None where there is none."""
         while self._heap:
             queued_at, _, node = self._heap[0]
             if node.is_evictable_leaf and node.last_used > queued_at:
@@ -39,5 +39,5 @@ class EvictionQueue:
         return None
 
     def __iter__(self) -> Iterator[tuple[int, Node]]:
-        """Each entry's time and node, in no order."""
+        """Time and node of each entry, in no order."""
         return ((queued_at, node) for queued_at, _, node in self._heap)

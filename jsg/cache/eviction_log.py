@@ -1,4 +1,4 @@
-"""What was evicted lately, and when: for the explanation of a miss, never for a decision."""
+"""What was evicted lately, and when. It explains a miss; nothing is decided by it."""
 
 import dataclasses
 import hashlib
@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 from jsg.cache.node import Node, Root
 
-CAPACITY = 4096  # a quarter of a megabyte for each thousand
+CAPACITY = 4096
+"""Leaves that are remembered. A thousand take a quarter of a megabyte."""
 DIGEST_BYTES = 16
 MAX_STATES = 1024
+"""Unfinished hashes that are kept."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,13 +31,13 @@ class Eviction:
 class EvictionLog:
     """The leaves that were evicted last, by where they began.
 
-    A key is a digest of the namespace and of all tokens up to and including the first page of the leaf: the first page
-    that a prompt misses which went on in it. So the log holds no tokens, and costs the same for long and for short
-    prompts. Digests of the paths above leaves are kept as unfinished hashes and extended edge by edge, so that the cost
-    of an eviction does not grow with its depth.
+    A key is a digest of the namespace and of all tokens up to the end of the leaf's first page, which is the first page
+    that a prompt misses that would go on in this leaf. So the log has no tokens, and long prompts cost as much as short
+    ones. The hashes of paths are kept unfinished and extended edge by edge, so that the cost of an eviction does not
+    grow with its depth.
 
-    Invariant: `_states` has, by the serial of a node, the hash of the path to its end. A split does not change that:
-    the lower half stays the node.
+    Invariant: `_states` has, by the serial of a node, the hash of the path to its end. A split does not change that,
+    since the lower half stays the same node.
     """
 
     def __init__(self, page_bytes: int, clock: Callable[[], float] = time.time, capacity: int = CAPACITY):
@@ -47,7 +49,7 @@ class EvictionLog:
         self._states: OrderedDict[int, hashlib.blake2b] = OrderedDict()
 
     def record(self, leaf: Node) -> None:
-        """Notes that `leaf`, which is still in its place, is evicted now."""
+        """Notes that `leaf`, which is still in the tree, is evicted now."""
         assert leaf.parent is not None, "a root is not evicted"
         state = self._state(leaf.parent).copy()
         state.update(leaf.tokens[: self._page_bytes])
@@ -58,11 +60,11 @@ class EvictionLog:
             self._entries.popitem(last=False)
 
     def find(self, namespace: str, tokens: bytes) -> Eviction | None:
-        """The leaf that was evicted last whose first page was the last page of `tokens`; None when none is remembered.
+        """The leaf that was evicted last and whose first page was the last page of `tokens`; None where none is known.
 
         Args:
-            namespace: Whose prefix it is.
-            tokens: Whole pages from the beginning of a prompt, as bytes of int32.
+            namespace: The namespace of the prompt.
+            tokens: Whole pages from the beginning of the prompt, as bytes of int32.
         """
         state = _begin(namespace)
         state.update(tokens)
@@ -92,6 +94,6 @@ class EvictionLog:
 
 
 def _begin(namespace: str) -> hashlib.blake2b:
-    """The hash of a namespace, before any tokens. Its length comes first, so that no name runs on into tokens."""
+    """The hash of a namespace without tokens. Its length comes first, so that no name runs into tokens."""
     name = namespace.encode(errors="surrogatepass")
     return hashlib.blake2b(len(name).to_bytes(8, "little") + name, digest_size=DIGEST_BYTES)

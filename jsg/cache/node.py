@@ -1,7 +1,7 @@
-"""The nodes of the radix tree: compressed edges over tokens and the pages that hold their keys and values.
+"""The nodes of the radix tree: compressed edges of tokens, and the pages with their keys and values.
 
-An edge keeps its tokens and pages as `bytes` of int32. They are copies, so no prompt is kept alive; they cost 33 bytes
-beside the data where an array costs over a hundred; and following an edge is one `startswith`.
+An edge has its tokens and pages as `bytes` of int32. They are copies, so that they keep no prompt alive. They cost 33
+bytes beside the data, where an array costs more than a hundred. To follow an edge is one `startswith`.
 """
 
 import numpy as np
@@ -10,18 +10,18 @@ INT_BYTES = np.dtype(np.int32).itemsize
 
 
 class Node:
-    """One edge and the point at its end. Whole pages only, at least one.
+    """One edge and the point at its end. An edge has whole pages, at least one.
 
-    Invariants: `last_used` is never larger than the parent's; nor is `num_locks`, except that a root counts no locks.
+    Invariants: `last_used` is never larger than that of the parent. Nor is `num_locks`, but a root counts no locks.
 
     Attributes:
-        parent: None for a root, and for a node that was evicted.
-        tokens: The edge's token ids.
-        pages: The page of every `page_size` tokens.
-        children: By the first page of tokens on their edge.
-        num_locks: Locks held here or below; above 0 the pages stay.
+        parent: The node above; None for a root, and for a node that was evicted.
+        tokens: The token ids of the edge.
+        pages: The page numbers of the edge, one for every `page_size` tokens.
+        children: The nodes below, by the first page of tokens on their edge.
+        num_locks: Locks here or below. While there are any the pages stay.
         last_used: When a match or insert last ended here or below, by the cache's count of them.
-        serial: Larger for a node that was made later.
+        serial: A number that is larger for a node that was made later.
         is_queued: Whether the eviction queue has an entry for it.
     """
 
@@ -51,16 +51,16 @@ class Node:
 
     @property
     def is_evictable_leaf(self) -> bool:
-        """Whether evicting it would leave no hole in a prefix and hurt nobody."""
+        """Whether it may be evicted: nobody has locked it, and no longer prefix needs it."""
         return not self.children and self.num_locks == 0 and self.parent is not None
 
     def split(self, num_pages: int, page_size: int, serial: int) -> "Node":
-        """Cuts the edge after `num_pages` pages and returns the new node there.
+        """Splits the edge after `num_pages` pages and returns the new node there.
 
             parent ──tokens──▶ self        parent ──head──▶ upper ──tail──▶ self
 
-        The lower half stays `self`, so whoever holds this node still denotes the whole old path: locks, matches and
-        watches need no change.
+        The lower half stays `self`. So this node still stands for the whole old path, and locks, matches and watches
+        need no change.
         """
         parent = self.parent
         assert parent is not None and 0 < num_pages < self.num_pages, f"cannot split {self.num_pages} at {num_pages}"
@@ -83,7 +83,7 @@ class Node:
 
 
 class Root(Node):
-    """Where the prefixes of one namespace begin. It has no pages, so there is nothing to lock or to evict."""
+    """The beginning of all prefixes of one namespace. It has no pages, so it is never locked and never evicted."""
 
     __slots__ = ("namespace",)
 
@@ -93,7 +93,7 @@ class Root(Node):
 
 
 def common_len(edge: bytes, key: bytes, start: int) -> int:
-    """How many int32 of `edge` equal those of `key` from byte `start` on."""
+    """How many leading int32 of `edge` are equal to those of `key` from byte `start` on."""
     count = min(len(edge), len(key) - start) // INT_BYTES
     differs = np.frombuffer(edge, np.int32, count) != np.frombuffer(key, np.int32, count, start)
     return int(differs.argmax()) if differs.any() else count

@@ -1,7 +1,7 @@
-"""The KV pool on the device: per layer one array for keys and one for values, or both in one where a kernel wants that.
+"""The KV pool on the device: by layer an array of keys and one of values, or both in one where a kernel needs that.
 
-Lists of arrays, not a stacked array: a stacked pool that rides through `scan` is copied (docs/architecture.md).
-Page 0 takes the writes of padding tokens and is never allocated.
+It is a list of arrays and not one stacked array, since a stacked pool that goes through `scan` is copied
+(docs/packages/cache.md). Padding tokens are written to page 0, which is never allocated.
 """
 
 from typing import NamedTuple
@@ -12,15 +12,15 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 HEADS_AXIS = 2
-"""Of each array: what devices share out."""
+"""The axis of each array that is divided among devices."""
 
 
 class KVPool(NamedTuple):
-    """Keys and values of every cached token, per layer. Donated to each step and returned by it.
+    """Keys and values of all cached tokens, by layer. Each step is given it as a donation and returns it.
 
     Attributes:
-        layers: Each (keys, values), `[P, page_size, K, H]`; or one array `[P, page_size, 2·K, H]`, in which the key and
-            the value of a head stand side by side (TPU). Only the ops of `kernels_pallas` look inside.
+        layers: For each layer (keys, values), `[P, page_size, K, H]`; or one array `[P, page_size, 2·K, H]`, in which
+            key and value of a head stand side by side (TPU). Only the operations of `kernels_pallas` look inside.
     """
 
     layers: tuple[tuple[Float[Array, "P page_size heads H"], ...], ...]
@@ -32,7 +32,7 @@ class KVPool(NamedTuple):
 
 
 def copy_slots(pool: KVPool, source: Int[Array, " k"], target: Int[Array, " k"]) -> KVPool:
-    """The pool with the keys and values of some slots copied to others. Only slot 0, the dump, may be in both."""
+    """The pool with keys and values of some slots copied to others. Only slot 0, for padding, may be in both."""
 
     def copy(array: Float[Array, "P page_size heads H"]) -> Float[Array, "P page_size heads H"]:
         size = array.shape[1]
@@ -54,9 +54,9 @@ def make_pool(
     is_interleaved: bool = False,
     sharding: jax.sharding.Sharding | None = None,
 ) -> KVPool:
-    """A zeroed pool of `num_pages` pages, the dump page included. Zeros matter: 0 x NaN garbage would be NaN.
+    """A pool of zeros with `num_pages` pages, page 0 included. With a sharding, the heads are divided among devices.
 
-    With a sharding, devices share out the heads.
+    Zeros matter: attention multiplies masked values by 0, and 0 times a NaN in uninitialised memory would be NaN.
     """
     arrays = 1 if is_interleaved else 2
     shape = (num_pages, page_size, kv_heads * 2 // arrays, head_dim)

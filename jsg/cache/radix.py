@@ -1,10 +1,10 @@
-"""The radix tree of cached prefixes: which pages already hold the keys and values of a prompt's first tokens.
+"""The radix tree of cached prefixes: which pages have the keys and values of a prompt's first tokens.
 
     namespace "" ─ root ──[system prompt]──▶ ● ──[question A]──▶ ●
                                              └───[question B]──▶ ●
 
-Tokens and pages are int32 arrays. Everything is counted in whole pages of `page_size` tokens: an edge holds whole
-pages, only whole pages match, and what is left of a prompt behind its last whole page is ignored.
+Tokens and pages are int32 arrays. The tree knows whole pages of `page_size` tokens only: an edge has whole pages, only
+whole pages match, and the tokens of a prompt behind its last whole page are ignored.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ from jsg.cache.watch import Watch, WatchIndex
 from jsg.types import CacheReport
 
 MAX_CONTINUATIONS = 8
+"""Tokens that an explanation of a miss shows at most."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +32,8 @@ class PrefixMatch:
     """The longest cached prefix of a prompt. Its pages may be evicted until it is locked.
 
     Attributes:
-        pages: int32, one per matched page; a copy.
-        node: Where the match ends; to be handed to `RadixCache.lock`, otherwise opaque.
+        pages: int32, a copy of the matched page numbers.
+        node: The node at which the match ends, for `RadixCache.lock`.
         num_tokens: Tokens that matched.
     """
 
@@ -43,14 +44,14 @@ class PrefixMatch:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class InsertResult:
-    """Who owns what after an insert.
+    """Who owns which pages after an insert.
 
     Attributes:
-        pages: int32, one per page inserted: the tree's own along the whole path (the caller's when the cache is off).
+        pages: int32, the tree's page numbers along the whole path; the caller's where the cache is off.
         num_existing: Leading pages that were in the tree before. Where the caller's differ from `pages`, they are
-            duplicates that the caller still owns and should free.
-        num_taken: The pages behind them, which the tree owns now.
-        node: Where the path ends; to be handed to `RadixCache.lock`, otherwise opaque.
+            duplicates, which the caller still owns and should free.
+        num_taken: The pages behind these. The tree owns them now.
+        node: The node at which the path ends, for `RadixCache.lock`.
     """
 
     pages: np.ndarray
@@ -61,7 +62,7 @@ class InsertResult:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class PrefixLock:
-    """Keeps a path from being evicted until `RadixCache.unlock`. Opaque."""
+    """Protects the path to a node from eviction until `RadixCache.unlock`."""
 
     node: Node
     is_held: bool = True
@@ -81,15 +82,15 @@ class CacheStats:
 class RadixCache:
     """A compressed prefix tree per namespace, over pages that it owns.
 
-    Time is a count of matches and inserts, never a clock: equal calls give equal trees. Only the log of evictions has a
-    clock, and nothing is decided by it.
+    Time is a count of matches and inserts, so equal calls give equal trees. Only the log of evictions reads a clock,
+    and nothing is decided by it.
 
     Invariants:
-        - every page of the tree is in one node, and in use by the allocator's account;
-        - a node is locked if one below it is, and was used no earlier than those;
-        - `num_protected` pages are in locked nodes, `num_evictable` in the others; hence, with the pages that the
-          callers own, free + evictable + protected + uncached == the allocator's total;
-        - a root is kept while it has children or watches.
+        - Each page of the tree is in one node, and the allocator knows it as used.
+        - A node is locked while one below it is, and its last use is never earlier than theirs.
+        - `num_protected` pages are in locked nodes and `num_evictable` in the others. So, with the pages that callers
+          own, free + evictable + protected + uncached == the allocator's total.
+        - A root is kept while it has children or watches.
     """
 
     def __init__(
@@ -100,9 +101,13 @@ class RadixCache:
         enabled: bool = True,
         clock: Callable[[], float] = time.time,
     ):
-        """A cache that frees what it evicts into `allocator`. Unless `enabled`, it stays empty and nothing matches.
+        """An empty cache.
 
-        `clock` gives seconds since the epoch, for the log of evictions.
+        Args:
+            page_size: Tokens in a page.
+            allocator: Gets the pages that are evicted.
+            enabled: Where it is False the cache stays empty and nothing matches.
+            clock: Gives seconds since the epoch, for the log of evictions.
         """
         assert page_size >= 1, f"a page must have at least 1 token, but got page_size={page_size}"
         self.page_size = page_size
@@ -124,7 +129,7 @@ class RadixCache:
     # Prefixes.
 
     def match(self, tokens: np.ndarray, namespace: str = "") -> PrefixMatch:
-        """The longest cached prefix of `tokens`. Marks it as used now, and splits the edge it ends in."""
+        """The longest cached prefix of `tokens`. Marks it as used now, and splits the edge that it ends in."""
         path = self._reach(self._root(namespace), self._key(tokens))
         self._use(path)
         pages = _join_pages(path)
@@ -140,8 +145,7 @@ class RadixCache:
     def insert(self, tokens: np.ndarray, pages: np.ndarray, namespace: str = "") -> InsertResult:
         """Caches `tokens`, whose keys and values are in `pages`, and takes the pages that the tree does not have yet.
 
-        Marks the path as used now. Nothing is locked: lock `InsertResult.node` to keep the path. If the cache is off,
-        takes nothing.
+        Marks the path as used now, but locks nothing. A cache that is off takes nothing.
         """
         assert len(tokens) == len(pages) * self.page_size, (
             f"{len(pages)} pages of {self.page_size} tokens cannot hold {len(tokens)} tokens"
@@ -163,7 +167,7 @@ class RadixCache:
         """Frees whole leaves, the least recently used first, until `num_pages` are freed or nothing is left to evict.
 
         Returns:
-            The pages freed: at least `num_pages` unless all that remains is locked.
+            The number of pages freed: at least `num_pages`, unless all that remains is locked.
         """
         freed: list[Node] = []
         num_freed = 0
@@ -177,9 +181,9 @@ class RadixCache:
         return num_freed
 
     def forget(self, lock: PrefixLock) -> None:
-        """Evicts the end of an unlocked path: what is locked or goes on elsewhere stays, and so does all above it.
+        """Evicts the end of an unlocked path, whose keys and values may be wrong.
 
-        For pages that are not to be trusted.
+        Nodes stay that are locked or that another prefix goes on from, and so do all above them.
         """
         assert not lock.is_held, "a path is forgotten after it was unlocked"
         node, freed = lock.node, []
@@ -202,7 +206,7 @@ class RadixCache:
     # Locks.
 
     def lock(self, at: PrefixMatch | InsertResult | Node) -> PrefixLock:
-        """Keeps the path to `at` from being evicted. It must not have been evicted since it was matched or inserted."""
+        """Protects the path to `at` from eviction. It must not have been evicted since it was matched or inserted."""
         node = at if isinstance(at, Node) else at.node
         assert node.parent is not None or isinstance(node, Root), "a prefix must be locked before it is evicted"
         for locked in _path_up(node):
@@ -228,13 +232,13 @@ class RadixCache:
     def watch(self, tokens: np.ndarray, namespace: str = "", limit: int | None = None) -> Watch:
         """Keeps `Watch.matched` equal to `matched_len(tokens[:limit], namespace)` until `unwatch`.
 
-        Args:
-            tokens: The prompt. It is kept, not copied, and must not change.
-            namespace: Whose prefixes may match.
-            limit: Most tokens that may match; None for all.
+        It splits the edge that the match ends in, as the later `match` would. So watches end at nodes, and no split
+        moves one.
 
-        Splits the edge that the match ends in, as the later `match` would. So watches always end at nodes, and a split
-        never moves one.
+        Args:
+            tokens: The prompt. It is not copied, so it must not change.
+            namespace: The namespace whose prefixes may match.
+            limit: The most tokens that may match; None for all.
         """
         tokens = tokens[:limit]
         tokens = tokens[: len(tokens) // self.page_size * self.page_size]
@@ -252,16 +256,16 @@ class RadixCache:
         self._drop_root_if_idle(watch.node)
 
     def drain_changed(self) -> list[Watch]:
-        """The watches whose `matched` changed since the last call, oldest watch first."""
+        """The watches whose `matched` changed since the last call, the oldest watch first."""
         return self._watches.drain_changed()
 
     # Accounts.
 
     def explain(self, node: Node, tokens: np.ndarray, namespace: str = "") -> CacheReport:
-        """Why the longest cached prefix of `tokens` ends at `node`, where `match` has just found it. Changes nothing.
+        """Why the longest cached prefix of `tokens` ends at `node`, as `match` has just found. Changes nothing.
 
-        With pages of several tokens a miss may share the beginning of a page with what is cached. The first difference
-        is the token behind the longest such beginning, although nothing of that page is used.
+        Where pages have several tokens, a page that misses may begin as a cached one. The first difference is the token
+        behind the longest such beginning, although nothing of that page is used.
         """
         key = self._key(tokens) if self.enabled else b""
         end = sum(len(above.tokens) for above in _path_up(node))
@@ -280,8 +284,8 @@ class RadixCache:
         )
 
     def _nearest(self, node: Node, page: bytes) -> tuple[int, tuple[int, ...]]:
-        """How many tokens of `page`, which no child of `node` begins with, some do, and with what these go on."""
-        # With one token to a page all children differ in it, and any of them will do.
+        """How many leading tokens of `page` some child of `node` begins with, and the tokens with which such go on."""
+        # Where a page has one token, all children differ in it, and any of them will do.
         first_pages = list(itertools.islice(node.children, MAX_CONTINUATIONS if self.page_size == 1 else None))
         if not first_pages:
             return 0, ()
@@ -292,10 +296,10 @@ class RadixCache:
         return longest, tuple(itertools.islice(following, MAX_CONTINUATIONS))
 
     def dump(self, max_depth: int, max_nodes: int) -> dict[str, Any]:
-        """Sizes and counts of the tree, nested, without any token: see `dump.py`. Walks what it shows.
+        """Sizes and counts of the tree, nested, without any token (see `dump.py`). Takes time for what it shows.
 
-        `last_used` is by the cache's count of matches and inserts, which is `time` now. A node whose `num_children`
-        is more than the children shown was cut off by a limit.
+        `last_used` is by the cache's count of matches and inserts, and `time` is that count now. Where a node shows
+        fewer children than its `num_children`, a limit has cut them off.
 
         Raises:
             RequestError: A limit is out of range.
@@ -320,7 +324,7 @@ class RadixCache:
         )
 
     def check_integrity(self) -> None:
-        """Asserts the invariants; walks everything."""
+        """Asserts the invariants. Walks the whole tree."""
         nodes = list(self._nodes())
         for node in nodes:
             self._check_node(node)
@@ -371,11 +375,11 @@ class RadixCache:
         return tokens[: len(tokens) // self.page_size * self.page_size].tobytes()
 
     def _root(self, namespace: str) -> Root:
-        """The namespace's root; a new one, that is not kept yet, when there is none."""
+        """The root of a namespace. Where there is none it is a new one, which is not kept yet."""
         return self._roots.get(namespace) or Root(namespace)
 
     def _descend(self, start: Node, key: bytes) -> tuple[list[Node], int]:
-        """Follows whole edges from `start` along `key`: the nodes passed, `start` first, and the bytes used."""
+        """Follows whole edges from `start` along `key`: the nodes, `start` first, and the bytes of `key` used."""
         path = [start]
         end = 0
         while (child := path[-1].children.get(key[end : end + self._page_bytes])) and key.startswith(child.tokens, end):
@@ -384,14 +388,14 @@ class RadixCache:
         return path, end
 
     def _overlap(self, node: Node, key: bytes, end: int) -> tuple[Node | None, int]:
-        """The child of `node` whose edge `key` enters at byte `end` and leaves early, and the pages they share."""
+        """The child of `node` whose edge `key` follows from byte `end` on, but not to its end; their common pages."""
         child = node.children.get(key[end : end + self._page_bytes])
         if child is None:
             return None, 0
         return child, common_len(child.tokens, key, end) // self.page_size
 
     def _reach(self, start: Node, key: bytes) -> list[Node]:
-        """The nodes from `start` on along `key`, as far as it is cached. Splits the edge in which that ends."""
+        """The nodes from `start` along `key`, as far as it is cached. Splits the edge that this ends in."""
         path, end = self._descend(start, key)
         child, overlap = self._overlap(path[-1], key, end)
         if child is not None:
@@ -400,7 +404,7 @@ class RadixCache:
         return path
 
     def _nodes(self) -> Iterator[Node]:
-        """Every node but the roots, parents before children."""
+        """All nodes but the roots, parents before children."""
         stack: list[Node] = list(self._roots.values())
         while stack:
             children = stack.pop().children.values()
@@ -416,7 +420,7 @@ class RadixCache:
             node.last_used = self._time
 
     def _add_leaf(self, parent: Node, tokens: bytes, pages: bytes) -> Node:
-        """Hangs a new leaf, used now, below `parent`, and lengthens the watches that waited for it."""
+        """Adds a leaf below `parent`, used now, and lengthens the watches that waited for it."""
         leaf = Node(parent, tokens, pages, serial=next(self._serials), last_used=self._time)
         parent.children[tokens[: self._page_bytes]] = leaf
         if isinstance(parent, Root):
@@ -429,7 +433,7 @@ class RadixCache:
         return leaf
 
     def _remove_leaf(self, leaf: Node) -> None:
-        """Takes an evictable leaf out of the tree. Its watches fall back to its parent, which may be a leaf now."""
+        """Takes an evictable leaf out of the tree. Its watches go to its parent, which may be a leaf now."""
         parent = leaf.parent
         assert parent is not None and leaf.is_evictable_leaf
         del parent.children[leaf.tokens[: self._page_bytes]]
@@ -443,7 +447,7 @@ class RadixCache:
 
     def _lengthen_watches(self, parent: Node, leaf: Node) -> None:
         """Moves the watches that waited for the first page of this new leaf as far down its edge as they match."""
-        edge, edge_len = leaf.tokens, leaf.num_tokens  # before the watches split it; the leaf stays its end
+        edge, edge_len = leaf.tokens, leaf.num_tokens  # before watches split the edge; the leaf stays its end
         for watch in self._watches.take(parent, edge[: self._page_bytes]):
             wanted = watch.tokens[watch.matched : watch.matched + edge_len].tobytes()
             if wanted == edge:
@@ -454,18 +458,18 @@ class RadixCache:
             self._watches.put_back(watch, path[-1], watch.matched + gained)
 
     def _drop_root_if_idle(self, node: Node) -> None:
-        """Forgets a root that has no children and no watches, so that namespaces that come and go cost nothing."""
+        """Forgets a root without children and watches, so that namespaces that come and go cost nothing."""
         if isinstance(node, Root) and not node.children and node not in self._watches:
             self._roots.pop(node.namespace, None)
 
 
 def _join_pages(path: Sequence[Node]) -> np.ndarray:
-    """The pages of the nodes, one after another: int32."""
+    """int32: the pages of the nodes, one after another."""
     return np.frombuffer(b"".join([node.pages for node in path]), np.int32).copy()
 
 
 def _path_up(node: Node) -> Iterator[Node]:
-    """`node` and those above it, without the root."""
+    """`node` and the nodes above it, without the root."""
     while node.parent is not None:
         yield node
         node = node.parent

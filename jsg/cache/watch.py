@@ -1,4 +1,4 @@
-"""Watches: the longest cached prefix of prompts that wait, kept up to date as the tree changes."""
+"""Watches: the longest cached prefix of each waiting prompt, kept up to date while the tree changes."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from jsg.cache.node import Node
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Watch:
-    """One waiting prompt. Made by `RadixCache.watch`; only the cache changes it.
+    """One waiting prompt. `RadixCache.watch` makes it, and only the cache changes it.
 
     Attributes:
-        tokens: int32, the whole pages that may match. The caller's array, not a copy: it must not change.
-        namespace: Whose prefixes may match.
-        serial: Larger for a watch that was made later.
-        node: Where the match ends; always the end of an edge.
+        tokens: int32, the whole pages that may match. It is the caller's array, not a copy, and must not change.
+        namespace: The namespace whose prefixes may match.
+        serial: A number that is larger for a watch that was made later.
+        node: The node at which the match ends.
         matched: Tokens of the longest cached prefix.
     """
 
@@ -30,8 +30,8 @@ class Watch:
 class WatchIndex:
     """The watches that end at each node, grouped by the page of tokens that each needs next.
 
-    A new child thus finds exactly the watches that it lengthens. Insertion order is kept everywhere (dicts serve as
-    ordered sets), so that equal histories give equal trees.
+    So a new child finds exactly the watches that it lengthens. Dicts serve as sets that keep the order of insertion, so
+    that equal histories give equal trees.
     """
 
     def __init__(self, page_size: int):
@@ -40,11 +40,11 @@ class WatchIndex:
         self._changed: dict[Watch, None] = {}
 
     def add(self, watch: Watch) -> None:
-        """Starts keeping `watch` at `watch.node`."""
+        """Adds `watch` at `watch.node`."""
         self._by_node.setdefault(watch.node, {}).setdefault(self._next_page(watch), {})[watch] = None
 
     def remove(self, watch: Watch) -> None:
-        """Forgets `watch`; asserts that it is here."""
+        """Removes `watch`, which must be here."""
         groups = self._by_node.get(watch.node, {})
         group = groups.get(self._next_page(watch), {})
         assert watch in group, "a watch must be ended once, by the cache that made it"
@@ -56,7 +56,7 @@ class WatchIndex:
         self._changed.pop(watch, None)
 
     def take(self, node: Node, next_page: bytes) -> list[Watch]:
-        """Takes out the watches at `node` that wait for this page; each is to be given back by `put_back`."""
+        """Takes out the watches at `node` that wait for this page. The caller gives each to `put_back`."""
         groups = self._by_node.get(node, {})
         group = groups.pop(next_page, {})
         if group and not groups:
@@ -64,18 +64,18 @@ class WatchIndex:
         return list(group)
 
     def take_all(self, node: Node) -> list[Watch]:
-        """Takes out every watch at `node`; each is to be given back by `put_back`."""
+        """Takes out all watches at `node`. The caller gives each to `put_back`."""
         return [watch for group in self._by_node.pop(node, {}).values() for watch in group]
 
     def put_back(self, watch: Watch, node: Node, matched: int) -> None:
-        """Keeps `watch` at `node` with its new length, and notes that it changed."""
+        """Adds `watch` at `node` with its new length, and notes that it has changed."""
         watch.node = node
         watch.matched = matched
         self.add(watch)
         self._changed[watch] = None
 
     def drain_changed(self) -> list[Watch]:
-        """The watches put back since the last call, oldest watch first."""
+        """The watches that were put back since the last call, the oldest watch first."""
         changed = sorted(self._changed, key=lambda watch: watch.serial)
         self._changed.clear()
         return changed
@@ -100,5 +100,5 @@ class WatchIndex:
         assert set(self._changed) <= set(self), "a watch that has ended is still to be reported"
 
     def _next_page(self, watch: Watch) -> bytes:
-        """The tokens that would lengthen the match; empty where nothing can."""
+        """The page of tokens that would lengthen the match; empty where the whole prompt matches."""
         return watch.tokens[watch.matched : watch.matched + self._page_size].tobytes()

@@ -67,6 +67,11 @@ def use_kernel_cache(directory: Path) -> bool:
     return True
 
 
+def default_kernel_cache() -> Path:
+    """Where compiled kernels are kept unless `use_kernel_cache` says otherwise: beside Python's own compiled files."""
+    return Path(__file__).parent / "__pycache__"
+
+
 def kernel_directory(directory: Path) -> Path:
     """The directory inside a cache directory in which the kernels of this version lie."""
     return directory / f"kernels-{_version()}"
@@ -86,7 +91,7 @@ def _compiled(function: Any, options: dict[str, bool]) -> Any:
     signature = _type_of(hints["return"])(*arguments)
     # Numba's cache does not see that a function of another file has changed, so each version has its own directory.
     directory = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(kernel_directory(Path(directory or Path(__file__).parent / "__pycache__")))
+    numba.config.CACHE_DIR = str(kernel_directory(Path(directory or default_kernel_cache())))
     try:
         # Without numba's own memory management, since kernels allocate nothing: it would count, atomically, each use of
         # an array that comes out of a tuple, which makes a step ten times as slow.

@@ -13,8 +13,8 @@ from jsg.engine.profile import StepProfiler
 from jsg.engine.selfcheck import SelfCheck, check_steps
 from jsg.engine.startup import start
 from jsg.errors import JsgError, QueueTimeoutError
+from jsg.sched.batch import Batch
 from jsg.sched.put_off import put_off
-from jsg.sched.records import Batch
 from jsg.types import Request, RequestOutput
 
 
@@ -47,6 +47,11 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether a step would do something: serve requests, or run a program that has just been compiled."""
         return self._serves or not self._runner.is_warm
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has all that it loads and compiles in the background, or has failed to."""
+        return self.grammars.are_loaded and not self._executables.is_compiling
 
     @property
     def _serves(self) -> bool:
@@ -254,5 +259,6 @@ class EngineCore:
         self._in_flight = None
         if self._profiler is not None:
             self._profiler.close()
+        self.grammars.close()
         self._runner.close()
         self._executables.close()

@@ -51,6 +51,11 @@ RUNS_BEFORE_READY = {"gpu": 4}
 """Runs of each program, by platform, before a request may meet it. On NVIDIA, XLA first runs a program as it is and
 makes its CUDA graph in a later run; in one of its modes it watches three runs to learn what changes between them."""
 
+LOWERED_BEFORE_READY = frozenset({"gpu", "tpu"})
+"""Platforms on which every program is lowered before the engine is ready, and those that a first request meets are
+compiled as well. Lowering in a thread takes the interpreter lock from the step loop: steps of an accelerator are short,
+so that would be felt, and nobody waits for such an engine as for one on a CPU, whose steps are long."""
+
 ROW_MULTIPLE = {"gpu": 8}
 """What every number of rows is a multiple of, by platform. cuBLASLt pads operands to it, in launches of its own, and of
 a single row XLA makes a product of vectors for which it converts every weight to float32 (seen in programs compiled for
@@ -156,15 +161,15 @@ def start(config: EngineConfig, report: Report) -> Parts:
         JsgError: The model, the knobs or the memory do not allow it.
     """
     settings = _begin(config, report)
-    lexicon = _load_lexicon(settings)
+    lexicon = _lexicon_loader(settings)  # first: its directory may be refused
     ready = _make_runner(settings, report)
     runner, party, num_pages = ready.runner, settings.party, ready.num_pages
-    lexicon.wait()
     if isinstance(party, Leader):
         party.open(runner.replica, ready.executables)
         runner.make_calls_to(party)
     allocator = PageAllocator(num_pages)
     cache = RadixCache(settings.page_size, allocator, enabled=not config.disable_radix_cache)
+    lexicon.begin()
     return Parts(
         info=_info(settings, ready.plan),
         decode_steps=_decode_steps(settings, ready.plan, runner),
@@ -265,8 +270,8 @@ def _with_newline(state: DeviceState, model: nnx.Module) -> DeviceState:
     return state._replace(vision=state.vision.at[NEWLINE_ROW].set(newline[...]))
 
 
-def _load_lexicon(settings: _Settings) -> LexiconLoader:
-    """Begins to load what grammars need, beside the model."""
+def _lexicon_loader(settings: _Settings) -> LexiconLoader:
+    """What loads the things that grammars need."""
     config, model = settings.config, settings.model
     directory = settings.directory if config.tokenizer_path is None else resolve_model(config.tokenizer_path)
     cache = None if config.disable_compilation_cache else compilation_cache_path(config.compilation_cache_dir)
@@ -378,15 +383,22 @@ def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.M
     """Compiles the largest programs; returns the bytes that a step needs beside what it is given."""
     state = settings.abstract_state(pool_tokens // settings.page_size + 1)
     programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)
-    names = programs.lower_largest()
+    names = programs.declare_largest()
     executables.compile(names)
     return largest_step_bytes([executables.compiled(name) for name in names], settings.buckets, settings.model)
 
 
 def _warm_up(runner: ModelRunner, executables: Executables, settings: _Settings, report: Report) -> None:
     config, programs = settings.config, runner.programs
-    programs.lower()
-    names = programs.all_names() if config.forbid_compile else programs.essential()
+    programs.declare()
+    is_ahead = settings.platform in LOWERED_BEFORE_READY
+    if is_ahead or config.forbid_compile:
+        executables.lower_all()
+    names = programs.essential()
+    if is_ahead:
+        names += programs.usual()
+    if config.forbid_compile:
+        names = programs.all_names()
     done = 0
 
     def tell(name: object) -> None:

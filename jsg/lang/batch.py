@@ -12,47 +12,41 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from typing import Any, Literal
 
 from jsg.errors import ProgramError
-from jsg.lang.run import Run
-from jsg.lang.state import ProgramState
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _GENERATOR_WINDOW = 256  # runs that may be started and not yet taken from an iterator, unless more run at a time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Batch:
+class Batch[State]:
     """What is to be run, and how.
 
     Attributes:
-        items: The arguments of each run.
-        start: Makes a run of an item, without its body.
-        body: Runs a body and keeps its error in the run; None where bodies are async.
-        async_body: The same for async bodies, on the loop that awaits it.
+        size: Runs.
+        run_one: Runs one, by its index, to its end, and gives its state. Cancelling it cancels the run.
         num_workers: Runs under way at a time.
         progress_bar: Shows how many are done.
     """
 
-    items: Sequence[Arguments]
-    start: Callable[[Arguments], tuple[ProgramState, Run]]
-    body: Callable[[ProgramState, Run, Arguments], None] | None
-    async_body: Callable[[ProgramState, Run, Arguments], Coroutine[Any, Any, None]]
+    size: int
+    run_one: Callable[[int], Coroutine[Any, Any, State]]
     num_workers: int
     progress_bar: bool
 
-    def run(self) -> list[ProgramState]:
+    def run(self) -> list[State]:
         """All states, each at its end, in the items' order."""
-        return list(self._iterate(len(self.items)))
+        return list(self._iterate(self.size))
 
-    def iterate(self) -> Iterator[ProgramState]:
+    def iterate(self) -> Iterator[State]:
         """The same, each as soon as it and those before it are done. Closing it cancels the rest."""
         return self._iterate(max(_GENERATOR_WINDOW, 2 * self.num_workers))
 
-    async def run_async(self) -> list[ProgramState]:
+    async def run_async(self) -> list[State]:
         """As `run`, for tasks."""
-        async with contextlib.aclosing(self._states(asyncio.Semaphore(len(self.items)))) as states:
+        async with contextlib.aclosing(self._states(asyncio.Semaphore(self.size))) as states:
             return [state async for state in states]
 
-    async def iterate_async(self) -> AsyncIterator[ProgramState]:
+    async def iterate_async(self) -> AsyncIterator[State]:
         """As `iterate`, for tasks."""
         room = asyncio.Semaphore(max(_GENERATOR_WINDOW, 2 * self.num_workers))
         async with contextlib.aclosing(self._states(room)) as states:
@@ -60,9 +54,9 @@ class Batch:
                 yield state
                 room.release()
 
-    def _iterate(self, window: int) -> Iterator[ProgramState]:
+    def _iterate(self, window: int) -> Iterator[State]:
         """On an event loop in a thread of its own, so that the caller can be interrupted and async bodies run."""
-        arrived: queue.SimpleQueue[ProgramState | BaseException | None] = queue.SimpleQueue()
+        arrived: queue.SimpleQueue[State | BaseException | None] = queue.SimpleQueue()
         driver: concurrent.futures.Future[_Driver] = concurrent.futures.Future()
 
         async def drive() -> None:
@@ -95,11 +89,11 @@ class Batch:
             handle.post(handle.task.cancel)
             thread.join()
 
-    async def _states(self, room: asyncio.Semaphore) -> AsyncGenerator[ProgramState]:
+    async def _states(self, room: asyncio.Semaphore) -> AsyncGenerator[State]:
         loop = asyncio.get_running_loop()
-        done: list[asyncio.Future[ProgramState]] = [loop.create_future() for _ in self.items]
-        indices = iter(range(len(self.items)))
-        with progress(len(self.items), self.progress_bar) as advance:
+        done: list[asyncio.Future[State]] = [loop.create_future() for _ in range(self.size)]
+        indices = iter(range(self.size))
+        with progress(self.size, self.progress_bar) as advance:
 
             async def work() -> None:
                 while True:
@@ -108,7 +102,7 @@ class Batch:
                     if index is None:
                         room.release()
                         return
-                    done[index].set_result(await self._one(self.items[index]))
+                    done[index].set_result(await self.run_one(index))
                     advance()
 
             workers = [asyncio.create_task(work()) for _ in range(self.num_workers)]
@@ -121,21 +115,6 @@ class Batch:
                 for worker in workers:
                     worker.cancel()
                 await asyncio.gather(*workers, return_exceptions=True)
-
-    async def _one(self, item: Arguments) -> ProgramState:
-        state, run = self.start(item)
-        try:
-            if self.body is None:
-                await self.async_body(state, run, item)
-            else:
-                body = self.body
-                in_thread(lambda: body(state, run, item))
-                await run.ended.get()
-            await run.settle_async()
-        except asyncio.CancelledError:
-            run.cancel()
-            raise
-        return state
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -176,7 +155,7 @@ def in_thread(body: Callable[[], object]) -> None:
     threading.Thread(target=lambda: context.run(body), name="jsg-program", daemon=True).start()
 
 
-def _pass_on(worker: asyncio.Task[None], done: Sequence[asyncio.Future[ProgramState]]) -> None:
+def _pass_on(worker: asyncio.Task[None], done: Sequence[asyncio.Future[Any]]) -> None:
     """A worker that failed (our bug, or a backend that cannot open sessions) fails what is waited for."""
     if worker.cancelled() or worker.exception() is None:
         return

@@ -3,63 +3,18 @@
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from jsg.errors import ProgramError
 from jsg.lang import batch
 from jsg.lang.backend import Backend, BackendSource
 from jsg.lang.defaults import as_backend
-from jsg.lang.ir import SamplingArgs
-from jsg.lang.primitives import sampling_args
+from jsg.lang.ir import PUBLISHED, SamplingArgs
 from jsg.lang.run import Run, calling_backend
+from jsg.lang.run_args import RunArgs, take_run_args
 from jsg.lang.state import ProgramState
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.tracing import scope
-
-
-class RunArgs(TypedDict, total=False):
-    """What a run gives for every `gen` of the program that does not say otherwise, as `gen` takes them.
-
-    Where a run gives nothing: at most 128 new tokens, temperature 1, and nothing else. A name that is also a parameter
-    of the program is an argument of the program and of nothing else: a run of that program cannot give it to the gens.
-    """
-
-    max_new_tokens: int
-    min_new_tokens: int
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    stop_regex: str | Sequence[str]
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    frequency_penalty: float
-    presence_penalty: float
-    repetition_penalty: float
-    ignore_eos: bool
-    seed: int
-    return_logprob: bool | None
-    logprob_start_len: int | None
-    top_logprobs_num: int | None
-    return_text_in_logprobs: bool | None
-
-
-_RUN_ARGS = frozenset(RunArgs.__annotations__)
-_PUBLISHED = SamplingArgs(max_tokens=128, temperature=1.0)
-# What these values ask for is what a backend does anyway, so a backend that cannot do more need not refuse them.
-_NEUTRAL: Mapping[str, Any] = {
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "ignore_eos": False,
-    "return_logprob": False,
-    "stop": (),
-    "stop_token_ids": (),
-    "stop_regex": (),
-}
 
 
 class SglFunction:
@@ -162,6 +117,8 @@ class SglFunction:
             batch.in_thread(lambda: self._keep_body(state, run, args, kwargs))
         else:
             await self._run_to_end(state, run, args, kwargs)
+            if run.body_error is not None:
+                raise run.body_error
         return state
 
     @overload
@@ -237,6 +194,8 @@ class SglFunction:
         runs = self._batch(batch_kwargs, num_threads, progress_bar, backend, dict(run_args))
         return runs.iterate_async() if generator_style else await runs.run_async()
 
+    # What these three load costs more time than all else here, and a program that is only interpreted needs none of it.
+
     def trace(self, **constants: Any) -> Any:
         """The program as a `Graph`: its arguments symbolic but for `constants`. Raises TraceError."""
         from jsg.lang.tracing.tracer import trace
@@ -245,9 +204,9 @@ class SglFunction:
 
     def compile(self, **constants: Any) -> Any:
         """The program as a `CompiledFunction`, which prints, draws, is sent to servers and runs. Raises TraceError."""
-        from jsg.lang.executor.compiled import compile_function
+        from jsg.lang.executor.compiled import CompiledFunction
 
-        return compile_function(self, constants)
+        return CompiledFunction(self.trace(**constants))
 
     def cache(self, backend: Backend | BackendSource | None = None) -> None:
         """Computes the constant text with which every run of the program begins, so that it is cached.
@@ -260,7 +219,7 @@ class SglFunction:
         """
         from jsg.lang.executor.compiled import cache_prefix
 
-        cache_prefix(self, as_backend(backend))
+        cache_prefix(self.trace(), as_backend(backend))
 
     # Pieces of runs.
 
@@ -273,7 +232,7 @@ class SglFunction:
     ) -> tuple[ProgramState, Run]:
         self.check_arguments(args, kwargs)
         chosen = (calling_backend() if backend is None else None) or as_backend(backend)
-        run = Run(shared_loop(), chosen, given.over(_PUBLISHED), self.num_api_spec_tokens)
+        run = Run(shared_loop(), chosen, given.over(PUBLISHED), self.num_api_spec_tokens)
         return ProgramState(run.stream, run), run
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any], which: str = "") -> None:
@@ -311,14 +270,13 @@ class SglFunction:
             assert run.body_error is not None
 
     async def _run_to_end(self, state: ProgramState, run: Run, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Runs the body and what it started; what the body raises is kept in the run."""
         try:
             if self.is_async:
-                await self._run_async_body(state, run, args, kwargs)
+                await self._keep_async_body(state, run, args, kwargs)
             else:
                 batch.in_thread(lambda: self._keep_body(state, run, args, kwargs))
                 await run.ended.get()
-                if run.body_error is not None:
-                    raise run.body_error
             await run.settle_async()
         except asyncio.CancelledError:
             run.cancel()
@@ -331,17 +289,17 @@ class SglFunction:
         progress_bar: bool,
         backend: Backend | BackendSource | None,
         run_args: dict[str, Any],
-    ) -> batch.Batch:
+    ) -> batch.Batch[ProgramState]:
         items, given = self._items(batch_kwargs, run_args)
         chosen = (calling_backend() if backend is None else None) or as_backend(backend)
-        return batch.Batch(
-            items,
-            start=lambda item: self._start(*item, given, chosen),
-            body=None if self.is_async else lambda state, run, item: self._keep_body(state, run, *item),
-            async_body=lambda state, run, item: self._keep_async_body(state, run, *item),
-            num_workers=batch.num_workers(num_threads, len(items)),
-            progress_bar=progress_bar,
-        )
+
+        async def run_one(index: int) -> ProgramState:
+            args, kwargs = items[index]
+            state, run = self._start(args, kwargs, given, chosen)
+            await self._run_to_end(state, run, args, kwargs)
+            return state
+
+        return batch.Batch(len(items), run_one, batch.num_workers(num_threads, len(items)), progress_bar)
 
     def _items(
         self, batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]], run_args: dict[str, Any]
@@ -396,26 +354,6 @@ def function(
     return lambda decorated: SglFunction(decorated, num_api_spec_tokens)
 
 
-def take_run_args(kwargs: Mapping[str, Any], own: frozenset[str] = frozenset()) -> tuple[SamplingArgs, dict[str, Any]]:
-    """What is for the gens, and the rest.
-
-    Args:
-        kwargs: Both.
-        own: Names of the program's parameters, which are never for the gens.
-    """
-    names = _RUN_ARGS - own
-    given = {name: value for name, value in kwargs.items() if name in names and value is not None}
-    rest = {name: value for name, value in kwargs.items() if name not in names}
-    if not given:
-        return SamplingArgs(), rest
-    for published, ours in (("max_new_tokens", "max_tokens"), ("min_new_tokens", "min_tokens")):
-        if published in given:
-            given[ours] = given.pop(published)
-    args = sampling_args(**given)
-    asked = {name: None for name, value in _NEUTRAL.items() if getattr(args, name) == value}
-    return SamplingArgs(**{**_fields(args), **asked}), rest
-
-
 def _unless_empty(given: SamplingArgs) -> SamplingArgs | None:
     return None if given == SamplingArgs() else given
 
@@ -423,7 +361,3 @@ def _unless_empty(given: SamplingArgs) -> SamplingArgs | None:
 async def _each(states: Sequence[Any]) -> AsyncIterator[Any]:
     for state in states:
         yield state
-
-
-def _fields(args: SamplingArgs) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in SamplingArgs.__slots__}

@@ -5,14 +5,14 @@ knows a backend.
 """
 
 import dataclasses
+import operator
 from typing import Any, Literal
 
+from jsg.parameters import Dtype, named, with_fields
 from jsg.processing.parts import MediaFile
 
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
-
-Dtype = Literal["int", "float", "bool", "str"]
 
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
 """What a whole number matches."""
@@ -52,52 +52,49 @@ class ExprList(Expr):
     items: tuple[Expr, ...]
 
 
+GEN = named("gen")
+"""The parameters of a gen."""
+FORMS = tuple(name for name, parameter in GEN.items() if parameter.role in ("type", "grammar"))
+"""Those of them that say what form the answer has; a gen may have one."""
+_VALUES = operator.attrgetter(*GEN)
+_NEUTRAL = {name: parameter.default for name, parameter in GEN.items() if parameter.has_neutral}
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@with_fields({name: (parameter.kind.type | None, None) for name, parameter in GEN.items()})
 class SamplingArgs:
     """How to continue. None leaves a field to the defaults of the run, and then to those of the backend.
 
-    Attributes:
-        max_tokens: New tokens at most.
-        min_tokens: No end before so many tokens.
-        n: Continuations; with more than one the variable is a list, and the program goes on in the first.
-        stop: Texts before which it ends.
-        stop_token_ids: Tokens at which it ends.
-        stop_regex: Patterns before whose match it ends.
-        temperature, top_p, top_k, min_p, frequency_penalty, presence_penalty, repetition_penalty, ignore_eos, seed: As
-            in `types.SamplingParams`.
-        return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs: What `get_meta_info` reports.
-        dtype: The answer must be written as a value of that type, and is given as text.
-        regex, json_schema, ebnf: The answer must match; at most one of these and `dtype`.
+    The fields are the parameters of `GEN`. Those that some code reads by their name are declared here.
     """
 
     max_tokens: int | None = None
-    min_tokens: int | None = None
     n: int | None = None
     stop: tuple[str, ...] | None = None
-    stop_token_ids: tuple[int, ...] | None = None
     stop_regex: tuple[str, ...] | None = None
     temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    ignore_eos: bool | None = None
     seed: int | None = None
     return_logprob: bool | None = None
-    logprob_start_len: int | None = None
     top_logprobs_num: int | None = None
-    return_text_in_logprobs: bool | None = None
     dtype: Dtype | None = None
-    regex: str | None = None
     json_schema: str | None = None
-    ebnf: str | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The fields that are not None."""
+        return {name: value for name, value in zip(GEN, _VALUES(self), strict=True) if value is not None}
 
     def over(self, defaults: "SamplingArgs") -> "SamplingArgs":
         """These, with `defaults` where a field is None."""
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return dataclasses.replace(defaults, **{name: value for name, value in given.items() if value is not None})
+        return dataclasses.replace(defaults, **self.given())
+
+    def asked(self) -> "SamplingArgs":
+        """These, with None where a value asks for nothing that a backend does not do anyway."""
+        given = self.given().items()
+        return SamplingArgs(**{n: value for n, value in given if not (n in _NEUTRAL and value == _NEUTRAL[n])})
+
+
+PUBLISHED = SamplingArgs(**{name: GEN[name].default for name in GEN if not GEN[name].has_neutral})
+"""What a gen is given where neither it nor the run of its program says something."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

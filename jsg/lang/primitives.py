@@ -8,7 +8,8 @@ from typing import Any
 
 from jsg.errors import RequestError
 from jsg.lang.ir import (
-    Dtype,
+    FORMS,
+    GEN,
     Expr,
     ExprList,
     Gen,
@@ -26,23 +27,10 @@ from jsg.lang.ir import (
 )
 from jsg.lang.media import image_type, read_media, read_video
 from jsg.lang.streams.reasoning import markers_of
+from jsg.parameters import Flag, Integer, Kind, Number, OneOf, Texts, TokenIds
 
 DEFAULT_CHOICES_METHOD = "token_trie"
-_DTYPES: Mapping[Any, Dtype] = {
-    int: "int",
-    float: "float",
-    bool: "bool",
-    str: "str",
-    "int": "int",
-    "float": "float",
-    "bool": "bool",
-    "str": "str",
-}
-_TEXT_LISTS = ("stop", "stop_regex")
-_WHOLE = ("max_tokens", "min_tokens", "n", "top_k", "seed", "logprob_start_len", "top_logprobs_num")
-_NUMBERS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
-_FLAGS = ("ignore_eos", "return_logprob", "return_text_in_logprobs")
-_FORMS = ("dtype", "regex", "json_schema", "ebnf")
+_TYPES = (int, float, bool, str)
 
 
 def gen(
@@ -94,32 +82,8 @@ def gen(
     Raises:
         RequestError: An argument has the wrong type, or does not go with another one.
     """
-    given = {
-        "max_tokens": max_tokens,
-        "min_tokens": min_tokens,
-        "n": n,
-        "stop": stop,
-        "stop_token_ids": stop_token_ids,
-        "stop_regex": stop_regex,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "repetition_penalty": repetition_penalty,
-        "ignore_eos": ignore_eos,
-        "seed": seed,
-        "return_logprob": return_logprob,
-        "logprob_start_len": logprob_start_len,
-        "top_logprobs_num": top_logprobs_num,
-        "return_text_in_logprobs": return_text_in_logprobs,
-        "dtype": dtype,
-        "regex": regex,
-        "json_schema": json_schema,
-        "ebnf": ebnf,
-    }
-    given = {key: value for key, value in given.items() if value is not None}
+    arguments = dict(locals())  # a copy, for `locals` itself may change while it is read
+    given = {key: value for key, value in arguments.items() if value is not None and key in GEN}
     if choices is not None:
         extra = [key for key in given if key not in ("temperature", "seed")]
         if extra:
@@ -153,27 +117,7 @@ def gen_int(
     return_text_in_logprobs: bool | None = None,
 ) -> Expr:
     """Lets the model write a whole number. Arguments and errors as in `gen`; the variable is text."""
-    return gen(
-        name,
-        max_tokens,
-        None,
-        n,
-        stop,
-        stop_token_ids,
-        stop_regex,
-        temperature,
-        top_p,
-        top_k,
-        min_p,
-        frequency_penalty,
-        presence_penalty,
-        ignore_eos,
-        return_logprob,
-        logprob_start_len,
-        top_logprobs_num,
-        return_text_in_logprobs,
-        dtype=int,
-    )
+    return gen(**locals(), dtype=int)
 
 
 def gen_string(
@@ -200,27 +144,7 @@ def gen_string(
     Every character is possible, punctuation included; `json.loads(s[name])` is the bare text. Arguments and errors as
     in `gen`.
     """
-    return gen(
-        name,
-        max_tokens,
-        None,
-        n,
-        stop,
-        stop_token_ids,
-        stop_regex,
-        temperature,
-        top_p,
-        top_k,
-        min_p,
-        frequency_penalty,
-        presence_penalty,
-        ignore_eos,
-        return_logprob,
-        logprob_start_len,
-        top_logprobs_num,
-        return_text_in_logprobs,
-        dtype=str,
-    )
+    return gen(**locals(), dtype=str)
 
 
 def select(
@@ -360,8 +284,8 @@ def sampling_args(**given: Any) -> SamplingArgs:
     Raises:
         RequestError: One has the wrong type, or two do not go together.
     """
-    args = {key: _checked(key, value) for key, value in given.items() if value is not None}
-    forms = [form for form in _FORMS if form in args]
+    args = {key: _checked(key, GEN[key].kind, value) for key, value in given.items() if value is not None}
+    forms = [form for form in FORMS if form in args]
     if len(forms) > 1:
         raise RequestError(
             f"an answer has one form, but got {' and '.join(forms)}; leave out all but one", param=forms[1]
@@ -369,35 +293,29 @@ def sampling_args(**given: Any) -> SamplingArgs:
     return SamplingArgs(**args)
 
 
-def _checked(key: str, value: Any) -> Any:
-    if key in _TEXT_LISTS:
-        texts = (value,) if isinstance(value, str) else value
-        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-            raise RequestError(f"{key} must be a text or a list of texts, but got {value!r}", param=key)
-        return tuple(texts)
-    if key == "stop_token_ids":
-        ids = tuple(map(_whole, value)) if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
-        if None in ids:
-            raise RequestError(f"stop_token_ids must be a list of token ids, but got {value!r}", param=key)
-        return ids
-    if key == "dtype":
-        dtype = _DTYPES.get(value) if isinstance(value, type | str) else None
-        if dtype is None:
-            raise RequestError(f"dtype must be int, float, bool or str, but got {value!r}", param="dtype")
-        return dtype
-    if key == "json_schema" and isinstance(value, Mapping):
-        return json.dumps(value)
-    if key in _WHOLE:
-        given, wanted = _whole(value), "a whole number"
-    elif key in _NUMBERS:
-        given, wanted = _number(value), "a number"
-    elif key in _FLAGS:
-        given, wanted = value if isinstance(value, bool) else None, "True or False"
-    else:
-        given, wanted = value if isinstance(value, str) else None, "text"
-    if given is None:
-        raise RequestError(f"{key} must be {wanted}, but got {value!r}", param=key)
-    return given
+def _checked(key: str, kind: Kind, value: Any) -> Any:
+    """The value as `SamplingArgs` keeps it; raises RequestError where it is of another kind."""
+    match kind:
+        case Integer():
+            read, rule = _whole(value), "a whole number"
+        case Number():
+            read, rule = _number(value), "a number"
+        case Flag():
+            read, rule = value if isinstance(value, bool) else None, "True or False"
+        case Texts():
+            read, rule = _texts(value), "a text or a list of texts"
+        case TokenIds():
+            read, rule = _token_ids(value), "a list of token ids"
+        case OneOf(values):
+            word = value.__name__ if isinstance(value, type) and value in _TYPES else value
+            is_right = isinstance(word, str) and word in values
+            read, rule = word if is_right else None, f"{', '.join(values[:-1])} or {values[-1]}"
+        case _:
+            text = json.dumps(value) if key == "json_schema" and isinstance(value, Mapping) else value
+            read, rule = text if isinstance(text, str) else None, "text"
+    if read is None:
+        raise RequestError(f"{key} must be {rule}, but got {value!r}", param=key)
+    return read
 
 
 def _turn(role: Role, expr: "Expr | str | None") -> ExprList:
@@ -416,6 +334,19 @@ def _checked_name(name: Any) -> str | None:
     if name is not None and not isinstance(name, str):
         raise RequestError(f"the name of a variable must be text, but got {name!r}", param="name")
     return name
+
+
+def _texts(value: Any) -> tuple[str, ...] | None:
+    texts = (value,) if isinstance(value, str) else value
+    is_right = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
+    return tuple(texts) if is_right else None
+
+
+def _token_ids(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return None
+    ids = [token for token in map(_whole, value) if token is not None]
+    return tuple(ids) if len(ids) == len(value) else None
 
 
 def _whole(value: Any) -> int | None:

@@ -136,11 +136,6 @@ def _shared_out(
     return jax.tree.map(place, declared)
 
 
-def num_parameters(config: ModelConfig) -> int:
-    """How many numbers the checkpoint of this model holds."""
-    return sum(param.size for param in _parameters(abstract_model(config, jnp.float32)))
-
-
 def resolve_dtype(name: str, platform: str) -> jnp.dtype:
     """The type that `--dtype` means: `auto` is float32 on `platform` "cpu" and bfloat16 elsewhere."""
     if name == "auto":

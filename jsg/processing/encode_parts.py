@@ -5,14 +5,14 @@ result is encoded whole. Plain stretches of it never give special tokens, and no
 of a picture: pictures are parts of their own.
 """
 
-import bisect
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, assert_never, final
 
-from jsg.errors import ContextLengthError, RequestError
+from jsg.errors import RequestError, check_prompt_len
 from jsg.media import MediaInput
 from jsg.processing.answer import PROMPT_TAIL_LEN, Answer
+from jsg.processing.client_text import Stretch, cut, encode_stretches
 from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.media_prompt import MediaReader, PromptMedia, sees_no
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
@@ -255,17 +255,11 @@ class _GrowingPrompt:
 
     def encode_run(self, run: Sequence[TextPart]) -> list[int]:
         """The tokens of texts one behind another at the end of the prompt, which stays as it is."""
-        ids: list[int] = []
-        for text, parse_special in _cut_at_plain_specials(self._tokenizer, run, self._plain):
-            before = ids[-1] if ids else self._last
-            ids += self._tokenizer.encode(
-                text,
-                add_special_tokens=False,
-                parse_special=parse_special,
-                max_tokens=self._max_tokens,
-                continues=before is not None and before not in self._tokenizer.special_ids,
-            )
-            self._check_len(len(ids))
+        stretches = cut(self._tokenizer, [Stretch(part.text, part.is_markup) for part in run], self._plain)
+        ids = encode_stretches(
+            self._tokenizer, stretches, param="prompt", last_id=self._last, max_tokens=self._max_tokens
+        )
+        self._check_len(len(ids))
         bos_ids = self._tokenizer.bos_ids
         # Hugging Face's processors put BOS before what a template wrote, its tokenizers do not.
         is_whole = not self._sees and (self._is_template or (bool(run) and run[0].is_template))
@@ -318,13 +312,7 @@ class _GrowingPrompt:
         self._joined, self._extra = (*begins, len(self._ids)), 0
 
     def _check_len(self, added: int) -> None:
-        count = len(self._ids) + added
-        if self._max_tokens is not None and count > 2 * self._max_tokens:
-            raise ContextLengthError(
-                f"prompt and new tokens together must be at most {self._max_tokens}, but the prompt alone has more "
-                f"than {2 * self._max_tokens}; shorten the prompt",
-                param="prompt",
-            )
+        check_prompt_len(len(self._ids) + added, self._max_tokens, "prompt")
 
 
 def _read_media(reader: MediaReader | None, parts: Sequence[Part], max_tokens: int | None) -> Iterator[PromptMedia]:
@@ -349,31 +337,3 @@ def media_parts(parts: Sequence[Part]) -> list[MediaPart]:
             case _:
                 pass
     return found
-
-
-def _cut_at_plain_specials(
-    tokenizer: Tokenizer, run: Sequence[TextPart], always_plain: frozenset[str]
-) -> list[tuple[str, bool]]:
-    """The text of a run in pieces, each with whether special tokens written in it are such."""
-    text = "".join(part.text for part in run)
-    if not text:
-        return []
-    pattern = tokenizer.special_pattern
-    if pattern is None or (all(part.is_markup for part in run) and not any(word in text for word in always_plain)):
-        return [(text, True)]
-    starts: list[int] = []  # of the parts, and what they are
-    position = 0
-    for part in run:
-        starts.append(position)
-        position += len(part.text)
-    pieces: list[tuple[str, bool]] = []
-    done = 0
-    for found in pattern.finditer(text):
-        first, last = (bisect.bisect_right(starts, place) - 1 for place in (found.start(), found.end() - 1))
-        is_markup = all(part.is_markup or not part.text for part in run[first : last + 1])
-        if is_markup and found[0] not in always_plain:
-            continue
-        pieces += [(text[done : found.start()], True), (found[0], False)]
-        done = found.end()
-    pieces.append((text[done:], True))
-    return [piece for piece in pieces if piece[0]]

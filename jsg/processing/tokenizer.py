@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import final
 
-from jsg.errors import ContextLengthError, ModelError, RequestError
+from jsg.errors import ModelError, RequestError, check_prompt_len
 from jsg.processing.encoders import JsonEncoder, SentencePieceEncoder, TextEncoder
 from jsg.processing.pieces import TokenPieces
 from jsg.processing.tokenizer_config import TokenizerConfig, read_tokenizer_config
@@ -84,12 +84,7 @@ class Tokenizer:
             ) from None
         if max_tokens is not None and len(text) > max_tokens * USUAL_CHARS_PER_TOKEN:
             beginning = text[: max_tokens * USUAL_CHARS_PER_TOKEN]
-            if len(self._encoder.encode(beginning, parse_special=parse_special)) > 2 * max_tokens:
-                raise ContextLengthError(
-                    f"prompt and new tokens together must be at most {max_tokens}, but the prompt alone has more than "
-                    f"{2 * max_tokens}; shorten the prompt",
-                    param="text",
-                )
+            check_prompt_len(len(self._encoder.encode(beginning, parse_special=parse_special)), max_tokens, "text")
         ids = self._encoder.encode(text, parse_special=parse_special, continues=continues)
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
 

@@ -13,14 +13,11 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Literal, final
+from typing import Literal, Protocol, final
 
 from jsg.processing.call_reader import CallReader
 from jsg.processing.json_scanner import ScanStep
 from jsg.processing.stop_strings import StopMatcher
-
-if TYPE_CHECKING:  # it brings the libraries for text, which an engine can do without
-    from jsg.processing.tokenizer import Tokenizer
 
 Dialect = Literal["llama3_json", "hermes", "mistral"]
 
@@ -75,7 +72,20 @@ def markers(dialect: Dialect) -> tuple[str, ...]:
     return _FORMS[dialect].special
 
 
-def nameable_tokens(tokenizer: "Tokenizer", vocab_size: int, eos_token_ids: Collection[int]) -> dict[int, str]:
+class SpecialTokens(Protocol):
+    """What is asked of a tokenizer here. Its own module brings libraries for text, which an engine can do without."""
+
+    @property
+    def special_ids(self) -> Collection[int]:
+        """Ids of its special tokens."""
+        ...
+
+    def token_id(self, token: str, /) -> int | None:
+        """The id of a token by its name; None where there is none."""
+        ...
+
+
+def nameable_tokens(tokenizer: SpecialTokens, vocab_size: int, eos_token_ids: Collection[int]) -> dict[int, str]:
     """The special tokens of a model that a grammar may name, by id: the markers of every dialect.
 
     Args:
@@ -138,11 +148,17 @@ class ParsedAnswer:
 
 
 def parse_tool_calls(
-    text: str, dialect: Dialect, names: Collection[str] | None, new_id: Callable[[int], str]
+    text: str,
+    dialect: Dialect,
+    names: Collection[str] | None,
+    new_id: Callable[[int], str],
+    *,
+    streams_arguments: bool = True,
 ) -> ParsedAnswer:
     """Takes a whole answer apart, just as `ToolCallParser` does piece by piece."""
-    parser = ToolCallParser(dialect, names, new_id)
-    return join_deltas([*parser.push(text), *parser.finish()])
+    parser = ToolCallParser(dialect, names, new_id, streams_arguments=streams_arguments)
+    found = join_deltas([*parser.push(text), *parser.finish()])
+    return dataclasses.replace(found, is_cut=parser.is_cut)
 
 
 def join_deltas(deltas: Collection[ToolDelta]) -> ParsedAnswer:

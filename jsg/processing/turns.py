@@ -8,12 +8,12 @@ templates, and what a template refuses is refused.
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from jsg.errors import RequestError
 from jsg.processing.chat_template import ChatTemplate
+from jsg.processing.client_text import Marks
 from jsg.processing.tokenizer import Tokenizer
 
 Roles = tuple[str, ...]
@@ -171,41 +171,36 @@ class ChatTurns:
 
     def _before_last(self, roles: Roles, followers: Roles) -> tuple[str, tuple[bool, bool]]:
         """What stands between the last content and the one before it; whether the last is trimmed at either end."""
-        marks = _Marks(len(roles) + len(followers))
         last = len(roles) - 1
-        rendered = self._render_marked((*roles, *followers), marks, blank_at=last)
-        found = marks.find(rendered)
+        pieces, found = self._render_marked((*roles, *followers), blank_at=last)
         if found.count(last) != 1 or (last and last - 1 not in found):
             raise _not_in_turns(roles)
         place = found.index(last)
-        if last and (place == 0 or found[place - 1] != last - 1):
+        if (found[place - 1] if place else -1) != last - 1:
             # The system's content stands before the newest turn of the user in some templates. It stands before the
             # first one already, and there it stays.
             if roles[0] == "system" and last > 1:
                 return self._before_last(roles[1:], followers)
             raise _not_in_turns(roles)
-        start = marks.end_of(rendered, last - 1) if last else 0
-        stretch = rendered[start : rendered.index(marks.mark(last))]
-        trims = not stretch.endswith(_BLANK), not rendered[marks.end_of(rendered, last) :].startswith(_BLANK)
-        return stretch.removesuffix(_BLANK), trims
+        before, behind = pieces[place], pieces[place + 1]
+        return before.removesuffix(_BLANK), (not before.endswith(_BLANK), not behind.startswith(_BLANK))
 
     def _behind(self, roles: Roles, *, prompts: bool) -> str | None:
         """What follows the last content where nothing comes next, with the generation prompt or without it."""
-        marks = _Marks(len(roles))
         try:
-            rendered = self._render_marked(roles, marks, prompts=prompts)
+            pieces, found = self._render_marked(roles, prompts=prompts)
         except RequestError:
             return None
-        if not roles:
-            return rendered
-        last = len(roles) - 1
-        found = marks.find(rendered)
-        return rendered[marks.end_of(rendered, last) :] if found and found[-1] == last else None
+        return pieces[-1] if (found[-1] if found else -1) == len(roles) - 1 else None
 
     def _render_marked(
-        self, roles: Roles, marks: "_Marks", *, blank_at: int | None = None, prompts: bool = False
-    ) -> str:
-        """The conversation with marks as contents; that at `blank_at` has white space around it."""
+        self, roles: Roles, *, blank_at: int | None = None, prompts: bool = False
+    ) -> tuple[list[str], list[int]]:
+        """What the template writes around the contents, and which contents stand there: one fewer.
+
+        The content at `blank_at` has white space around it.
+        """
+        marks = Marks()
         contents = [marks.mark(i) for i in range(len(roles))]
         if blank_at is not None:
             contents[blank_at] = _BLANK + contents[blank_at] + _BLANK
@@ -217,32 +212,13 @@ class ChatTurns:
             except RequestError as error:
                 refusal = refusal or error
                 continue
-            if not roles or marks.find(rendered):
-                return rendered
+            pieces, found = marks.split(rendered)
+            if found or not roles:
+                return pieces, found
         raise refusal or _not_in_turns(roles)
 
 
 _BLANK = "\t\n\t"  # white space that no template writes itself
-
-
-@final
-class _Marks:
-    """Texts that no template writes and no filter changes, one for each content."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def mark(self, index: int) -> str:
-        """The mark of that content."""
-        return f"\ue000{index}\ue001"
-
-    def find(self, rendered: str) -> list[int]:
-        """Which contents stand in a text, in its order."""
-        return [int(number) for number in re.findall("\ue000([0-9]+)\ue001", rendered)]
-
-    def end_of(self, rendered: str, index: int) -> int:
-        """Where the last copy of a content ends."""
-        return rendered.rindex(self.mark(index)) + len(self.mark(index))
 
 
 def _as_text(content: str) -> Any:

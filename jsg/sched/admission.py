@@ -1,24 +1,30 @@
-"""How many of the tokens that running requests may still generate memory is kept for."""
+"""For how many of the tokens that running requests may still generate memory is left."""
 
 from collections.abc import Iterable
 
-from jsg.sched.records import RunningRequest
+from jsg.sched.request import RunningRequest
 
 START = 0.7
+"""The fraction at first, with a conservativeness of 1."""
 FLOOR = 0.14
+"""The smallest fraction, with a conservativeness of 1."""
 DECAY_STEPS = 600
+"""Steps in which the fraction sinks from `START` to `FLOOR`."""
 STEPS_AHEAD = 20
+"""Steps after a retract for which every running request shall have memory."""
 
 
 class AdmissionEstimate:
     """The fraction of `max_new_tokens` that requests are expected to use.
 
-    Most stop early, so keeping room for all of it would leave the pool half empty; keeping none retracts all the time.
-    It sinks step by step while memory lasts, and is set anew from what is known when a request had to be retracted.
+    Most requests stop early. To leave memory for all their tokens would keep the pool half empty, and to leave none
+    would retract requests all the time. So the fraction sinks step by step while memory lasts, and rises to what the
+    running requests have used when one had to be retracted.
 
     Attributes:
-        fraction: That part of it.
-        promised_pages: Pages that the requests that run will need, as far as it is known while a step is planned.
+        fraction: From 0 to 1.
+        promised_pages: Pages that the running requests are expected to need. It is kept while a step is planned, and
+            None until somebody asks for it.
     """
 
     def __init__(self, conservativeness: float):
@@ -32,7 +38,7 @@ class AdmissionEstimate:
         self.fraction = max(self._floor, self.fraction - (START - FLOOR) / DECAY_STEPS)
 
     def on_retract(self, running: Iterable[RunningRequest]) -> None:
-        """Memory ran out: expect what the remaining requests have used so far and the next steps."""
+        """Memory ran out: expects what the remaining requests have used so far, and the next steps."""
         used = total = 0
         for request in running:
             used += request.num_output + STEPS_AHEAD
@@ -40,5 +46,5 @@ class AdmissionEstimate:
         self.fraction = min(1.0, max(self.fraction, used / max(total, 1)))
 
     def on_idle(self) -> None:
-        """Nothing runs: start afresh."""
+        """Nothing runs: starts afresh."""
         self.fraction = self._start

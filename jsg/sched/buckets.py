@@ -1,4 +1,4 @@
-"""The fixed shapes a step may have. Every batch is padded to one of them, so that after warm-up nothing compiles."""
+"""The fixed shapes that a step may have. Each batch is padded to one of them, so after warm-up nothing compiles."""
 
 import bisect
 import dataclasses
@@ -11,9 +11,9 @@ from jsg.kernels_pallas.tile import MIN_GROUP, QUERY_TILE
 SMALLEST_EXTEND = 64
 SMALLEST_GROUPED = 32
 DRAFT_ROWS = 64
-"""Rows of logits for drafts beside those of the requests."""
+"""Rows of logits for drafts, beside those of the requests."""
 ENOUGH = 0.75
-"""Of a shape for drafts that must be filled before it is worth more than a smaller one with fewer drafts."""
+"""The fraction of a shape for drafts that must be filled, or else a smaller shape with fewer drafts is better."""
 
 
 class Phase(enum.StrEnum):
@@ -31,7 +31,7 @@ class BucketKey:
         phase: Decode or extend.
         num_tokens: Packed new tokens, padding included; in a decode step also the rows.
         num_rows: Rows of logits, padding included.
-        num_groups: Group tiles (see `AttentionInputs`); 0 where prefixes that rows share are not read together.
+        num_groups: Group tiles (see `AttentionInputs`); 0 where the step does not read shared prefixes together.
     """
 
     phase: Phase
@@ -41,12 +41,12 @@ class BucketKey:
 
     @property
     def num_singles(self) -> int:
-        """Leading tokens that may be alone in their row."""
+        """Leading tokens that may be the only new one of their request."""
         return min(self.num_tokens, self.num_rows)
 
     @property
     def num_tiles(self) -> int:
-        """Query tiles that any batch of this shape needs at most."""
+        """The most query tiles that a batch of this shape needs."""
         return 0 if self.phase is Phase.DECODE else self.num_tokens // QUERY_TILE + min(self.num_rows, self.num_tokens)
 
 
@@ -57,12 +57,12 @@ class Buckets:
     Attributes:
         decode: Keys of decode steps, smallest first; empty in deterministic mode.
         extend: Keys of extend steps, smallest first; exactly one in deterministic mode.
-        chunk: New tokens in one step at most.
+        chunk: The most new tokens that a step is planned with.
+        grouped: Keys of decode steps that read shared prefixes once, smallest first; empty where no kernel can. Each
+            has room for the groups of any batch of its size.
         drafts: Keys of extend steps with logits for every token, smallest first; empty in deterministic mode, where the
             one shape has them anyway.
-        encode: Tiles that the vision encoder takes at once, smallest first; empty where the model has none.
-        grouped: Keys of decode steps that read shared prefixes once, smallest first; empty where nothing can. Each has
-            room for the groups of any batch of its size.
+        encode: Tiles that the vision encoder takes at once, smallest first; empty where the model has no encoder.
     """
 
     decode: tuple[BucketKey, ...]
@@ -79,33 +79,33 @@ class Buckets:
 
     @property
     def max_rows(self) -> int:
-        """Requests in one step at most."""
+        """The most requests in one step."""
         return self.extend[-1].num_rows
 
     @property
     def max_tokens(self) -> int:
-        """New tokens in one step at most."""
+        """The most new tokens in one step, padding included."""
         return self.extend[-1].num_tokens
 
     def pick(self, phase: Phase, num_tokens: int) -> BucketKey:
-        """The smallest shape that holds a step of `num_tokens`."""
+        """The smallest shape with room for `num_tokens` new tokens."""
         keys = self.decode if phase is Phase.DECODE and self.decode else self.extend
         return keys[bisect.bisect_left(keys, num_tokens, key=lambda key: key.num_tokens)]
 
     def pick_drafts(self, num_tokens: int, num_rows: int) -> BucketKey:
-        """The smallest extend shape that holds so many new tokens and rows of logits; there must be one."""
+        """The smallest extend shape with room for so many new tokens and rows of logits; there must be one."""
         return self.holding(num_tokens, num_rows)[0]
 
     def rows_worth(self, least: int, wanted: int, most: int) -> int:
-        """How many rows of logits a step with drafts should have at most, `most` being all it may have now.
+        """How many rows of logits a step with drafts should have.
 
-        A step costs what its shape costs, so one that would be filled too little is left for the next smaller one,
-        unless that has no room for half of the drafts.
+        A step costs what its shape costs. So a shape that would not be filled enough is passed over for the next
+        smaller one, unless that has no room for half of the drafts.
 
         Args:
             least: Rows without any draft.
             wanted: Rows with every draft.
-            most: A number of rows.
+            most: The most rows that the step may have now.
         """
         sizes = [key.num_rows for key in self.drafts if least < key.num_rows <= most]
         for size, larger in itertools.pairwise(sizes):
@@ -114,17 +114,17 @@ class Buckets:
         return most
 
     def holding(self, num_tokens: int, num_rows: int) -> list[BucketKey]:
-        """Extend shapes that hold so many new tokens and rows of logits, those for drafts included, smallest first.
+        """All extend shapes with room for so many new tokens and rows of logits, smallest first.
 
-        A shape for many tokens may stand in for one for drafts that has more rows than a step fills.
+        Those for drafts are among them, but a shape for many tokens may be the better one where few rows are needed.
         """
         keys = self.extend + self.drafts
         return sorted(key for key in keys if key.num_tokens >= num_tokens and key.num_rows >= num_rows)
 
     def pick_grouped(self, num_tokens: int) -> BucketKey | None:
-        """The smallest decode shape that reads shared prefixes once and holds `num_tokens`; None where there is none.
+        """The smallest decode shape that reads shared prefixes once and has room for `num_tokens`; None without one.
 
-        Larger ones are no stand-in: their padding may cost more than a shared prefix saves.
+        A larger one must not stand in for it: its padding may cost more than a shared prefix saves.
         """
         return next((key for key in self.grouped if key.num_tokens >= num_tokens), None)
 
@@ -132,15 +132,15 @@ class Buckets:
 def make_buckets(max_running: int, chunk: int, *, row_multiple: int = 1, shares_prefixes: bool = False) -> Buckets:
     """Shapes for at most `max_running` requests and `chunk` new tokens a step.
 
-    Decode has 1, the powers of two from 4 to 64 rows, then steps of 32 (finer where padding would cost most); extend
-    has the powers of two from 64 tokens. With `shares_prefixes` decode has the powers of two from 32 rows once more,
-    with room for groups: fewer, because a step may always go without.
+    Decode steps have 1 row, a power of two from 4 to 64, or a multiple of 32: the shapes are finer where padding would
+    cost most. Extend steps have a power of two of tokens, from 64 on. With `shares_prefixes` there are decode shapes
+    with room for groups too, at powers of two from 32 rows. They are fewer, since a step can always go without groups.
 
     Args:
         max_running: Requests in one step.
         chunk: New tokens in one step.
         row_multiple: Every number of rows is a multiple of it.
-        shares_prefixes: Steps may read a prefix once for several requests.
+        shares_prefixes: Whether steps may read a prefix once for several requests.
 
     Raises:
         ConfigError: A chunk cannot hold one token of every running request.
@@ -161,8 +161,8 @@ def make_buckets(max_running: int, chunk: int, *, row_multiple: int = 1, shares_
 def make_deterministic_buckets(max_running: int, chunk: int, num_tokens: int) -> Buckets:
     """The one shape of deterministic mode: `num_tokens` new tokens and as many rows of logits, in every step.
 
-    XLA compiles each shape for itself, and what it makes of two shapes may differ in the last bits; a row of one shape
-    is the same to the last bit whatever stands in the other rows.
+    XLA compiles each shape by itself, and two shapes may differ in the last bits of their results. In one shape, a row
+    has the same bits whatever stands in the other rows.
 
     Raises:
         ConfigError: A chunk cannot hold one token of every running request, or the shape cannot hold a chunk.
@@ -188,14 +188,14 @@ def _decode_sizes(max_rows: int, multiple: int) -> list[int]:
 
 
 def _draft_keys(max_rows: int) -> list[BucketKey]:
-    """One with room for drafts beside a full batch, and smaller ones for few requests with drafts."""
+    """One shape with room for drafts beside a full batch, and smaller ones for few requests with drafts."""
     most = -(-max_rows // DRAFT_ROWS) * DRAFT_ROWS + DRAFT_ROWS
     smaller = [DRAFT_ROWS] if max_rows > DRAFT_ROWS else [DRAFT_ROWS // 4, DRAFT_ROWS // 2, DRAFT_ROWS]
     return [BucketKey(Phase.EXTEND, size, size) for size in (*smaller, most)]
 
 
 def _grouped_keys(max_rows: int) -> list[BucketKey]:
-    """A group of n >= `MIN_GROUP` members has at most n // `MIN_GROUP` tiles, so all of a batch have no more."""
+    """A group of n >= `MIN_GROUP` members has at most n // `MIN_GROUP` tiles, so this suffices for all of a batch."""
     powers = [2**i * SMALLEST_GROUPED for i in range(32)]
     sizes = [size for size in powers if size < max_rows] + [max_rows]
     return [BucketKey(Phase.DECODE, size, size, size // MIN_GROUP) for size in sizes if size >= MIN_GROUP]

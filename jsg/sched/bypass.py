@@ -1,4 +1,4 @@
-"""Who has been passed, and how often: the accounts that keep longest-prefix-first from starving anybody."""
+"""How often each request was passed by later ones, so that no order of the queue starves anybody."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ import numpy as np
 class BypassLedger:
     """Counts, per request, the prefill tokens of later arrivals that were scheduled while it was in the engine.
 
-    Of two requests the earlier one has been passed by at least as much, so only the oldest waiting request need be
-    looked at: while it is within the bound, everybody is. That holds for any order of admission, and so for priorities
-    too: a request of a large priority passes others until the bound is used up, and not beyond.
+    Of two requests the earlier one was passed by at least as much. So only the oldest waiting request has to be looked
+    at: while it is within the bound, all are. This holds for any order of admission, and for priorities too: a request
+    of a large priority passes others until the bound is used up, and not beyond.
 
-    Invariant: `_tokens[i]` belongs to arrival `_base + i`; everything before `_base` has left the engine for good.
+    Invariant: `_tokens[i]` belongs to arrival `_base + i`, and all requests before `_base` have ended.
     """
 
     def __init__(self, bound_tokens: int):

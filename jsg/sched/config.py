@@ -1,4 +1,4 @@
-"""What the scheduler is told of the model and the knobs, and the requests that it refuses because of it."""
+"""What the scheduler knows of the model and of the options, and the requests that it refuses for that."""
 
 import dataclasses
 
@@ -7,8 +7,8 @@ import numpy as np
 from jsg.errors import RequestError, check_length
 from jsg.sched.buckets import Buckets
 from jsg.sched.holds import MAX_HOLDS
-from jsg.sched.joined import MAX_COPIED_TOKENS
-from jsg.sched.positions import positions_of, spans
+from jsg.sched.joined import check_joined
+from jsg.sched.positions import positions_of
 from jsg.sched.table import RequestTable
 from jsg.sched.vision_store import VisionShape
 from jsg.types import Request
@@ -16,10 +16,10 @@ from jsg.types import Request
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What the scheduler must know of the model and the knobs. Units are tokens unless said.
+    """What the scheduler must know of the model and of the options. Lengths are in tokens.
 
     Attributes:
-        has_windows: Some layer sees only so many tokens back.
+        has_windows: Whether some layer sees only the last tokens.
         vision: The vision pool; None where the model takes text only.
     """
 
@@ -54,31 +54,8 @@ def check_request(request: Request, config: SchedulerConfig, table: RequestTable
             raise RequestError(
                 f"{name}: token ids must be in [0, {config.vocab_size}), but got {min(ids)} to {max(ids)}", param=name
             )
-    if not request.joined:
-        return
-    if config.has_windows:
-        raise RequestError(
-            "a joined prompt needs a model whose layers see all tokens, but this one has layers with a sliding window, "
-            "in which branches would push each other out; put the branches one after another as text",
-            param="joined",
-        )
-    num_branches, num_prefix = len(spans(request)), request.joined[0]
-    if num_branches * num_prefix > MAX_COPIED_TOKENS:
-        raise RequestError(
-            "the tokens of a joined prompt's prefix times its branches may be at most "
-            f"{MAX_COPIED_TOKENS}, but this one has {num_prefix} times {num_branches}; use fewer branches or a shorter "
-            "prefix",
-            param="joined",
-        )
-    num_parts, num_copied = table.num_joined_pages(request)
-    num_behind = len(request.input_ids) + request.sampling.max_new_tokens - request.joined[-1]
-    needed = num_parts + num_copied + table.pages_for(num_behind)
-    if needed > table.num_pages:
-        raise RequestError(
-            f"a joined prompt must fit in the {table.num_pages} pages of the KV pool, but with its branches this one "
-            f"needs {needed}; shorten it or lower max_new_tokens",
-            param="joined",
-        )
+    if request.joined:
+        check_joined(request, table, has_windows=config.has_windows)
 
 
 def check_positions(request: Request, context_length: int) -> np.ndarray | None:

@@ -1,9 +1,9 @@
-"""Tokens that are proposed behind the last ones, in steps that verify several at once."""
+"""Drafts: tokens that are proposed for the end of a request, which one step verifies together."""
 
 from collections.abc import Mapping, Sequence
 
+from jsg.sched.batch import BatchEntry, Proposal
 from jsg.sched.buckets import Buckets
-from jsg.sched.records import BatchEntry, Proposal
 from jsg.sched.table import RequestTable
 
 
@@ -15,15 +15,15 @@ def add_drafts(
     most_entries: int,
     max_rows: int,
 ) -> int:
-    """Puts proposed tokens behind the last ones, as far as rows, budget and memory allow; returns how many.
+    """Adds drafts to entries, as far as rows of logits, budget and memory allow; returns how many.
 
     Args:
-        decoding: Entries that bring one token.
-        proposals: By rid.
+        decoding: Entries of one token; they are changed.
+        proposals: The tokens to propose, by rid.
         table: Gives the pages.
-        buckets: The shapes.
-        most_entries: Entries that the step may have in the end.
-        max_rows: Rows of logits that it may have.
+        buckets: The shapes that a step may have.
+        most_entries: The most entries that the step may have in the end.
+        max_rows: The most rows of logits that a step of decoding requests may have.
     """
     by_entry = [(entry, proposals.get(entry.running.request.rid)) for entry in decoding]
     proposed = [(entry, proposal) for entry, proposal in by_entry if proposal is not None]

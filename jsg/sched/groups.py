@@ -1,18 +1,19 @@
-"""Which decoding requests have a long prefix in common, so that a step may read its keys and values once for several.
+"""Groups: decoding requests with a long prefix in common, whose keys and values a step may read once for several.
 
-The radix tree knows: requests whose locks are below one node have the pages of the path to it in common.
+The radix tree knows them: requests whose locks are below one node share the pages of the path to that node.
 
     root ──[system prompt: 1000 tokens]──▶ ● ──[document: 3000 tokens]──▶ ● 20 requests
                                            └── 9 requests                 depth 4000
 
-A group of n requests at depth d is read in tiles of `GROUP_TILE` requests, each of which reads the d tokens once, so it
-saves (n - ceil(n / GROUP_TILE)) * d reads of a token. The partition is found from the leaves to the root: each node
-inherits the groups below it and the requests that are in none. It makes one group of those requests and of some of the
-groups, which are dissolved for it: those that save least per request first, as many as save most, or makes none.
+A group of n requests at depth d is cut into tiles of `GROUP_TILE` requests. Each tile reads the d tokens once, so the
+group saves (n - ceil(n / GROUP_TILE)) * d reads of a token. The partition is found from the leaves to the root. Each
+node inherits the groups below it, and the requests below it that are in no group. It may make one group of these
+requests and of the members of some of those groups, which it dissolves. It dissolves the groups that save least per
+request, and as many of them as saves most.
 
-That is the best of all partitions where prefixes are not nested. Where they are, groups are dissolved whole, in one
-order, and for good, which is not always best: over the random trees of `tests/sched/test_groups.py` it saves on average
-99.8 % of what the best of all partitions does, and the worst that was seen is 84 %.
+Where prefixes are not nested, no partition saves more. Where they are nested, one may: a group is only dissolved whole,
+in one order, and for good. Over the random trees of `tests/sched/test_groups.py` this saves 99.8 % of what the best
+partition saves on average, and 84 % in the worst case that was seen.
 """
 
 import dataclasses
@@ -20,14 +21,15 @@ from collections.abc import Sequence
 
 from jsg.cache.node import Node
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP, MIN_SHARED_TOKENS
-from jsg.sched.records import Placement, PrefixGroup
+from jsg.sched.batch import PrefixGroup
+from jsg.sched.request import Placement
 
 
 class PrefixGrouping:
-    """Groups of decoding requests, found anew only when other requests decode than in the step before.
+    """Keeps the groups until other requests decode than in the step before.
 
-    While a request decodes its lock stays where it is, and what is split above it changes neither who shares a prefix
-    nor how long that is. So the same requests in the same order have the same groups.
+    While a request decodes, its lock stays where it is. A split above it changes neither who shares a prefix nor how
+    long that is. So the same requests in the same order have the same groups.
     """
 
     def __init__(self, page_size: int):
@@ -36,7 +38,7 @@ class PrefixGrouping:
         self._groups: tuple[PrefixGroup, ...] = ()
 
     def update(self, places: list[Placement]) -> tuple[PrefixGroup, ...]:
-        """The groups of the requests that decode in this step, in the order of its entries; keeps both."""
+        """The groups of the requests that decode in this step, given in the order of its entries."""
         if places != self._places:
             self._places, self._groups = places, find_groups(places, self._page_size)
         return self._groups
@@ -44,7 +46,7 @@ class PrefixGrouping:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Group:
-    """Requests that read `num_pages` together, and the reads of a page which that saves."""
+    """Requests that read `num_pages` together, and how many reads of a page that saves."""
 
     members: list[int]
     num_pages: int
@@ -56,10 +58,10 @@ class _Prefix:
     """A node that may be worth a group.
 
     Attributes:
-        num_pages: From the root to here.
-        parent: The next one above; None where that is too short.
-        members: Requests below, or here, that are in no group yet.
-        groups: Below, or here; no request is in two of them.
+        num_pages: Pages from the root to here.
+        parent: The next such node above; None where that prefix is too short.
+        members: The requests here or below that are in no group yet.
+        groups: The groups here or below; no request is in two of them.
     """
 
     num_pages: int
@@ -69,10 +71,10 @@ class _Prefix:
 
 
 def find_groups(places: Sequence[Placement], page_size: int) -> tuple[PrefixGroup, ...]:
-    """The partition into groups: see above. Members are indices of `places`; groups are in order of their first one.
+    """The partition into groups. Members are indices of `places`; groups are in the order of their first members.
 
     Args:
-        places: Of requests that decode: each has at least one token more than the radix tree holds of it.
+        places: Of requests that decode. Each has at least one token more than the radix tree has of it.
         page_size: Tokens in one page.
     """
     min_pages = -(-MIN_SHARED_TOKENS // page_size)
@@ -90,10 +92,10 @@ def find_groups(places: Sequence[Placement], page_size: int) -> tuple[PrefixGrou
 
 
 def _candidates(places: Sequence[Placement], min_pages: int) -> list[_Prefix]:
-    """Nodes with locks and tokens enough for a group. Each request is a member of the deepest on its path.
+    """The nodes with locks and tokens enough for a group. Each request is a member of the deepest on its path.
 
-    Every request holds one lock, so a node with fewer than `MIN_GROUP` locks cannot have as many members. Waiting and
-    prefilling requests may hold some of them: who is a member is counted later.
+    Every request has one lock, so a node with fewer than `MIN_GROUP` locks cannot have as many members. Some locks may
+    be those of holds and of prompts that prefill, so the members are counted later.
     """
     prefixes: dict[Node, _Prefix] = {}
     for index, place in enumerate(places):
@@ -108,7 +110,7 @@ def _candidates(places: Sequence[Placement], min_pages: int) -> list[_Prefix]:
 
 
 def _add_path(prefixes: dict[Node, _Prefix], node: Node, num_pages: int, min_pages: int) -> _Prefix:
-    """Adds `node`, and above it whatever is long enough and not there yet."""
+    """Adds `node` and the nodes above it that are long enough and were not added yet."""
     added = below = prefixes[node] = _Prefix(num_pages)
     while (num_pages := num_pages - node.num_pages) >= min_pages:
         node = _parent(node)
@@ -121,7 +123,7 @@ def _add_path(prefixes: dict[Node, _Prefix], node: Node, num_pages: int, min_pag
 
 
 def _regroup(prefix: _Prefix) -> None:
-    """Makes a group at a node where that saves more than the groups which it takes the place of."""
+    """Makes a group at a node where that saves more than the groups that are dissolved for it."""
     groups = sorted(prefix.groups, key=lambda group: group.num_saved / len(group.members))
     num_members, num_lost = len(prefix.members), 0
     best, num_joining = 0, 0
@@ -142,7 +144,7 @@ def _regroup(prefix: _Prefix) -> None:
 
 
 def _num_shared(num_members: int) -> int:
-    """How often a group need not read what it shares."""
+    """How many members of a group need not read what it shares."""
     return num_members - -(-num_members // GROUP_TILE) if num_members >= MIN_GROUP else 0
 
 

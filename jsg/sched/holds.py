@@ -1,31 +1,30 @@
-"""Prefixes that stay in the cache because a client said that more requests with them will come.
+"""Holds: prompts that stay in the cache because a client said that more requests with them will come.
 
-A hold has no row and costs no step; it only keeps pages from being evicted. So it is a hint, and gives way: where a
-request that computes something wants the pages, holds end, the oldest first, before any request is retracted.
+A held prompt has no row and costs no step; it only protects pages from eviction. It is a hint, so it gives way: where a
+request that computes something needs the pages, holds end, the oldest first, before any request is retracted.
 """
 
-import dataclasses
 from collections import Counter
 
 from jsg.cache.node import Node
 from jsg.errors import QueueFullError
-from jsg.sched.records import HeldPrefix, RunningRequest
-from jsg.sched.table import RequestTable
+from jsg.sched.request import RunningRequest
 
 MAX_HOLDS = 4096
 
 
 class Holds:
-    """The prompts that are held, oldest first.
+    """The requests whose prompt is held, oldest first.
 
-    Invariant: `num_to_come` is how many requests in the scheduler will be holds once their prompt is computed.
+    Attributes:
+        num_open: How many of the scheduler's requests are holds: those whose prompt is held, and those whose prompt is
+            not computed yet.
     """
 
-    def __init__(self, table: RequestTable, limit: int = MAX_HOLDS):
-        self.num_to_come = 0
-        self._table = table
+    def __init__(self, limit: int = MAX_HOLDS):
+        self.num_open = 0
         self._limit = limit
-        self._held: dict[str, tuple[RunningRequest, HeldPrefix]] = {}
+        self._held: dict[str, RunningRequest] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -33,37 +32,36 @@ class Holds:
     def __contains__(self, rid: str) -> bool:
         return rid in self._held
 
+    def __getitem__(self, rid: str) -> RunningRequest:
+        return self._held[rid]
+
     def check_room(self) -> None:
         """Raises QueueFullError where one more would be too many."""
-        if len(self._held) + self.num_to_come >= self._limit:
+        if self.num_open >= self._limit:
             raise QueueFullError(f"at most {self._limit} prompts may be held, and so many are; end some of them")
 
-    def keep(self, running: RunningRequest, prefix: HeldPrefix) -> None:
-        """Takes over a prefix, to be held for a request until `end`. Nothing reads its pixels any more: they go."""
-        if running.request.media:
-            self._table.vision.release(running.request.rid)
-            running.request = dataclasses.replace(running.request, media=())
-        self._held[running.request.rid] = running, prefix
+    def add(self, running: RunningRequest) -> None:
+        """Takes a request whose prompt is held from now on."""
+        self._held[running.request.rid] = running
 
-    def end(self, rid: str) -> RunningRequest:
-        """Ends a hold."""
-        running, prefix = self._held.pop(rid)
-        self._table.drop(prefix)
-        return running
+    def remove(self, running: RunningRequest) -> None:
+        """Forgets a request whose prompt is held."""
+        del self._held[running.request.rid]
 
-    def oldest(self, count: int) -> list[str]:
-        """The rids of so many holds, those that were kept first."""
-        return [rid for rid, _ in zip(self._held, range(count), strict=False)]
+    def oldest(self, count: int) -> list[RunningRequest]:
+        """At most so many requests, those that were added first."""
+        return [running for running, _ in zip(self._held.values(), range(count), strict=False)]
 
     def num_to_end(self, num_pages: int) -> int:
-        """How many of the oldest must end until so many pages more are available; 0 where even all do not give them.
+        """How many of the oldest must end until so many more pages are available; 0 where even all are not enough.
 
         Takes time for every node of the prefixes that are looked at.
         """
         ended: Counter[Node] = Counter()
         num_freed = 0
-        for count, (_, prefix) in enumerate(self._held.values(), 1):
-            node = prefix.lock.node
+        for count, running in enumerate(self._held.values(), 1):
+            assert running.kept is not None, "a held prompt has its pages"
+            node = running.kept.lock.node
             while node.parent is not None:
                 ended[node] += 1
                 num_freed += node.num_pages * (ended[node] == node.num_locks)

@@ -1,58 +1,90 @@
-"""Joined prompts: branches side by side behind a common prefix, and a suffix that sees them all.
+"""Joined requests: their branches are computed first, each by a request of its own.
 
     row:  [ prefix ][ branch 1 ][ branch 2 ][ suffix, output ... ]
             tree      tree        tree        the request's own
 
-What a branch's tokens see is the prefix and the branch, which is a path of the radix tree like any other. So each
-branch is first computed as far as it is not cached, by a part: a request of the prefix and that branch which generates
-nothing and stays locked. Parts have copies of the prefix while they wait or run, so they are made a few at a time: the
-next when one is admitted. When all are there the whole gets its row, in which their pages stand one after another, and
-only its suffix is left to compute. That has seen several paths at once, so it is never put into the tree. A retract
-gives parts and suffix up; then it all begins anew.
+The tokens of a branch see the prefix and the branch, which is a path of the radix tree like any other. So a request
+that no client knows computes what is not cached of that path, generates nothing and keeps its pages. It is called a
+branch too.
+When all branches are computed, the joined request gets a row in which their pages stand one after another, and only its
+suffix is left to compute. The suffix sees several paths at once, so it is never put into the tree. A retract gives
+branches and suffix up; then it all begins anew.
+
+Each branch has a copy of the prefix while it waits or runs. So few are made at first, and another one whenever one is
+admitted.
 """
 
 import dataclasses
 import heapq
 from collections.abc import Callable, Iterator
 
-from jsg.sched.positions import PositionWords, cut, spans
-from jsg.sched.records import HeldPrefix, RunningRequest, SchedulerTotals
+from jsg.errors import RequestError
+from jsg.sched.positions import cut, spans
+from jsg.sched.request import FirstAdmission, KeptPrefix, Placement, RequestState, RunningRequest
+from jsg.sched.table import RequestTable
+from jsg.sched.totals import SchedulerTotals
 from jsg.types import CacheReport, Request, SamplingParams
 
 MAX_COPIED_TOKENS = 2**25
-"""Tokens of the prefix times branches that have some: what all parts of one request copy, and look up in the tree."""
+"""Tokens of the prefix times branches that have tokens: what all branches of one request copy and look up."""
 
 COPIED_AT_ONCE = 2**18
-"""Tokens of the prefix times parts that are made at first."""
+"""Tokens of the prefix times the branches that are made at first."""
 
 MIN_AT_ONCE = 8
-"""Parts that are made at first, however long the prefix is."""
+"""Branches that are made at first, however long the prefix is."""
+
+
+def check_joined(request: Request, table: RequestTable, *, has_windows: bool) -> None:
+    """Raises RequestError for a joined request that can never run."""
+    if has_windows:
+        raise RequestError(
+            "a joined prompt needs a model whose layers see all tokens, but this one has layers with a sliding window, "
+            "in which branches would push each other out; put the branches one after another as text",
+            param="joined",
+        )
+    num_branches, num_prefix = len(spans(request)), request.joined[0]
+    if num_branches * num_prefix > MAX_COPIED_TOKENS:
+        raise RequestError(
+            "the tokens of a joined prompt's prefix times its branches may be at most "
+            f"{MAX_COPIED_TOKENS}, but this one has {num_prefix} times {num_branches}; use fewer branches or a shorter "
+            "prefix",
+            param="joined",
+        )
+    num_behind = len(request.input_ids) + request.sampling.max_new_tokens - request.joined[-1]
+    needed = table.num_branch_pages(request) + table.num_copied_pages(request) + table.pages_for(num_behind)
+    if needed > table.num_pages:
+        raise RequestError(
+            f"a joined prompt must fit in the {table.num_pages} pages of the KV pool, but with its branches this one "
+            f"needs {needed}; shorten it or lower max_new_tokens",
+            param="joined",
+        )
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Join:
-    """One joined request that has no row yet.
+    """A joined request without a row, and its branches.
 
-    A part has the number of its branch among `spans`.
+    A branch is numbered by its place in `spans`. Its arrival number is just before that of the whole.
 
     Attributes:
-        whole: The request.
-        asks: What each part asks for, but for the tokens.
-        spans: Of each branch that has tokens, or of the prefix where none has: one part each.
-        parts: By number, those that wait or run.
-        held: By number, pages of the parts that are computed.
-        num_made: Parts made so far, in order of numbers.
-        counted: Parts that were admitted before.
-        prefix_cached: Tokens of the prefix that were cached when the first part was admitted; None before that.
-        branch_cached: Tokens of branches that were cached when their parts were first admitted.
-        report: Where the first part that was not wholly cached ended, when that was asked for.
+        whole: The joined request.
+        template: What each branch asks for, except its tokens.
+        spans: Begin and end of each branch that has tokens; of an empty one behind the prefix where none has any.
+        pending: By number, the branches that wait or run.
+        computed: By number, the branches whose pages are kept.
+        num_made: How many branches were made, in order of their numbers.
+        counted: Numbers of the branches that were admitted once.
+        prefix_cached: Tokens of the prefix that were cached when a branch was admitted first; None before that.
+        branch_cached: Tokens of branches that were cached when these were admitted first.
+        report: Where the first branch that was not wholly cached ended, when the client asked for that.
     """
 
     whole: RunningRequest
-    asks: Request
+    template: Request
     spans: list[tuple[int, int]]
-    parts: dict[int, RunningRequest] = dataclasses.field(default_factory=dict)
-    held: dict[int, HeldPrefix] = dataclasses.field(default_factory=dict)
+    pending: dict[int, RunningRequest] = dataclasses.field(default_factory=dict)
+    computed: dict[int, RunningRequest] = dataclasses.field(default_factory=dict)
     num_made: int = 0
     counted: set[int] = dataclasses.field(default_factory=set)
     prefix_cached: int | None = None
@@ -61,8 +93,8 @@ class Join:
 
     @property
     def is_ready(self) -> bool:
-        """All its parts are computed."""
-        return len(self.held) == len(self.spans)
+        """Whether all branches are computed."""
+        return len(self.computed) == len(self.spans)
 
     @property
     def num_prefix(self) -> int:
@@ -70,85 +102,89 @@ class Join:
         return self.whole.request.joined[0]
 
     @property
-    def num_cached(self) -> int:
-        """Tokens of the whole that were cached when its parts were first admitted."""
-        return (self.prefix_cached or 0) + self.branch_cached
-
-    @property
     def num_at_once(self) -> int:
-        """Parts that are made before one of them is admitted."""
+        """Branches that are made before one of them is admitted."""
         return max(MIN_AT_ONCE, COPIED_AT_ONCE // (self.num_prefix + 1))
 
     @property
-    def prefixes(self) -> list[HeldPrefix]:
-        """What is held, in the order of the branches."""
-        return [self.held[number] for number in range(len(self.spans))]
+    def branches(self) -> list[RunningRequest]:
+        """All that were made, the computed ones first."""
+        return [*self.computed.values(), *self.pending.values()]
 
-    @property
-    def first_arrival(self) -> int:
-        """Of part 0; the others follow it, and the whole them."""
-        return self.whole.arrival - len(self.whole.request.joined)
+    def take_pages(self) -> list[KeptPrefix]:
+        """The pages of all branches, in order of their numbers. They are the caller's now, and the branches end."""
+        pages = []
+        for number in range(len(self.spans)):
+            branch = self.computed[number]
+            assert branch.kept is not None, "a computed branch has its pages"
+            pages.append(branch.kept)
+            branch.kept = None
+            branch.enter(RequestState.ENDED)
+        return pages
 
-    def number_of(self, part: RunningRequest) -> int:
-        """Which of the parts it is."""
-        return part.arrival - self.first_arrival
+    def number_of(self, branch: RunningRequest) -> int:
+        """The number of a branch."""
+        return branch.arrival - self.whole.first_arrival
 
-    def note_admission(self, part: RunningRequest, cached: int, totals: SchedulerTotals) -> bool:
-        """Counts what was cached of a part. False, and nothing is counted, where it was admitted before."""
-        number = self.number_of(part)
+    def note_admission(self, branch: RunningRequest, cached: int, totals: SchedulerTotals) -> bool:
+        """Counts what was cached of a branch. False, and nothing is counted, where it was admitted before."""
+        number = self.number_of(branch)
         if self.prefix_cached is None:
             self.prefix_cached = min(cached, self.num_prefix)
-        if number in self.counted or self.whole.cached_tokens is not None:
+        if number in self.counted or self.whole.admission is not None:
             return False
         self.counted.add(number)
-        num_branch, num_cached = part.num_known - self.num_prefix, max(cached - self.num_prefix, 0)
+        num_branch, num_cached = branch.num_known - self.num_prefix, max(cached - self.num_prefix, 0)
         self.branch_cached += num_cached
         totals.branch_tokens += num_branch
         totals.branch_tokens_computed += num_branch - num_cached
         return True
 
-    def note_report(self, part: RunningRequest, report: CacheReport) -> None:
-        """Keeps the report of the first part with a miss, in terms of the whole prompt."""
+    def note_report(self, branch: RunningRequest, report: CacheReport) -> None:
+        """Keeps the report of the first branch with a miss, in terms of the whole prompt."""
         if self.report is not None or report.first_difference is None:
             return
-        start, _ = self.spans[self.number_of(part)]
+        start, _ = self.spans[self.number_of(branch)]
         behind = report.first_difference - self.num_prefix
         index = report.first_difference if behind < 0 else start + behind
         self.report = dataclasses.replace(report, first_difference=index)
 
-    def cache_report(self) -> CacheReport:
-        """Of the whole prompt."""
-        report = self.report or CacheReport(matched_tokens=0, matchable_tokens=0)
-        matchable = self.whole.request.joined[-1]
-        return dataclasses.replace(report, matched_tokens=self.num_cached, matchable_tokens=matchable)
+    def first_admission(self, queue_s: float) -> FirstAdmission:
+        """What the whole is told, which is admitted now."""
+        num_cached, report = (self.prefix_cached or 0) + self.branch_cached, None
+        if self.whole.request.return_cache_info:
+            report = self.report or CacheReport(matched_tokens=0, matchable_tokens=0)
+            matchable = self.whole.request.joined[-1]
+            report = dataclasses.replace(report, matched_tokens=num_cached, matchable_tokens=matchable)
+        return FirstAdmission(num_cached, queue_s, report)
 
 
-class Joins:
-    """The joined requests that have no row.
+class JoinedRequests:
+    """The joined requests without a row: what the scheduler asks about them and what it tells them.
 
-    Invariants: of those that are not parked each part that was made waits, runs, or is held, and one waits while some
-    are not made; `num_held` counts those that are held; each whose parts are all held has an entry in `_ready`, where
-    there may be old ones besides, or is in `_fresh`.
+    It asks `first_ready` what to admit and `latest_holder` what to give up. It tells when a step begins, when a branch
+    is admitted, and when a branch is computed.
 
-    Attributes:
-        num_held: Parts that are computed and wait for others.
+    Invariants: of a request that is not parked, each branch that was made waits, runs or is computed, and one waits
+    while some are not made. A request whose branches are all computed has an entry in `_ready`, where old ones may be
+    left, or is in `_fresh`.
     """
 
-    def __init__(self, words: PositionWords, add: Callable[[RunningRequest], None], page_size: int, *, makes_all: bool):
+    def __init__(
+        self, table: RequestTable, queue: Callable[[RunningRequest], None], totals: SchedulerTotals, *, makes_all: bool
+    ):
         """None yet.
 
         Args:
-            words: What tokens are found by.
-            add: Makes a part wait.
-            page_size: Tokens in a page. With several, pages are copied, so a request must wait for the step after the
-                one that its parts are computed in.
-            makes_all: All parts of a request are made at first: one that is made within a round of admissions would
-                have no turn in it.
+            table: Where pages and rows come from.
+            queue: Lets a branch wait for admission.
+            totals: Where branch tokens are counted.
+            makes_all: All branches of a request are made at first, since one that is made within a round of
+                admissions would have no turn in it.
         """
-        self.num_held = 0
-        self._add = add
-        self._words = words
-        self._page_size = page_size
+        self._table = table
+        self._queue = queue
+        self._totals = totals
         self._makes_all = makes_all
         self._joins: dict[RunningRequest, Join] = {}
         self._parked: list[Join] = []
@@ -158,24 +194,40 @@ class Joins:
     def __len__(self) -> int:
         return len(self._joins)
 
-    def __getitem__(self, whole: RunningRequest) -> Join:
-        return self._joins[whole]
-
-    def __contains__(self, whole: RunningRequest) -> bool:
-        return whole in self._joins
-
     def __iter__(self) -> Iterator[Join]:
         return iter(self._joins.values())
 
+    # What the scheduler asks.
+
+    @property
+    def num_kept(self) -> int:
+        """Branches whose pages are kept."""
+        return sum(len(join.computed) for join in self)
+
     @property
     def has_fresh(self) -> bool:
-        """Whether requests will be ready in the next step."""
+        """Whether some request can be admitted in the next step, and not in this one."""
         return any(join.is_ready for join in self._fresh)
 
+    def first_ready(self) -> RunningRequest | None:
+        """The earliest arrival whose branches are all computed."""
+        while self._ready:
+            join = self._joins.get(self._ready[0][1])
+            if join is not None and join.is_ready and join not in self._fresh:
+                return join.whole
+            heapq.heappop(self._ready)
+        return None
+
+    def latest_holder(self) -> RunningRequest | None:
+        """The latest arrival some of whose branches are computed."""
+        return max((j.whole for j in self if j.computed), key=lambda whole: whole.arrival, default=None)
+
+    # A joined request comes and goes.
+
     def add(self, whole: RunningRequest) -> None:
-        """Takes a joined request; `begin_step` makes its first parts."""
+        """Takes a joined request; `begin_step` makes its first branches."""
         request = whole.request
-        asks = Request(
+        template = Request(
             rid=request.rid,
             input_ids=request.input_ids[:1],
             sampling=SamplingParams(max_new_tokens=0),
@@ -183,94 +235,97 @@ class Joins:
             priority=request.priority,
             return_cache_info=request.return_cache_info,
         )
-        join = self._joins[whole] = Join(whole, asks, spans(request))
+        join = self._joins[whole] = Join(whole, template, spans(request))
         self._parked.append(join)
 
     def remove(self, whole: RunningRequest) -> Join:
-        """Takes a request out; what its parts hold is the caller's now."""
+        """Forgets a joined request, whose branches are the caller's now."""
         join = self._joins.pop(whole)
-        self.num_held -= len(join.held)
         self._parked = [parked for parked in self._parked if parked is not join]
         return join
 
-    def park(self, join: Join) -> None:
-        """Forgets the parts of a request, which the caller has ended, until `begin_step`."""
-        self.num_held -= len(join.held)
-        join.parts.clear()
-        join.held.clear()
+    def park(self, whole: RunningRequest) -> list[RunningRequest]:
+        """Gives a request's branches up until `begin_step`; returns them, and the caller ends them."""
+        join = self._joins[whole]
+        branches = join.branches
+        join.pending.clear()
+        join.computed.clear()
         join.num_made = 0
         self._parked.append(join)
+        return branches
 
-    def hold(self, part: RunningRequest, prefix: HeldPrefix) -> None:
-        """Takes over what a part has computed."""
-        assert part.part_of is not None, "only a part is held for its whole"
-        join = self._joins[part.part_of]
-        number = join.number_of(part)
-        del join.parts[number]
-        join.held[number] = prefix
-        self.num_held += 1
-        if join.is_ready and self._page_size > 1:
-            self._fresh.append(join)
-        elif join.is_ready:
-            heapq.heappush(self._ready, (join.whole.arrival, join.whole))
-
-    def first_page(self, part: RunningRequest, whole: RunningRequest) -> int:
-        """From which on the pages of a part are listed when it is held: only the first part lists the prefix."""
-        join = self._joins[whole]
-        return join.num_prefix // self._page_size if join.number_of(part) else 0
+    # What the scheduler tells.
 
     def begin_step(self) -> None:
-        """Makes the first parts of requests that have none, by arrival. What was computed before can be copied now."""
+        """Makes the first branches of requests that have none, by arrival.
+
+        What an earlier step has computed can be copied from now on.
+        """
         for join in self._fresh:
             heapq.heappush(self._ready, (join.whole.arrival, join.whole))
         self._fresh.clear()
         parked, self._parked = self._parked, []
         for join in sorted(parked, key=lambda join: join.whole.arrival):
-            self.make_parts(join, len(join.spans) if self._makes_all else join.num_at_once)
+            self._make_branches(join, len(join.spans) if self._makes_all else join.num_at_once)
 
-    def first_ready(self) -> Join | None:
-        """The earliest arrival whose parts are all computed."""
-        while self._ready:
-            join = self._joins.get(self._ready[0][1])
-            if join is not None and join.is_ready and join not in self._fresh:
-                return join
-            heapq.heappop(self._ready)
-        return None
+    def note_admission(self, branch: RunningRequest, place: Placement) -> None:
+        """A branch was admitted: it counts if that is the first time, and the next branch is made."""
+        join = self._join_of(branch)
+        if join.prefix_cached is None:
+            for pending in join.pending.values():
+                pending.admission = FirstAdmission()
+        if join.note_admission(branch, place.num_dispatched, self._totals) and branch.request.return_cache_info:
+            join.note_report(branch, self._table.explain(branch, place))
+        self._make_branches(join, 1)
 
-    def latest_holder(self) -> Join | None:
-        """The latest arrival some of whose parts are computed."""
-        return max((j for j in self._joins.values() if j.held), key=lambda j: j.whole.arrival, default=None)
+    def keep(self, branch: RunningRequest, place: Placement) -> None:
+        """A branch is computed: takes its row back and keeps its pages. Only the first branch lists the prefix."""
+        join = self._join_of(branch)
+        number, size = join.number_of(branch), self._table.page_size
+        first_page = join.num_prefix // size if number else 0
+        branch.kept = self._table.keep(place, keeps_own=True, first_page=first_page)
+        join.computed[number] = join.pending.pop(number)
+        if join.is_ready and size > 1:
+            self._fresh.append(join)  # pages are copied, so the step that writes them must come before
+        elif join.is_ready:
+            heapq.heappush(self._ready, (join.whole.arrival, join.whole))
 
-    def make_parts(self, join: Join, count: int) -> None:
-        """Makes the next parts of a request wait, at most `count`. Their arrival numbers are just before its own."""
+    def _join_of(self, branch: RunningRequest) -> Join:
+        assert branch.branch_of is not None, "only a branch belongs to a joined request"
+        return self._joins[branch.branch_of]
+
+    def _make_branches(self, join: Join, count: int) -> None:
+        """Lets the next branches of a request wait, at most `count`."""
         whole, first = join.whole, join.num_made
         assert whole.layout is not None, "a joined request has positions of its own"
         for number in range(first, min(first + count, len(join.spans))):
             start, end = join.spans[number]
             tokens = cut(whole.tokens, join.num_prefix, start, end)
-            part = RunningRequest(
-                join.asks,
-                join.first_arrival + number,
+            branch = RunningRequest(
+                join.template,
+                whole.first_arrival + number,
                 tokens,
                 len(tokens),
                 len(tokens),
                 arrived_s=whole.arrived_s,
-                layout=self._words.branch_layout(whole.layout, tokens, join.num_prefix, start, end),
-                part_of=whole,
+                layout=self._table.words.branch_layout(whole.layout, tokens, join.num_prefix, start, end),
+                branch_of=whole,
             )
-            part.cached_tokens = None if join.prefix_cached is None and whole.cached_tokens is None else 0
-            self._add(part)
-            join.parts[number] = part
+            if join.prefix_cached is not None or whole.admission is not None:
+                branch.admission = FirstAdmission()
+            self._queue(branch)
+            join.pending[number] = branch
             join.num_made += 1
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
-        assert self.num_held == sum(len(join.held) for join in self)
         for join in self:
-            assert {*join.parts, *join.held} == set(range(join.num_made)), "a part is lost"
-            assert len(join.parts) + len(join.held) == join.num_made
-            assert all((part.watch is None) == (part.place is not None) for part in join.parts.values())
+            assert join.whole.state is RequestState.JOINING
+            assert {*join.pending, *join.computed} == set(range(join.num_made)), "a branch is lost"
+            assert len(join.pending) + len(join.computed) == join.num_made
+            assert all(b.state in (RequestState.WAITING, RequestState.RUNNING) for b in join.pending.values())
+            assert all(b.state is RequestState.KEPT and b.kept is not None for b in join.computed.values())
             is_parked = any(parked is join for parked in self._parked)
             assert bool(join.num_made) != is_parked
             has_all = join.num_made == len(join.spans)
-            assert is_parked or has_all or any(part.watch is not None for part in join.parts.values())
+            assert is_parked or has_all or any(b.state is RequestState.WAITING for b in join.pending.values())

@@ -1,8 +1,9 @@
-"""What a step added to a request, as the record that leaves the engine, and whether that ends it."""
+"""Output tokens: added to their request, checked for its end, and made into the record that leaves the engine."""
 
 from collections.abc import Set
 
-from jsg.sched.records import RunningRequest
+from jsg.sched.batch import StepResult
+from jsg.sched.request import FirstAdmission, RunningRequest
 from jsg.types import ConstraintReport, FinishReason, FinishType, RequestOutput, TokenLogprob
 
 
@@ -13,25 +14,54 @@ def make_output(
     finish: FinishReason | None = None,
     constraint: ConstraintReport | None = None,
 ) -> RequestOutput:
-    """What is new of a request. Prompt logprobs go with its first token, or with its end if it has none."""
+    """What is new of a request. Prompt logprobs go with its first output, be that a token or the end."""
     has_reported, running.has_reported = running.has_reported, True
     prompt_logprobs = None if has_reported else _complete_prompt_logprobs(running)
+    admission = running.admission or FirstAdmission()
     return RequestOutput(
         rid=running.request.rid,
         token_ids=token_ids,
         finish=finish,
         prompt_tokens=running.num_prompt,
-        cached_tokens=running.cached_tokens or 0,
+        cached_tokens=admission.cached_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        queue_s=running.queue_s,
-        cache_report=None if has_reported else running.cache_report,
+        queue_s=admission.queue_s,
+        cache_report=None if has_reported else admission.report,
         constraint=constraint,
     )
 
 
+def append_tokens(
+    running: RunningRequest, tokens: list[int], index: int, row: int, result: StepResult, eos_token_ids: Set[int]
+) -> RequestOutput:
+    """Adds output tokens to their request, up to the first that ends it, and returns what is new.
+
+    Args:
+        running: The request.
+        tokens: What a step sampled for it, at least one.
+        index: Of its entry in the step's batch.
+        row: The first row of logits of that entry.
+        result: What the step computed.
+        eos_token_ids: Tokens that end an answer.
+    """
+    reason, count = None, 0
+    for token in tokens:
+        running.append(token)
+        count += 1
+        reason = stop_reason(running, token, eos_token_ids)
+        if reason is None and result.ended.get(index) == count:
+            reason = FinishReason(FinishType.STOP)
+        if reason is not None:
+            break
+    logprobs = tuple(result.logprobs[i] for i in range(row, row + count) if i in result.logprobs)
+    reports = result.constraints.get(index)
+    constraint = reports[count - 1] if reports else None
+    return make_output(running, tuple(tokens[:count]), logprobs, reason, constraint)
+
+
 def stop_reason(running: RunningRequest, token: int, eos_token_ids: Set[int]) -> FinishReason | None:
-    """Why a request ends with an output token that was just added to it; None where it goes on."""
+    """Why a request ends with the output token that was just added to it; None where it goes on."""
     sampling = running.request.sampling
     if running.num_output >= sampling.min_new_tokens:
         is_eos = token in eos_token_ids and not sampling.ignore_eos
@@ -43,7 +73,7 @@ def stop_reason(running: RunningRequest, token: int, eos_token_ids: Set[int]) ->
 
 
 def _complete_prompt_logprobs(running: RunningRequest) -> tuple[TokenLogprob, ...] | None:
-    """Those that were asked for; None when none were, or the request ends before all are there."""
+    """The prompt logprobs; None where none were asked for, or the request ends before all are there."""
     num_wanted = running.num_prompt - running.request.logprob_start_len
     if running.request.wants_prompt_logprobs and len(running.prompt_logprobs) == num_wanted:
         return tuple(running.prompt_logprobs)

@@ -1,7 +1,7 @@
-"""In what order waiting requests are admitted. A policy gives each a key; the smallest goes first.
+"""In what order waiting requests are admitted. A policy gives each request a key, and the smallest key goes first.
 
-Each key begins with the client's priority, the larger the smaller, so a policy orders those of equal priority. Nobody
-starves by it: the bound on being passed (`bypass.py`) is above every key.
+Each key begins with the client's priority, negated, so a policy orders requests of equal priority. No policy starves
+anybody: the bound on passing (`bypass.py`) stands above all keys.
 """
 
 from collections import Counter
@@ -11,24 +11,24 @@ from typing import Protocol
 from jsg.cache.node import Node, Root
 from jsg.cache.watch import Watch
 from jsg.errors import ConfigError
-from jsg.sched.records import RunningRequest
+from jsg.sched.request import RunningRequest
 
 Key = tuple[int, ...]
 
 
 class Policy(Protocol):
-    """Orders the waiting queue: by priority, then in a way of its own. Changes nothing."""
+    """Orders the waiting queue by priority, then in its own way. Changes nothing."""
 
     depends_on_others: bool
-    """Whether one request's change may change another's key, so that all must be made anew."""
+    """Whether a change of one request may change keys of others, so that all must be made anew."""
 
     def keys(self, waiting: Iterable[RunningRequest]) -> dict[RunningRequest, Key]:
-        """The key of each request. It ends with the arrival number, so no two are equal."""
+        """The key of each request. It ends with the arrival number, so no two keys are equal."""
         ...
 
 
 class LongestPrefixMatch:
-    """The longest cached prefix first: it costs least now and may be evicted later. Then order of arrival."""
+    """The longest cached prefix goes first: it costs least now and may be evicted later. Then order of arrival."""
 
     depends_on_others = False
 
@@ -48,7 +48,7 @@ class FirstComeFirstServed:
 
 
 class Random:
-    """A seeded shuffle: the ablation that shows what order is worth."""
+    """A seeded shuffle, against which the other orders are measured."""
 
     depends_on_others = False
 
@@ -61,10 +61,10 @@ class Random:
 
 
 class DfsWeight:
-    """Depth first through the radix tree, the child with most waiting requests below it first.
+    """Depth first through the radix tree, and first into the child with most waiting requests below it.
 
-    A request's key is its place in that walk. A node's own requests come after its children's. Requests of every
-    priority weigh the same.
+    A key is an index in that walk. The requests at a node come after those below it. Requests of all priorities weigh
+    the same.
     """
 
     depends_on_others = True
@@ -86,7 +86,7 @@ class DfsWeight:
             siblings.sort(key=lambda node: (-weights[node], node.serial))
         walk = _depth_first(children)
         ordered = (r for node in walk for r in sorted(requests_at.get(node, ()), key=lambda r: r.arrival))
-        return {running: (-running.request.priority, place, running.arrival) for place, running in enumerate(ordered)}
+        return {running: (-running.request.priority, index, running.arrival) for index, running in enumerate(ordered)}
 
 
 def make_policy(name: str, seed: int) -> Policy:
@@ -110,7 +110,7 @@ def _namespace(root: Node) -> str:
 
 
 def _path_up(node: Node) -> Iterator[Node]:
-    """`node` and all above it, the root too."""
+    """`node` and all nodes above it, the root included."""
     above: Node | None = node
     while above is not None:
         yield above
@@ -118,7 +118,7 @@ def _path_up(node: Node) -> Iterator[Node]:
 
 
 def _depth_first(children: dict[Node | None, list[Node]]) -> Iterator[Node]:
-    """Every node after its children, from the roots, which are the children of None."""
+    """Every node after its children. The roots are the children of None."""
     stack = [iter(children.get(None, ()))]
     path: list[Node] = []
     while stack:

@@ -7,20 +7,29 @@ import numpy as np
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.sched.positions import PositionWords, spans
-from jsg.sched.records import HeldPrefix, Placement, RunningRequest
+from jsg.sched.request import KeptPrefix, Placement, RunningRequest
 from jsg.sched.vision_store import VisionShape, VisionStore
 from jsg.types import CacheReport, Request
 
 
 class RequestTable:
-    """Rows of pages, and the one place where pages change hands between allocator, rows and radix tree.
+    """Rows of pages, and the only code that moves pages between allocator, rows and radix tree.
 
-    A row's leading `num_tree_pages` belong to the tree and are locked; the rest, up to the last dispatched position,
-    are its own. The device holds a copy; `dirty_rows` are those whose copy there is behind in something that the
-    forward pass does not write itself. `copies` has, by row, KV slots to copy there before the row is read: from, to.
-    `words` are what the tree finds tokens by whose positions are not their indices. `vision` has the rows of images.
+    The leading `num_tree_pages` of a row belong to the tree and are locked. The others, up to the last dispatched
+    position, are the row's own. The device has a copy of the table.
 
     Invariant: free + evictable + protected + uncached == total, in pages.
+
+    Attributes:
+        words: What the tree finds tokens by whose positions are not their indices.
+        vision: The rows of images in the vision pool.
+        page_size: Tokens in a page.
+        pages: int32 [rows, pages of a row]: the page numbers.
+        dirty_rows: Rows whose copy on the device lacks something that no forward pass writes.
+        copies: By row, the KV slots that are copied before the row is read: from and to.
+        num_uncached_pages: Pages in use that the tree does not own.
+        num_kept: Kept prefixes that were not dropped yet.
+        num_pages: Pages of the pool, without page 0.
     """
 
     def __init__(
@@ -39,7 +48,7 @@ class RequestTable:
         self.dirty_rows: set[int] = set()
         self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.num_uncached_pages = 0
-        self.num_held = 0
+        self.num_kept = 0
         self.num_pages = allocator.num_total
         self._allocator = allocator
         self._cache = cache
@@ -47,12 +56,12 @@ class RequestTable:
 
     @property
     def num_free_rows(self) -> int:
-        """Requests that could be admitted before one finishes."""
+        """How many requests can be admitted before one ends."""
         return len(self._free_rows)
 
     @property
     def num_available_pages(self) -> int:
-        """Pages that are free or could be."""
+        """Pages that are free, or that an eviction frees."""
         return self._allocator.num_free + self._cache.num_evictable
 
     def pages_for(self, num_tokens: int) -> int:
@@ -64,7 +73,7 @@ class RequestTable:
         return place.num_dispatched % self.page_size == 0
 
     def room(self, place: Placement) -> int:
-        """New tokens that the row's last page and the available pages hold."""
+        """How many new tokens the row's last page and the available pages have room for."""
         return self.num_available_pages * self.page_size + -place.num_dispatched % self.page_size
 
     def admit(self, running: RunningRequest) -> Placement:
@@ -79,34 +88,38 @@ class RequestTable:
             self.dirty_rows.add(row)
         return Placement(row, self._cache.lock(match), len(match.pages), match.num_tokens)
 
-    def num_joined_pages(self, request: Request) -> tuple[int, int]:
-        """Pages that a joined request needs before its suffix: those of its parts, and those that are copied from them.
+    def num_branch_pages(self, request: Request) -> int:
+        """Pages that the branches of a joined request need until it has its row."""
+        num_prefix = request.joined[0]
+        shared = num_prefix // self.page_size if self._cache.enabled else 0
+        return shared + sum(self.pages_for(num_prefix + end - start) - shared for start, end in spans(request))
 
-        With one token in a page nothing is copied. Else a branch begins within a page of the row, or elsewhere in one
-        than in its path, so all but the beginning of the first is.
+    def num_copied_pages(self, request: Request) -> int:
+        """Pages of a joined request's row, before its suffix, that are copied from those of its branches.
+
+        With one token in a page nothing is copied. Otherwise a branch begins inside a page of the row, or not where it
+        begins in a page of its own path. So all is copied but the prefix and the whole pages of the first branch.
         """
-        num_prefix, size = request.joined[0], self.page_size
-        ends = [num_prefix + end - start for start, end in spans(request)]
-        shared = num_prefix // size if self._cache.enabled else 0
-        num_parts = shared + sum(self.pages_for(end) - shared for end in ends)
-        num_whole = request.joined[-1] if size == 1 else ends[0] // size
-        return num_parts, self.pages_for(request.joined[-1]) - num_whole
+        if self.page_size == 1:
+            return 0
+        start, end = spans(request)[0]
+        return self.pages_for(request.joined[-1]) - (request.joined[0] + end - start) // self.page_size
 
-    def admit_joined(self, running: RunningRequest, parts: Sequence[HeldPrefix]) -> Placement:
-        """Gives a joined request a row in which the pages of its parts stand one after another, and takes these over.
+    def admit_joined(self, running: RunningRequest, branches: Sequence[KeptPrefix]) -> Placement:
+        """Gives a joined request a row with the pages of its branches one after another, and takes these over.
 
-        There must be a free row, and pages for what is copied. The first part must have all its pages, the others those
-        from where the branches begin.
+        There must be a free row, and pages for what is copied. The first branch must list all its pages, the others
+        those from the end of the prefix on.
         """
         request, size = running.request, self.page_size
         num_prefix, num_joined = request.joined[0], request.joined[-1]
         row = self._free_rows.pop()
-        slots = [part.pages.repeat(size) * size + np.arange(len(part.pages) * size) % size for part in parts]
+        slots = [kept.pages.repeat(size) * size + np.arange(len(kept.pages) * size) % size for kept in branches]
         lengths = [end - start for start, end in spans(request)]
-        firsts = [num_prefix - part.first_page * size for part in parts]
-        behind = [part[first : first + n] for part, first, n in zip(slots, firsts, lengths, strict=True)]
+        firsts = [num_prefix - kept.first_page * size for kept in branches]
+        behind = [branch[first : first + n] for branch, first, n in zip(slots, firsts, lengths, strict=True)]
         source = np.concatenate([slots[0][:num_prefix], *behind])
-        _, num_copied = self.num_joined_pages(request)
+        num_copied = self.num_copied_pages(request)
         num_whole = self.pages_for(num_joined) - num_copied
         self.pages[row, :num_whole] = source[: num_whole * size : size] // size
         if num_copied:
@@ -117,35 +130,34 @@ class RequestTable:
             self.copies[row] = source[num_whole * size :].astype(np.int32), target.astype(np.int32)
         self.dirty_rows.add(row)
         prefix = self._cache.match(running.key[:num_prefix], request.namespace)
-        place = Placement(row, self._cache.lock(prefix), num_whole, num_joined)
-        place.parts, place.num_prefix_pages = tuple(parts), len(prefix.pages)
-        return place
+        lock = self._cache.lock(prefix)
+        return Placement(row, lock, num_whole, num_joined, branches=tuple(branches), num_prefix_pages=len(prefix.pages))
 
     def take_copies(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-        """The slots that are to be copied before the next step, from and to."""
+        """Takes the KV slots that are copied before the next step: from and to."""
         copies = tuple(self.copies.values())
         self.copies.clear()
         return copies
 
     def explain(self, running: RunningRequest, place: Placement) -> CacheReport:
-        """Why the cached prefix of a request that was admitted just now ended where it did."""
+        """Why the cached prefix of a request that was just admitted ends where it does."""
         tokens = running.key[: running.match_limit]
         return self.words.readable(self._cache.explain(place.lock.node, tokens, running.request.namespace))
 
     def forget(self, request: Request, shifts: Sequence[int], *, distrusts: bool = False) -> None:
-        """A request that was to be added, or was, is gone; `shifts` had been acquired for it.
+        """A request has ended, or could not be added. `shifts` were acquired for it.
 
-        With `distrusts` the features of its images are not to be trusted either.
+        With `distrusts` the features of its images may be wrong, so they are computed anew.
         """
         self.words.release(shifts)
         self.vision.release(request.rid, distrusts=distrusts)
 
-    def keep(self, place: Placement, *, keeps_own: bool = False, first_page: int = 0) -> HeldPrefix:
+    def keep(self, place: Placement, *, keeps_own: bool = False, first_page: int = 0) -> KeptPrefix:
         """Takes a request's row back, but keeps its cached prefix until `drop`.
 
         Args:
             place: Where it lived.
-            keeps_own: Keep the pages too that are not in the tree; else they are freed.
+            keeps_own: Keep its own pages too, which are not in the tree; otherwise they are freed.
             first_page: Pages before it are kept, but not listed.
         """
         lock = self._cache.lock(place.lock.node)
@@ -155,31 +167,31 @@ class RequestTable:
         if keeps_own:
             place.num_dispatched = place.num_tree_pages * self.page_size
         self.release(place)
-        self.num_held += 1
-        return HeldPrefix(lock, pages, own, first_page)
+        self.num_kept += 1
+        return KeptPrefix(lock, pages, own, first_page)
 
-    def drop(self, prefix: HeldPrefix) -> None:
+    def drop(self, kept: KeptPrefix) -> None:
         """Ends what `keep` gave; once."""
-        self._allocator.free(prefix.own)
-        self.num_uncached_pages -= len(prefix.own)
-        self._cache.unlock(prefix.lock)
-        self.num_held -= 1
+        self._allocator.free(kept.own)
+        self.num_uncached_pages -= len(kept.own)
+        self._cache.unlock(kept.lock)
+        self.num_kept -= 1
 
-    def release(self, place: Placement, *, forgets: bool = False) -> None:
+    def release(self, place: Placement, *, distrusts: bool = False) -> None:
         """Takes a request's row, lock and own pages back.
 
         Args:
             place: Where it lived.
-            forgets: Evict its cached prefix too, as far as it is nobody else's.
+            distrusts: Evict its cached prefix too, as far as nobody else has it.
         """
         own = self.pages[place.row, place.num_tree_pages : self.pages_for(place.num_dispatched)]
         self._allocator.free(own)
         self.num_uncached_pages -= len(own)
-        for part in place.parts:
-            self.drop(part)
+        for kept in place.branches:
+            self.drop(kept)
         self._cache.unlock(place.lock)
-        if forgets:
-            for lock in (*(part.lock for part in place.parts), place.lock):
+        if distrusts:
+            for lock in (*(kept.lock for kept in place.branches), place.lock):
                 self._cache.forget(lock)
         self.vision.unpin(place)
         self._free_rows.append(place.row)
@@ -187,7 +199,7 @@ class RequestTable:
         self.copies.pop(place.row, None)
 
     def grow(self, place: Placement, num_tokens: int) -> None:
-        """Gives a row pages for so many new tokens, at most `room`, evicting where it must."""
+        """Gives a row pages for so many new tokens, at most `room`; evicts where it must."""
         held = self.pages_for(place.num_dispatched)
         needed = self.pages_for(place.num_dispatched + num_tokens) - held
         self.pages[place.row, held : held + needed] = self._allocate(needed)
@@ -195,7 +207,7 @@ class RequestTable:
         place.num_dispatched += num_tokens
 
     def grow_by_one(self, places: list[Placement]) -> None:
-        """Room for one new token in each row. The pages must be available."""
+        """Makes room for one new token in each row. The pages must be available."""
         needing = [place for place in places if self.needs_page(place)]
         pages = self._allocate(len(needing))
         rows = [place.row for place in needing]
@@ -205,7 +217,7 @@ class RequestTable:
             place.num_dispatched += 1
 
     def shrink(self, place: Placement, num_tokens: int) -> None:
-        """Takes the last new tokens of a row back, and pages that hold nothing else. None of them may be shared."""
+        """Takes back the last tokens of a row, and the pages that have no others. The tree must not own these."""
         left = place.num_dispatched - num_tokens
         held, kept = self.pages_for(place.num_dispatched), self.pages_for(left)
         assert kept >= place.num_tree_pages, "tokens that are taken back lie in the radix tree"
@@ -221,15 +233,15 @@ class RequestTable:
         return pages
 
     def share(self, running: RunningRequest, place: Placement, num_tokens: int) -> int:
-        """Puts the first `num_tokens` of a row, as far as they fill pages, into the radix tree.
+        """Puts the first `num_tokens` of a row into the radix tree, as far as they fill pages.
 
-        Where the tree already had them the row's duplicates are freed and the row points to the tree's.
+        Where the tree had them already, the row's duplicates are freed and the row gets the pages of the tree.
 
         Returns:
-            Tokens that were in the tree before: the row must not write them.
+            How many tokens the tree had before. The row must not write these.
         """
         count = self._num_shared(running, num_tokens) // self.page_size
-        if not self._cache.enabled or place.parts or count <= place.num_tree_pages:
+        if not self._cache.enabled or place.branches or count <= place.num_tree_pages:
             return place.num_tree_pages * self.page_size
         own = self.pages[place.row, :count].copy()
         result = self._cache.insert(running.key[: count * self.page_size], own, running.request.namespace)
@@ -245,10 +257,10 @@ class RequestTable:
         return result.num_existing * self.page_size
 
     def _num_shared(self, running: RunningRequest, num_tokens: int) -> int:
-        """Of the first tokens of a row those that go into the tree; for text all.
+        """How many of the first tokens of a row may go into the tree: of a text, all.
 
-        An image that begins as another one in the tree stays out: below its own words would be the other's keys and
-        values. The tree may have got that one since this request was admitted, so it is looked up anew.
+        An image stays out that begins with the words of another one in the tree, since these words would lead to the
+        keys and values of the other. That one may have come since this request was admitted, so it is looked up anew.
         """
         if not running.request.media:
             return num_tokens
@@ -258,16 +270,16 @@ class RequestTable:
         return count if num_trusted == existing else num_trusted
 
     def check_integrity(self) -> None:
-        """Asserts the slot equation, and that nothing is locked when nothing runs. Costs less than a microsecond."""
-        parts = (
+        """Asserts the equation of pages, and that nothing is locked when nothing runs. It takes under a microsecond."""
+        counts = (
             self._allocator.num_free,
             self._cache.num_evictable,
             self._cache.num_protected,
             self.num_uncached_pages,
         )
-        assert sum(parts) == self._allocator.num_total, (
-            f"free + evictable + protected + uncached = {parts} must add up to {self._allocator.num_total} pages"
+        assert sum(counts) == self._allocator.num_total, (
+            f"free + evictable + protected + uncached = {counts} must add up to {self._allocator.num_total} pages"
         )
         if self.num_free_rows == len(self.pages) - 1:
-            assert self.num_held or not self._cache.num_protected, "a prefix is locked, but no request runs"
-            assert self.num_held or not self.num_uncached_pages, "a row holds pages, but no request runs"
+            assert self.num_kept or not self._cache.num_protected, "a prefix is locked, but no request runs"
+            assert self.num_kept or not self.num_uncached_pages, "a row holds pages, but no request runs"

@@ -1,21 +1,24 @@
-"""Which rows of the device's vision pool hold the features of which image.
+"""Which rows of the vision pool hold the features of which image.
 
-The pool is an array [rows, D] beside the KV pool: what the encoder made of images, where the text model's first layer
-reads it in place of embeddings. The decisions are made here, when a step is planned; the runner only obeys.
+The vision pool is an array [rows, D] on the device, beside the KV pool. It holds what the encoder made of images, and
+the text model reads it in place of embeddings. What is encoded and where it goes is decided here, when a step is
+planned.
 
-Features are found again by their item's digest, within a namespace: who sends an image must not learn from the time it
-takes whether somebody else has sent it. They are kept until their rows are wanted, the longest unused first. Two kinds
-are not to be had: what the step that is being planned reads, and what a prompt reads that is cut off inside of an item
-(its pin). A step is planned for as many tokens as have room for their features, which always comes to an end:
+An item is an image or a video. Its features are found again by its digest, within a namespace: the time that an answer
+takes must not tell a client whether somebody else has sent the same image. Features stay until their rows are needed,
+and the longest unused go first. Two kinds of rows are never taken: those that the step being planned reads, and those
+of an item that a prompt was cut off inside of (its pin). A step is planned for as many tokens as have room for their
+features. Nobody waits for ever:
 
-- An item fits the pool, or its request was refused; so alone it has room.
-- A request with a pin goes on inside of its item without any more room. Once it is past it, the pin ends.
-- When an item has found no room, no request goes on in that round into an item that it has not pinned, not even one
-  that is stored: its pin could follow another for ever. Chunks are planned oldest first, so pins end one after another
-  until the oldest has its room, whatever arrives meanwhile.
-- A retract ends the pin of the one that is sent back.
+- An item that does not fit the pool is refused, so each item has room when it is alone.
+- A request with a pin goes on inside of its item and needs no more room. Behind the item the pin ends.
+- When an item has found no room, no request begins another item in that round, not even one that is stored: otherwise
+  one pin could follow another for ever. Chunks are planned oldest first, so pins end one after another until the oldest
+  request has its room, whatever arrives meanwhile.
+- A retract ends the pin of the request that is sent back.
 
-Rows may be given anew as soon as the steps that read them are dispatched: the device runs one program after another.
+Rows may be given to others as soon as the steps that read them are dispatched, since the device runs one program after
+another.
 """
 
 import dataclasses
@@ -27,22 +30,23 @@ import numpy as np
 from jsg.cache.allocator import PageAllocator
 from jsg.errors import QueueFullError, RequestError
 from jsg.media import MediaInput
-from jsg.sched.records import Encoding, Placement, RunningRequest
+from jsg.sched.batch import Encoding
+from jsg.sched.request import Placement, RunningRequest
 from jsg.types import Request
 
 DUMP_ROW = 0
-"""What padding is written to. Nobody reads it."""
+"""The row that padding is written to. Nobody reads it."""
 NEWLINE_ROW = 1
 NUM_FIXED_ROWS = 2
 
 MAX_PIXEL_BYTES = 2**30
-"""Pixels of the requests that run and wait: a queue of images must not take all of the host's memory. They are about
-790 tiles of 336 x 336."""
+"""The most pixels of all live requests, so that a queue of images does not take all memory of the host: about 790 tiles
+of 336 x 336."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VisionShape:
-    """The vision pool, and what the model's encoder takes and gives.
+    """The size of the vision pool, and what the model's encoder takes and gives.
 
     Attributes:
         num_rows: Rows of the pool.
@@ -59,13 +63,13 @@ class VisionShape:
     has_newline: bool
 
     def rows_of(self, *, is_video: bool) -> int:
-        """Rows that one tile or frame becomes."""
+        """How many rows one tile or frame becomes."""
         return self.frame_rows if is_video else self.tile_rows
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Stored:
-    """An item that has rows: int32 [tiles, rows of a tile], and which of its tiles are encoded, bool [tiles]."""
+    """An item with rows: int32 [tiles, rows of a tile]; and which of its tiles are encoded: bool [tiles]."""
 
     rows: np.ndarray
     is_encoded: np.ndarray
@@ -79,17 +83,17 @@ def _key(request: Request, item: MediaInput) -> _Key:
 
 
 class VisionStore:
-    """The vision pool's rows, and who has them.
+    """The rows of the vision pool and the items that have them.
 
-    Invariants: every row but the fixed ones is free or belongs to one item; pinned and planned items have rows; a pin
-    is that of a request which runs and whose next token is inside of the item. `_users` counts the items in `_held`;
-    `_pixels` has those of each.
+    Invariants: every row but the fixed ones is free or belongs to one item. Pinned and planned items have rows. A pin
+    belongs to a running request whose next token is inside of the item. `_users` counts the items in `_items`, and
+    `_pixels` has the pixels of each.
 
     Attributes:
-        num_encoded: Tiles and frames that steps had encoded.
-        num_found: Items that had rows when a prompt came to them.
+        num_encoded: Tiles and frames that were encoded.
+        num_found: How often a prompt came to an item that had rows.
         num_evicted: Items whose rows were taken for others.
-        num_pixel_bytes: Of the pixels of live requests, on the host; equal ones count once.
+        num_pixel_bytes: Bytes of the pixels of live requests, on the host. Equal items count once.
     """
 
     def __init__(self, shape: VisionShape | None, vocab_size: int):
@@ -102,7 +106,7 @@ class VisionStore:
         self.num_encoded = self.num_found = self.num_evicted = self.num_pixel_bytes = 0
         self._pixels: dict[_Key, np.ndarray] = {}
         self._users: Counter[_Key] = Counter()
-        self._held: dict[str, list[_Key]] = {}
+        self._items: dict[str, list[_Key]] = {}
         self._shape = shape
         self._vocab_size = vocab_size
         self._rows = PageAllocator(max(shape.num_rows - NUM_FIXED_ROWS, 0) + 1 if shape else 1)
@@ -114,16 +118,16 @@ class VisionStore:
 
     @property
     def num_used_rows(self) -> int:
-        """Rows that hold features, or will."""
+        """Rows that belong to items."""
         return self._rows.num_total - self._rows.num_free
 
     # Requests in and out.
 
-    def hold(self, request: Request) -> Request:
+    def acquire(self, request: Request) -> Request:
         """Keeps a request's pixels until `release`.
 
         Returns:
-            The request with the pixels of equal items that are held already in place of its own.
+            The request, in which equal items of several requests have the same pixels.
 
         Raises:
             RequestError: It has images or videos that the engine can never run, or too many of them.
@@ -150,17 +154,17 @@ class VisionStore:
         self.num_pixel_bytes += num_bytes
         self._pixels |= new
         self._users.update(keys)
-        self._held[request.rid] = keys
+        self._items[request.rid] = keys
         items = zip(keys, request.media, strict=True)
         media = tuple(dataclasses.replace(item, pixels=self._pixels[key]) for key, item in items)
         return dataclasses.replace(request, media=media)
 
     def release(self, rid: str, *, distrusts: bool = False) -> None:
-        """A request is gone, or needs its pixels no more; ignores one that has no images, or was never held.
+        """A request has ended or needs its pixels no more. A request without pixels is ignored.
 
-        Its features stay. With `distrusts` they may be wrong: whoever needs them next has them encoded anew.
+        Its features stay. With `distrusts` they may be wrong, so they are encoded anew when somebody needs them.
         """
-        for key in self._held.pop(rid, ()):
+        for key in self._items.pop(rid, ()):
             if distrusts and key in self._stored:
                 self._stored[key].is_encoded[:] = False
             self._users[key] -= 1
@@ -194,18 +198,18 @@ class VisionStore:
     # Around a step.
 
     def begin_round(self) -> None:
-        """Chunks are planned from the oldest request on, maybe once more for a step that had none before a retract."""
+        """Chunks are planned from the oldest request on: once for a step, and again after a retract."""
         self._is_short = False
 
     def must_wait(self, request: Request, start: int) -> bool:
-        """Whether a request that would begin at index `start` needs features, and older ones wait for theirs."""
+        """Whether a request that begins at index `start` needs features while older requests wait for theirs."""
         return self._is_short and any(item.end > start for item in request.media)
 
     def reserve(self, running: RunningRequest, place: Placement, start: int, count: int) -> int:
-        """Sees to the features of a request's next tokens, those from `start` on.
+        """Gives the features of a request's next tokens room, from index `start` on, and plans to encode them.
 
         Returns:
-            How many of them the step may run: `count`, or those before the first item that has to wait.
+            How many of these tokens the step may run: `count`, or those before the first item that has to wait.
         """
         media = running.request.media if count > 0 else ()
         for item in media:
@@ -228,9 +232,9 @@ class VisionStore:
         return count
 
     def ids(self, running: RunningRequest, start: int, count: int) -> np.ndarray | None:
-        """int32 [count]: tokens that `reserve` has seen to, ids from the vocabulary's size on for rows of the pool.
+        """int32 [count]: what the model reads for tokens that have room: ids from `vocab_size` on are rows of the pool.
 
-        None where there is no image among them.
+        None where no image is among them.
         """
         ids = None
         for item in running.request.media:
@@ -245,33 +249,33 @@ class VisionStore:
         return ids
 
     def take_encodings(self) -> tuple[Encoding, ...]:
-        """What is to be encoded before the step that is now planned. The next one may take rows that this one reads."""
+        """Takes what is encoded before the step that is planned now. The next step may take the rows that it reads."""
         encodings, self._encodings = tuple(self._encodings), []
         self._planned.clear()
         return encodings
 
     def unpin(self, place: Placement) -> None:
-        """A request runs no more."""
+        """A request has stopped running."""
         self._pins.pop(place, None)
 
     def reset(self) -> None:
-        """Forgets everything; only while no request runs."""
-        assert not self._pins and not self._planned, "features are forgotten that requests need"
+        """Forgets all features. No request may run."""
+        assert not self._pins and not self._planned, "features that requests need are forgotten"
         for stored in self._stored.values():
             self._free(stored)
         self._stored.clear()
 
     def _store(self, key: _Key, item: MediaInput) -> _Stored | None:
-        """Gives an item rows, evicting others; None, and nothing is evicted, where the round has run short of room."""
+        """Gives an item rows and evicts others for it; None, and nothing is evicted, where even that is not enough."""
         assert self._shape is not None, "a request with images was refused"
         shape = (len(item.pixels), self._shape.rows_of(is_video=item.is_video))
         missing = shape[0] * shape[1] - self._rows.num_free
-        held = self._planned.union(self._pins.values())
+        needed = self._planned.union(self._pins.values())
         victims = []
         for other, stored in self._stored.items():
             if missing <= 0:
                 break
-            if other not in held:
+            if other not in needed:
                 victims.append(other)
                 missing -= stored.rows.size
         if missing > 0:
@@ -290,7 +294,7 @@ class VisionStore:
         self._rows.free(stored.rows.reshape(-1) - (NUM_FIXED_ROWS - 1))
 
     def _plan(self, stored: _Stored, item: MediaInput, rows: np.ndarray) -> None:
-        """Plans to encode those tiles that the given rows are of, unless they are."""
+        """Plans to encode the tiles of these rows that are not encoded."""
         tiles = np.unique(rows[rows >= 0] // stored.rows.shape[1])
         missing = tiles[~stored.is_encoded[tiles]]
         stored.is_encoded[missing] = True
@@ -299,21 +303,21 @@ class VisionStore:
             self._encodings.append(Encoding(item.pixels[tile], stored.rows[tile], item.is_video))
 
     def _move_pin(self, running: RunningRequest, place: Placement, end: int) -> None:
-        """Pins the item that a request's next token, at index `end`, is inside of."""
+        """Moves a request's pin to the item that its next token, at index `end`, is inside of."""
         self._pins.pop(place, None)
         for item in running.request.media:
             if item.start < end < item.end:
                 self._pins[place] = _key(running.request, item)
 
     def check_integrity(self, places: Iterable[Placement]) -> None:
-        """Asserts the invariants between steps, when requests run at these places; for tests."""
-        assert self._pins.keys() <= set(places), "the pin of a request that does not run is left"
+        """Asserts the invariants between steps, when requests have these placements; for tests."""
+        assert self._pins.keys() <= set(places), "a request that does not run has a pin"
         self._rows.check_integrity()
         used = [row for stored in self._stored.values() for row in stored.rows.reshape(-1).tolist()]
         assert len(used) == len(set(used)) == self.num_used_rows, "a row has two owners, or none"
         assert not self._rows.is_free(np.array(used, np.int32) - (NUM_FIXED_ROWS - 1)).any(), "a row in use is free"
-        assert self._stored.keys() >= {*self._pins.values(), *self._planned}, "an item that is needed has no rows"
-        assert not self._encodings and not self._planned, "a step was planned and not made"
-        users = Counter(key for keys in self._held.values() for key in keys)
-        assert users == self._users and users.keys() == self._pixels.keys(), "pixels that nobody holds are kept"
+        assert self._stored.keys() >= {*self._pins.values(), *self._planned}, "a pinned or planned item has no rows"
+        assert not self._encodings and not self._planned, "what a step needs encoded was not taken"
+        users = Counter(key for keys in self._items.values() for key in keys)
+        assert users == self._users and users.keys() == self._pixels.keys(), "pixels that nobody needs are kept"
         assert self.num_pixel_bytes == sum(pixels.nbytes for pixels in self._pixels.values())

@@ -1,29 +1,28 @@
-"""The waiting queue, kept in policy order as the radix tree changes underneath it."""
+"""The waiting queue, kept in policy order while the radix tree changes."""
 
 import heapq
 from collections import OrderedDict
 
 from jsg.cache.radix import RadixCache
 from jsg.sched.policy import Key, Policy
-from jsg.sched.records import RunningRequest
+from jsg.sched.request import RunningRequest
 
 CHANGES_PER_REORDER = 1 / 32
-"""Where keys depend on each other, all are made anew once so many requests in one have changed."""
+"""Where keys depend on each other, all are made anew when this fraction of the requests has changed."""
 
 SPARE_KEYS = 1024
-"""Stale keys that the heap may hold, beside one for each request, before it is made anew."""
+"""Stale keys that the heap may have, beside one for each request, before it is made anew."""
 
 
 class WaitingQueue:
     """Requests that wait, in policy order.
 
-    Each holds a watch on the radix tree, so a change of the tree re-orders exactly the requests that it concerns. Where
-    keys depend on each other they are made together, in `reorder`, and stay until enough has changed; a new request has
-    none until then.
+    Each has a watch on the radix tree, so a change of the tree gives new keys to exactly the requests that it concerns.
+    Where keys depend on each other, `reorder` makes all of them together when enough has changed, and a new request has
+    no key until then.
 
-    Invariants: `_keys` has the key of every waiting request that has one; the heap holds these, and stale ones besides.
-    A key ends with the request's arrival number, which names the request. `_unadmitted` holds those that have never
-    run, in order of arrival.
+    Invariants: `_keys` has each key that counts, and the heap has these and stale ones. A key ends with the arrival
+    number of its request. `_unadmitted` has the requests that were never admitted, in order of arrival, and stale ones.
     """
 
     def __init__(self, policy: Policy, cache: RadixCache):
@@ -41,12 +40,12 @@ class WaitingQueue:
         return len(self._by_arrival)
 
     def add(self, running: RunningRequest) -> None:
-        """Puts a request in its place and starts to watch its cached prefix."""
+        """Puts a request into the order and starts to watch its cached prefix."""
         tokens = running.key[: running.num_known]
         running.watch = self._cache.watch(tokens, running.request.namespace, limit=running.match_limit)
         self._by_watch[running.watch.serial] = running
         self._by_arrival[running.arrival] = running
-        if running.cached_tokens is None:
+        if running.admission is None:
             self._unadmitted[running.arrival] = running
         heapq.heappush(self._arrivals, running.arrival)
         self._num_changes += 1
@@ -64,15 +63,10 @@ class WaitingQueue:
         running.watch = None
         self._num_changes += 1
 
-    def note_admitted(self, running: RunningRequest) -> None:
-        """A waiting request counts as admitted before, as others for the same client were."""
-        self._unadmitted.pop(running.arrival, None)
-        running.cached_tokens = 0
-
     def reorder(self) -> None:
-        """To be called before each round of admissions: the only moment at which keys that depend on each other change.
+        """Makes keys that depend on each other anew, where enough has changed. Call it before a round of admissions.
 
-        Else admitting one request would move the others, and the round would not go depth first.
+        They change at no other moment: if the admission of one request moved others, a round would not be depth first.
         """
         if not self._policy.depends_on_others:
             return
@@ -97,13 +91,18 @@ class WaitingQueue:
         return self._by_arrival[self._arrivals[0]] if self._arrivals else None
 
     def oldest_unadmitted(self) -> RunningRequest | None:
-        """The waiting request that arrived first of those that were never admitted; retracted ones were."""
-        return next(iter(self._unadmitted.values()), None)
+        """The waiting request that arrived first of those that were never admitted. Those that were retracted were."""
+        while self._unadmitted:
+            oldest = next(iter(self._unadmitted.values()))
+            if oldest.admission is None:
+                return oldest
+            self._unadmitted.popitem(last=False)  # a branch beside one that was admitted counts as admitted too
+        return None
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
-        never = {arrival for arrival, r in self._by_arrival.items() if r.cached_tokens is None}
-        assert set(self._unadmitted) == never, "a request that was never admitted is lost"
+        never = {arrival for arrival, r in self._by_arrival.items() if r.admission is None}
+        assert never <= set(self._unadmitted), "a request that was never admitted is lost"
         assert len(self._by_watch) == len(self._by_arrival)
         assert set(self._keys.items()) <= {(key[-1], key) for key in self._heap}, "the heap has lost a key"
         if self._policy.depends_on_others:

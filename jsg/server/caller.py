@@ -8,7 +8,7 @@ from typing import Annotated, final
 from fastapi import Depends, Request
 from starlette.types import Scope
 
-from jsg.server.telemetry.exchange import Exchange
+from jsg.server.observer import Observer
 
 
 @final
@@ -47,7 +47,7 @@ class ApiCall:
         route: The endpoint, such as "/v1/completions".
         request_id: Names it in headers, logs and traces; sanitised.
         user: The end user whom the client named, for the log.
-        exchange: Where what becomes of it is written down; None where nobody watches.
+        observer: Is told of what is generated for it; None where nobody asks.
         is_let_in: It belongs to something that was let in, and goes on with it while the server ends.
     """
 
@@ -55,7 +55,7 @@ class ApiCall:
     route: str
     request_id: str
     user: str | None = None
-    exchange: Exchange | None = None
+    observer: Observer | None = None
     is_let_in: bool = False
 
 
@@ -74,7 +74,7 @@ async def _current_call(request: Request) -> ApiCall:
         caller=caller_of(request.scope),
         route=request.url.path,
         request_id=state.get("request_id") or uuid.uuid4().hex,
-        exchange=state.get("exchange"),
+        observer=state.get("exchange"),
     )
 
 

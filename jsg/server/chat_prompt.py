@@ -1,29 +1,21 @@
-"""Chat messages → prompt tokens, with the clients' words never mistaken for turn markers.
+"""Chat messages → prompt tokens. What clients write in them stays words, see `jsg.processing.client_text`.
 
-A template writes special tokens around contents that clients write. Encoding the rendered text would take a
-"<|im_end|>" inside a content for the end of the turn. So a special token's text inside a content is put between two
-marks before rendering; afterwards what lies between marks is encoded as plain characters and everything else as a
-template. A content without such text has no marks, so its conversation is encoded exactly as rendered.
-
-Marks do two more things. One behind the last content says where a prompt that continues it ends. And an answer that
-this server gave may be put back as the very tokens that the model chose: its text could be encoded in several ways,
-and only the model's own is in the prefix cache.
+Marks find two more things in what a template wrote. One behind the last content says where a prompt that continues it
+ends. And an answer that this server gave may be put back as the very tokens that the model chose: its text could be
+encoded in several ways, and only the model's own is in the prefix cache.
 
 A picture in a content is a part that the template writes as the model's placeholder. Only what the template writes is
 one; the same characters in a client's text are characters.
 """
 
-import bisect
 import functools
-import itertools
 import math
-import re
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from jsg.errors import ContextLengthError, RequestError
+from jsg.errors import RequestError, check_prompt_len
 from jsg.processing.chat_template import ChatTemplate
+from jsg.processing.client_text import Guard, Marks, Stretch, encode_stretches
 from jsg.processing.encode_parts import EncodedPrompt
 from jsg.processing.media_prompt import MediaReader, PromptMedia, fill_placeholders
 from jsg.processing.tokenizer import Tokenizer
@@ -36,6 +28,9 @@ RESERVED_KWARGS = frozenset(
         *("tools", "documents", "bos_token", "eos_token"),
     ]
 )
+
+_END = 1  # marks the end of the content that is continued
+_FIRST_ANSWER = 2  # and those from here on mark contents that are replaced by tokens
 
 Message = Mapping[str, Any]
 
@@ -56,9 +51,6 @@ class ChatPrompt:
         self._template = ChatTemplate(
             tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
         )
-        written = {tokenizer.token_bytes(i).decode(errors="replace") for i in tokenizer.special_ids} - {""}
-        longest_first = sorted(written, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     @property
     def max_tokens(self) -> int | None:
@@ -105,16 +97,17 @@ class ChatPrompt:
                 template breaks a rule.
             ContextLengthError: The conversation has more than twice the most tokens, or with pictures more than that.
         """
-        marks = _Marks()
-        marked = [self._mark_message(message, marks) for message in messages]
-        exact = self._mark_answers(marked, messages, answers or {}, marks)
+        guard = Guard(self._tokenizer.special_pattern)
+        marks = guard.marks
+        marked = [guard.message(message) for message in messages]
+        exact = self._mark_answers(marked, messages, answers or {}, guard)
         if continue_final_message:
             _mark_end(marked, marks)
         rendered = self._template.render(
             [self._as_template_takes_it(message) for message in marked],
             add_generation_prompt=add_generation_prompt and not continue_final_message,
-            tools=None if tools is None else self._mark_specials(list(tools), marks),
-            **self._mark_specials(_checked_kwargs(template_kwargs or {}, self._template.variables), marks),
+            tools=None if tools is None else guard.json(list(tools)),
+            **guard.json(_checked_kwargs(template_kwargs or {}, self._template.variables)),
         )
         if continue_final_message:
             rendered = _until_end(rendered, marks)
@@ -152,54 +145,12 @@ class ChatPrompt:
         written = self._placeholders.items()
         return {kind for kind, placeholder in written if self._template.around_media(kind, placeholder) is not None}
 
-    def _mark_message(self, message: Message, marks: "_Marks") -> dict[str, Any]:
-        """A copy with the text of special tokens between marks.
-
-        A template may write the texts of a content one behind another, however far apart they stood. Where they would
-        make a special token together, each of them is between marks as a whole.
-        """
-        marked: dict[str, Any] = self._mark_specials(dict(message), marks)
-        content = message.get("content")
-        if isinstance(content, list) and self._makes_special([p["text"] for p in content if p.get("type") == "text"]):
-            marked["content"] = [
-                {**part, "text": marks.around(marks.PLAIN, part["text"])} if part.get("type") == "text" else part
-                for part in content
-            ]
-        return marked
-
-    def _makes_special(self, texts: Sequence[str]) -> bool:
-        """Whether a special token lies across the end of one of these texts, as they are or trimmed."""
-        if self._special is None or len(texts) < 2:
-            return False
-        for pieces in (texts, [text.strip() for text in texts]):
-            ends = list(itertools.accumulate(map(len, pieces)))
-            for found in self._special.finditer("".join(pieces)):
-                next_end = bisect.bisect_right(ends, found.start())
-                if ends[next_end] < found.end():
-                    return True
-        return False
-
-    def _mark_specials(self, value: Any, marks: "_Marks") -> Any:
-        """A copy of a JSON value with the text of special tokens between marks, however deep it is, keys included."""
-        if self._special is None:
-            return value
-        match value:
-            case str():
-                return self._special.sub(lambda match: marks.around(marks.PLAIN, match[0]), value)
-            case dict():
-                return {
-                    self._mark_specials(key, marks): self._mark_specials(item, marks) for key, item in value.items()
-                }
-            case list() | tuple():
-                return [self._mark_specials(item, marks) for item in value]
-        return value
-
     def _mark_answers(
         self,
         marked: list[dict[str, Any]],
         messages: Sequence[Message],
         answers: Mapping[int, Sequence[int]],
-        marks: "_Marks",
+        guard: Guard,
     ) -> dict[int, tuple[str, Sequence[int]]]:
         """Puts marks around the contents that may stand as the tokens they came from; says which, by their marks."""
         exact: dict[int, tuple[str, Sequence[int]]] = {}
@@ -207,15 +158,14 @@ class ChatPrompt:
             return exact  # each piece that is encoded alone would get a space at its front
         for index, token_ids in answers.items():
             content = messages[index]["content"]
-            has_special = self._special is not None and self._special.search(content) is not None
-            if content and not has_special and self._tokenizer.decode(token_ids) == content:
-                number = marks.FIRST_ANSWER + index
+            if content and not guard.has_special(content) and self._tokenizer.decode(token_ids) == content:
+                number = _FIRST_ANSWER + index
                 exact[number] = content, token_ids
-                marked[index]["content"] = marks.around(number, content)
+                marked[index]["content"] = guard.marks.around(number, content)
         return exact
 
     def _encode_pieces(
-        self, rendered: str, exact: Mapping[int, tuple[str, Sequence[int]]], marks: "_Marks"
+        self, rendered: str, exact: Mapping[int, tuple[str, Sequence[int]]], marks: Marks
     ) -> tuple[list[int], list[int]]:
         """The tokens, and the indices of those placeholders that the template wrote."""
         for number, (content, _) in exact.items():
@@ -236,46 +186,18 @@ class ChatPrompt:
                 ids += exact[numbers[index]][1]
             else:
                 start = len(ids)
-                ids += self._tokenizer.encode(
-                    piece, add_special_tokens=False, parse_special=is_template, max_tokens=self._max_tokens
+                stretch = Stretch(piece, is_markup=is_template)
+                last_id = ids[-1] if ids else None
+                ids += encode_stretches(
+                    self._tokenizer, [stretch], param="messages", last_id=last_id, max_tokens=self._max_tokens
                 )
                 if is_template and self._placeholder_ids:
                     places += [i for i in range(start, len(ids)) if ids[i] in self._placeholder_ids]
-            if self._max_tokens is not None and len(ids) > 2 * self._max_tokens:  # there may be a million short pieces
-                raise ContextLengthError(
-                    f"prompt and new tokens together must be at most {self._max_tokens}, but the prompt alone has more "
-                    f"than {2 * self._max_tokens}; shorten the prompt",
-                    param="messages",
-                )
+            check_prompt_len(len(ids), self._max_tokens, "messages")
         return ids, places
 
 
-@final
-class _Marks:
-    """Texts that no client can guess, to find places of the messages again in what was rendered."""
-
-    PLAIN = 0  # around the text of a special token, which is to be read as plain characters
-    END = 1  # behind the content that is continued
-    FIRST_ANSWER = 2  # around contents that are replaced by tokens
-
-    def __init__(self) -> None:
-        self._nonce = secrets.randbits(64)
-
-    def mark(self, number: int) -> str:
-        """The mark of that number. It has no letters, so no filter changes its case."""
-        return f"\ue000{self._nonce}-{number}\ue001"
-
-    def around(self, number: int, text: str) -> str:
-        """The text between two marks."""
-        return self.mark(number) + text + self.mark(number)
-
-    def split(self, text: str) -> tuple[list[str], list[int]]:
-        """What lies between marks, and the numbers of the marks: one fewer."""
-        parts = re.split(f"\ue000{self._nonce}-(\\d+)\ue001", text)
-        return parts[::2], [int(number) for number in parts[1::2]]
-
-
-def _mark_end(marked: list[dict[str, Any]], marks: _Marks) -> None:
+def _mark_end(marked: list[dict[str, Any]], marks: Marks) -> None:
     final_message = marked[-1] if marked else {}
     is_text = isinstance(final_message.get("content"), str) and not final_message.get("tool_calls")
     if final_message.get("role") != "assistant" or not is_text:
@@ -284,12 +206,12 @@ def _mark_end(marked: list[dict[str, Any]], marks: _Marks) -> None:
             "message",
             param="messages",
         )
-    final_message["content"] += marks.mark(marks.END)
+    final_message["content"] += marks.mark(_END)
 
 
-def _until_end(rendered: str, marks: _Marks) -> str:
-    kept, found, _ = rendered.rpartition(marks.mark(marks.END))
-    if not found or marks.mark(marks.END) in kept:
+def _until_end(rendered: str, marks: Marks) -> str:
+    kept, found, _ = rendered.rpartition(marks.mark(_END))
+    if not found or marks.mark(_END) in kept:
         raise RequestError(
             "messages must not end with one to continue where the model's chat template does not write the last "
             "content once and whole; end with a message of the user",

@@ -19,7 +19,7 @@ from jsg.processing.tokenizer import Tokenizer
 from jsg.processing.tool_calls import nameable_tokens
 from jsg.server.caller import ApiCall
 from jsg.server.limits import Admission, Limits
-from jsg.server.telemetry.observer import Observer
+from jsg.server.observer import Begun, Observer
 from jsg.server.text_threads import TextThreads
 from jsg.types import FinishReason, FinishType, GrammarSpec, RequestOutput
 
@@ -57,6 +57,7 @@ class Generation:
         self._client = client
         self._admission = admission
         self._observers = observers
+        self._begun = Begun(call.route, call.user, prompts, answers, self.started_at)
         self._is_held = False
 
     async def run(self, *, is_read: bool = True) -> AsyncGenerator[tuple[int, AnswerDelta]]:
@@ -101,7 +102,7 @@ class Generation:
     async def _watched(self, sources: Sequence[AsyncGenerator[AnswerDelta]]) -> AsyncGenerator[tuple[int, AnswerDelta]]:
         ending: BaseException | None = None
         for observer in self._observers:
-            observer.on_start(self)
+            observer.on_start(self._begun)
         try:
             async with contextlib.aclosing(_merge(sources)) as deltas:
                 async for index, delta in deltas:
@@ -111,7 +112,7 @@ class Generation:
             raise
         finally:
             for observer in self._observers:
-                observer.on_end(self, None if self._is_held else ending)
+                observer.on_end(self._begun, None if self._is_held else ending)
 
     async def complete(self) -> None:
         """Generates all answers to their ends. Raises as `run`."""
@@ -170,7 +171,7 @@ class Generation:
         shown = dataclasses.replace(delta, finish=delta.finish or HELD) if answer.request.hold else delta
         if not self._is_held:
             for observer in self._observers:
-                observer.on_delta(self, answer, shown)
+                observer.on_delta(self._begun, answer, shown)
         if delta.finish is not None and delta.finish.type is FinishType.ERROR:
             raise JsgError(delta.finish.message or "the engine failed this request")
         return delta
@@ -264,7 +265,8 @@ class Generator:
             for prompt, patterns in zip(prompts, [stop_patterns(prompt.sampling) for prompt in prompts], strict=True)
             for request in prompt.requests(self._seeds.getrandbits(63))
         ]
-        return Generation(call, prompts, answers, self._client, self.admission, self._observers)
+        observers = self._observers if call.observer is None else (*self._observers, call.observer)
+        return Generation(call, prompts, answers, self._client, self.admission, observers)
 
 
 def new_rid() -> str:

@@ -49,6 +49,8 @@ from jsg.server.text_threads import TextThreads
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
+FIRST_REQUEST_S = 1.0
+"""Nothing else begins for so long when the server is ready: the request that it was started for comes now."""
 CLOSE_S = 2  # for the last bytes of what was under way
 DEATH_NOTICE_S = 1.0  # how long probes see 503 after the engine's death
 M_MMAP_THRESHOLD = -3  # of <malloc.h>
@@ -142,12 +144,14 @@ async def _serve(
     opening = asyncio.create_task(_open(client, engine, server, telemetry, directories, door.threads))
     dying = asyncio.create_task(client.death())
     ending = asyncio.create_task(told_to_end.wait())
+    warming: asyncio.Task[None] | None = None
     try:
         await asyncio.wait({serving, opening, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():
             return
         door.front = await opening
         greet(_greeting(door.front, listener, time.monotonic() - started_at))
+        warming = asyncio.create_task(_warm(client))
         await asyncio.wait({serving, dying, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not dying.done():
             draining = asyncio.create_task(_drain(http, door.front))
@@ -159,8 +163,9 @@ async def _serve(
     finally:
         http.should_exit = True
         await serving
-        for task in (opening, dying, ending):
-            task.cancel()
+        for task in (opening, dying, ending, warming):
+            if task is not None:
+                task.cancel()
         door.threads.close()
 
 
@@ -188,12 +193,7 @@ async def _open(
     threads: TextThreads,
 ) -> Front:
     """Loads what the front needs while the engine loads what it needs."""
-    (tokenizer, reader), *_ = await asyncio.gather(
-        asyncio.to_thread(directories.load, server),
-        client.ready(),
-        client.grammars.warm(),
-        asyncio.to_thread(warm_patterns),
-    )
+    (tokenizer, reader), _ = await asyncio.gather(asyncio.to_thread(directories.load, server), client.ready())
     generator = Generator(
         client,
         tokenizer,
@@ -204,6 +204,13 @@ async def _open(
     )
     chat = ChatPrompt(tokenizer, client.info.max_request_tokens, reader)
     return Front(client, generator, chat, threads, engine, server, MediaSources(reader, threads, server))
+
+
+async def _warm(client: ServedEngine) -> None:
+    """Does what first requests of some kinds would otherwise wait for, once the very first one has had its time."""
+    await asyncio.sleep(FIRST_REQUEST_S)
+    await client.grammars.warm()
+    await asyncio.to_thread(warm_patterns)
 
 
 @final

@@ -25,8 +25,8 @@ from jsg.processing.tool_calls import (
     ToolCallParser,
     ToolDelta,
     detect_dialect,
-    join_deltas,
     markers,
+    parse_tool_calls,
 )
 from jsg.types import GrammarSpec
 
@@ -220,9 +220,7 @@ class AnswerReader:
         if self._tools is None:
             return ParsedAnswer(self._answer.text, ())
         dialect, names = self._tools.dialect, self._tools.names
-        parser = ToolCallParser(dialect, names, self._new_id, streams_arguments=not only_complete)
-        found = join_deltas([*parser.push(self._answer.text), *parser.finish()])
-        return dataclasses.replace(found, is_cut=parser.is_cut)
+        return parse_tool_calls(self._answer.text, dialect, names, self._new_id, streams_arguments=not only_complete)
 
     @property
     def held_len(self) -> int:

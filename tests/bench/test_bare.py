@@ -15,11 +15,11 @@ from jsg.cache.radix import RadixCache
 from jsg.engine.device import packing, step
 from jsg.kernels_pallas.tile import GROUP_TILE
 from jsg.models.config import ModelConfig
-from jsg.models.loading import num_parameters
+from jsg.sched.batch import Batch, PrefixGroup
 from jsg.sched.buckets import BucketKey, Phase, make_buckets
-from jsg.sched.records import Batch, PrefixGroup
 from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
 from jsg.types import Request, SamplingParams
+from tests.models.sizes import num_parameters
 
 MAX_ROWS = 4
 CONTEXT_LEN = 80

@@ -135,7 +135,8 @@ def test_an_error_of_the_builder_names_the_field(monkeypatch):
 def test_compiling_needs_neither_jax_nor_numba_nor_a_library_that_is_not_used():
     code = (
         "import sys\n"
-        "from jsg.constrained import compiler, masker\n"
+        "from jsg.constrained import compiler\n"
+        "from jsg.constrained.run import masker\n"
         "from jsg.types import GrammarSpec\n"
         "compiler.compile_tables(GrammarSpec('choices', '[\"a\"]'))\n"
         "print(sorted({'jax', 'numba', 'interegular'} & set(sys.modules)))"

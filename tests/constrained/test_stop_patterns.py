@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from jsg.constrained import stop_patterns as module
 from jsg.constrained.stop_patterns import MAX_POSITIONS, stop_patterns
 from jsg.errors import RequestError
-from jsg.types import MAX_STOP_PATTERN_CHARS, MAX_STOP_PATTERNS, SamplingParams
+from jsg.parameters import MAX_STOP_PATTERN_CHARS, MAX_STOP_PATTERNS
+from jsg.types import SamplingParams
 from tests.constrained.work import work
 
 ATOMS = st.sampled_from(["a", "b", "ab", "[ab]", "[^a]", ".", r"\d", "é", "(?:a|bb)", "(?:ab|c)"])

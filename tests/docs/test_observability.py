@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from jsg.server.telemetry import tracing
-from jsg.server.telemetry.observer import ABORT_REASONS
+from jsg.server.telemetry.abort_reasons import ABORT_REASONS
 from jsg.server.telemetry.request_log import LogLine
 from tests.test_layout import ROOT
 

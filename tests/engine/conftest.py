@@ -10,6 +10,8 @@ from jsg.engine.core import EngineCore
 from jsg.types import Request
 from tests.engine import lettered, small, taught
 from tests.engine.late import late_programs
+from tests.engine.shared_out import SharedOut
+from tests.engine.shared_out import shared_out as make_shared_out
 
 Cores = Callable[..., EngineCore]
 Alone = Callable[[Request], small.Outcome]
@@ -65,6 +67,11 @@ def new_taught_core_of(lettered_model: pathlib.Path, compile_cache_dir: str) -> 
     """As `new_core_of`, of engines that know the grammars of `lettered.py`."""
     with small.own_cores(lambda **knobs: lettered.make_core(lettered_model, compile_cache_dir, **knobs)) as make:
         yield make
+
+
+@pytest.fixture(scope="session")
+def shared_out(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> SharedOut:
+    return make_shared_out(tmp_path_factory.mktemp("shared_out"), compile_cache_dir)
 
 
 @pytest.fixture(scope="session")

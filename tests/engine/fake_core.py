@@ -36,9 +36,11 @@ FAILING_TOKEN = 511  # a request that begins with it fails
 CRASHING_TOKEN = 510  # a request that begins with it ends the engine
 RAISING_TOKEN = 509  # a request that begins with it makes `add` raise something unexpected
 HANGING_TOKEN = 508  # a request that begins with it makes a step that does not end
+ENDLESS_TOKEN = 507  # a request that begins with it goes on until it is aborted
 TOO_LARGE = "too-large"  # a model that does not fit
 CRASHING = "crashing"  # a model whose load ends the process
 UNCOUNTED = "uncounted"  # a model whose counters cannot be given
+LATE = "late"  # a model that takes grammars once its cache was flushed
 
 Tree = dict[int, "Tree"]
 
@@ -46,7 +48,8 @@ Tree = dict[int, "Tree"]
 class FakeGrammars:
     """The tables that were sent and not forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, are_loaded: bool = True) -> None:
+        self.are_loaded = are_loaded
         self.tables: dict[str, bytes] = {}
 
     def add_grammar(self, key: str, tables: bytes) -> None:
@@ -203,7 +206,8 @@ class FakeCore:
         self._held: dict[str, Live] = {}
         self._broken: list[RequestOutput] = []
         self._cache = FakeCache()
-        self.grammars = FakeGrammars()
+        self.is_settled = True
+        self.grammars = FakeGrammars(are_loaded=config.model_path != LATE)
         self._totals = dict.fromkeys(
             (
                 "num_added", "num_steps", "num_aborted", "num_expired", "num_failed",
@@ -294,7 +298,8 @@ class FakeCore:
             return RequestOutput(rid=request.rid, finish=finish, prompt_tokens=len(prompt))
         token_ids = (prompt[index % len(prompt)],) if limit else ()
         live.num_output += len(token_ids)
-        finish = FinishReason(FinishType.LENGTH) if live.num_output >= limit else None
+        is_over = live.num_output >= limit and prompt[0] != ENDLESS_TOKEN
+        finish = FinishReason(FinishType.LENGTH) if is_over else None
         if finish is not None:
             self._cache.insert(request)
         if request.hold:
@@ -327,6 +332,7 @@ class FakeCore:
                 if self.has_work:
                     return False
                 self._cache.flush()
+                self.grammars.are_loaded = True
                 self._totals["num_holds_broken"] += len(self._held)
                 self._broken = [RequestOutput(rid=rid, finish=FinishReason(FinishType.STOP)) for rid in self._held]
                 self._held.clear()

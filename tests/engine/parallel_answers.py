@@ -1,8 +1,8 @@
 """What engines on one and on several devices answer, as JSON: `python -m tests.engine.parallel_answers`.
 
 A process of its own, because JAX decides how many CPU devices it makes up when it starts. Standard input has a list of
-runs, each {"variant", "directory", "tp_size", "knobs"}; standard output has their answers in that order. A run whose
-knobs say that this is a host which follows has none: null.
+runs, each {"variant", "directory", "cache_dir", "tp_size", "knobs", "num_new"} and perhaps {"num_requests"}; standard
+output has their answers in that order. A run whose knobs say that this is a host which follows has none: null.
 """
 
 import json
@@ -58,7 +58,7 @@ def answer(run: dict[str, Any]) -> dict[str, Any] | None:
     if core is None:
         return None
     try:
-        requests = requests_of(run["tokens"], run["num_new"], vocab=core.info.vocab_size)
+        requests = requests_of(run["tokens"], run["num_new"], vocab=core.info.vocab_size)[: run.get("num_requests")]
         outcomes = small.run(core, [(2 * index, request) for index, request in enumerate(requests)])
         return {
             "tokens": {rid: outcome.token_ids for rid, outcome in outcomes.items()},

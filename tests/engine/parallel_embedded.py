@@ -7,6 +7,7 @@ import sys
 from PIL import Image, ImageDraw
 
 import jsg
+from tests.engine.late import late_programs
 
 PROPERTIES = {"name": {"enum": ["Rome", "Paris"]}, "size": {"type": "integer", "maximum": 9999}}
 SCHEMA = json.dumps(
@@ -32,13 +33,15 @@ def main() -> None:
         "chunked_prefill_size": 128,
     }
     answers = []
-    with jsg.Engine("tiny", **knobs) as engine:
+    with late_programs():
+        tiny, seeing = jsg.Engine("tiny", **knobs), jsg.Engine("tiny-vision", **knobs)
+    with tiny as engine:
         prompts = ["The capital of Italy is", "The capital of France is"]
         for mode in ("draft", "retokenize", "off"):
             params = {"temperature": 0.5, "sampling_seed": 1, "max_new_tokens": 40, "json_schema": SCHEMA}
             answers += [answer["text"] for answer in engine.generate(prompts, params | {"jump_forward": mode})]
         answers += [answer["text"] for answer in engine.generate(prompts, {"temperature": 0, "max_new_tokens": 16})]
-    with jsg.Engine("tiny-vision", **knobs) as engine:
+    with seeing as engine:
         for question in ("What color is the square?", "How many shapes are there?"):
             params = {"temperature": 0, "max_new_tokens": 8}
             answers.append(engine.generate(f"<image>\n{question}", params, image_data=square())["text"])

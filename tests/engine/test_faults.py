@@ -10,8 +10,8 @@ from jsg.engine.child.protocol import CORE_STATS, Call, Progress
 from jsg.engine.core import EngineCore
 from jsg.engine.device import packing, results
 from jsg.errors import QueueTimeoutError, RequestError
-from jsg.sched import scheduler as scheduler_module
-from jsg.sched.records import RunningRequest
+from jsg.sched import lifecycle, outputs
+from jsg.sched.request import RunningRequest
 from jsg.types import FinishType, Request, SamplingParams
 from tests.engine import small
 from tests.engine.fake_core import FakeCore
@@ -127,7 +127,7 @@ PLACES = {
     "its bias at admission": (packing, "bias_of", {"logit_bias": {5: 1.0}}),
     "the log-probabilities of its tokens": (results, "_token_logprob", {}),
     "the log-probabilities of its prompt": (results, "_prompt_part", {}),
-    "its output": (scheduler_module, "make_output", {}),
+    "its output": (outputs, "make_output", {}),
 }
 
 
@@ -142,8 +142,6 @@ def test_what_raises_for_one_request_fails_that_request_only(
     assert core.flush_cache()
     module, name, sampling = PLACES[place]
     failing = raising_for_the_bad(getattr(module, name))
-    if name == "make_output":  # the end of the request is an output too: that it raises once is enough
-        failing = once(failing, getattr(module, name))
     monkeypatch.setattr(module, name, failing)
     bad = request("bad", (90, *PROMPT), fields=SCORED, sampling_seed=BAD_SEED, **sampling)
     outcomes = small.run(core, [(0, neighbours[0]), (0, bad), (0, neighbours[1]), (2, neighbours[2])])
@@ -158,21 +156,6 @@ def test_what_raises_for_one_request_fails_that_request_only(
     assert core.stats()["num_protected_tokens"] == 0
     monkeypatch.undo()
     assert small.run(core, [(0, bad)])["bad"].finish != finish, "the row is as good as before"
-
-
-def once(failing: Callable[..., Any], working: Callable[..., Any]) -> Callable[..., Any]:
-    calls: list[None] = []
-
-    def wrapped(*arguments: Any, **keywords: Any) -> Any:
-        if calls:
-            return working(*arguments, **keywords)
-        try:
-            return failing(*arguments, **keywords)
-        except ZeroDivisionError:
-            calls.append(None)
-            raise
-
-    return wrapped
 
 
 def test_a_bias_that_raises_at_the_end_of_the_minimum_fails_alone(core: EngineCore, monkeypatch: pytest.MonkeyPatch):
@@ -199,7 +182,7 @@ def test_nothing_is_kept_of_a_request_that_could_not_be_added(
     def fail(*arguments: object, **keywords: object) -> None:
         raise ZeroDivisionError
 
-    target = (scheduler_module, "new_running_request") if place == "new_running_request" else (RadixCache, "watch")
+    target = (lifecycle, "new_running_request") if place == "new_running_request" else (RadixCache, "watch")
     with monkeypatch.context() as patch:
         patch.setattr(*target, fail)
         with pytest.raises(ZeroDivisionError):
@@ -217,7 +200,7 @@ def test_a_broken_invariant_ends_the_engine(new_core_of, monkeypatch: pytest.Mon
     def broken(*arguments: object) -> None:
         raise AssertionError("two requests share a page")
 
-    monkeypatch.setattr(scheduler_module, "stop_reason", broken)
+    monkeypatch.setattr(outputs, "stop_reason", broken)
     with pytest.raises(AssertionError, match="share a page"):
         core.step()
 

@@ -14,10 +14,10 @@ from jsg.engine import selfcheck
 from jsg.engine.core import EngineCore
 from jsg.engine.selfcheck import Cost, DecodeSteps, Rates, SelfCheck, StepTime
 from jsg.errors import JsgError
-from jsg.models.loading import num_parameters
 from jsg.types import Request, SamplingParams
 from tests.engine import small
 from tests.golden.variants import VARIANTS
+from tests.models.sizes import num_parameters
 from tests.models.test_config import read
 
 REQUEST = Request(rid="r", input_ids=(2, 3, 4, 5), sampling=SamplingParams(max_new_tokens=8, temperature=0))

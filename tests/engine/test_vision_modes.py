@@ -93,7 +93,7 @@ BUSY = {**DETERMINISTIC, "max_total_tokens": 260, "schedule_conservativeness": 0
 class TestDeterministic:
     @pytest.mark.slow
     @given(seed=st.integers(0, 2**20))
-    @settings(max_examples=20)
+    @settings(max_examples=8)
     def test_pictures_are_bitwise_the_same_alone_and_in_much_traffic(self, cores, golden, items, seed: int):
         check_bitwise(cores(**BUSY), cores, traffic(golden, items, seed), seed)
 

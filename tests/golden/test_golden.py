@@ -4,8 +4,10 @@
 """
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,9 +37,25 @@ class Golden(Recorded):
         self.paged = PagedModel(self.config, model, page_size=4 if variant.startswith("qwen") else 1)
 
 
-@pytest.fixture(scope="module", params=sorted(VARIANTS))
-def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Golden]:
-    return Golden(request.param, tmp_path_factory.mktemp(request.param))
+FAST = ("llama_biases", "llama_tied", "llama_yarn_rope", "mixtral_three_of_five", "qwen2_window", "qwen3_biases")
+"""Each part of a model that a family may have is in one of them; `tests/models/test_rope.py` has the other ropes."""
+WEIGHTS = ("llama_biases", "mixtral_three_of_five", "qwen3_biases")
+"""All names of tensors that there are."""
+
+
+def variants(fast: Collection[str]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in sorted(VARIANTS)]
+
+
+@pytest.fixture(scope="module")
+def make_golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Golden]:
+    """Each variant is loaded and compiled once."""
+    return functools.cache(lambda variant: Golden(variant, tmp_path_factory.mktemp(variant)))
+
+
+@pytest.fixture(params=variants(FAST))
+def golden(request: pytest.FixtureRequest, make_golden: Callable[[str], Golden]) -> Golden:
+    return make_golden(request.param)
 
 
 def test_the_checkpoint_is_the_recorded_one(golden: Golden) -> None:
@@ -68,6 +86,7 @@ def test_greedy_decoding_gives_the_same_60_tokens(golden: Golden) -> None:
     assert made == golden.greedy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("golden", ["llama3_rope_v4", "llama_yarn_rope", "mistral_window"], indirect=True)
 def test_rope_scaling_and_window_matter(golden: Golden) -> None:
     plain = dataclasses.replace(
@@ -79,14 +98,14 @@ def test_rope_scaling_and_window_matter(golden: Golden) -> None:
     assert golden.difference(paged.extend({1: golden.tokens})[1]) > 100 * MAX_DIFFERENCE
 
 
-def test_every_weight_matters(golden: Golden) -> None:
-    """One changed number, in whichever tensor of the first or last layer, is seen: the loader reads all of them."""
-    last = f"model.layers.{golden.config.num_layers - 1}."
-    names = [
-        name
-        for name in golden.tensors
-        if not name.startswith("model.layers.") or name.startswith(("model.layers.0.", last))
-    ]
+@pytest.mark.parametrize("golden", variants(WEIGHTS), indirect=True)
+@pytest.mark.parametrize("place", [pytest.param("first", marks=pytest.mark.slow), "last"])
+def test_every_weight_matters(golden: Golden, place: str) -> None:
+    """One changed number in any tensor of the first layer, or of the last or around the layers, is seen."""
+    layer = 0 if place == "first" else golden.config.num_layers - 1
+    names = [name for name in golden.tensors if name.startswith(f"model.layers.{layer}.")]
+    if place == "last":
+        names += [name for name in golden.tensors if not name.startswith("model.layers.")]
     unseen = [name for name in names if _difference_when_perturbed(golden, name) <= 2 * MAX_DIFFERENCE]
     assert not unseen
 

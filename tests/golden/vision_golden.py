@@ -10,6 +10,7 @@ from jsg.models.clip import VisionTower
 from jsg.models.image_layout import NEWLINE, image_layout, num_tiles, video_layout
 from tests.golden.compare import Recorded
 from tests.golden.vision_variants import ITEMS, vision_pixels, vision_tensors, write_vision_checkpoint
+from tests.kernels_pallas.definition import QUICKLY
 from tests.models.paged import load_directory
 
 
@@ -33,7 +34,10 @@ class VisionGolden(Recorded):
         self.pixels = vision_pixels(variant, self.note["seed"], (first, second))
         graph = nnx.graphdef(self.model.vision)
         self._programs = {
-            name: jax.jit(lambda state, pixels, name=name: getattr(nnx.merge(graph, state), name)(pixels))
+            name: jax.jit(
+                lambda state, pixels, name=name: getattr(nnx.merge(graph, state), name)(pixels),
+                compiler_options=QUICKLY,
+            )
             for name in ("encode", "encode_frames")
         }
 

@@ -417,7 +417,7 @@ def test_s9_a_backend_closes_what_programs_opened(wire):
             s += sgl.gen("name", max_tokens=1)
 
     with Anthropic("toy", base_url=wire.url) as backend:
-        api: Any = backend._remote._caller.api
+        api: Any = backend._caller.api
         program.run(backend=backend)["name"]
         client = api._clients._things[shared_loop().loop][1]
     assert client.is_closed()

@@ -308,14 +308,14 @@ def test_a_branch_that_turned_is_not_joined_side_by_side():
     graph_from_json(graph)
     (join,) = (node for node in graph["nodes"] if node["kind"] == "join")
     join["mode"] = "concate_and_append"
-    with pytest.raises(GraphError, match=r"\(join, .*stream 2 opened or closed a turn"):
+    with pytest.raises(GraphError, match=r"\(join, .*branch 1 opened or closed a turn"):
         graph_from_json(graph)
 
 
 def test_turns_and_scopes_must_close_as_they_were_opened():
     graph = everything.trace().to_dict()
     turns = [node for node in graph["nodes"] if node["kind"] == "turn"]
-    for broken, message in (("system", "no turn of the system is open"), ("user", None)):
+    for broken, message in (("system", "system ends, but user is open"), ("user", None)):
         changed = copy.deepcopy(graph)
         node = next(node for node in changed["nodes"] if node["id"] == turns[1]["id"])
         node["role"] = broken
@@ -326,7 +326,7 @@ def test_turns_and_scopes_must_close_as_they_were_opened():
                 graph_from_json(changed)
     scope = next(node for node in graph["nodes"] if node["kind"] == "scope" and not node["is_begin"])
     scope["name"] = "other"
-    with pytest.raises(GraphError, match="not the one opened last"):
+    with pytest.raises(GraphError, match="var_scope 'other' ends, but was not opened"):
         graph_from_json(graph)
 
 

@@ -15,7 +15,7 @@ from jsg.lang.executor.posted import execute
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.graphs.nodes import ArgumentRef, ValueRef
 from jsg.lang.ir import RoleBegin, RoleEnd, Text
-from jsg.lang.state import messages_of
+from jsg.lang.messages import messages_of
 from jsg.lang.streams.loop import running_loop
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.transcript import Turn

@@ -143,9 +143,9 @@ def test_f17_speculation_never_changes_a_greedy_result(steps, num_ahead, tells, 
     toy = HashToy(VOCABULARY, end_share)
 
     async def both() -> tuple[list[str], list[str]]:
-        plain = await run(backend_over(ToyApi(toy)).open(None), toy, steps)
+        plain = await run(backend_over(ToyApi(toy)).open(), toy, steps)
         ahead = backend_over(ToyApi(toy, tells=tells, chunk_len=chunk_len))
-        return plain, await run(ahead.open(num_ahead), toy, steps)
+        return plain, await run(ahead.open(num_api_spec_tokens=num_ahead), toy, steps)
 
     plain, ahead = asyncio.run(both())
     assert ahead == plain
@@ -169,7 +169,7 @@ def test_f17_a_whole_turn_has_the_values_of_gens_asked_for_one_by_one(steps, num
     items: list[Text | Gen] = []
 
     async def one_by_one() -> list[str]:
-        session = backend_over(ToyApi(toy), is_chat=True).open(None)
+        session = backend_over(ToyApi(toy), is_chat=True).open()
         await ask(session, "?")
         text, values = "<user>?<assistant>", []
         for step in steps:
@@ -185,7 +185,9 @@ def test_f17_a_whole_turn_has_the_values_of_gens_asked_for_one_by_one(steps, num
         return values
 
     async def at_once() -> list[str]:
-        session = backend_over(ToyApi(toy, tells=tells, continues=False), is_chat=True).open(num_ahead)
+        session = backend_over(ToyApi(toy, tells=tells, continues=False), is_chat=True).open(
+            num_api_spec_tokens=num_ahead
+        )
         await ask(session, "?")
         blocks = [block for block in (items[:cut], items[cut:]) if block]
         return [piece.text for block in blocks for piece in await session.generate_block(block)]
@@ -214,7 +216,7 @@ def test_a_saved_gen_has_the_tokens_that_its_own_call_would_have_made(data):
     async def metas(num_ahead: int | None) -> tuple[list[Any], ToyApi, RemoteBackend]:
         api = ToyApi(toy)
         backend = backend_over(api)
-        session = backend.open(num_ahead)
+        session = backend.open(num_api_spec_tokens=num_ahead)
         await tell(session, "Name")
         written = [await write(session, max_tokens=limit, stop=("5",)) for limit in limits]
         return (
@@ -291,7 +293,7 @@ def test_a_constant_that_the_model_did_not_foresee_costs_a_call():
     api = ToyApi(Parrot(PAGE, TOKENS))
 
     async def main():
-        session = backend_over(api).open(64)
+        session = backend_over(api).open(num_api_spec_tokens=64)
         await tell(session, "Name:")
         await write(session, stop=("\n",))
         await tell(session, "\nField:")
@@ -306,7 +308,7 @@ def test_a_gen_never_begins_inside_of_a_token():
     api = ToyApi(Parrot(PAGE, TOKENS))
 
     async def main():
-        session = backend_over(api).open(64)
+        session = backend_over(api).open(num_api_spec_tokens=64)
         await tell(session, "Name:")
         assert (await write(session, stop=("ace",))).text == " Ada Lovel"
         assert (await write(session, max_tokens=2)).text == "ac"
@@ -333,7 +335,7 @@ def test_a_gen_that_asks_for_something_else_has_a_call_of_its_own(args):
     api.abilities = dataclasses.replace(api.abilities, has_n=False)
 
     async def main():
-        session = backend_over(api).open(64)
+        session = backend_over(api).open(num_api_spec_tokens=64)
         await tell(session, "Name:")
         await write(session, stop=("\n",))
         await tell(session, "\nBorn:")
@@ -349,7 +351,7 @@ def test_a_gen_whose_sampler_begins_anew_with_each_call_asks_for_no_more_than_it
     api = ToyApi(Parrot(PAGE, TOKENS))
 
     async def main():
-        session = backend_over(api).open(64)
+        session = backend_over(api).open(num_api_spec_tokens=64)
         await tell(session, "Name:")
         await write(session, max_tokens=5, stop=("\n",), **args)
 
@@ -361,7 +363,7 @@ def test_f17_a_gen_without_a_stop_ends_after_its_tokens_not_its_characters():
     api = ToyApi(Parrot(PAGE, TOKENS))
 
     async def main():
-        session = backend_over(api).open(64)
+        session = backend_over(api).open(num_api_spec_tokens=64)
         await tell(session, "Name:")
         texts = [(await write(session, max_tokens=2)).text for _ in range(3)]
         assert texts == [" Ada", " Lovelace", "\nBorn"]
@@ -394,7 +396,7 @@ def test_f17_programs_at_the_same_time_share_nothing(wire):
 def test_branches_share_what_was_foreseen_only_where_nothing_is_sampled():
     async def calls(temperature: float) -> int:
         api = ToyApi(Parrot(PAGE, TOKENS))
-        session = backend_over(api).open(64)
+        session = backend_over(api).open(num_api_spec_tokens=64)
         await tell(session, "Name:")
         await write(session, stop=("\n",), temperature=temperature)
         for branch in await session.fork(2):

@@ -70,7 +70,8 @@ def test_what_comes_later_keeps_its_place():
     [
         (Text("x"), "was to set x, but does not"),
         (Gen("x") + Gen("y"), "sets 'y', which was not announced"),
-        (RoleBegin("user") + Gen("x") + RoleEnd("user"), "cannot open or close a turn"),
+        (RoleBegin("user") + Gen("x") + RoleEnd("user"), "cannot open or close a turn or a scope"),
+        (Gen("x") + VarScopeBegin("y"), "cannot open or close a turn or a scope"),
     ],
 )
 def test_what_comes_later_must_keep_its_promise(expr, message):

@@ -106,7 +106,7 @@ def test_an_error_of_the_body_names_the_line_in_the_body():
         (lambda s, x: s.set_var("y", {f"{x}": 1}), "text that holds a value of a run is looked up"),
         (lambda s, x: s.set_var("y", {f"a {x}": 1}), "keys are not constant"),
         (lambda s, x: s.user("a" + sgl.user_begin()), "turns do not nest"),
-        (lambda s, x: s.extend(sgl.assistant_end()), "no turn of the assistant is open"),
+        (lambda s, x: s.extend(sgl.assistant_end()), "assistant ends, but no turn is open"),
         (lambda s, x: s.extend(sgl.image(x) + f"{x}"), "used as image and as text"),
         (lambda s, x: s.extend(sgl.gen("p")).extend(sgl.image(s["p"])), "known or an argument, not a variable"),
     ],

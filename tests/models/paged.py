@@ -17,6 +17,7 @@ from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.models.config import ModelConfig
 from jsg.models.inputs import ForwardInputs
 from jsg.models.loading import load_model
+from tests.kernels_pallas.definition import QUICKLY
 
 MAX_TOKENS = 128  # packed tokens of one step; decode steps are padded to it too, so that one program serves both
 MAX_CONTEXT = 128  # tokens of one row
@@ -47,7 +48,7 @@ class PagedModel:
             hidden, pool = model(inputs, pool)
             return model.logits(hidden), pool
 
-        self._forward = jax.jit(forward, donate_argnums=2)
+        self._forward = jax.jit(forward, donate_argnums=2, compiler_options=QUICKLY)
         self.vision = None  # rows [I, D] that tokens from the vocabulary's size on are embedded as
         self.reset()
 

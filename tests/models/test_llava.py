@@ -11,9 +11,10 @@ from jsg.errors import ModelError
 from jsg.models.clip import VisionTower, unread_tensors
 from jsg.models.config import ModelConfig
 from jsg.models.llava import Llava, module_name
-from jsg.models.loading import abstract_model, load_model, num_parameters
+from jsg.models.loading import abstract_model, load_model
 from jsg.models.quantise import Quantised
 from tests.golden.vision_variants import LAYOUTS, VISION_VARIANTS, vision_tensors, write_vision_checkpoint
+from tests.models.sizes import num_parameters
 
 VIDEO = "llava_next_video"
 SEED = 5

@@ -12,9 +12,10 @@ from safetensors.numpy import save_file
 from jsg.errors import ModelError
 from jsg.models.config import ModelConfig
 from jsg.models.decoder import Decoder
-from jsg.models.loading import abstract_model, load_model, num_parameters, resolve_dtype
+from jsg.models.loading import abstract_model, load_model, resolve_dtype
 from jsg.models.registry import BUILDERS, build_model
 from tests.golden.variants import VARIANTS, random_tensors, tensor_shapes, write_checkpoint
+from tests.models.sizes import num_parameters
 
 BIASED = "llama_biases"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jsg.models.config import RopeConfig
-from jsg.models.loading import num_parameters
+from tests.models.sizes import num_parameters
 from tests.models.test_config import read
 from tests.models.test_vision_config import LLAVA_1_5, vision
 

@@ -22,13 +22,14 @@ from jsg.models.checkpoint import Checkpoint
 from jsg.models.config import ModelConfig
 from jsg.models.convert import convert
 from jsg.models.layers import project
-from jsg.models.loading import abstract_model, load_model, num_parameters
+from jsg.models.loading import abstract_model, load_model
 from jsg.models.quantise import STORED, Quantised, quantise
 from jsg.sources import resolve_model
 from tests.golden.record import DATA
 from tests.golden.variants import VARIANTS, random_tensors, tensor_shapes, write_checkpoint
 from tests.golden.vision_variants import VISION_VARIANTS
 from tests.models.paged import PagedModel
+from tests.models.sizes import num_parameters
 from tests.parity import Parity
 
 LIMIT = {"int8": 127.0, "fp8": 448.0}

@@ -17,9 +17,10 @@ from jsg.engine.device import packing
 from jsg.engine.device.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP, QUERY_TILE, SHORT_TILE
 from jsg.sched import groups
+from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
 from jsg.sched.buckets import BucketKey, Buckets, Phase
 from jsg.sched.config import SchedulerConfig
-from jsg.sched.records import Batch, BatchEntry, Placement, Proposal, RunningRequest, StepResult
+from jsg.sched.request import Placement, RunningRequest
 from jsg.sched.scheduler import Scheduler
 from jsg.sched.table import RequestTable
 from jsg.sched.vision_store import DUMP_ROW, NEWLINE_ROW, VisionShape
@@ -116,8 +117,8 @@ def prefix_hashes(tokens: np.ndarray, request: Request) -> list[int]:
 
 
 def own_request(running: RunningRequest) -> Request:
-    """The request of which `running.tokens` are the prompt: that of a part is made up from its whole."""
-    whole = running.part_of
+    """The request of which `running.tokens` are the prompt: that of a branch is made up from its whole."""
+    whole = running.branch_of
     if whole is None:
         return running.request
     request = whole.request
@@ -458,7 +459,7 @@ class SimulatedEngine:
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
-        self.answers[request.rid] = Answer(request, arrival=self.scheduler._live[request.rid].arrival)
+        self.answers[request.rid] = Answer(request, arrival=self.scheduler._requests.live[request.rid].arrival)
 
     def abort(self, rid: str) -> None:
         self.answers[rid].is_aborted |= self.answers[rid].finish is None
@@ -568,7 +569,7 @@ class SimulatedEngine:
         return limit // self.shape.page_size * self.shape.page_size if self.shape.has_cache else 0
 
     def _waiting(self) -> list[Answer]:
-        return [self.answers[rid] for rid, r in self.scheduler._live.items() if r.place is None]
+        return [self.answers[rid] for rid, r in self.scheduler._requests.live.items() if r.place is None]
 
     def _count_bypassed(self, batch: Batch, waited: list[Answer]) -> None:
         """Charges the chunks of a step to the earlier arrivals that waited before and after it."""

@@ -3,7 +3,10 @@
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from jsg.sched.bypass import BypassLedger
 from jsg.types import Request, SamplingParams
 from tests.sched.simulated import VOCAB, Answer, EngineShape, SimulatedEngine, TokenModel
 
@@ -105,3 +108,42 @@ def test_unfinished_prompts_of_later_arrivals_give_way():
     assert engine.scheduler.totals.num_retracts == 1
     engine.run_until_idle()
     engine.check_answers()
+
+
+# The ledger.
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("record"), st.integers(0, 5000), st.integers(1, 100)),
+            st.tuples(st.just("forget"), st.integers(0, 3000), st.just(0)),
+        ),
+        max_size=60,
+    ),
+    st.integers(0, 500),
+)
+def test_ledger_counts_the_tokens_of_later_arrivals(events: list[tuple[str, int, int]], bound: int):
+    ledger = BypassLedger(bound)
+    recorded: list[tuple[int, int]] = []
+    oldest = 0
+    for kind, number, num_tokens in events:
+        if kind == "forget":
+            oldest = max(oldest, number)
+            ledger.forget_before(oldest)
+        else:
+            ledger.record(oldest + number, num_tokens)
+            recorded.append((oldest + number, num_tokens))
+        edges = [arrival + side for arrival, _ in recorded for side in (-1, 0)]
+        for asked in {oldest, *(edge for edge in edges if edge >= oldest)}:
+            later = sum(tokens for arrival, tokens in recorded if arrival > asked)
+            assert ledger.bypassed(asked) == later
+            assert ledger.is_overdue(asked) == (later > bound)
+
+
+def test_ledger_stays_small():
+    ledger = BypassLedger(0)
+    for arrival in range(20_000):
+        ledger.record(arrival, 1)
+        ledger.forget_before(max(0, arrival - 100))
+    assert len(ledger._tokens) <= 2048 and ledger.bypassed(19_950) == 49

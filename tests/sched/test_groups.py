@@ -12,9 +12,10 @@ from jsg.cache.node import INT_BYTES, Node, Root
 from jsg.cache.radix import PrefixLock
 from jsg.kernels_pallas.tile import GROUP_TILE, MIN_GROUP, MIN_SHARED_TOKENS
 from jsg.sched import admission, groups
+from jsg.sched.batch import PrefixGroup
 from jsg.sched.buckets import make_buckets
 from jsg.sched.groups import PrefixGrouping, find_groups
-from jsg.sched.records import Placement, PrefixGroup
+from jsg.sched.request import Placement
 from jsg.types import Request, SamplingParams
 from tests.sched import test_traffic
 from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine, TokenModel

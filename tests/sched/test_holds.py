@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jsg.errors import QueueFullError, RequestError
-from jsg.sched.records import Batch
+from jsg.sched.batch import Batch
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
 from tests.sched.simulated import EngineShape, SimulatedEngine, TokenModel
 from tests.sched.test_scheduler import PREFIX, make_engine, make_request, planned
@@ -198,7 +198,7 @@ def test_a_hold_that_waits_or_computes_can_be_aborted():
     engine.abort("waits")
     engine.run_until_idle()
     assert engine.scheduler.totals.num_aborted == 2, "they were not held yet"
-    assert engine.scheduler.holds.num_to_come == 0
+    assert engine.scheduler.holds.num_open == 0
     engine.check_answers()
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jsg.errors import QueueFullError, RequestError
 from jsg.media import MIN_TOKENS, MediaInput
 from jsg.sched import admission, vision_store
-from jsg.sched.records import Placement, new_running_request
+from jsg.sched.request import Placement, new_running_request
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape, VisionStore
 from jsg.types import FinishType, Request, SamplingParams
 from tests.sched.simulated import FRAME_ROWS, TILE_ROWS, VOCAB, EngineShape, SimulatedEngine, TokenModel
@@ -202,7 +202,7 @@ def test_while_an_item_has_no_room_no_later_one_gets_any():
         for i, tiles in enumerate(((1, 2, 3), (4, 5), (6,)))
     )
     for place in (cut, blocked, small):
-        store.hold(place[0].request)
+        store.acquire(place[0].request)
     store.begin_round()
     assert store.reserve(*cut, 0, 5) == 5
     assert store.reserve(*blocked, 0, 9) == 0, "its two tiles are one too many"
@@ -238,7 +238,7 @@ def test_an_image_that_waits_for_room_is_not_starved_by_requests_for_one_that_is
     engine.step()
     engine.add(request("waits", (7,), image(0, 3, 4, 5), (2,), max_new_tokens=1))
     for _ in range(30):
-        while len(engine.scheduler._live) < 5:
+        while len(engine.scheduler._requests.live) < 5:
             add_one_more()
         engine.step()
     assert engine.answers["waits"].finish is not None
@@ -280,13 +280,13 @@ def test_a_report_shows_no_words_of_images():
 def test_equal_pixels_are_kept_once_and_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(vision_store, "MAX_PIXEL_BYTES", 3 * 12)
     with pytest.raises(RequestError, match="may have 36 bytes of pixels, but got 48; send fewer or smaller"):
-        VisionStore(SHAPE.vision, VOCAB).hold(request("large", image(0, 1, 2), image(0, 3, 4), (2,)))
+        VisionStore(SHAPE.vision, VOCAB).acquire(request("large", image(0, 1, 2), image(0, 3, 4), (2,)))
     engine = SimulatedEngine(SHAPE)
     vision = engine.scheduler.table.vision
     for rid in "ab":
         engine.add(request(rid, (1,), image(0, 5, 6), (2,)))
     assert vision.num_pixel_bytes == 2 * 12
-    first, second = (engine.scheduler._live[rid].request.media[0].pixels for rid in "ab")
+    first, second = (engine.scheduler._requests.live[rid].request.media[0].pixels for rid in "ab")
     assert first is second
     with pytest.raises(QueueFullError, match="try again later"):
         engine.scheduler.add(request("c", (1,), image(0, 7), image(0, 8), (2,)))
@@ -305,7 +305,7 @@ def test_a_hold_keeps_no_pixels():
     assert "a" in engine.scheduler.holds
     assert engine.scheduler.table.vision.num_pixel_bytes == 0
     assert run(engine, request("b", (1,), picture, (2, 3))) == [1 + 9 + 1]
-    held, _ = engine.scheduler.holds._held["a"]
+    held = engine.scheduler.holds["a"]
     assert not held.request.media, "the arrays themselves are kept"
     engine.abort("a")
     engine.run_until_idle()
@@ -436,7 +436,7 @@ PLAIN = dataclasses.replace(NEXT, frame_rows=0, has_newline=False)
 )
 def test_an_engine_refuses_what_it_could_never_run(shape: VisionShape | None, item: MediaInput, message: str):
     with pytest.raises(RequestError, match=message):
-        VisionStore(shape, VOCAB).hold(request("r", (1,), item))
+        VisionStore(shape, VOCAB).acquire(request("r", (1,), item))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from jsg.config import POLICIES
 from jsg.errors import ContextLengthError, JsgError, QueueFullError, RequestError
-from jsg.sched import config
 from jsg.sched import joined as joined_requests
 from jsg.types import FinishType, Request, SamplingParams
 from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine, TokenModel
@@ -111,7 +110,7 @@ def test_a_retracted_joined_request_loses_nothing(page_size: int):
 
 
 def test_joined_requests_that_block_each_other_give_way():
-    """Each holds a part, and there is no room for the second part of either."""
+    """Each has computed one branch, and there is no room for the second branch of either."""
     engine = make_engine(num_pages=24, chunk=4, max_running=4, conservativeness=0.01)
     for number in range(3):
         engine.add(joined(f"whole {number}", (), ((number,) * 8, (number + 3,) * 8), max_new=4))
@@ -121,7 +120,7 @@ def test_joined_requests_that_block_each_other_give_way():
 
 
 def test_a_request_that_passes_a_joined_one_gets_its_memory():
-    """The first part is held; then a request comes that goes before the second part, and does not fit beside the first.
+    """One branch is computed; then a request comes that goes before the other, and does not fit beside the first one.
 
     It arrived later, so it would be retracted for the room that it lacks itself, again and again.
     """
@@ -160,14 +159,14 @@ def test_copies_to_a_row_that_is_given_back_are_not_made():
     (join,) = scheduler.joins
     scheduler._plan_prefill(0, 0.0)  # as the beginning of a plan
     assert scheduler._admit(join.whole, 0.0) and scheduler.table.copies
-    scheduler._retract(join.whole)
+    scheduler._requests.retract(join.whole)
     assert not scheduler.table.copies
     engine.run_until_idle()
     engine.check_answers()
 
 
 def test_slots_are_not_copied_in_the_step_that_writes_them():
-    """A neighbour computes the branch in this very step, so that its part has nothing left to do."""
+    """A neighbour computes the branch in this very step, so that its own request has nothing left to do."""
     engine = make_engine(page_size=4)
     engine.add(make_request("neighbour", (*PREFIX, 1, 2, 3, 4, 5)))
     engine.add(joined("whole", branches=((1, 2, 3, 4), (1, 2, 3, 4))))
@@ -177,8 +176,8 @@ def test_slots_are_not_copied_in_the_step_that_writes_them():
 
 
 @pytest.mark.parametrize("conservativeness", [0.1, 1.0])
-def test_branches_are_counted_once_however_often_their_parts_begin(conservativeness: float):
-    """What a part had computed before it gave way is no hit when it comes again."""
+def test_branches_are_counted_once_however_often_they_begin(conservativeness: float):
+    """What a branch had computed before it gave way is no hit when it comes again."""
     num_again = 0
     for seed in range(10):
         rng = random.Random(seed)
@@ -198,7 +197,7 @@ def test_branches_are_counted_once_however_often_their_parts_begin(conservativen
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_parts_are_made_a_few_at_a_time(policy: str, page_size: int, monkeypatch: pytest.MonkeyPatch):
+def test_branches_are_made_a_few_at_a_time(policy: str, page_size: int, monkeypatch: pytest.MonkeyPatch):
     """Many branches behind a long prefix: there is never a copy of the prefix for each of them."""
     monkeypatch.setattr(joined_requests, "COPIED_AT_ONCE", 0)
     monkeypatch.setattr(joined_requests, "MIN_AT_ONCE", 3)
@@ -209,17 +208,17 @@ def test_parts_are_made_a_few_at_a_time(policy: str, page_size: int, monkeypatch
     while engine.has_work:
         engine.step()
         for join in engine.scheduler.joins:
-            most = max(most, len(join.parts))
-            num_listed = max(num_listed, sum(len(prefix.pages) for prefix in join.held.values()))
+            most = max(most, len(join.pending))
+            num_listed = max(num_listed, sum(len(branch.kept.pages) for branch in join.computed.values()))
     assert most <= 3 + 2, "those that wait, and those that run"
-    assert num_listed * page_size < 16 + 40 * (3 + 2 * page_size), "the pages of the prefix are listed for each part"
+    assert num_listed * page_size < 16 + 40 * (3 + 2 * page_size), "the pages of the prefix are listed for each branch"
     assert engine.scheduler.totals.branch_tokens == 120
     engine.check_answers()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_branches_that_are_cached_end_with_every_policy(policy: str, monkeypatch: pytest.MonkeyPatch):
-    """A part that needs no step ends at once; the next must have its turn before the plan gives up and begins anew."""
+    """A branch that needs no step is done at once; the next must have its turn before the plan gives up."""
     monkeypatch.setattr(joined_requests, "COPIED_AT_ONCE", 0)
     monkeypatch.setattr(joined_requests, "MIN_AT_ONCE", 1)
     engine = make_engine(policy=policy, overlaps=False)
@@ -232,8 +231,8 @@ def test_branches_that_are_cached_end_with_every_policy(policy: str, monkeypatch
     engine.check_answers()
 
 
-def test_it_makes_no_difference_when_parts_are_made(monkeypatch: pytest.MonkeyPatch):
-    """Others wait that would pass the joined request; a part that is not made yet must not lose its turn to them."""
+def test_it_makes_no_difference_when_branches_are_made(monkeypatch: pytest.MonkeyPatch):
+    """Others wait that would pass the joined request; a branch that is not made yet must not lose its turn to them."""
     monkeypatch.setattr(joined_requests, "COPIED_AT_ONCE", 0)
     schedules = []
     for at_once in (1, 2, 1000):
@@ -249,8 +248,8 @@ def test_it_makes_no_difference_when_parts_are_made(monkeypatch: pytest.MonkeyPa
     assert schedules[0] == schedules[1] == schedules[2]
 
 
-def test_the_parts_of_a_large_joined_request_cost_little():
-    """1024 branches behind 10 000 tokens: 10 million tokens, 40 MB, if each part had a copy."""
+def test_the_branches_of_a_large_joined_request_cost_little():
+    """1024 branches behind 10 000 tokens: 10 million tokens, 40 MB, if each branch had a copy."""
     engine = make_engine(num_pages=40_000, context_length=20_000, max_running=16, chunk=2048)
     prefix = tuple(np.random.default_rng(0).integers(0, VOCAB, 10_000).tolist())
     request = joined("whole", prefix, ((1, 2),) * 1024, position_jumps=((500, 3),))
@@ -265,7 +264,7 @@ def test_the_parts_of_a_large_joined_request_cost_little():
 
 
 def test_prefix_times_branches_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(config, "MAX_COPIED_TOKENS", 48)
+    monkeypatch.setattr(joined_requests, "MAX_COPIED_TOKENS", 48)
     engine = make_engine()
     engine.add(joined("most"))
     with pytest.raises(RequestError, match="may be at most 48, but this one has 16 times 4") as error:
@@ -276,7 +275,7 @@ def test_prefix_times_branches_is_bounded(monkeypatch: pytest.MonkeyPatch):
     engine.check_answers()
 
 
-def test_parts_do_not_fill_the_queue():
+def test_branches_do_not_fill_the_queue():
     engine = make_engine(max_running=2, num_pages=400, context_length=400, max_queued=3)
     branches = tuple((number % VOCAB, 3, number // VOCAB) for number in range(40))
     for number in range(2):
@@ -395,7 +394,7 @@ def test_what_cannot_fit_is_refused():
 
 
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=10).map(tuple)
-parts = st.lists(st.integers(0, 2), max_size=5).map(tuple)
+segments = st.lists(st.integers(0, 2), max_size=5).map(tuple)
 
 
 @st.composite
@@ -404,8 +403,8 @@ def requests(draw: st.DrawFn, rid: str) -> Request:
     sampling = SamplingParams(max_new_tokens=0 if kind == "hold" else draw(st.integers(0, 10)), ignore_eos=True)
     ids, starts = draw(prompts), ()
     if kind == "joined":
-        branches = draw(st.lists(parts, min_size=1, max_size=4))
-        made = joined(rid, draw(parts), tuple(branches), draw(prompts), 0) if any(branches) else None
+        branches = draw(st.lists(segments, min_size=1, max_size=4))
+        made = joined(rid, draw(segments), tuple(branches), draw(prompts), 0) if any(branches) else None
         if made is not None:
             ids, starts = made.input_ids, made.joined
     jumps = ()

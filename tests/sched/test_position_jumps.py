@@ -45,7 +45,8 @@ def test_a_report_shows_tokens_and_not_the_words_of_the_tree():
     engine.add(make_request("longer", (1, 2, 6, 6, 6), return_cache_info=True, namespace=""))
     engine.add(make_request("other", (1, 2, 5, 5), return_cache_info=True))
     engine.step()
-    report = engine.scheduler.running[-1].cache_report
+    admission = engine.scheduler.running[-1].admission
+    report = None if admission is None else admission.report
     assert report is not None and report.first_difference == 2
     assert report.cached_continuations in ((3, 6), (6, 3)), "a token once, at whatever position"
     engine.run_until_idle()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jsg.errors import ContextLengthError, QueueFullError, RequestError
+from jsg.sched.batch import Batch, StepResult
 from jsg.sched.buckets import Phase
-from jsg.sched.records import Batch, StepResult
 from jsg.types import FinishType, Request, SamplingParams
 from tests.sched.simulated import VOCAB, EngineShape, SimulatedEngine, TokenModel
 

@@ -17,9 +17,8 @@ from tests.server.running import ProcessMaker, RunningServer, ServerProcess, run
 from tests.server.scrape import scrape_until
 from tests.server.threads import ServerMaker, ServerThread
 
-REAL_OPTIONS = (  # few shapes, so that little compiles; chunks that are short, so that a prefill takes many steps
-    *("--max-running-requests", "8", "--chunked-prefill-size", "128", "--max-total-tokens", "65536"),
-    "--forbid-compile",
+REAL_OPTIONS = (  # one shape for every step, so that little compiles; it is small, so that a prefill takes many steps
+    *("--deterministic", "--max-running-requests", "8", "--max-total-tokens", "65536"),
 )
 
 
@@ -95,6 +94,13 @@ def make_real_server(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir
         return running([*command, compile_cache_dir, *REAL_OPTIONS, *options])
 
     return make
+
+
+@pytest.fixture(scope="session")
+def real_server(make_real_server: ProcessMaker) -> Iterator[ServerProcess]:
+    """One with a real engine for all tests that leave it as it is. Other options or weights would compile anew."""
+    with make_real_server("--served-model-name", "fake") as made:  # called as the scripted one is
+        yield made
 
 
 @pytest.fixture(scope="session")

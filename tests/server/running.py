@@ -117,7 +117,7 @@ ProcessMaker = Callable[..., contextlib.AbstractContextManager[ServerProcess]]
 
 @contextlib.contextmanager
 def running(command: list[str], *, wait: bool = True) -> Iterator[ServerProcess]:
-    """A front process of this Python; it is killed at the end, if it is still there, and its engine dies with it."""
+    """A front process of this Python. At the end it is told to end, and killed where it does not."""
     process = subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
@@ -131,6 +131,10 @@ def running(command: list[str], *, wait: bool = True) -> Iterator[ServerProcess]
                 server.wait_until_ready()
             yield server
         finally:
+            server.http.close()
+            process.terminate()  # so that it waits for its engine, whose CPU time then counts as that of the test
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_DEADLINE_S)
             process.kill()
 
 

@@ -26,6 +26,8 @@ from tests.server.vision_server import (
     vision_server,
 )
 
+pytestmark = pytest.mark.slow
+
 MAX_BYTES = 2**20  # of the files of a request
 MAX_PIXELS = 2**25
 STREAM_LEN = 200

@@ -17,7 +17,6 @@ import httpx
 import pytest
 
 from tests.server.running import RunningServer, events_of
-from tests.server.threads import ServerMaker
 
 LM_EVAL = "lm-evaluation-harness 0064c3a"
 VLLM = "vllm bench serve 02cfb53"
@@ -288,28 +287,26 @@ class TestLmEval:
         assert http.get("/tokenizer_info").status_code == 404
 
     @pytest.mark.slow
-    def test_greedy_decoding_is_told_from_anything_else(self, make_real_server: ServerMaker):
+    def test_greedy_decoding_is_told_from_anything_else(self, real_server: RunningServer):
         """With the real engine: what it generated greedily is greedy when it is scored, and as likely."""
-        with make_real_server("--served-model-name", MODEL) as server:
-            context = [65, 66, 67, 68]
-            body = {
-                "model": MODEL,
-                "prompt": context,
-                "temperature": 0,
-                "max_tokens": 6,
-                "logprobs": 1,
-                "ignore_eos": True,
-            }
-            body |= {"return_tokens_as_token_ids": True}
-            logprobs = server.http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
-            generated = [int(token.removeprefix("token_id:")) for token in logprobs["tokens"]]
-            other = [*generated[:-1], (generated[-1] + 1) % 256]
-            prompts = [[*context, *generated], [*context, *other]]
-            (score, is_greedy), (other_score, other_is_greedy) = self.scored(server.http, prompts, [4, 4])
-            assert score == pytest.approx(sum(logprobs["token_logprobs"]), abs=1e-3)
-            assert is_greedy
-            assert other_score < score
-            assert not other_is_greedy
+        context = [65, 66, 67, 68]
+        body = {
+            "prompt": context,
+            "temperature": 0,
+            "max_tokens": 6,
+            "logprobs": 1,
+            "ignore_eos": True,
+        }
+        body |= {"return_tokens_as_token_ids": True}
+        logprobs = real_server.http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+        generated = [int(token.removeprefix("token_id:")) for token in logprobs["tokens"]]
+        other = [*generated[:-1], (generated[-1] + 1) % 256]
+        prompts = [[*context, *generated], [*context, *other]]
+        (score, is_greedy), (other_score, other_is_greedy) = self.scored(real_server.http, prompts, [4, 4])
+        assert score == pytest.approx(sum(logprobs["token_logprobs"]), abs=1e-3)
+        assert is_greedy
+        assert other_score < score
+        assert not other_is_greedy
 
 
 class TestVllmBench:

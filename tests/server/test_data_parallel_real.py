@@ -13,15 +13,15 @@ import pytest
 
 import jsg as sgl
 from bench.served import engines_of
-from tests.server.running import RunningServer, running, wait_until
+from tests.server.running import RunningServer, wait_until
 from tests.server.scrape import scrape
 from tests.server.threads import ServerMaker
 from tests.server.vision_model import PATCHES, base64_of, png, write_vision_model
+from tests.server.vision_server import vision_server
 
 pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = 400
-EXACT = ("--deterministic", "--chunked-prefill-size", "64")
 GREEDY = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 4}
 
 
@@ -46,14 +46,14 @@ def answer_all(server: RunningServer, asked: list[dict[str, Any]]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def two(make_real_server: ServerMaker) -> Iterator[RunningServer]:
-    with make_real_server("--dp-size", "2", *EXACT) as server:
+    with make_real_server("--dp-size", "2") as server:
         yield server
 
 
-@pytest.fixture(scope="module")
-def one(make_real_server: ServerMaker) -> Iterator[RunningServer]:
-    with make_real_server(*EXACT) as server:
-        yield server
+@pytest.fixture
+def one(real_server: RunningServer) -> RunningServer:
+    real_server.reset()
+    return real_server
 
 
 def states(server: RunningServer) -> list[dict[str, Any]]:
@@ -104,11 +104,9 @@ def num_computed(server: RunningServer) -> int:
 
 def test_questions_about_a_picture_go_to_who_has_seen_it(tmp_path: Path, compile_cache_dir: str):
     model = write_vision_model(tmp_path / "model")
-    command = ["-m", "jsg.cli", "serve", str(model), "--port", "0", "--compilation-cache-dir", compile_cache_dir]
     told = []
     for size in ("2", "1"):
-        options = ("--dp-size", size, "--max-running-requests", "2", "--max-total-tokens", "4096")
-        with running([*command, *options]) as server:
+        with vision_server(model, compile_cache_dir, "--dp-size", size) as server:
             answers = [
                 server.http.post(
                     "/generate",

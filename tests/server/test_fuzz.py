@@ -210,7 +210,7 @@ all_paths = st.sampled_from(sorted(VALID))
 damages = st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=4) | st.sampled_from(list(b'{}[]":,\\0e-'.split()))))
 
 
-@pytest.mark.parametrize("num_examples", [100, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_examples", [100, pytest.param(1000, marks=pytest.mark.slow)])
 class TestMutated:
     def test_spoiled_bodies(self, small: RunningServer, num_examples):
         @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))
@@ -241,7 +241,7 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(operation, mode, id=f"{operation.label} {mode.value}")
 
 
-@pytest.mark.parametrize("num_examples", [4, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_examples", [4, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("operation", "mode"), list(cases()))
 def test_the_description_is_true(small: RunningServer, operation: Any, mode, num_examples):
     @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))

@@ -15,8 +15,11 @@ from tests.server.test_fuzz import check_damaged, check_spoiled, damages, junk, 
 from tests.server.vision_model import base64_of, data_url, png, write_vision_model
 from tests.server.vision_server import FEW, IMAGE_WAYS, VIDEO_WAYS, image_part, path_of, video_part, vision_server
 
+pytestmark = pytest.mark.slow
+
 PNG = png(0, (3, 4))
 FILE, URL = base64_of(PNG), data_url(PNG)
+NUM_EXAMPLES = 300
 FRAMES = f"{FILE},{FILE}"  # one alone has too few tokens
 RICH: dict[str, dict[str, Any]] = {
     "/generate": {
@@ -89,30 +92,29 @@ def test_what_is_spoiled_is_right_before(server: RunningServer, path, body):
     assert response.status_code == 200, response.text
 
 
-@pytest.mark.parametrize("num_examples", [100, pytest.param(1000, marks=pytest.mark.slow)])
 class TestMutated:
-    def test_spoiled_bodies(self, server: RunningServer, num_examples):
-        @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))
+    def test_spoiled_bodies(self, server: RunningServer):
+        @hypothesis.settings(max_examples=NUM_EXAMPLES, suppress_health_check=list(hypothesis.HealthCheck))
         @hypothesis.given(spoilt=spoiled(BODIES, any_source), as_utf8=st.booleans())
         def run(spoilt, as_utf8):
             check_spoiled(server, spoilt, as_utf8)
 
         run()
 
-    def test_damaged_bytes(self, server: RunningServer, num_examples):
+    def test_damaged_bytes(self, server: RunningServer):
         """Most bytes of these bodies are those of a picture in base64."""
 
-        @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))
+        @hypothesis.settings(max_examples=NUM_EXAMPLES, suppress_health_check=list(hypothesis.HealthCheck))
         @hypothesis.given(where=st.sampled_from(placed), cuts=damages)
         def run(where, cuts):
             check_damaged(server, *where, cuts)
 
         run()
 
-    def test_any_source(self, server: RunningServer, num_examples):
+    def test_any_source(self, server: RunningServer):
         """Whole bodies around what may be a picture."""
 
-        @hypothesis.settings(max_examples=num_examples, suppress_health_check=list(hypothesis.HealthCheck))
+        @hypothesis.settings(max_examples=NUM_EXAMPLES, suppress_health_check=list(hypothesis.HealthCheck))
         @hypothesis.given(
             way=st.sampled_from(sorted(IMAGE_WAYS)), kind=st.sampled_from(["image_data", "video_data"]),
             source=sources, given=any_source,

@@ -22,7 +22,7 @@ from jsg.engine.hosts.watch import HOST_LOST
 from tests.engine.parallel_embedded import square
 from tests.server.battery import engine_pid
 from tests.server.real_model import write_real_model
-from tests.server.running import RunningServer, free_port, running, wait_until
+from tests.server.running import RunningServer, free_port, running
 
 END_S = 15.0
 FEW_PROGRAMS = ("--deterministic", "--max-running-requests", "4", "--max-total-tokens", "32768")
@@ -156,8 +156,9 @@ def test_two_hosts_look_at_a_picture(make_hosts):
         assert hosts.leader.http.post("/generate", json=body, timeout=60).json()["text"] == " Red."
 
 
-def kill(hosts: Hosts) -> None:
-    hosts.follower.kill()
+def end(hosts: Hosts) -> None:
+    hosts.follower.send_signal(signal.SIGTERM)
+    assert hosts.follower.wait(END_S) == -signal.SIGTERM
 
 
 def stop(hosts: Hosts) -> None:
@@ -165,17 +166,15 @@ def stop(hosts: Hosts) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("harm", "reason"), [(kill, "host 1 is gone"), (stop, "host 1 has given no sign of life")])
+@pytest.mark.parametrize(("harm", "reason"), [(end, "host 1 is gone"), (stop, "host 1 has given no sign of life")])
 def test_a_follower_that_is_lost(make_hosts, capfd, harm: Callable[[Hosts], None], reason: str):
     with make_hosts() as hosts, streaming(hosts) as lines:
         harm(hosts)
-        since = time.monotonic()
         last = [line for line in lines if line.startswith("data: {")][-1]
         assert "error" in json.loads(last.removeprefix("data: "))
         with contextlib.suppress(httpx.TransportError):  # the front may be gone by now
             assert hosts.leader.http.get("/health").status_code == 503
         assert hosts.exit_status_of_leader() != 0
-        assert time.monotonic() - since < END_S
         assert reason in capfd.readouterr().err
 
 
@@ -198,12 +197,3 @@ def test_a_leader_that_is_lost(make_hosts):
         assert hosts.follower.wait(END_S) == HOST_LOST
         assert hosts.exit_status_of_leader() != 0
         assert "the leader is gone" in hosts.said.read_text()
-
-
-@pytest.mark.slow
-def test_a_follower_that_is_told_to_end_ends_the_engine(make_hosts):
-    with make_hosts() as hosts:
-        hosts.follower.send_signal(signal.SIGTERM)
-        assert hosts.follower.wait(END_S) == -signal.SIGTERM
-        wait_until(lambda: hosts.leader.process.poll() is not None)
-        assert hosts.leader.process.returncode != 0

@@ -12,7 +12,7 @@ from jsg.errors import ModelError
 from jsg.media import MediaInput
 from jsg.processing.media_prompt import PromptMedia, put_media
 from jsg.processing.tokenizer import load_tokenizer
-from jsg.server import media_fields
+from jsg.server.shared import media_fields
 from tests.golden.vision_variants import IMAGE_TOKEN, VIDEO_TOKEN
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, write_byte_tokenizer
 from tests.server.scripted import ScriptedServer

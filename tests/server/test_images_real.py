@@ -10,10 +10,13 @@ import openai
 import pytest
 
 import jsg as sgl
-from tests.server.running import RunningServer, running
+from tests.server.running import RunningServer
 from tests.server.vision_model import PATCHES, base64_of, data_url, png, write_vision_model
+from tests.server.vision_server import vision_server
 
-OPTIONS = {"max_running_requests": 2, "chunked_prefill_size": 64, "max_total_tokens": 4096}
+pytestmark = pytest.mark.slow
+
+OPTIONS = {"deterministic": True, "max_running_requests": 4, "max_total_tokens": 4096}  # those of `vision_server`
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
@@ -24,9 +27,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model_dir: Path, compile_cache_dir: str) -> Iterator[RunningServer]:
-    flags = [word for name, value in OPTIONS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    command = ["-m", "jsg.cli", "serve", str(model_dir), "--port", "0", "--compilation-cache-dir", compile_cache_dir]
-    with running([*command, *flags]) as made:
+    with vision_server(model_dir, compile_cache_dir) as made:
         yield made
 
 

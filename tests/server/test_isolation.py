@@ -137,7 +137,7 @@ def cached_in(usage: dict[str, Any]) -> int:
     return usage["cache_read_input_tokens"]
 
 
-PROMPT_TOKENS = 1200
+PROMPT_TOKENS = 600
 NUM_ACROSS = 200  # pairs; chance alone then reaches an AUC of 0.6 in one of 3000 runs
 NUM_WITHIN = 40
 

@@ -11,8 +11,8 @@ from jsg.processing.answer import Prompt
 from jsg.processing.parts import TextPart, TokenPart
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.generation import MAX_PROMPT_TOKENS, MAX_SCORES, Generator
-from jsg.server.lang_backend import Budget, FrontModel
 from jsg.server.limits import Admission, Limits
+from jsg.server.native.lang_backend import Budget, FrontModel
 from jsg.types import SamplingParams
 from tests.server.scripted import ScriptedServer
 
@@ -124,14 +124,14 @@ class TestScores:
     ):
         """The prompts of choices repeat what stands before them: none is made where they are too large together."""
         monkeypatch.setattr("jsg.lang.tokens.scoring.ScorePlan._prompt", None)
-        monkeypatch.setattr("jsg.server.lang_backend.MAX_PROMPT_TOKENS", 10_000)
+        monkeypatch.setattr("jsg.server.native.lang_backend.MAX_PROMPT_TOKENS", 10_000)
         choices = [f"{number} {number}" for number in range(100)]
         with pytest.raises(RequestError, match="at most 10000 tokens"):
             asyncio.run(self.score(server, "a" * 300, choices))
 
     def test_choices_with_too_many_tokens(self, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr("jsg.lang.tokens.scoring.TokenTrie", None)
-        monkeypatch.setattr("jsg.server.lang_backend.MAX_SCORES", 1000)
+        monkeypatch.setattr("jsg.server.native.lang_backend.MAX_SCORES", 1000)
         with pytest.raises(RequestError, match="at most 1000 tokens"):
             asyncio.run(self.score(server, "So? ", [str(number) * 300 for number in range(9)]))
         assert MAX_SCORES > 1000

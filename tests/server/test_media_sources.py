@@ -22,7 +22,7 @@ from jsg.processing.tokenizer import load_tokenizer
 from jsg.server import media_sources
 from jsg.server.http.json_body import _num_media_chars
 from jsg.server.media_sources import MediaSource, MediaSources, joined_content, media_limits
-from jsg.server.openai.messages import Message
+from jsg.server.shared.messages import Message
 from jsg.server.text_threads import MAX_MEDIA, TextThreads
 from tests.server.scripted import ScriptedServer
 from tests.server.vision_model import base64_of, data_url, png, write_vision_model

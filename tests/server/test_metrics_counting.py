@@ -3,7 +3,7 @@
 import concurrent.futures
 import math
 import time
-from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -11,9 +11,9 @@ import pytest
 from jsg.config import ServerConfig
 from jsg.errors import EngineDeadError, FirstTokenTimeoutError, JsgError, QueueTimeoutError, ShuttingDownError
 from jsg.processing.answer import AnswerDelta, Prompt
-from jsg.server.caller import ApiCall, Caller
+from jsg.server.observer import Begun
+from jsg.server.telemetry.abort_reasons import ABORT_REASONS, abort_reason
 from jsg.server.telemetry.metrics import RATE_WINDOW_S, Metrics
-from jsg.server.telemetry.observer import ABORT_REASONS, abort_reason
 from jsg.server.telemetry.telemetry import Telemetry
 from jsg.types import FinishReason, FinishType, SamplingParams
 from tests.server.mixed_run import quiet
@@ -77,15 +77,14 @@ class TestAbortReasons:
         assert reason in ABORT_REASONS
 
 
-def scripted(n: int = 1, num_prompts: int = 1, cached_tokens: int = 0) -> SimpleNamespace:
+def scripted(n: int = 1, num_prompts: int = 1, cached_tokens: int = 0) -> Any:
     """A generation that a test drives by hand."""
     prompts = [
         Prompt(rid=f"r{i}", input_ids=(1, 2, 3), sampling=SamplingParams(max_new_tokens=50, n=n))
         for i in range(num_prompts)
     ]
     answers = [SimpleAnswer(request, cached_tokens) for prompt in prompts for request in prompt.requests(fresh_seed=0)]
-    call = ApiCall(caller=Caller(), route="/generate", request_id="x")
-    return SimpleNamespace(call=call, prompts=prompts, answers=answers, started_at=0.0)
+    return Begun("/generate", None, prompts, answers, started_at=0.0)
 
 
 class SimpleAnswer:

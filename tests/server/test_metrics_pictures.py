@@ -12,6 +12,8 @@ from tests.server.scrape import scrape_until
 from tests.server.vision_model import base64_of, png, write_vision_model
 from tests.server.vision_server import vision_server
 
+pytestmark = pytest.mark.slow
+
 TILES, TILE_ROWS, FRAME_ROWS = 3, 25, 4  # of a picture; of a tile and of a frame
 ROW_BYTES = 64 * 4  # float32, as wide as the text model
 NAMES = ("encoder_calls_total", "encoded_tiles_total", "encoded_images_found_total", "encoded_images_evicted_total")

@@ -17,13 +17,14 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.slow
 
 CONTEXT = "The capital of France is Paris. The capital of Italy is"
+FEW_PROGRAMS = ("--deterministic", "--max-running-requests", "4")
 GREEDY = {"max_new_tokens": 4, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "jsg.cli", "serve", "--port", "0", "--max-total-tokens", "4096"],
+        [sys.executable, "-m", "jsg.cli", "serve", "--port", "0", "--max-total-tokens", "4096", *FEW_PROGRAMS],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},

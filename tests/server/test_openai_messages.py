@@ -6,7 +6,7 @@ from jsg.errors import RequestError
 from jsg.processing.chat_template import ChatTemplate
 from jsg.processing.tokenizer import load_tokenizer
 from jsg.server.chat_prompt import ChatPrompt
-from jsg.server.openai.messages import MAX_ARGUMENTS_DEPTH, ContentPart, Message
+from jsg.server.shared.messages import MAX_ARGUMENTS_DEPTH, ContentPart, Message
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, write_byte_tokenizer
 
 TOOL_TEMPLATE = (

@@ -15,8 +15,8 @@ from jsg.errors import ContextLengthError, RequestError
 from jsg.processing.parts import TextPart
 from jsg.server.caller import ApiCall, Caller
 from jsg.server.http.event_stream import COMMENT
-from jsg.server.lang_backend import FrontModel
 from jsg.server.native import programs
+from jsg.server.native.lang_backend import FrontModel
 from tests.server.battery import PROGRAM
 from tests.server.running import RunningServer, check_discreet, data_of, events_of
 from tests.server.scrape import Scrape, scrape, scrape_until

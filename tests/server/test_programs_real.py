@@ -1,4 +1,7 @@
-"""Prompts in parts, holds, choices and whole programs, on a real engine over a real socket."""
+"""Prompts in parts, holds, choices and whole programs, on a real engine over a real socket.
+
+One file, so that one worker of the fast tests starts the real engine.
+"""
 
 import json
 import math
@@ -10,15 +13,14 @@ import pytest
 
 import jsg as sgl
 from tests.server.running import RunningServer
-from tests.server.threads import ServerMaker
 
 PROMPT = "In the beginning there was a prompt of some length, and it said: "
 
 
-@pytest.fixture(scope="module")
-def server(make_real_server: ServerMaker) -> Iterator[RunningServer]:
-    with make_real_server() as made:
-        yield made
+@pytest.fixture
+def server(real_server: RunningServer) -> RunningServer:
+    real_server.reset()
+    return real_server
 
 
 def generate(http: httpx.Client, prompt: list, *, max_new_tokens: int = 12, **body: Any) -> dict[str, Any]:
@@ -107,3 +109,62 @@ def test_it_says_what_the_same_calls_say(server: RunningServer):
     ids = [*essay["meta_info"]["part_ids"][0], *essay["meta_info"]["kept_ids"]]
     marks = [generate(server.http, [ids, f" ({i}) "], max_new_tokens=4)["text"] for i in range(3)]
     assert whole["variables"]["mark"] == marks
+
+
+# Compiled programs through a `RuntimeEndpoint`: how often it asks, and what it finds in the cache.
+
+GREEDY = {"temperature": 0, "ignore_eos": True}
+INSTRUCTION = "You answer questions in a few words, and you never say that you do not know. Question: "
+
+
+@sgl.function
+def judge_topic(s, topic):
+    s += INSTRUCTION + topic
+    s += sgl.gen("essay", max_tokens=6, **GREEDY)
+    branches = s.fork(3)
+    branches += lambda i: f" ({i}) " + sgl.gen("mark", max_tokens=3, **GREEDY)
+    branches.join()
+    s += " so " + sgl.select("verdict", ["good", "bad"])
+
+
+@pytest.fixture
+def endpoint(server: RunningServer) -> Iterator[sgl.RuntimeEndpoint]:
+    with sgl.RuntimeEndpoint(str(server.http.base_url)) as endpoint:
+        assert sgl.flush_cache(endpoint)
+        yield endpoint
+        server.wait_for_stats(num_running=0, num_holds=0)
+
+
+@pytest.fixture
+def paths(endpoint: sgl.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of all requests of endpoints from here on."""
+    send, sent = httpx.AsyncClient.send, []
+
+    async def noted(self: httpx.AsyncClient, request: httpx.Request, **options: Any) -> httpx.Response:
+        sent.append(request.url.path)
+        return await send(self, request, **options)
+
+    monkeypatch.setattr(httpx.AsyncClient, "send", noted)
+    return sent
+
+
+def test_sent_whole_it_is_one_round_trip_and_call_by_call_many(endpoint: sgl.RuntimeEndpoint, paths: list[str]):
+    compiled = judge_topic.compile()
+    for stream in (False, True):
+        state = compiled.run("why?", backend=endpoint, stream=stream)
+        assert state.error() is None and len(state["mark"]) == 3 and state["verdict"] in ("good", "bad")
+        assert paths == ["/v1/programs"]
+        paths.clear()
+    state = compiled.run("why?", backend=endpoint, where="here")
+    assert state.error() is None
+    assert paths.count("/generate") >= 4 and paths.count("/select") == 1 and "/v1/programs" not in paths
+
+
+def test_cache_has_a_server_compute_what_a_program_begins_with(
+    endpoint: sgl.RuntimeEndpoint, server: RunningServer, paths: list[str]
+):
+    judge_topic.cache(endpoint)
+    assert paths.count("/generate") == 1
+    server.wait_for_stats(num_holds=0)
+    meta = judge_topic.run("why?", backend=endpoint).get_meta_info("essay")
+    assert meta["cached_tokens"] == meta["prompt_tokens"] - len("why?"), "the tokens of this model are bytes"

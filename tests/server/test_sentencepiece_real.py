@@ -11,6 +11,8 @@ from tests.server.conftest import REAL_OPTIONS
 from tests.server.real_model import write_real_model
 from tests.server.running import data_of, running
 
+pytestmark = pytest.mark.slow
+
 TEXT = "Hello 😀 there"
 
 

@@ -165,7 +165,8 @@ def test_a_second_signal_ends_it_at_once(make_process: ProcessMaker):
 
 
 class TestDeath:
-    def test_of_the_engine_is_told_to_everyone(self, make_server: ServerMaker):
+    def test_of_the_engine_is_told_to_everyone(self, make_server: ServerMaker, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(run, "DEATH_NOTICE_S", 5.0)  # so that a busy machine has the time to see it
         with make_server() as server:
             with concurrent.futures.ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
                 streams = {path: stack.enter_context(open_stream(server, path)) for path in LONG_STREAMS}

@@ -12,6 +12,8 @@ import pytest
 
 from tests.server.running import ROOT, RunningServer, running
 
+pytestmark = pytest.mark.slow
+
 README = ROOT / "examples" / "tiny_vision" / "README.md"
 PORT = 30000
 

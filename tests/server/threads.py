@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jsg.config import EngineConfig, ServerConfig
 from jsg.engine.child.heartbeat import HeartbeatSender, LoopClock
@@ -158,7 +158,7 @@ class ServerThread(RunningServer):
         super().__init__()
         self._arguments = engine, server, Directories(tokenizer_dir, None)
         self._is_greeted = threading.Event()
-        self._loop = asyncio.new_event_loop()
+        self._loop: Any = asyncio.new_event_loop()
         self._told_to_end = asyncio.Event()
         self._error: BaseException | None = None
         self.engines = [EngineThread(engine) for _ in range(server.dp_size)]
@@ -208,7 +208,12 @@ class ServerThread(RunningServer):
         engine, server, directories = self._arguments
         client = open_engines(self.engines, engine)
         client.grammars.warm = _nothing  # a grammar that comes starts its process, which costs most of a second
-        await serve_until(self._told_to_end, client, engine, server, directories, time.monotonic(), self._greet)
+        try:
+            await serve_until(self._told_to_end, client, engine, server, directories, time.monotonic(), self._greet)
+        finally:
+            for transport in [*self._loop._transports.values()]:  # those of readers that have stopped reading
+                transport.abort()
+            await asyncio.sleep(0)
 
     def _greet(self, greeting: str) -> None:
         self.greeting = greeting

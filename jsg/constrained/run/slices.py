@@ -100,7 +100,8 @@ def ordinary_chars(excluded: bytes) -> NDArray[np.int16]:
     """All characters but controls (C0, DEL, C1) and those of the ASCII characters `excluded`; see `Slice.chars`."""
     numbers: dict[Rest, int] = {(): 0}
     rows: list[NDArray[np.int16]] = []
-    for rest in (waiting := [()]):  # grows while it is walked
+    waiting: list[Rest] = [()]
+    for rest in waiting:  # `waiting` grows while it is walked.
         row = np.full(256, _DEAD, np.int16)
         for first, last, after in next_bytes(rest):
             if after not in numbers:

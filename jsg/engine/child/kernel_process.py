@@ -1,13 +1,16 @@
 """The kernel process: `python -m jsg.engine.child.kernel_process DIRECTORY PID` compiles kernels of grammars, and ends.
 
-It takes some twenty seconds of Python, which in a thread of an engine that starts would hold up everything else. So the
-engine has it done by a process of its own, once for each version of the kernels.
+It takes some twenty seconds of Python, which in a thread of an engine would hold up every step. So the engine, once it
+is ready, has it done by a process of its own, once for each version of the kernels.
 """
 
+import fcntl
 import logging
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 from jsg.constrained.run import kernel_cache
@@ -17,11 +20,14 @@ logger = logging.getLogger(__name__)
 
 FILL_S = 300.0
 """Ten times what it takes. A process that is not ready then has no CPU, or hangs."""
+POLL_S = 0.1
+NICENESS = 10
+"""The engine serves requests meanwhile, and comes first where they share cores."""
 STDERR = 2
 
 
-def fill_elsewhere(directory: Path, limit_s: float = FILL_S) -> None:
-    """Compiles the kernels into a directory by a process of its own, and waits for it.
+def fill_elsewhere(directory: Path, is_closing: threading.Event, limit_s: float = FILL_S) -> None:
+    """Compiles the kernels into a directory by a process of its own, and waits for it until `is_closing` is set.
 
     Where that fails or takes too long, the log says so, and they are compiled in this process when they are first used.
     """
@@ -29,22 +35,43 @@ def fill_elsewhere(directory: Path, limit_s: float = FILL_S) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     logger.info("compiling the kernels of grammars, once for this version; it takes about half a minute")
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=STDERR, env=environment, timeout=limit_s, check=False
-        )
-        failure = f"ended with status {done.returncode}" if done.returncode else None
-    except subprocess.TimeoutExpired:  # which has ended it
-        failure = f"was not ready after {limit_s:g} s and was ended"
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=STDERR, env=environment)
     except OSError as error:
         failure = f"could not be started ({error.strerror})"
-    if failure is not None:
+    else:
+        failure = _wait(process, is_closing, limit_s)
+    if failure is not None and not is_closing.is_set():
         logger.warning(
             "the process that compiles the kernels of grammars %s; they are compiled in the engine process instead, "
-            "which holds its start up",
+            "which holds up its steps",
             failure,
         )
 
 
+def _wait(process: subprocess.Popen[bytes], is_closing: threading.Event, limit_s: float) -> str | None:
+    """Waits for the end of the process, or ends it; gives what went wrong, or None."""
+    end = time.monotonic() + limit_s
+    try:
+        while process.poll() is None and time.monotonic() < end and not is_closing.wait(POLL_S):
+            pass
+        if process.returncode is None:
+            return f"was not ready after {limit_s:g} s and was ended"
+        return f"ended with status {process.returncode}" if process.returncode else None
+    finally:
+        process.kill()  # does nothing to one that has ended
+        process.wait()
+
+
+def fill_once(directory: Path) -> None:
+    """Compiles the kernels into a directory unless they are there. Of several processes one does it, and all wait."""
+    directory.mkdir(exist_ok=True)
+    with open(directory / "kernels.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, or the process ends
+        if not kernel_cache.is_filled(directory):
+            kernel_cache.fill(directory)
+
+
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
-    kernel_cache.fill(Path(sys.argv[1]))
+    os.nice(NICENESS)
+    fill_once(Path(sys.argv[1]))

@@ -47,7 +47,13 @@ LOOKS = {"stats": "counters", "dump_cache": "prefix cache"}  # questions that ch
 
 
 class Grammars(Protocol):
-    """The grammars that a core has been given."""
+    """The grammars that a core has been given.
+
+    Attributes:
+        are_loaded: Whether what every grammar needs is there, so that requests may name one.
+    """
+
+    are_loaded: bool
 
     def add_grammar(self, key: str, tables: bytes) -> None:
         """Makes a grammar known to the requests that name it by this key."""
@@ -64,11 +70,13 @@ class Core(Protocol):
     Attributes:
         info: The loaded model.
         has_work: Whether a step would do something.
+        is_settled: Whether it has all that it loads and compiles in the background.
         grammars: What requests may name.
     """
 
     info: ModelInfo
     has_work: bool
+    is_settled: bool
     grammars: Grammars
 
     def add(self, request: Request) -> None:
@@ -134,7 +142,14 @@ class FrontLink:
 def serve(core: Core, link: FrontLink, parent_pid: int, clock: LoopClock) -> None:
     """Steps the core until the front says stop or is gone."""
     end = time.monotonic()
+    takes_grammars = is_settled = False
     while os.getppid() == parent_pid:
+        if not takes_grammars and core.grammars.are_loaded:
+            takes_grammars = True
+            link.send(FromEngine(takes_grammars=True))
+        if not is_settled and core.is_settled:
+            is_settled = True
+            gc.freeze()  # as before: a hundred thousand objects have come since
         start, is_idle = end, not core.has_work
         messages = link.receive_all(wait=is_idle)
         woken = time.monotonic() if is_idle else start
@@ -201,8 +216,8 @@ def run(start: EngineStart) -> int:
         link.send(FromEngine(failure=Failure.of(error)))
         link.close(START_FLUSH_MS)
         return 2
-    gc.collect()
     gc.freeze()  # what was loaded stays: later collections need not walk it
+    gc.enable()
     link.send(FromEngine(ready=core.info))
     try:
         serve(core, link, start.parent_pid, clock)
@@ -221,6 +236,7 @@ def _load_core(name: str, config: EngineConfig, report: Callable[[Progress], Non
 
 def main(argument: str) -> int:
     """Runs the engine process described by the JSON argument."""
+    gc.disable()  # until it is ready: nearly all that a start makes stays, and looking for the rest takes a tenth of it
     start = msgspec.json.decode(argument, type=EngineStart)
     die_with_parent(start.parent_pid)  # where the kernel does not, `serve` looks
     for number in (signal.SIGINT, signal.SIGTERM):  # the front's to obey; a service manager sends them to both

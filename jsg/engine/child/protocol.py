@@ -218,11 +218,15 @@ class ToEngine:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FromEngine:
-    """From the engine: while it starts `progress`, then `ready` or `failure` once, then what each step gave."""
+    """From the engine: while it starts `progress`, then `ready` or `failure` once, then what each step gave.
+
+    Once it says `takes_grammars`, requests may have grammars; before, such a request would hold up all others.
+    """
 
     outputs: tuple[RequestOutput, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     replies: tuple[Reply, ...] = ()
     progress: Progress | None = None
     ready: ModelInfo | None = None
+    takes_grammars: bool = False
     failure: Failure | None = None

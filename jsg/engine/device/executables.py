@@ -1,11 +1,16 @@
 """Every compiled program of the engine, and the only place that calls `jax.jit`.
 
-Programs are lowered before the engine is ready (tracing holds the GIL) and compiled then or, for those that have a
-larger one to stand in for them, in a thread afterwards (compiling does not). Calls go to the compiled program itself,
-so a call can never trace or compile: after warm-up both counters stand still. Where the first runs of a program are not
-like those that follow, it is ready only after some that whoever calls has made for their own sake.
+All programs are declared before the engine is ready: their names and what they take are known from then on. A program
+is lowered (traced, and written down for XLA) and compiled either before the engine is ready or in a thread afterwards,
+if it has a larger one to stand in for it. Lowering holds Python's interpreter lock, which the step loop needs too, so
+the thread lowers one program at a time, and while requests run it rests between two of them. Compiling does not hold
+the lock. Calls go to the compiled program itself, so a call can never trace or compile: when the thread is done both
+counters stand still. Where the first runs of a program are not like those that follow, it is ready only after some that
+whoever calls has made for their own sake.
 """
 
+import dataclasses
+import functools
 import logging
 import sys
 import threading
@@ -17,6 +22,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jsg.engine.device.pace import Pace
 from jsg.engine.private_directory import private_directory
 from jsg.errors import ForbiddenCompileError
 from jsg.models.tensor_parallel import spec_of
@@ -38,8 +44,25 @@ each kernel anew in bfloat16 at every step; its own matmuls convert the block th
 images has no kernels in 8 bits, and keeps the options above: some of its matmuls XLA's own cannot do."""
 
 
+ANY_KIND = ""
+"""In place of a program's kind, the first word of its name."""
+
+
 class HostArray(jax.ShapeDtypeStruct):
     """The shape of an argument that comes from the host at every call."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Declared:
+    """A program as it was declared.
+
+    Attributes:
+        arguments: Shapes of what it takes.
+        trace: Lowers it; None once that is done, so that nothing is kept alive.
+    """
+
+    arguments: tuple[Any, ...]
+    trace: Callable[[], jax.stages.Lowered] | None
 
 
 class Executables:
@@ -62,7 +85,7 @@ class Executables:
         """Starts empty.
 
         Args:
-            forbid_compile: After `seal` no further program may be lowered.
+            forbid_compile: After `seal` no program may be lowered.
             runs_before_ready: Times that a program must have run before it is ready.
             compiler_options: XLA's, for every program.
             options_by_kind: XLA's for programs whose names begin with these words, in place of those.
@@ -71,20 +94,20 @@ class Executables:
         self.mesh = mesh
         self.num_lowered = 0
         self._runs_before_ready = runs_before_ready
-        self._compiler_options = dict(compiler_options or {})
-        self._options_by_kind = dict(options_by_kind or {})
+        self._options = {ANY_KIND: compiler_options or {}, **(options_by_kind or {})}
         self._cold: dict[Hashable, int] = {}  # compiled programs that are not ready, and how often they have to run
         self._forbid_compile = forbid_compile
         self._is_sealed = False
-        self._arguments: dict[Hashable, tuple[Any, ...]] = {}  # shapes, as they were declared
+        self._declared: dict[Hashable, _Declared] = {}
+        self._lowering = threading.Lock()
         self._lowered: dict[Hashable, jax.stages.Lowered] = {}
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
         self._order: dict[Hashable, int] = {}  # in which programs are compiled, the same on every host
         self._num_elsewhere: Callable[[], int] = lambda: sys.maxsize
         self._thread: threading.Thread | None = None
-        self._is_closing = threading.Event()
+        self._pace = Pace()
 
-    def lower(
+    def declare(
         self,
         name: Hashable,
         fn: Callable[..., Any],
@@ -92,25 +115,38 @@ class Executables:
         donate: tuple[int, ...] = (),
         out_specs: Any = PartitionSpec(),  # noqa: B008 # never changes
     ) -> None:
-        """Traces `fn` for arguments like `args` (arrays or their shapes); the donated ones are reused for its results.
+        """Says that a program runs `fn` on arguments like `args` (arrays or their shapes). Nothing is traced yet.
 
-        A name that was lowered before is left as it is. On a mesh `fn` sees what one device has of its arguments, which
-        say themselves how they are split; `out_specs` says it of the results.
+        The donated arguments are reused for its results. A name that was declared before is left as it is. On a mesh
+        `fn` sees what one device has of its arguments, which say themselves how they are split; `out_specs` says it of
+        the results.
 
         Raises:
             ForbiddenCompileError: After `seal` under `--forbid-compile`.
         """
-        if name in self._lowered:
+        if name in self._declared:
             return
-        if self._is_sealed and self._forbid_compile:
-            raise ForbiddenCompileError(f"{name} would be compiled after warm-up, which --forbid-compile forbids")
-        self._arguments[name] = jax.tree.map(_shape_of, args)
-        fn, args = self._over_devices(fn, args, out_specs)
-        self._lowered[name] = jax.jit(fn, donate_argnums=donate).lower(*args)
-        self.num_lowered += 1
+        self._check_allowed(name)
+        fn, shared = self._over_devices(fn, args, out_specs)
+        self._declared[name] = _Declared(
+            jax.tree.map(_shape_of, args), lambda: jax.jit(fn, donate_argnums=donate).lower(*shared)
+        )
+
+    def lower(self, name: Hashable, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> None:
+        """Declares a program and traces it now; see `declare`."""
+        self.declare(name, fn, *args, donate=donate)
+        self._lower_one(name)
+
+    def lower_all(self) -> None:
+        """Traces every declared program now."""
+        for name in self.names():
+            self._lower_one(name)
 
     def compile(self, names: Iterable[Hashable], report: Callable[[Hashable], None] = lambda name: None) -> None:
-        """Compiles lowered programs now, `COMPILE_THREADS` at a time; `report` is told of each that is done."""
+        """Lowers and compiles declared programs now, `COMPILE_THREADS` at a time.
+
+        `report` is told of each that is done.
+        """
         missing = [name for name in names if name not in self._compiled]
         self._put_in_order(missing)
         with ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="compile") as pool:
@@ -118,16 +154,16 @@ class Executables:
                 report(name)
 
     def clear(self) -> None:
-        """Drops every program, so that they can be lowered for other shapes."""
+        """Drops every program, so that they can be declared for other shapes."""
         self._order.clear()
-        self._arguments.clear()
+        self._declared.clear()
         self._lowered.clear()
         self._compiled.clear()
         self._cold.clear()
 
     def compile_rest_in_background(self) -> None:
-        """Compiles what is lowered but not compiled in a thread, in the order it was lowered."""
-        rest = [name for name in self._lowered if name not in self._compiled]
+        """Lowers and compiles what is declared but not compiled in a thread, in the order it was declared."""
+        rest = [name for name in self._declared if name not in self._compiled]
         self._put_in_order(rest)
         if rest:
             self._thread = threading.Thread(target=self._compile_rest, args=(rest,), name="compile", daemon=True)
@@ -138,8 +174,8 @@ class Executables:
         self._is_sealed = True
 
     def names(self) -> list[Hashable]:
-        """Everything that was lowered, in that order."""
-        return list(self._lowered)
+        """Everything that was declared, in that order."""
+        return list(self._declared)
 
     def share(self, num_elsewhere: Callable[[], int]) -> None:
         """From now on a program is called only if it is compiled on the other hosts as well.
@@ -170,20 +206,25 @@ class Executables:
 
     @property
     def num_pending(self) -> int:
-        """Programs that are lowered but not compiled: it falls to 0, and stays above it where a compile failed."""
-        return len(self._lowered) - len(self._compiled)
+        """Programs that are declared but not compiled: it falls to 0, and stays above it where a compile failed."""
+        return len(self._declared) - len(self._compiled)
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether the background thread is at work."""
+        return self._thread is not None and self._thread.is_alive()
 
     def output_shape(self, name: Hashable) -> Any:
-        """Shapes and types of what a lowered program returns."""
-        return self._lowered[name].out_info
+        """Shapes and types of what a declared program returns; lowers it if need be."""
+        return self._lower_one(name).out_info
 
     def argument_shapes(self, name: Hashable) -> tuple[Any, ...]:
-        """Shapes, types and shardings of what a lowered program takes."""
-        return self._arguments[name]
+        """Shapes, types and shardings of what a declared program takes."""
+        return self._declared[name].arguments
 
     def host_shapes(self, name: Hashable) -> tuple[HostArray, ...]:
         """Those of them that come from the host, in order."""
-        return tuple(leaf for leaf in jax.tree.leaves(self._arguments[name]) if isinstance(leaf, HostArray))
+        return tuple(leaf for leaf in jax.tree.leaves(self.argument_shapes(name)) if isinstance(leaf, HostArray))
 
     def compiled(self, name: Hashable) -> jax.stages.Compiled:
         """The program itself, for those who read its memory analysis."""
@@ -192,17 +233,18 @@ class Executables:
     def compiler_options(self, name: Hashable) -> dict[str, str | bool] | None:
         """XLA's for this program; None for none."""
         kind = str(name[0]) if isinstance(name, tuple) else ""
-        return dict(self._options_by_kind.get(kind, self._compiler_options)) or None
+        return dict(self._options.get(kind, self._options[ANY_KIND])) or None
 
     def __call__(self, name: Hashable, *args: Any) -> Any:
         """Runs a compiled program."""
+        self._pace.note_call()
         if self._cold:
             self._count_run(name)
         return self._compiled[name](*args)
 
     def close(self) -> None:
         """Ends the background thread after the program it is compiling, and drops every program."""
-        self._is_closing.set()
+        self._pace.close()
         if self._thread is not None:
             self._thread.join()
         self.clear()
@@ -228,11 +270,27 @@ class Executables:
         )
         return fn, shapes
 
+    def _check_allowed(self, name: Hashable) -> None:
+        if self._is_sealed and self._forbid_compile:
+            raise ForbiddenCompileError(f"{name} would be compiled after warm-up, which --forbid-compile forbids")
+
+    def _lower_one(self, name: Hashable) -> jax.stages.Lowered:
+        with self._lowering:  # threads that trace at once take turns anyway, and none shall do what another one does
+            lowered = self._lowered.get(name)
+            if lowered is None:
+                self._check_allowed(name)
+                program = self._declared[name]
+                assert program.trace is not None, "what was lowered is kept"
+                lowered = self._lowered[name] = program.trace()
+                self._declared[name] = _Declared(program.arguments, None)
+                self.num_lowered += 1
+        return lowered
+
     def _compile_one(self, name: Hashable) -> Hashable:
         if name in self._compiled:  # since it was put on the list
             return name
         self._put_in_order([name])
-        compiled = self._lowered[name].compile(self.compiler_options(name))
+        compiled = self._lower_one(name).compile(self.compiler_options(name))
         if self._runs_before_ready:
             self._cold[name] = self._runs_before_ready  # first, for another thread may ask whether it is ready
         self._compiled[name] = compiled
@@ -246,10 +304,13 @@ class Executables:
                 del self._cold[name]
 
     def _compile_rest(self, names: list[Hashable]) -> None:
+        self._pace.begin()
         for name in names:
-            if self._is_closing.is_set():
-                return
             try:
+                if name not in self._lowered:
+                    self._pace.do(functools.partial(self._lower_one, name))
+                if self._pace.is_closed:
+                    return
                 self._compile_one(name)
             except Exception:  # a larger program stands in for it, so it costs speed and not answers
                 logger.exception("compiling %s in the background failed", name)

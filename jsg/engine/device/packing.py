@@ -11,8 +11,9 @@ import numpy as np
 
 from jsg.engine.device.step import SAMPLING_COLUMNS, PackedInputs, packed_sizes
 from jsg.kernels_pallas.tile import GROUP_TILE, QUERY_TILE, SHORT_TILE
+from jsg.sched.batch import Batch, BatchEntry, Encoding
 from jsg.sched.buckets import BucketKey
-from jsg.sched.records import Batch, BatchEntry, Encoding, RunningRequest
+from jsg.sched.request import RunningRequest
 from jsg.sched.vision_store import DUMP_ROW
 from jsg.types import SamplingParams
 

@@ -16,9 +16,10 @@ from jsg.engine.device.mask_pool import NUM_MASKS, UPLOAD_SIZES, num_words
 from jsg.engine.device.sampling import PenaltyTables, TokenMasks
 from jsg.models.model import Model
 from jsg.models.tensor_parallel import along, sharding_of
+from jsg.parameters import MAX_LOGIT_BIAS, MAX_STOP_TOKENS
 from jsg.sched.buckets import BucketKey, Buckets, Phase
 from jsg.sched.vision_store import VisionShape
-from jsg.types import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS
+from jsg.types import MAX_TOP_LOGPROBS
 
 COUNT_CHUNK = 1024
 BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 2048  # the last for the model's own EOS tokens: at most that many
@@ -151,25 +152,32 @@ class Programs:
         graph, leaves = nnx.split(model)
         flat, structure = jax.tree.flatten(leaves)
         self.leaves = tuple(flat)
+        self._leaf_shapes = tuple(map(_shape_of, flat))
         self._merge: step.Merge = lambda leaves: cast(Model, nnx.merge(graph, jax.tree.unflatten(structure, leaves)))
         self._config = config
         self._shapes: DeviceState = jax.tree.map(_shape_of, state)
         self._buckets = buckets
         self._executables = executables
 
-    def lower(self) -> None:
-        """Lowers every program. Largest shapes first: they stand in for the others until those are compiled."""
+    def declare(self) -> None:
+        """Declares every program, in the order in which those that are not compiled at once are compiled.
+
+        What a first request meets comes first, then the largest shapes: they stand in for the others. The largest
+        forward pass is lowered here, see `_hidden`.
+        """
         buckets = self._buckets
+        self._declare_tables()
+        for name in (*self.essential(), *self.usual()):
+            self._declare_step(name)
         for key in sorted(buckets.all, key=lambda key: -key.num_tokens):
-            self._lower_forward(key)
+            self._declare_forward(key)
         draft_rows = {key.num_rows for key in buckets.drafts}
         other_rows = {key.num_rows for key in buckets.all if key not in buckets.drafts}
         for num_rows in sorted(draft_rows | other_rows, reverse=True):
             for variant in VARIANTS if num_rows in other_rows else MASKED_VARIANTS:
-                self._lower_sample(num_rows, variant)
-        self._lower_tables()
+                self._declare_sample(num_rows, variant)
         for name in self.encoders:
-            self._lower_encode(name)
+            self._declare_encode(name)
 
     @property
     def encoders(self) -> list[EncodeName]:
@@ -178,14 +186,14 @@ class Programs:
         kinds = [] if vision is None else [False, True] if vision.frame_rows else [False]
         return [("encode", size, is_video) for is_video in kinds for size in reversed(self._buckets.encode)]
 
-    def lower_largest(self) -> list[Hashable]:
-        """Lowers the largest program of each kind only, for their memory analyses; returns their names."""
+    def declare_largest(self) -> list[Hashable]:
+        """Declares the largest program of each kind only, for their memory analyses; returns their names."""
         key, most_rows = self._buckets.extend[-1], max(key.num_rows for key in self._buckets.all)
-        self._lower_forward(key)
-        self._lower_sample(most_rows, MASKED_EVERYTHING)
+        self._declare_forward(key)
+        self._declare_sample(most_rows, MASKED_EVERYTHING)
         encoders = [name for name in self.encoders if name[1] == self._buckets.encode[-1]]
         for name in encoders:
-            self._lower_encode(name)
+            self._declare_encode(name)
         names = [("forward", key), ("sample", most_rows, MASKED_EVERYTHING), ("prompt_logprobs", key.num_tokens)]
         return [*names, *encoders]
 
@@ -194,38 +202,58 @@ class Programs:
         return self._executables.names()
 
     def essential(self) -> list[Hashable]:
-        """Programs that must be compiled before the first request.
+        """Programs that must be compiled before the first request: those that nothing larger can stand in for.
 
-        They are those that nothing larger can stand in for, and the shapes that a first request meets. For a shape that
-        reads shared prefixes once, one that does not can always stand in; without those for drafts there are fewer.
+        For a shape that reads shared prefixes once, one that does not can always stand in; without those for drafts
+        there are fewer. For sampling two are here for which another could stand in: that one does far more work.
         """
         buckets = self._buckets
-        keys = {buckets.extend[-1], buckets.extend[0], *buckets.decode[-1:], *buckets.decode[:1]}
-        names: list[Hashable] = [("forward", key) for key in sorted(keys, reverse=True)]
-        for num_rows in sorted({key.num_rows for key in keys}):
-            names += [("sample", num_rows, variant) for variant in (GREEDY, SAMPLED)]
-        names += [("sample", buckets.max_rows, MASKED_EVERYTHING), ("prompt_logprobs", buckets.max_tokens)]
+        names: list[Hashable] = [("forward", key) for key in (buckets.extend[-1], *buckets.decode[-1:])]
+        names += [("sample", buckets.max_rows, variant) for variant in (GREEDY, SAMPLED, MASKED_EVERYTHING)]
+        names += [("prompt_logprobs", buckets.max_tokens)]
         names += [("write_rows", k) for k in ROWS_AT_A_TIME] + [("write_counts",), ("write_bias",)]
         names += [("copy_slots",)] if self._config.page_size > 1 else []
-        names += [name for name in self.encoders if name[1] in (buckets.encode[0], buckets.encode[-1])]
+        names += [name for name in self.encoders if name[1] == buckets.encode[-1]]
         return names + [("write_masks", k) for k in UPLOAD_SIZES]
+
+    def usual(self) -> list[Hashable]:
+        """Programs that a first request meets where they are compiled. None of them is essential."""
+        buckets = self._buckets
+        keys = [*buckets.extend[:1], *buckets.decode[:1]]
+        names: list[Hashable] = [("forward", key) for key in keys]
+        for num_rows in sorted({key.num_rows for key in keys}):
+            names += [("sample", num_rows, variant) for variant in (GREEDY, SAMPLED)]
+        names += [name for name in self.encoders if name[1] == buckets.encode[0]]
+        essential = set(self.essential())
+        return [name for name in names if name not in essential]
 
     def are_ready(self, key: BucketKey) -> bool:
         """Whether any batch of this shape can run."""
         names = [("forward", key), ("sample", key.num_rows, MASKED_EVERYTHING), ("prompt_logprobs", key.num_tokens)]
         return all(map(self._executables.is_ready, names))
 
-    def _lower_forward(self, key: BucketKey) -> None:
+    def _declare_step(self, name: Hashable) -> None:
+        match name:
+            case ("forward", BucketKey() as key):
+                self._declare_forward(key)
+            case ("sample", int() as num_rows, Variant() as variant):
+                self._declare_sample(num_rows, variant)
+            case ("encode", int(), bool()):
+                self._declare_encode(cast(EncodeName, name))
+            case _:
+                pass  # it comes with another one
+
+    def _declare_forward(self, key: BucketKey) -> None:
         packed = HostArray((sum(step.packed_sizes(key)),), jnp.int32)
 
         def forward(leaves, pool, page_table, last_token, packed, vision=None):  # noqa: ANN001, ANN202
             return step.forward(self._merge, key, leaves, pool, page_table, last_token, packed, vision)
 
         state = self._shapes
-        self._executables.lower(
+        self._executables.declare(
             ("forward", key),
             forward,
-            self.leaves,
+            self._leaf_shapes,
             state.pool,
             state.page_table,
             state.last_token,
@@ -235,9 +263,9 @@ class Programs:
             out_specs=(COLUMNS, WHOLE, HEADS, WHOLE),
         )
         if key.phase is Phase.EXTEND:
-            self._lower_prompt_logprobs(key)
+            self._declare_prompt_logprobs(key)
 
-    def _lower_encode(self, name: EncodeName) -> None:
+    def _declare_encode(self, name: EncodeName) -> None:
         _, num_tiles, is_video = name
         shape = self._config.vision
         assert shape is not None, "a text model encodes nothing"
@@ -248,24 +276,30 @@ class Programs:
         size = shape.image_size
         pixels = HostArray((num_tiles, 3, size, size), jnp.float32)
         rows = HostArray((num_tiles, shape.rows_of(is_video=is_video)), jnp.int32)
-        self._executables.lower(name, encode, self.leaves, self._shapes.vision, pixels, rows, donate=(1,))
+        self._executables.declare(name, encode, self._leaf_shapes, self._shapes.vision, pixels, rows, donate=(1,))
 
-    def _lower_prompt_logprobs(self, key: BucketKey) -> None:
+    def _declare_prompt_logprobs(self, key: BucketKey) -> None:
         def prompt_logprobs(leaves, hidden, targets, chosen):  # noqa: ANN001, ANN202
             return step.prompt_logprobs(self._merge, leaves, hidden, targets, chosen, num_top=self._config.num_top)
 
-        hidden = self._executables.output_shape(("forward", key))[1]
+        hidden = self._hidden(key)
         targets = HostArray((key.num_tokens,), jnp.int32)
         chosen = HostArray((key.num_tokens, MAX_TOP_LOGPROBS), jnp.int32)
-        self._executables.lower(
-            ("prompt_logprobs", key.num_tokens), prompt_logprobs, self.leaves, hidden, targets, chosen
+        self._executables.declare(
+            ("prompt_logprobs", key.num_tokens), prompt_logprobs, self._leaf_shapes, hidden, targets, chosen
         )
+
+    def _hidden(self, key: BucketKey) -> jax.ShapeDtypeStruct:
+        """The hidden states that a pass gives. They differ in their number only, so one pass is lowered for all."""
+        _, hidden, *_ = self._executables.output_shape(("forward", self._buckets.extend[-1]))
+        sharding = sharding_of(self._executables.mesh, None, 2)
+        return jax.ShapeDtypeStruct((key.num_tokens, hidden.shape[1]), hidden.dtype, sharding=sharding)
 
     def _logits(self, num_rows: int) -> jax.ShapeDtypeStruct:
         sharding = sharding_of(self._executables.mesh, 1, 2)
         return jax.ShapeDtypeStruct((num_rows, self._config.vocab_size), jnp.float32, sharding=sharding)
 
-    def _lower_sample(self, num_rows: int, variant: Variant) -> None:
+    def _declare_sample(self, num_rows: int, variant: Variant) -> None:
         def sample(logits, packed, last_token, tables, chosen, masks):  # noqa: ANN001, ANN202
             return step.sample(
                 logits,
@@ -283,7 +317,7 @@ class Programs:
             return HostArray((num_rows, *dims), dtype)
 
         shapes_of_rows: Any = (column(), column())
-        self._executables.lower(
+        self._executables.declare(
             ("sample", num_rows, variant),
             sample,
             self._logits(num_rows),
@@ -295,26 +329,29 @@ class Programs:
             donate=(2, 3),
         )
 
-    def _lower_tables(self) -> None:
+    def _declare_tables(self) -> None:
         def shape(*dims: int, dtype: jax.typing.DTypeLike = jnp.int32) -> HostArray:
             return HostArray(dims, dtype)
 
         state, columns = self._shapes, self._config.columns
         for k in ROWS_AT_A_TIME:
-            self._executables.lower(
+            self._executables.declare(
                 ("write_rows", k), step.write_rows, state.page_table, shape(k), shape(k, columns), donate=(0,)
             )
         for k in UPLOAD_SIZES:
             words = shape(k, state.masks.shape[1], dtype=jnp.uint32)
-            self._executables.lower(("write_masks", k), step.write_masks, state.masks, shape(k), words, donate=(0,))
+            write_masks = step.write_masks
+            self._executables.declare(("write_masks", k), write_masks, state.masks, shape(k), words, donate=(0,))
         if self._config.page_size > 1:
             slots = shape(COPY_CHUNK)
-            self._executables.lower(("copy_slots",), copy_slots, state.pool, slots, slots, donate=(0,), out_specs=HEADS)
+            self._executables.declare(
+                ("copy_slots",), copy_slots, state.pool, slots, slots, donate=(0,), out_specs=HEADS
+            )
         ids = shape(COUNT_CHUNK)
-        self._executables.lower(
+        self._executables.declare(
             ("write_counts",), step.write_counts, state.penalties, shape(), shape(), ids, ids, donate=(0,)
         )
         values = shape(BIAS_CHUNK, dtype=jnp.float32)
-        self._executables.lower(
+        self._executables.declare(
             ("write_bias",), step.write_bias, state.penalties, shape(), shape(BIAS_CHUNK), values, donate=(0,)
         )

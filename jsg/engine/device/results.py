@@ -9,7 +9,8 @@ import numpy as np
 
 from jsg.engine.device.sampling import Logprobs
 from jsg.engine.device.step import StepOutput
-from jsg.sched.records import Batch, BatchEntry, RunningRequest, StepResult
+from jsg.sched.batch import Batch, BatchEntry, StepResult
+from jsg.sched.request import RunningRequest
 from jsg.types import TokenLogprob
 
 logger = logging.getLogger(__name__)

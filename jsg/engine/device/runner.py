@@ -30,8 +30,9 @@ from jsg.engine.device.programs import (
 from jsg.engine.device.replica import Calls, Replica
 from jsg.engine.device.results import InFlight
 from jsg.engine.device.sampling import Logprobs
+from jsg.sched.batch import Batch, Encoding
 from jsg.sched.buckets import BucketKey, Buckets, Phase
-from jsg.sched.records import Batch, Encoding, RunningRequest
+from jsg.sched.request import RunningRequest
 from jsg.sched.table import RequestTable
 from jsg.sched.vision_store import DUMP_ROW
 from jsg.types import MAX_TOP_LOGPROBS
@@ -232,9 +233,9 @@ class ModelRunner:
         jax.block_until_ready(self.replica.state)
 
     def rehearse(self) -> None:
-        """Runs the smallest forward pass and waits: hosts connect when they first compute something together."""
+        """Runs a forward pass and waits: hosts connect when they first compute something together."""
         keys = self._buckets.decode or self._buckets.extend
-        self._run_on_padding(("forward", keys[0]))
+        self._run_on_padding(("forward", keys[-1]))  # it is always compiled
         jax.block_until_ready(self.replica.state)
 
     def warm_one(self) -> None:

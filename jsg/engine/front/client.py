@@ -288,7 +288,7 @@ class EngineClient:
         key = grammar.key
         if key in self._ledger:
             return
-        compiling = asyncio.ensure_future(self.grammars.tables(grammar, stream.owner))
+        compiling = asyncio.ensure_future(self._tables(grammar, stream.owner))
         compiling.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may end with the stream
         ended = asyncio.ensure_future(stream.ended.wait())
         try:
@@ -302,6 +302,12 @@ class EngineClient:
         if key not in self._ledger:  # nobody else sent it meanwhile
             self._post().add_grammar(GrammarTables(key, tables))
             self._ledger.add(key, len(tables))
+
+    async def _tables(self, grammar: GrammarSpec, owner: str) -> bytes:
+        """The tables of a grammar, once the engine takes requests that have one."""
+        tables = await self.grammars.tables(grammar, owner)
+        await self._ledger.is_open.wait()
+        return tables
 
     def _end(self, stream: Stream, error: JsgError | None) -> None:
         """Aborts a live request and tells whoever reads its stream."""
@@ -424,6 +430,8 @@ class EngineClient:
         if message.ready is not None and not self._ready.done():
             self._child.remove_directory()
             self._ready.set_result(message.ready)
+        if message.takes_grammars:
+            self._ledger.is_open.set()
         if message.failure is not None:
             self._fail_start(message.failure.to_error())
 

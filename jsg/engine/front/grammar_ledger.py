@@ -1,5 +1,6 @@
 """Which grammars an engine core has been given, and which it may forget."""
 
+import asyncio
 from collections import OrderedDict
 from typing import final
 
@@ -9,9 +10,14 @@ ENGINE_GRAMMAR_BYTES = 64 * 2**20
 
 @final
 class GrammarLedger:
-    """Kept by whoever sends grammars to a core, which decides nothing by itself: so the two never disagree."""
+    """Kept by whoever sends grammars to a core, which decides nothing by itself: so the two never disagree.
+
+    Attributes:
+        is_open: Set once the core takes requests that have a grammar.
+    """
 
     def __init__(self, max_bytes: int = ENGINE_GRAMMAR_BYTES) -> None:
+        self.is_open = asyncio.Event()
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._sizes: OrderedDict[str, int] = OrderedDict()

@@ -20,7 +20,8 @@ from jsg.engine.grammars.jump import MOST_LOOKED_BACK, Tokens
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.engine.grammars.store import GrammarStore, StoredGrammar
 from jsg.errors import GrammarError, JsgError
-from jsg.sched.records import Batch, BatchEntry, Proposal, RunningRequest, StepResult
+from jsg.sched.batch import Batch, BatchEntry, Proposal, StepResult
+from jsg.sched.request import RunningRequest
 from jsg.types import ConstraintReport, JumpForward, Request
 
 logger = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ class Constraints:
             eos_token_ids: Tokens that end an answer.
             jump: Of requests that do not say.
         """
+        self._loader = loader
         self._grammars = GrammarStore(loader)
         self._num_words = num_words(vocab_size)
         self._eos_token_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
@@ -119,6 +121,19 @@ class Constraints:
         self._most_steps = self._steps_left = STEP_STEPS
 
     # Grammars and requests in and out.
+
+    @property
+    def are_loaded(self) -> bool:
+        """Whether what every grammar needs is there. A request that comes before holds up all steps until it is."""
+        return self._loader.is_loaded
+
+    def wait(self) -> None:
+        """Returns when what every grammar needs is there; for another thread than that of the steps."""
+        self._loader.wait()
+
+    def close(self) -> None:
+        """Ends what is under way in the background."""
+        self._loader.close()
 
     def add_grammar(self, key: str, tables: bytes) -> None:
         """Makes a grammar known to the requests that name it by this key."""

@@ -2,11 +2,12 @@
 
 import dataclasses
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol, final, runtime_checkable
 
-from jsg.constrained.jit import use_kernel_cache
+from jsg.constrained.jit import default_kernel_cache, use_kernel_cache
 from jsg.constrained.run import kernel_cache
 from jsg.constrained.run.vocab import Vocabulary
 from jsg.engine.child.kernel_process import fill_elsewhere
@@ -17,6 +18,9 @@ from jsg.processing.tool_calls import nameable_tokens
 logger = logging.getLogger(__name__)
 
 KERNEL_DIRECTORY = "numba"
+FIRST_REQUEST_S = 1.0
+"""Loading begins so long after the engine is ready, unless a grammar comes before: it takes the interpreter lock for
+half a second, and the request that the engine was started for comes now."""
 
 
 @runtime_checkable
@@ -50,7 +54,7 @@ class Lexicon:
 
 @final
 class LexiconLoader:
-    """Loads a lexicon in a thread, while the engine loads its model.
+    """Loads a lexicon in a thread, once the engine is ready: the first answer may need no grammar.
 
     A model without a tokenizer has none; that is no error until a request needs it.
     """
@@ -58,27 +62,54 @@ class LexiconLoader:
     def __init__(
         self, directory: Path, vocab_size: int, eos_token_ids: frozenset[int], cache_directory: Path | None
     ) -> None:
-        """Begins to load.
+        """Loads nothing yet.
 
         Args:
             directory: Of the tokenizer.
             vocab_size: Rows of the model's vocabulary.
             eos_token_ids: Tokens that end an answer; those outside the vocabulary do not count.
-            cache_directory: The owner-only directory of compiled programs; compiled kernels go into one inside it.
+            cache_directory: The owner-only directory of compiled programs; compiled kernels go into one inside it, or
+                for None where Python's own compiled files are.
         """
-        kernels = None
+        self._kernels = default_kernel_cache()
         if cache_directory is not None:
-            kernels = private_directory(
+            self._kernels = private_directory(
                 cache_directory / KERNEL_DIRECTORY, "--compilation-cache-dir", "what lies there is run as code"
             )
-        eos_ids = [token for token in eos_token_ids if token < vocab_size]
-        pool = ThreadPoolExecutor(1, thread_name_prefix="lexicon")
-        self._future: Future[Lexicon | Exception] = pool.submit(_load_or_fail, directory, vocab_size, eos_ids, kernels)
-        pool.shutdown(wait=False)
+        self._directory = directory
+        self._vocab_size = vocab_size
+        self._eos_ids = [token for token in eos_token_ids if token < vocab_size]
+        self._future: Future[Lexicon | Exception] = Future()
+        self._is_needed = threading.Event()
+        self._is_closing = threading.Event()
+        self._beginning = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Loads in a thread, after a while: the engine is ready."""
+        with self._beginning:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="lexicon", daemon=True)
+                self._thread.start()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `get` need not wait."""
+        return self._future.done()
 
     def wait(self) -> None:
-        """Returns when nothing is under way any more."""
-        self._future.result()
+        """Returns when the lexicon is loaded, or cannot be. Any thread may wait, and loading begins at once."""
+        if not self.is_loaded:
+            self._is_needed.set()
+            self.begin()
+            self._future.result()
+
+    def close(self) -> None:
+        """Ends what is under way, and waits for it."""
+        self._is_closing.set()
+        self._is_needed.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def get(self) -> Lexicon:
         """The lexicon, once it is there.
@@ -87,6 +118,7 @@ class LexiconLoader:
             RequestError: There is none, and why.
             JsgError: It could not be loaded.
         """
+        self.wait()
         loaded = self._future.result()
         if isinstance(loaded, ModelError):
             raise RequestError(f"a grammar needs the model's tokenizer, but {loaded}", param="grammar")
@@ -94,35 +126,34 @@ class LexiconLoader:
             raise JsgError("grammars cannot be used, because the engine could not load what they need; see its log")
         return loaded
 
+    def _run(self) -> None:
+        self._is_needed.wait(FIRST_REQUEST_S)
+        try:
+            self._future.set_result(self._load())
+        except ModelError as error:
+            self._future.set_result(error)
+        except Exception as error:
+            logger.exception("what grammars need could not be loaded")
+            self._future.set_result(error)
 
-def _load_or_fail(directory: Path, vocab_size: int, eos_ids: list[int], kernels: Path | None) -> Lexicon | Exception:
-    try:
-        return _load(directory, vocab_size, eos_ids, kernels)
-    except ModelError as error:
-        return error
-    except Exception as error:
-        logger.exception("what grammars need could not be loaded")
-        return error
+    def _load(self) -> Lexicon:
+        # An engine runs on few packages (bench.device), and those for text are not among them.
+        from jsg.processing.tokenizer import load_tokenizer, vocabulary_bytes
 
-
-def _load(directory: Path, vocab_size: int, eos_ids: list[int], kernels: Path | None) -> Lexicon:
-    # An engine runs on few packages (bench.device), and those for text are not among them.
-    from jsg.processing.tokenizer import load_tokenizer, vocabulary_bytes
-
-    tokenizer = load_tokenizer(directory)
-    vocabulary = Vocabulary(
-        vocabulary_bytes(tokenizer)[:vocab_size],
-        [token for token in tokenizer.special_ids if token < vocab_size],
-        eos_ids,
-        size=vocab_size,
-        special_names=nameable_tokens(tokenizer, vocab_size, eos_ids),
-    )
-    if kernels is not None:
-        if not kernel_cache.is_filled(kernels):
-            fill_elsewhere(kernels)
-        use_kernel_cache(kernels)
-    _load_kernels(vocabulary)
-    return Lexicon(tokenizer, vocabulary)
+        tokenizer, size = load_tokenizer(self._directory), self._vocab_size
+        vocabulary = Vocabulary(
+            vocabulary_bytes(tokenizer)[:size],
+            [token for token in tokenizer.special_ids if token < size],
+            self._eos_ids,
+            size=size,
+            special_names=nameable_tokens(tokenizer, size, self._eos_ids),
+        )
+        if not (self._is_closing.is_set() or kernel_cache.is_filled(self._kernels)):
+            fill_elsewhere(self._kernels, self._is_closing)
+        if not self._is_closing.is_set():
+            use_kernel_cache(self._kernels)
+            _load_kernels(vocabulary)
+        return Lexicon(tokenizer, vocabulary)
 
 
 def _load_kernels(vocabulary: Vocabulary) -> None:

@@ -83,6 +83,10 @@ class Driver:
         self._enqueue(ask)
         return answer.result()
 
+    def wait_for_grammars(self) -> None:
+        """Returns when the core can take requests that have a grammar; before, one would hold up all others."""
+        self._core.grammars.wait()  # which any thread may do
+
     def close(self) -> None:
         """Ends the thread and frees the core. Requests that still run hear an error; questions are answered."""
         with self._wake:

@@ -73,6 +73,7 @@ class OfflineGrammars:
                 return self._compiled(spec)
         try:
             tables = compile_tables(spec).to_bytes()
+            self._driver.wait_for_grammars()
         except Exception as error:
             future.set_exception(error)
             raise

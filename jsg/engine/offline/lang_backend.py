@@ -1,24 +1,22 @@
 """`jsg.Engine` as the backend of programs: the model in this process, by its tokens."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol, final, runtime_checkable
 
 from jsg.errors import RequestError
-from jsg.lang.tokens.model import Outcome, ScoredChoices, TokenCall, TokenDelta
-from jsg.lang.tokens.scoring import ScorePlan
-from jsg.lang.tokens.session import TokenSession
+from jsg.lang.tokens.local_model import HELD, LocalModel
+from jsg.lang.tokens.session import TokenSession, open_session
 from jsg.processing.answer import Answer, Prompt
-from jsg.processing.encode_parts import EncodedPrompt, encode_choices, encode_parts, media_parts, split_answer
+from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt, encode_choices, encode_parts, media_parts
 from jsg.processing.media_prompt import MediaReader
 from jsg.processing.parts import Part, TextPart
 from jsg.processing.tokenizer import Tokenizer
 from jsg.processing.turns import ChatTurns
-from jsg.types import SamplingParams
 
 _LONG_TEXT = 20_000  # characters that take longer to encode than a call of another thread
-_HELD = SamplingParams(max_new_tokens=0)
 
 
 @runtime_checkable
@@ -83,10 +81,11 @@ class EngineHold:
 
 
 @final
-class EngineModel:
+class EngineModel(LocalModel):
     """A `tokens.model.TokenModel` on an engine in this process."""
 
     def __init__(self, engine: EngineCalls) -> None:
+        super().__init__(engine.tokenizer)
         self._engine = engine
         self._numbers = itertools.count()
         self._turns: ChatTurns | None = None
@@ -95,52 +94,8 @@ class EngineModel:
         """The model's chat template. Raises RequestError where it has none."""
         if self._turns is None:
             media = self._engine.media
-            self._turns = ChatTurns.of_tokenizer(self._engine.tokenizer, {} if media is None else media.placeholders)
+            self._turns = ChatTurns.of_tokenizer(self._tokenizer, {} if media is None else media.placeholders)
         return self._turns
-
-    async def generate(self, call: TokenCall) -> AsyncGenerator[TokenDelta]:
-        """Continues a prompt. Closing it early aborts. Raises JsgError."""
-        tokenizer = self._engine.tokenizer
-        reports = dict(call.reports)
-        texts = tokenizer if reports.pop("return_text_in_logprobs", False) else None
-        encoded = await self._encode(call.prompt)
-        prompt = self._prompt(encoded, SamplingParams.from_dict(call.sampling), **reports)
-        answers: list[Answer] = []
-        num_shown = 0
-        stream = self._engine.answer_async([prompt])
-        try:
-            async for answers, index in stream:
-                if index == 0 and len(answers[0].text) > num_shown:
-                    yield TokenDelta(answers[0].text[num_shown:])
-                    num_shown = len(answers[0].text)
-        finally:
-            await stream.aclose()
-        kept_ids, tail = split_answer(tokenizer, answers[0])
-        result = answers[0].result(texts)
-        yield TokenDelta(
-            "",
-            Outcome(
-                part_ids=encoded.part_ids,
-                kept_ids=kept_ids,
-                tail=tail,
-                meta=result["meta_info"] | {"output_ids": result["output_ids"]},
-                others=tuple(answer.text for answer in answers[1:]),
-            ),
-        )
-
-    async def score(
-        self, prompt: tuple[Part, ...], choices: Sequence[str], *, unconditional: bool = False
-    ) -> ScoredChoices:
-        """How likely each choice comes next, in one engine call. Raises JsgError."""
-        tokenizer, media = self._engine.tokenizer, self._engine.media
-        size = (1 + len(choices)) * _size(prompt) + sum(map(len, choices))
-        encoded = await _aside(size, lambda: encode_choices(tokenizer, prompt, choices, media=media))
-        plan = ScorePlan(encoded, rid=self._name("select"), unconditional=unconditional)
-        answers: list[Answer] = []
-        if plan.prompts:
-            async for moved in self._engine.answer_async(plan.prompts):
-                answers = moved[0]
-        return plan.read(answers, tokenizer)
 
     async def hold(self, prompt: tuple[Part, ...]) -> EngineHold:
         """Has a prompt computed and kept cached until it is released; does not wait for it. Raises JsgError."""
@@ -152,23 +107,31 @@ class EngineModel:
         def heard() -> None:
             loop.call_soon_threadsafe(is_cached.set)
 
-        end = self._engine.hold(self._prompt(encoded, _HELD, hold=True), heard)
+        end = self._engine.hold(self._prompt(encoded, HELD, hold=True), heard)
         return EngineHold(encoded.part_ids, end, is_cached)
 
     async def _encode(self, parts: tuple[Part, ...]) -> EncodedPrompt:
-        tokenizer, media = self._engine.tokenizer, self._engine.media
-        return await _aside(_size(parts), lambda: encode_parts(tokenizer, parts, media=media))
+        media = self._engine.media
+        return await self._beside(lambda: encode_parts(self._tokenizer, parts, media=media), _size(parts))
 
-    def _prompt(self, encoded: EncodedPrompt, sampling: SamplingParams, **fields: Any) -> Prompt:
-        return Prompt(
-            rid=self._name("program"),
-            **encoded.fields,
-            sampling=sampling,
-            **fields,
-        )
+    async def _encode_choices(self, parts: tuple[Part, ...], choices: Sequence[str]) -> EncodedChoices:
+        media = self._engine.media
+        size = (1 + len(choices)) * _size(parts) + sum(map(len, choices))
+        return await self._beside(lambda: encode_choices(self._tokenizer, parts, choices, media=media), size)
 
-    def _name(self, kind: str) -> str:
-        return f"{kind}-{next(self._numbers)}"
+    async def _run(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[Sequence[Answer], int, str]]:
+        num_shown = [0] * sum(prompt.sampling.n for prompt in prompts)
+        async with contextlib.aclosing(self._engine.answer_async(prompts)) as steps:
+            async for answers, index in steps:
+                text = answers[index].text
+                yield answers, index, text[num_shown[index] :]
+                num_shown[index] = len(text)
+
+    async def _beside[T](self, work: Callable[[], T], size: int) -> T:
+        return await asyncio.to_thread(work) if size > _LONG_TEXT else work()
+
+    def _new_fields(self) -> dict[str, Any]:
+        return {"rid": f"program-{next(self._numbers)}"}
 
 
 @final
@@ -180,18 +143,8 @@ class EngineBackend:
         self._model = EngineModel(engine)
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> TokenSession:
-        """An empty session.
-
-        Raises:
-            RequestError: `num_api_spec_tokens` is given: it saves calls of a remote API, and there is none.
-        """
-        if num_api_spec_tokens is not None:
-            raise RequestError(
-                f"num_api_spec_tokens must be left out with an engine, whose cache makes it useless, but got "
-                f"{num_api_spec_tokens}; leave it out",
-                param="num_api_spec_tokens",
-            )
-        return TokenSession(self._model)
+        """An empty session. Raises RequestError as `open_session`."""
+        return open_session(self._model, num_api_spec_tokens)
 
     async def flush_cache(self) -> bool:
         """Forgets cached prefixes; False where requests run."""
@@ -210,8 +163,3 @@ def _size(parts: Sequence[Part]) -> int:
     if media_parts(parts):
         return _LONG_TEXT + 1
     return sum(len(part.text) for part in parts if isinstance(part, TextPart))
-
-
-async def _aside[T](size: int, encode: Callable[[], T]) -> T:
-    """Encodes; in a thread where that takes long."""
-    return await asyncio.to_thread(encode) if size > _LONG_TEXT else encode()

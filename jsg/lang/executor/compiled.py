@@ -1,20 +1,18 @@
 """Compiled programs: a graph, and the ways to run it."""
 
 import asyncio
-import contextlib
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, cast
 
 from jsg.errors import ConfigError, ProgramError
 from jsg.lang.backend import Backend, BackendSource, HintSession, PromptItem
-from jsg.lang.batch import arguments_of, num_workers, progress
+from jsg.lang.batch import Batch, arguments_of, num_workers
 from jsg.lang.defaults import as_backend
 from jsg.lang.executor.arguments import ArgumentValue, argument_value, arguments_to_json
 from jsg.lang.executor.execution import Execution
-from jsg.lang.executor.reading import GraphState, Readings
+from jsg.lang.executor.reading import GraphState
 from jsg.lang.executor.runs import GraphBackend, LocalRun, RemoteRun
-from jsg.lang.function import RunArgs, take_run_args
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.graphs.codec import sampling_to_dict
 from jsg.lang.graphs.graph import Graph
@@ -32,35 +30,14 @@ from jsg.lang.graphs.nodes import (
 )
 from jsg.lang.graphs.reorder import reorder, varying_arguments
 from jsg.lang.ir import RoleBegin, RoleEnd, SamplingArgs, Text
+from jsg.lang.run_args import RunArgs, take_run_args
 from jsg.lang.streams.loop import shared_loop, wait_for
-from jsg.lang.streams.variables import Variable
-from jsg.lang.tracing.tracer import trace
 
 Where = Literal["auto", "here", "server"]
-_WINDOW = 256  # runs whose results may wait to be taken from an iterator, unless more run at a time
 
 
-def compile_function(program: Any, constants: Mapping[str, Any] | None = None) -> "CompiledFunction":
-    """The program compiled; as `SglFunction.compile`.
-
-    Args:
-        program: An `SglFunction`.
-        constants: Arguments that are known; see `tracer.trace`.
-
-    Raises:
-        TraceError: It cannot be traced.
-    """
-    return CompiledFunction(trace(program, constants))
-
-
-def cache_prefix(program: Any, backend: Backend) -> None:
-    """Computes what every run of a program begins with; as `SglFunction.cache`.
-
-    Raises:
-        TraceError: It cannot be traced.
-        ConfigError: The backend keeps no prefixes.
-    """
-    graph = trace(program)
+def cache_prefix(graph: Graph, backend: Backend) -> None:
+    """Computes what every run of a program begins with. Raises ConfigError where the backend keeps no prefixes."""
     prefix = constant_prefix(node for node in graph.block.nodes if node.stream == MAIN_STREAM)
 
     async def compute() -> None:
@@ -159,14 +136,8 @@ class CompiledFunction:
             ConfigError: The backend takes no graphs and `where` is "server".
         """
         given, kwargs = take_run_args(kwargs, self._own)
-        arguments = self._bind(args, kwargs)
-        chosen = as_backend(backend)
-        if _is_sent(chosen, where):
-            state, begin = self._remote(cast(GraphBackend, chosen), arguments, given, stream)
-        else:
-            state, begin = _local(reorder(self.graph), chosen, arguments, given)
-        shared_loop().post(begin)
-        return state
+        start = self._starter([self._bind(args, kwargs)], given, as_backend(backend), where, stream=stream)
+        return start(0)
 
     async def arun(
         self,
@@ -178,13 +149,7 @@ class CompiledFunction:
     ) -> GraphState:
         """As `run`, but waits for the end unless `stream`; cancelling the task cancels the program."""
         state = self.run(*args, stream=stream, backend=backend, where=where, **kwargs)
-        if not stream:
-            try:
-                await state.settle()
-            except asyncio.CancelledError:
-                state.cancel()
-                raise
-        return state
+        return state if stream else await _settled(state)
 
     def run_batch(
         self,
@@ -214,10 +179,7 @@ class CompiledFunction:
             ProgramError: An item does not fit the graph's arguments; nothing was run.
         """
         batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, dict(run_args))
-        if not generator_style:
-            return list(_states(batch))
-        batch.limit_lead()
-        return _states(batch)
+        return batch.iterate() if generator_style else batch.run()
 
     async def arun_batch(
         self,
@@ -232,11 +194,7 @@ class CompiledFunction:
     ) -> list[GraphState] | AsyncIterator[GraphState]:
         """As `run_batch`, for tasks; with `generator_style` an asynchronous iterator."""
         batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, dict(run_args))
-        if generator_style:
-            batch.limit_lead()
-            return _states_async(batch)
-        async with contextlib.aclosing(_states_async(batch)) as states:
-            return [state async for state in states]
+        return batch.iterate_async() if generator_style else await batch.run_async()
 
     # Pieces of runs.
 
@@ -258,20 +216,6 @@ class CompiledFunction:
             )
         return {argument.name: argument_value(argument, given[argument.name]) for argument in self.graph.arguments}
 
-    def _remote(
-        self, backend: GraphBackend, arguments: Mapping[str, ArgumentValue], given: SamplingArgs, stream: bool
-    ) -> tuple[GraphState, Callable[[], object]]:
-        run = RemoteRun(self.graph, shared_loop())
-        graph, data, sampling = self.graph.to_dict(), arguments_to_json(arguments), sampling_to_dict(given)
-        keep: list[asyncio.Task[None]] = []
-
-        def begin() -> None:
-            task = asyncio.get_running_loop().create_task(run.run(backend, graph, data, sampling, stream=stream))
-            keep.append(task)  # the loop itself holds tasks weakly
-            task.add_done_callback(keep.remove)
-
-        return GraphState(run), begin
-
     def _batch(
         self,
         batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
@@ -280,14 +224,14 @@ class CompiledFunction:
         backend: Backend | BackendSource | None,
         where: Where,
         run_args: dict[str, Any],
-    ) -> "_Batch":
+    ) -> Batch[GraphState]:
         given, rest = take_run_args(run_args, self._own)
         _check_no_optimisations(rest)
         if rest:
             raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
         runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(batch_kwargs)]
-        begin = self._starter(runs, given, as_backend(backend), where)
-        return _Batch(begin, len(runs), num_workers(num_threads, len(runs)), progress_bar)
+        start = self._starter(runs, given, as_backend(backend), where)
+        return Batch(len(runs), lambda index: _settled(start(index)), num_workers(num_threads, len(runs)), progress_bar)
 
     def _starter(
         self,
@@ -295,113 +239,38 @@ class CompiledFunction:
         given: SamplingArgs,
         backend: Backend,
         where: Where,
-    ) -> "_Starter":
+        *,
+        stream: bool = False,
+    ) -> Callable[[int], GraphState]:
+        """What starts a run, by the index of its arguments in `runs`, and gives its state."""
+        loop = shared_loop()
         if _is_sent(backend, where):
-            sent = cast(GraphBackend, backend)
-            return lambda index: self._remote(sent, runs[index], given, False)
-        varying = varying_arguments(self.graph.arguments, runs)
-        graph = reorder(self.graph, varying)
-        return lambda index: _local(graph, backend, runs[index], given)
+            sent, graph, sampling = cast(GraphBackend, backend), self.graph.to_dict(), sampling_to_dict(given)
+
+            def start_there(index: int) -> GraphState:
+                run, arguments = RemoteRun(self.graph, loop), arguments_to_json(runs[index])
+                loop.post(lambda: run.start(sent, graph, arguments, sampling, stream=stream))
+                return GraphState(run)
+
+            return start_there
+        reordered = reorder(self.graph, varying_arguments(self.graph.arguments, runs))
+
+        def start_here(index: int) -> GraphState:
+            execution = Execution(reordered, backend, runs[index], loop=loop, defaults=given)
+            loop.post(execution.start)
+            return GraphState(LocalRun(execution))
+
+        return start_here
 
 
-_Starter = Callable[[int], tuple[GraphState, Callable[[], object]]]
-"""Gives the state of a run of a batch by its index, and what starts it on the loop."""
-
-
-class _Batch:
-    """Runs under way; lives on the shared loop.
-
-    Attributes:
-        states: Each done when its run is.
-        room: What bounds how far runs may get ahead of who takes their states.
-    """
-
-    def __init__(self, begin: _Starter, size: int, num_workers: int, progress_bar: bool) -> None:
-        self._begin = begin
-        self._num_workers = num_workers
-        self._progress_bar = progress_bar
-        self.states = [Variable() for _ in range(size)]
-        self.room = asyncio.Semaphore(size + 1)  # one more: who finds nothing left has taken one, too
-
-    def limit_lead(self) -> None:
-        """Bounds how far it gets ahead of who takes its states; each that is taken makes room for one more."""
-        self.room = asyncio.Semaphore(max(_WINDOW, 2 * self._num_workers))
-
-    async def run(self) -> None:
-        """Runs all; cancelling it cancels what is under way."""
-        indices = iter(range(len(self.states)))
-        end: Exception = ProgramError("the batch was cancelled")
-        try:
-            with progress(len(self.states), self._progress_bar) as advance:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(self._num_workers):
-                        group.create_task(self._work(indices, advance))
-        except Exception as error:  # our bug: who waits for a state shall see it
-            end = error
-            raise
-        finally:
-            for state in self.states:
-                state.fail(end)
-
-    async def _work(self, indices: Iterator[int], advance: Callable[[], None]) -> None:
-        while True:
-            await self.room.acquire()
-            index = next(indices, None)
-            if index is None:
-                self.room.release()
-                return
-            state, begin = self._begin(index)
-            begin()
-            try:
-                await state.settle()
-            except asyncio.CancelledError:
-                state.cancel()
-                raise
-            self.states[index].finish(state)
-            advance()
-
-
-def _states(batch: _Batch) -> Iterator[GraphState]:
-    """The states of a batch, in order; closing the iterator early cancels the rest."""
-    loop = shared_loop()
-    future = loop.submit(batch.run())
+async def _settled(state: GraphState) -> GraphState:
+    """The state at the end of its run, which ends early where the task that awaits this is cancelled."""
     try:
-        for state in batch.states:
-            yield state.wait()
-            loop.post(batch.room.release)
-        future.result()
-    finally:
-        future.cancel()
-
-
-async def _states_async(batch: _Batch) -> AsyncGenerator[GraphState]:
-    """As `_states`, for tasks of any event loop."""
-    loop = shared_loop()
-    future = loop.submit(batch.run())
-    try:
-        for state in batch.states:
-            yield await state.get()
-            loop.post(batch.room.release)
-        await asyncio.wrap_future(future)
-    finally:
-        future.cancel()
-
-
-def _local(
-    graph: Graph,
-    backend: Backend,
-    arguments: Mapping[str, ArgumentValue],
-    given: SamplingArgs,
-) -> tuple[GraphState, Callable[[], object]]:
-    execution = Execution(
-        graph,
-        backend,
-        arguments,
-        loop=shared_loop(),
-        defaults=given,
-    )
-    readings: Readings = LocalRun(execution)
-    return GraphState(readings), execution.start
+        await state.settle()
+    except asyncio.CancelledError:
+        state.cancel()
+        raise
+    return state
 
 
 def _is_sent(backend: Backend, where: Where) -> bool:

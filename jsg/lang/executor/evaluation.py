@@ -7,7 +7,8 @@ from typing import Any, assert_never
 from jsg.errors import RequestError
 from jsg.lang.executor import conditions
 from jsg.lang.executor.arguments import ArgumentValue
-from jsg.lang.executor.frames import CalledState, Frame, Tasks, text_len
+from jsg.lang.executor.frames import Frame, Tasks, text_len
+from jsg.lang.executor.reading import CalledRun, GraphState
 from jsg.lang.graphs.nodes import (
     ArgumentRef,
     Condition,
@@ -97,7 +98,7 @@ class Evaluator:
                 variables = {name: self.promise(item, frame) for name, item in outputs}
                 outermost = frame.outermost()
                 await outermost.complete(number)
-                return CalledState(outermost.streams[number], variables)
+                return GraphState(CalledRun(outermost.streams[number], variables))
             case _:
                 assert_never(value)
 

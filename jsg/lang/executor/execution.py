@@ -12,13 +12,10 @@ from jsg.lang.executor.evaluation import Evaluator
 from jsg.lang.executor.frames import Tasks, new_frame
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import MAIN_STREAM, AnyNode, Join, Open
-from jsg.lang.ir import SamplingArgs
+from jsg.lang.ir import PUBLISHED, SamplingArgs
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
-
-PUBLISHED_DEFAULTS = SamplingArgs(max_tokens=128, temperature=1.0)
-"""What a gen is given where neither it nor the run of its program says something."""
 
 
 class Execution:
@@ -148,7 +145,7 @@ def defaults_of(node: Open, given: SamplingArgs) -> SamplingArgs:
         given: To the run of the graph.
     """
     own = given if node.stream == MAIN_STREAM else node.defaults
-    return PUBLISHED_DEFAULTS if own is None else own.over(PUBLISHED_DEFAULTS)
+    return PUBLISHED if own is None else own.over(PUBLISHED)
 
 
 def _concatenated(graph: Graph) -> frozenset[int]:

@@ -83,14 +83,6 @@ class Frame:
             slot.set_result(variable)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CalledState:
-    """The state of a program that the graph's program called and returned."""
-
-    stream: Stream
-    variables: dict[str, Variable]
-
-
 def new_frame(block: Block, outer: Frame | None, *also_owned: int) -> Frame:
     """The frame of a run of a block.
 

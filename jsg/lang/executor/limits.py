@@ -189,6 +189,9 @@ class _Count:
 
 
 def _text_of_args(args: SamplingArgs) -> int:
-    """Characters of the stop texts, patterns and grammars of a gen; a stop token counts as one."""
-    texts = (*(args.stop or ()), *(args.stop_regex or ()), args.regex, args.json_schema, args.ebnf)
-    return sum(len(text) for text in texts if text is not None) + len(args.stop_token_ids or ())
+    """Characters of all texts among the arguments of a gen; an item of a list that is no text counts as one."""
+    size = 0
+    for value in args.given().values():
+        for item in value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ():
+            size += len(item) if isinstance(item, str) else 1
+    return size

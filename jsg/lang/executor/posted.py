@@ -22,13 +22,14 @@ from jsg.lang.backend import Backend
 from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.driver import place_of
 from jsg.lang.executor.execution import Execution
-from jsg.lang.executor.frames import CalledState, text_len
+from jsg.lang.executor.frames import text_len
 from jsg.lang.executor.limits import ProgramLimits
+from jsg.lang.executor.reading import CalledRun, GraphState
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import AnyNode, Choose, Generate
 from jsg.lang.graphs.reorder import reorder
 from jsg.lang.ir import SamplingArgs
-from jsg.lang.state import messages_of
+from jsg.lang.messages import messages_of
 from jsg.lang.streams.loop import running_loop
 from jsg.lang.streams.variables import Variable
 
@@ -183,11 +184,6 @@ class ProgramFailure:
     message: str
 
 
-def failures(execution: Execution) -> list[ProgramFailure]:
-    """What failed in a program that has ended, each error once, in program order."""
-    return [_failure(node, error) for node, error in _found(execution).values()]
-
-
 def _found(execution: Execution) -> dict[int, tuple[AnyNode | None, BaseException]]:
     found: dict[int, tuple[AnyNode | None, BaseException]] = {}
     for node, variable in sorted(execution.values, key=lambda pair: pair[0].id):
@@ -268,7 +264,7 @@ class _Answer:
         if self._num_items % _TURN == 0:
             await asyncio.sleep(0)
         match value:
-            case CalledState(stream, variables):
+            case GraphState(readings=CalledRun(stream=stream, variables=variables)):
                 self._charge(text_len(stream))
                 return {
                     "text": await _or_none(stream.read("text")),

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Never, assert_never
 
-from jsg.errors import GraphError
+from jsg.errors import GraphError, ProgramError
 from jsg.lang.graphs import codec
 from jsg.lang.graphs.graph import VERSION, Graph
 from jsg.lang.graphs.nodes import (
@@ -40,7 +40,7 @@ from jsg.lang.graphs.nodes import (
     children,
     describe,
 )
-from jsg.lang.ir import Role
+from jsg.lang.nesting import Nesting, check_join
 
 Shape = int | None
 """Of a variable that text may read: None is one value, a number is the length of a list."""
@@ -125,9 +125,7 @@ class _Stream:
     block: int
     is_outermost: bool
     parent: int | None = None
-    role: Role | None = None
-    has_turned: bool = False
-    scopes: tuple[str, ...] = ()
+    nesting: Nesting = Nesting()  # noqa: RUF009 - frozen
     is_ended: bool = False
 
 
@@ -147,7 +145,7 @@ class _Checker:
         self._num_blocks += 1
         self._blocks.append(self._num_blocks)
         held = self._streams[holder.stream] if holder else None
-        outside = None if held is None else (held.block, held.role, held.scopes)
+        outside = dataclasses.replace(held) if held else None
         if held is not None:
             held.block = self._num_blocks
         for node in block.nodes:
@@ -156,9 +154,8 @@ class _Checker:
             self._fail("the outputs of a block must have different names", holder or block.nodes[-1])
         if holder is not None and held is not None and outside is not None:
             self.check_reads(block.outputs, holder)
-            if (held.role, held.scopes) != outside[1:]:
-                self._fail("a block must close the turns and scopes that it opens, and no others", holder)
-            held.block = outside[0]
+            held.nesting.check_body(outside.nesting)
+            held.block = outside.block
         self._blocks.pop()
 
     def _check_node(self, node: AnyNode) -> None:
@@ -170,8 +167,13 @@ class _Checker:
                 self._fail(f"the first stream must be number {MAIN_STREAM}", node)
             self._open(node.stream, node)
             return
-        stream = self._live(node.stream, node)
         self.check_reads(node.before if isinstance(node, Loop) else tuple(children(node)), node)
+        try:
+            self._take(node, self._live(node.stream, node))
+        except ProgramError as error:  # it breaks a rule of nesting
+            self._fail(str(error), node)
+
+    def _take(self, node: AnyNode, stream: _Stream) -> None:
         match node:
             case Media():
                 self._check_media(node)
@@ -186,9 +188,11 @@ class _Checker:
                 if node.name is not None:
                     self._define(node, node.name, None)
             case Turn():
-                self._check_turn(node, stream)
+                stream.nesting = stream.nesting.turn(node.role, is_begin=node.is_begin)
             case Scope():
-                self._check_scope(node, stream)
+                stream.nesting = stream.nesting.scope(node.name, is_begin=node.is_begin)
+                if not node.is_begin:
+                    self._define(node, node.name, None)
             case ReadText():
                 self._define(node, "", None)
             case Assign():
@@ -197,7 +201,7 @@ class _Checker:
                 if not node.branches or (node.offsets is not None and len(node.offsets) != len(node.branches)):
                     self._fail("a fork must have branches, and an offset for each or none", node)
                 for branch in node.branches:
-                    self._open(branch, node, node.stream, stream.role)
+                    self._open(branch, node, node.stream, stream.nesting.fork())
             case Join():
                 self._check_join(node)
             case Cond():
@@ -215,33 +219,15 @@ class _Checker:
         elif node.num_frames is not None:
             self._fail("num_frames belongs to the video itself", node)
 
-    def _check_turn(self, node: Turn, stream: _Stream) -> None:
-        if node.is_begin and stream.role is not None:
-            self._fail(f"a turn of the {stream.role} is open, and turns do not nest", node)
-        if not node.is_begin and stream.role != node.role:
-            self._fail(f"no turn of the {node.role} is open", node)
-        stream.role, stream.has_turned = node.role if node.is_begin else None, True
-
-    def _check_scope(self, node: Scope, stream: _Stream) -> None:
-        if node.is_begin:
-            stream.scopes = (*stream.scopes, node.name)
-            return
-        if not stream.scopes or stream.scopes[-1] != node.name:
-            self._fail("the scope is not the one opened last", node)
-        stream.scopes = stream.scopes[:-1]
-        self._define(node, node.name, None)
-
     def _check_join(self, node: Join) -> None:
         if not node.branches or len(set(node.branches)) < len(node.branches):
             self._fail("a join must name branches, each once", node)
-        for number in node.branches:
-            branch = self._live(number, node)
+        branches = [self._live(number, node) for number in node.branches]
+        for number, branch in zip(node.branches, branches, strict=True):
             if branch.parent != node.stream:
                 self._fail(f"stream {number} was not forked from stream {node.stream}", node)
-            if branch.scopes:
-                self._fail(f"a scope of stream {number} is open", node)
-            if branch.has_turned and node.mode == "concate_and_append":
-                self._fail(f"stream {number} opened or closed a turn, which concate_and_append cannot join", node)
+        check_join([branch.nesting for branch in branches], node.mode)
+        for branch in branches:
             branch.is_ended = True
 
     def _check_cond(self, node: Cond) -> None:
@@ -265,6 +251,9 @@ class _Checker:
     def check_reads(self, part: Any, node: Node) -> None:
         """Raises GraphError where a part of a node, its blocks aside, reads what is not there."""
         match part:
+            case tuple():
+                for inner in children(part):
+                    self.check_reads(inner, node)
             case Block():
                 pass
             case ArgumentRef(name):
@@ -297,10 +286,10 @@ class _Checker:
         if shape is None or ref.index is None or not 0 <= ref.index < shape:
             self._fail(f"it reads {ref.name!r} of node {ref.node} by index {ref.index}, which it does not have", node)
 
-    def _open(self, number: int, node: Node, parent: int | None = None, role: Role | None = None) -> None:
+    def _open(self, number: int, node: Node, parent: int | None = None, nesting: Nesting | None = None) -> None:
         if number in self._streams:
             self._fail(f"stream {number} exists already", node)
-        self._streams[number] = _Stream(self._blocks[-1], len(self._blocks) == 1, parent, role)
+        self._streams[number] = _Stream(self._blocks[-1], len(self._blocks) == 1, parent, nesting or Nesting())
 
     def _live(self, number: int, node: Node) -> _Stream:
         stream = self._streams.get(number)

@@ -404,8 +404,7 @@ def sampling_from_dict(source: Any, where: str = "sampling_params") -> SamplingA
 
 def sampling_to_dict(args: SamplingArgs) -> dict[str, Any]:
     """The sampling arguments that are given."""
-    given = {name: getattr(args, name) for name in SamplingArgs.__slots__ if getattr(args, name) is not None}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in args.given().items()}
 
 
 def _sampling(source: Any, what: str, place: Place) -> SamplingArgs:

@@ -21,13 +21,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from jsg.lang.ir import Image, Role, SamplingArgs, Video
+from jsg.lang.nesting import JoinMode
 
 MAIN_STREAM = 0
 """The stream of the program itself; the others are forks and called programs."""
 REASONING_SUFFIX = "_reasoning_content"
 """Of the variable that holds the reasoning apart from the answer."""
 ArgumentKind = Literal["text", "image", "video"]
-JoinMode = Literal["gather_variable", "concate_and_append"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from jsg.errors import BackendError, ConfigError, NotFoundError, RequestError
 from jsg.lang.backend import Backend, Session
 from jsg.lang.http.client import HttpClient
 from jsg.lang.http.model import HttpModel
-from jsg.lang.tokens.session import TokenSession
+from jsg.lang.tokens.session import open_session
 
 TIMEOUT_S = 600.0
 MAX_RETRIES = 4
@@ -64,18 +64,8 @@ class RuntimeEndpoint:
         return self
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> Session:
-        """An empty session.
-
-        Raises:
-            RequestError: `num_api_spec_tokens` is given: it saves calls to an API that must be sent all of its prompt
-                again; this server has it cached.
-        """
-        if num_api_spec_tokens is not None:
-            raise RequestError(
-                "num_api_spec_tokens saves calls to remote APIs, and a jsg server has the prompt cached; leave it out",
-                param="num_api_spec_tokens",
-            )
-        return TokenSession(self._model)
+        """An empty session. Raises RequestError as `open_session`."""
+        return open_session(self._model, num_api_spec_tokens)
 
     async def run_graph(
         self,

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Iterable
 from typing import final
 
-from jsg.lang.ir import SamplingArgs
+from jsg.lang.ir import GEN, SamplingArgs
 from jsg.lang.remote.wire import Delta
 from jsg.processing.stop_strings import StopFinder, StopMatcher
 
@@ -131,10 +131,8 @@ def could_be_shared(args: SamplingArgs) -> bool:
     Not where the sampler's state begins anew with each call (penalties, a seed), where the answer's end or form is
     bound to its own call, or where something is reported of it.
     """
-    shareable = dataclasses.replace(shared_settings(args), temperature=None, top_p=None, top_k=None, min_p=None)
-    if args.temperature == 0.0:
-        shareable = dataclasses.replace(shareable, seed=None)
-    return shareable == SamplingArgs()
+    settings = shared_settings(args).given()
+    return all(GEN[name].is_stateless or (name == "seed" and args.temperature == 0.0) for name in settings)
 
 
 def shared_settings(args: SamplingArgs) -> SamplingArgs:

@@ -1,19 +1,17 @@
 """Programs on Anthropic's Messages API."""
 
-from typing import Any, Self, final
+from typing import Any, final
 
 from jsg.errors import ConfigError
-from jsg.lang.backend import OnUnsupported, Session
+from jsg.lang.backend import OnUnsupported
 from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported
-from jsg.lang.remote.openai import missing_package
-from jsg.lang.remote.remote_backend import RemoteBackend
+from jsg.lang.remote.remote_backend import RemoteBackend, missing_package, options_of
 from jsg.lang.remote.retry import RetryPolicy
-from jsg.lang.remote.usage import Usage
 
 
 @final
-class Anthropic:
+class Anthropic(RemoteBackend):
     """A backend: `sgl.set_default_backend(sgl.Anthropic("claude-..."))`.
 
     Args:
@@ -55,13 +53,7 @@ class Anthropic:
             from jsg.lang.remote.anthropic_wire import MessagesApi
         except ModuleNotFoundError as error:
             raise missing_package("anthropic") from error
-        options = {
-            "base_url": base_url,
-            "api_key": api_key or (None if base_url is None else "none"),
-            "timeout": timeout_s,
-            "max_retries": 0,
-            **client_options,
-        }
+        options = options_of(base_url, api_key, timeout_s, client_options)
 
         def new_client() -> anthropic.AsyncAnthropic:
             return anthropic.AsyncAnthropic(**options)
@@ -74,37 +66,4 @@ class Anthropic:
         unsupported = Unsupported(f"Anthropic({model!r})", on_unsupported)
         api = MessagesApi(clients, model, unsupported, prefill=prefill, sampling=sampling)
         policy = retry or RetryPolicy(max_retries=max_retries)
-        self._remote = RemoteBackend(api, unsupported, policy, is_chat=True, model=model)
-
-    def open(self, *, num_api_spec_tokens: int | None = None) -> Session:
-        """As `Backend.open`."""
-        return self._remote.open(num_api_spec_tokens)
-
-    def usage(self) -> Usage:
-        """What all calls cost so far, and what speculation saved."""
-        return self._remote.usage()
-
-    async def flush_cache(self) -> bool:
-        """Raises UnsupportedError: the API gives no access to its cache."""
-        return await self._remote.flush_cache()
-
-    async def server_info(self) -> dict[str, Any]:
-        """The model, and the models on offer."""
-        return await self._remote.server_info()
-
-    async def close(self) -> None:
-        """Closes all connections, those of programs too, on whatever loop they are. A second time does nothing.
-
-        Not the end: what is asked of it afterwards connects again.
-        """
-        await self._remote.close()
-
-    def shutdown(self) -> None:
-        """`close` for code that is no coroutine. A `with` block ends with it."""
-        self._remote.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.shutdown()
+        super().__init__(api, unsupported, policy, is_chat=True, model=model)

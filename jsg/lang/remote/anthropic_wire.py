@@ -10,8 +10,9 @@ import anthropic
 from jsg.errors import UnsupportedError
 from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported, request_fields
-from jsg.lang.remote.transport import explain, transport_errors
-from jsg.lang.remote.wire import Abilities, Bill, Call, Delta, Failure, Message, Picture, Scored
+from jsg.lang.remote.transport import PackageApi
+from jsg.lang.remote.wire import Abilities, Bill, Call, Delta, Message, Picture, Scored
+from jsg.parameters import named
 
 FINISHES: Mapping[str, str] = {
     "end_turn": "stop",
@@ -21,14 +22,18 @@ FINISHES: Mapping[str, str] = {
     "model_context_window_exceeded": "length",
 }
 """Why an answer ended, in the words of the language; others stay as they are."""
-_SAMPLING = {"top_p": "top_p", "top_k": "top_k"}
+_SAMPLING = {
+    argument: field
+    for field, parameter in named("anthropic").items()
+    if (argument := parameter.name_in("gen")) is not None and "anthropic" in parameter.remote
+}
 _SCHEMA = {"json_schema": "output_config"}
 _TOOL = "choose"
 _TOKENS_OF_A_TOOL_CALL = 64  # around the choice itself
 
 
 @final
-class MessagesApi:
+class MessagesApi(PackageApi[anthropic.AsyncAnthropic]):
     """`/v1/messages`."""
 
     def __init__(
@@ -40,9 +45,7 @@ class MessagesApi:
         prefill: bool,
         sampling: bool,
     ):
-        self.name = unsupported.backend
-        self.failures = (anthropic.APIError, *transport_errors())
-        self.abilities = Abilities(
+        abilities = Abilities(
             continues=prefill,
             reports_tokens=False,
             max_stops=8191,
@@ -51,9 +54,7 @@ class MessagesApi:
             has_n=False,
             forces_choices=True,
         )
-        self._clients = clients
-        self._model = model
-        self._unsupported = unsupported
+        super().__init__(clients, model, unsupported, abilities, anthropic.APIError)
         self._has_sampling = sampling
 
     async def stream(self, call: Call) -> AsyncGenerator[Delta]:
@@ -103,25 +104,9 @@ class MessagesApi:
             given |= {"tools": [_tool(call.choices)], "tool_choice": {"type": "tool", "name": _TOOL}}
         return {name: value for name, value in given.items() if value is not None}
 
-    def explain(self, error: Exception) -> Failure:
-        """As `Api.explain`."""
-        return explain(error)
-
     async def score(self, prompt: str, choices: tuple[str, ...]) -> Scored | None:
         """None: the API gives no logprobs."""
         return None
-
-    async def models(self) -> list[Any]:
-        """As `Api.models`."""
-        return [model.model_dump() async for model in await self._clients.here().models.list()]
-
-    async def close(self) -> None:
-        """As `Api.close`."""
-        await self._clients.close()
-
-    def shutdown(self) -> None:
-        """As `Api.shutdown`."""
-        self._clients.shutdown()
 
 
 @final

@@ -1,6 +1,5 @@
 """Arguments of a gen as fields of a request: each is honoured or refused by name."""
 
-import dataclasses
 import json
 import warnings
 from collections.abc import Mapping
@@ -8,31 +7,9 @@ from typing import Any, final
 
 from jsg.errors import RequestError, UnsupportedError
 from jsg.lang.backend import OnUnsupported
-from jsg.lang.ir import SamplingArgs
+from jsg.lang.ir import FORMS, PUBLISHED, SamplingArgs
 from jsg.lang.patterns import DTYPE_PATTERNS
 
-DEFAULT_MAX_TOKENS = 128
-"""Of a gen whose run says nothing, with every backend."""
-
-_NEUTRAL: Mapping[str, Any] = {
-    "min_tokens": 0,
-    "n": 1,
-    "stop": (),
-    "stop_token_ids": (),
-    "stop_regex": (),
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "ignore_eos": False,
-    "return_logprob": False,
-    "logprob_start_len": -1,
-    "top_logprobs_num": 0,
-    "return_text_in_logprobs": False,
-}
-"""Values that ask for nothing."""
 _STRUCTURAL = frozenset(
     {"max_tokens", "n", "stop", "temperature", "return_logprob", "top_logprobs_num", "return_text_in_logprobs"}
 )
@@ -69,22 +46,19 @@ def normalised(args: SamplingArgs) -> SamplingArgs:
     Raises:
         RequestError: More than one says what form the answer has; or alternatives are asked for, but no logprobs.
     """
-    values = {f.name: getattr(args, f.name) for f in dataclasses.fields(args)}
-    asked = {
-        name: value
-        for name, value in values.items()
-        if value is not None and not (name in _NEUTRAL and value == _NEUTRAL[name])
-    }
-    forms = [name for name in ("dtype", "regex", "json_schema", "ebnf") if name in asked]
+    asked = args.asked().given()
+    forms = [name for name in FORMS if name in asked]
     if len(forms) > 1:
-        raise RequestError(f"at most one of dtype, regex, json_schema and ebnf may be given, but got {forms}", forms[1])
+        raise RequestError(
+            f"at most one of {', '.join(FORMS[:-1])} and {FORMS[-1]} may be given, but got {forms}", forms[1]
+        )
     if "top_logprobs_num" in asked and "return_logprob" not in asked:
         raise RequestError(
             f"top_logprobs_num must be left out without return_logprob, but got {asked['top_logprobs_num']}; ask for "
             "return_logprob too",
             "top_logprobs_num",
         )
-    return SamplingArgs(**{"max_tokens": DEFAULT_MAX_TOKENS, "temperature": 1.0, **asked})
+    return SamplingArgs(**asked).over(PUBLISHED)
 
 
 def request_fields(args: SamplingArgs, names: Mapping[str, str], unsupported: Unsupported) -> dict[str, Any]:
@@ -101,9 +75,8 @@ def request_fields(args: SamplingArgs, names: Mapping[str, str], unsupported: Un
         RequestError: A schema is no JSON.
     """
     fields: dict[str, Any] = {}
-    for declared in dataclasses.fields(args):
-        argument, value = declared.name, getattr(args, declared.name)
-        if value is None or argument in _STRUCTURAL:
+    for argument, value in args.given().items():
+        if argument in _STRUCTURAL:
             continue
         source = "regex" if argument == "dtype" else argument
         if source not in names:

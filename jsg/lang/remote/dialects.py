@@ -5,12 +5,16 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from jsg.errors import ConfigError
+from jsg.lang.ir import GEN
+from jsg.parameters import Remote
 
-_OPENAI = {name: name for name in ("top_p", "frequency_penalty", "presence_penalty", "seed")}
+_NAMES = {name: field for name, parameter in GEN.items() if (field := parameter.name_in("openai")) is not None}
+_GRAMMARS = {name: name for name, parameter in GEN.items() if parameter.role == "grammar"}
 _SCHEMA = {"json_schema": "response_format"}
-_OPEN_SOURCE = {
-    **_OPENAI,
-    **{name: name for name in ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos")},
+_VLLM_GRAMMARS = {
+    "regex": "structured_outputs.regex",
+    "json_schema": "structured_outputs.json",
+    "ebnf": "structured_outputs.grammar",
 }
 _GO_ON = {"continue_final_message": True, "add_generation_prompt": False}
 
@@ -44,17 +48,21 @@ class Dialect:
     max_text_alternatives: int = 5
 
 
+def _taken_by(remote: Remote) -> dict[str, str]:
+    return {name: field for name, field in _NAMES.items() if remote in GEN[name].remote}
+
+
 DIALECTS: Mapping[str, Dialect] = {
     "openai": Dialect(
-        chat_fields={**_OPENAI, **_SCHEMA},
-        text_fields=_OPENAI,
+        chat_fields=_taken_by("openai") | _SCHEMA,
+        text_fields=_taken_by("openai"),
         max_tokens="max_completion_tokens",
         choices="response_format",
     ),
-    "compatible": Dialect(chat_fields={**_OPENAI, **_SCHEMA}, text_fields=_OPENAI),
+    "compatible": Dialect(chat_fields=_taken_by("openai") | _SCHEMA, text_fields=_taken_by("openai")),
     "jsg": Dialect(
-        chat_fields={**_OPEN_SOURCE, **{name: name for name in ("regex", "json_schema", "ebnf", "stop_regex")}},
-        text_fields={**_OPEN_SOURCE, **{name: name for name in ("regex", "json_schema", "ebnf", "stop_regex")}},
+        chat_fields=_NAMES | _GRAMMARS,
+        text_fields=_NAMES | _GRAMMARS,
         go_on=_GO_ON,
         choices="choices",
         can_score=True,
@@ -62,26 +70,16 @@ DIALECTS: Mapping[str, Dialect] = {
         max_text_alternatives=20,
     ),
     "sglang": Dialect(
-        chat_fields={**_OPEN_SOURCE, **_SCHEMA, **{name: name for name in ("regex", "ebnf", "stop_regex")}},
-        text_fields={**_OPEN_SOURCE, **{name: name for name in ("regex", "json_schema", "ebnf", "stop_regex")}},
+        chat_fields=_taken_by("sglang") | _GRAMMARS | _SCHEMA,
+        text_fields=_taken_by("sglang") | _GRAMMARS,
         go_on={"continue_final_message": True},
         choices="regex",
         max_stops=16,
         max_text_alternatives=20,
     ),
     "vllm": Dialect(
-        chat_fields={
-            **_OPEN_SOURCE,
-            "regex": "structured_outputs.regex",
-            "json_schema": "structured_outputs.json",
-            "ebnf": "structured_outputs.grammar",
-        },
-        text_fields={
-            **_OPEN_SOURCE,
-            "regex": "structured_outputs.regex",
-            "json_schema": "structured_outputs.json",
-            "ebnf": "structured_outputs.grammar",
-        },
+        chat_fields=_taken_by("vllm") | _VLLM_GRAMMARS,
+        text_fields=_taken_by("vllm") | _VLLM_GRAMMARS,
         go_on=_GO_ON,
         choices="structured_outputs.choice",
         can_score=True,

@@ -1,23 +1,22 @@
 """Programs on OpenAI's APIs, and on every server that speaks them."""
 
-from typing import Any, Literal, Self, final
+from typing import Any, Literal, final
 
 from jsg.errors import ConfigError
-from jsg.lang.backend import OnUnsupported, Session
+from jsg.lang.backend import OnUnsupported
 from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported
 from jsg.lang.remote.choosing import Encoder
 from jsg.lang.remote.dialects import Dialect, dialect_of
-from jsg.lang.remote.remote_backend import RemoteBackend
+from jsg.lang.remote.remote_backend import RemoteBackend, missing_package, options_of
 from jsg.lang.remote.retry import RetryPolicy
-from jsg.lang.remote.usage import Usage
 
 TEXT_MODELS = frozenset({"gpt-3.5-turbo-instruct", "gpt-3.5-turbo-instruct-0914", "davinci-002", "babbage-002"})
 """Models of OpenAI's own that have no chat API."""
 
 
 @final
-class OpenAI:
+class OpenAI(RemoteBackend):
     """A backend: `sgl.set_default_backend(sgl.OpenAI("gpt-4o-mini"))`.
 
     Args:
@@ -72,13 +71,7 @@ class OpenAI:
             from jsg.lang.remote.openai_wire import ChatApi, TextApi
         except ModuleNotFoundError as error:
             raise missing_package("openai") from error
-        options = {
-            "base_url": base_url,
-            "api_key": api_key or (None if base_url is None else "none"),
-            "timeout": timeout_s,
-            "max_retries": 0,
-            **client_options,
-        }
+        options = options_of(base_url, api_key, timeout_s, client_options)
 
         def new_client() -> openai.AsyncOpenAI:
             client = openai.AsyncOpenAI(**options)
@@ -95,42 +88,4 @@ class OpenAI:
         unsupported = Unsupported(f"OpenAI({model!r})", on_unsupported)
         made = (ChatApi if is_chat else TextApi)(clients, model, dialect_of(dialect, base_url), unsupported)
         policy = retry or RetryPolicy(max_retries=max_retries)
-        self._remote = RemoteBackend(made, unsupported, policy, is_chat=is_chat, model=model, encoder=tokenizer)
-
-    def open(self, *, num_api_spec_tokens: int | None = None) -> Session:
-        """As `Backend.open`."""
-        return self._remote.open(num_api_spec_tokens)
-
-    def usage(self) -> Usage:
-        """What all calls cost so far, and what speculation saved."""
-        return self._remote.usage()
-
-    async def flush_cache(self) -> bool:
-        """Raises UnsupportedError: the API gives no access to its cache."""
-        return await self._remote.flush_cache()
-
-    async def server_info(self) -> dict[str, Any]:
-        """The model, and the models on offer."""
-        return await self._remote.server_info()
-
-    async def close(self) -> None:
-        """Closes all connections, those of programs too, on whatever loop they are. A second time does nothing.
-
-        Not the end: what is asked of it afterwards connects again.
-        """
-        await self._remote.close()
-
-    def shutdown(self) -> None:
-        """`close` for code that is no coroutine. A `with` block ends with it."""
-        self._remote.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.shutdown()
-
-
-def missing_package(name: str) -> ConfigError:
-    """The error where an optional package is not there."""
-    return ConfigError(f"this backend needs the package {name}, which is not installed; pip install 'jsg[{name}]'")
+        super().__init__(made, unsupported, policy, is_chat=is_chat, model=model, encoder=tokenizer)

@@ -1,8 +1,9 @@
 """OpenAI's chat and completions APIs by the `openai` package, which is loaded with this module."""
 
+import contextlib
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, final
 
 import openai
@@ -11,72 +12,96 @@ from jsg.errors import UnsupportedError
 from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported, put_field, request_fields
 from jsg.lang.remote.dialects import Dialect
-from jsg.lang.remote.transport import explain, transport_errors
-from jsg.lang.remote.wire import Abilities, Bill, Call, Delta, Failure, Message, Picture, Scored, Token
+from jsg.lang.remote.transport import PackageApi
+from jsg.lang.remote.wire import Abilities, Bill, Call, Delta, Message, Picture, Scored, Token
+from jsg.parameters import named
 
 _OF_THE_PACKAGE = frozenset(
     {
-        *("top_p", "frequency_penalty", "presence_penalty", "seed"),
+        *(field for field, parameter in named("openai").items() if "openai" in parameter.remote),
         *("response_format", "logprobs", "top_logprobs", "logit_bias"),
     }
 )
 """Fields that its methods take by name; others go beside them."""
 
 
+class _Api(PackageApi[openai.AsyncOpenAI]):
+    """What both APIs have in common.
+
+    Attributes:
+        fields: Argument of a gen → field of a request.
+    """
+
+    def __init__(
+        self,
+        clients: PerLoop[openai.AsyncOpenAI],
+        model: str,
+        dialect: Dialect,
+        unsupported: Unsupported,
+        *,
+        is_chat: bool,
+    ):
+        self.fields = dialect.chat_fields if is_chat else dialect.text_fields
+        num_top = dialect.max_chat_alternatives if is_chat else dialect.max_text_alternatives
+        forces_choices_inside = dialect.choices not in (None, "response_format")
+        abilities = Abilities(
+            continues=not is_chat or dialect.go_on is not None,
+            reports_tokens=dialect.has_logprobs,
+            max_stops=dialect.max_stops,
+            takes_stop_regex="stop_regex" in self.fields,
+            forces_choices=dialect.choices is not None if is_chat else forces_choices_inside,
+            forces_choices_inside=forces_choices_inside,
+            max_alternatives=num_top if dialect.has_logprobs else 0,
+        )
+        super().__init__(clients, model, unsupported, abilities, openai.APIError)
+        self._dialect = dialect
+
+    def _arguments(self, call: Call, fields: dict[str, Any], max_tokens: str) -> dict[str, Any]:
+        """Arguments of a method of the package, the prompt left out."""
+        args = call.args
+        fields = request_fields(args, self.fields, self._unsupported) | fields | _choices_field(call, self._dialect)
+        named = {name: value for name, value in fields.items() if name in _OF_THE_PACKAGE}
+        beside = {name: value for name, value in fields.items() if name not in _OF_THE_PACKAGE}
+        given = {
+            max_tokens: args.max_tokens,
+            "temperature": args.temperature,
+            "n": args.n,
+            "stop": None if args.stop is None else list(args.stop),
+            "extra_body": beside or None,
+        }
+        always = {"model": self._model, "stream": True, "stream_options": {"include_usage": True}}
+        return always | named | {name: value for name, value in given.items() if value is not None}
+
+
 @final
-class ChatApi:
+class ChatApi(_Api):
     """`/chat/completions`."""
 
     def __init__(self, clients: PerLoop[openai.AsyncOpenAI], model: str, dialect: Dialect, unsupported: Unsupported):
-        self.name = unsupported.backend
-        self.failures = (openai.APIError, *transport_errors())
-        self.abilities = Abilities(
-            continues=dialect.go_on is not None,
-            reports_tokens=dialect.has_logprobs,
-            max_stops=dialect.max_stops,
-            takes_stop_regex="stop_regex" in dialect.chat_fields,
-            forces_choices=dialect.choices is not None,
-            forces_choices_inside=dialect.choices not in (None, "response_format"),
-            max_alternatives=dialect.max_chat_alternatives if dialect.has_logprobs else 0,
-        )
-        self._clients = clients
-        self._model = model
-        self._dialect = dialect
-        self._unsupported = unsupported
+        super().__init__(clients, model, dialect, unsupported, is_chat=True)
 
     async def stream(self, call: Call) -> AsyncGenerator[Delta]:
         """As `Api.stream`."""
         assert isinstance(call.prompt, tuple)
-        fields = self._fields(call)
-        messages: list[Any] = [_message(message) for message in call.prompt]
-        stream = await self._clients.here().chat.completions.create(
-            model=self._model,
-            messages=messages,
-            stream=True,
-            stream_options={"include_usage": True},
-            **_arguments(call, fields, self._dialect.max_tokens),
-        )
         unwraps = bool(call.choices) and self._dialect.choices == "response_format"
         wrapped: list[str] = []
-        async with stream:
-            async for chunk in stream:
-                for choice in chunk.choices:
-                    text = choice.delta.content or ""
-                    if unwraps:
-                        wrapped.append(text)
-                        text = _unwrap("".join(wrapped)) if choice.finish_reason else ""
-                    yield Delta(
-                        text=text,
-                        index=choice.index,
-                        tokens=None if unwraps or not call.wants_tokens else _chat_tokens(choice.logprobs, text),
-                        finish=choice.finish_reason,
-                        matched=_matched(choice),
-                    )
-                if chunk.usage is not None:
-                    yield Delta(bill=_bill(chunk.usage))
+
+        def read(choice: Any) -> tuple[str, tuple[Token, ...] | None]:
+            text = choice.delta.content or ""
+            if unwraps:
+                wrapped.append(text)
+                return _unwrap("".join(wrapped)) if choice.finish_reason else "", None
+            return text, _chat_tokens(choice.logprobs, text) if call.wants_tokens else None
+
+        messages: list[Any] = [_message(message) for message in call.prompt]
+        arguments = self._arguments(call, self._fields(call), self._dialect.max_tokens)
+        stream = await self._clients.here().chat.completions.create(messages=messages, **arguments)
+        async with contextlib.aclosing(_deltas(stream, read)) as deltas:
+            async for delta in deltas:
+                yield delta
 
     def _fields(self, call: Call) -> dict[str, Any]:
-        fields = request_fields(call.args, self._dialect.chat_fields, self._unsupported)
+        fields: dict[str, Any] = {}
         assert isinstance(call.prompt, tuple)
         last = call.prompt[-1]
         if last.role == "assistant" and last.parts:
@@ -87,81 +112,35 @@ class ChatApi:
             fields["logprobs"] = True
             if call.num_alternatives:
                 fields["top_logprobs"] = call.num_alternatives
-        return fields | _choices_field(call, self._dialect)
-
-    def explain(self, error: Exception) -> Failure:
-        """As `Api.explain`."""
-        return explain(error)
+        return fields
 
     async def score(self, prompt: str, choices: tuple[str, ...]) -> Scored | None:
         """None: a chat API tells nothing of its prompt."""
         return None
 
-    async def models(self) -> list[Any]:
-        """As `Api.models`."""
-        return [model.model_dump() async for model in await self._clients.here().models.list()]
-
-    async def close(self) -> None:
-        """As `Api.close`."""
-        await self._clients.close()
-
-    def shutdown(self) -> None:
-        """As `Api.shutdown`."""
-        self._clients.shutdown()
-
 
 @final
-class TextApi:
+class TextApi(_Api):
     """`/completions`."""
 
     def __init__(self, clients: PerLoop[openai.AsyncOpenAI], model: str, dialect: Dialect, unsupported: Unsupported):
-        self.name = unsupported.backend
-        self.failures = (openai.APIError, *transport_errors())
-        self.abilities = Abilities(
-            continues=True,
-            reports_tokens=dialect.has_logprobs,
-            max_stops=dialect.max_stops,
-            takes_stop_regex="stop_regex" in dialect.text_fields,
-            forces_choices=dialect.choices not in (None, "response_format"),
-            forces_choices_inside=dialect.choices not in (None, "response_format"),
-            max_alternatives=dialect.max_text_alternatives if dialect.has_logprobs else 0,
-        )
-        self._clients = clients
-        self._model = model
-        self._dialect = dialect
-        self._unsupported = unsupported
+        super().__init__(clients, model, dialect, unsupported, is_chat=False)
 
     async def stream(self, call: Call) -> AsyncGenerator[Delta]:
         """As `Api.stream`."""
         assert isinstance(call.prompt, str)
-        fields = request_fields(call.args, self._dialect.text_fields, self._unsupported)
-        if call.wants_tokens:
-            fields["logprobs"] = call.num_alternatives
+        fields: dict[str, Any] = {"logprobs": call.num_alternatives} if call.wants_tokens else {}
         if call.allowed:
             fields["logit_bias"] = {str(token): 100 for token in call.allowed}
-        stream = await self._clients.here().completions.create(
-            model=self._model,
-            prompt=call.prompt,
-            stream=True,
-            stream_options={"include_usage": True},
-            **_arguments(call, fields | _choices_field(call, self._dialect), "max_tokens"),
-        )
-        async with stream:
-            async for chunk in stream:
-                for choice in chunk.choices:
-                    yield Delta(
-                        text=choice.text or "",
-                        index=choice.index,
-                        tokens=_text_tokens(choice.logprobs, choice.text) if call.wants_tokens else None,
-                        finish=choice.finish_reason,
-                        matched=_matched(choice),
-                    )
-                if chunk.usage is not None:
-                    yield Delta(bill=_bill(chunk.usage))
 
-    def explain(self, error: Exception) -> Failure:
-        """As `Api.explain`."""
-        return explain(error)
+        def read(choice: Any) -> tuple[str, tuple[Token, ...] | None]:
+            return choice.text or "", _text_tokens(choice.logprobs, choice.text) if call.wants_tokens else None
+
+        arguments = self._arguments(call, fields, "max_tokens")
+        stream = await self._clients.here().completions.create(prompt=call.prompt, **arguments)
+        async with contextlib.aclosing(_deltas(stream, read)) as deltas:
+            async for delta in deltas:
+                yield delta
 
     async def score(self, prompt: str, choices: tuple[str, ...]) -> Scored | None:
         """As `Api.score`: all of them in one request."""
@@ -180,32 +159,22 @@ class TextApi:
         bill = Bill() if answer.usage is None else _bill(answer.usage)
         return Scored(tuple(tokens or () for tokens in texts), bill)
 
-    async def models(self) -> list[Any]:
-        """As `Api.models`."""
-        return [model.model_dump() async for model in await self._clients.here().models.list()]
 
-    async def close(self) -> None:
-        """As `Api.close`."""
-        await self._clients.close()
-
-    def shutdown(self) -> None:
-        """As `Api.shutdown`."""
-        self._clients.shutdown()
-
-
-def _arguments(call: Call, fields: dict[str, Any], max_tokens: str) -> dict[str, Any]:
-    """Arguments of a method of the package."""
-    args = call.args
-    named = {name: value for name, value in fields.items() if name in _OF_THE_PACKAGE}
-    beside = {name: value for name, value in fields.items() if name not in _OF_THE_PACKAGE}
-    given = {
-        max_tokens: args.max_tokens,
-        "temperature": args.temperature,
-        "n": args.n,
-        "stop": None if args.stop is None else list(args.stop),
-        "extra_body": beside or None,
-    }
-    return named | {name: value for name, value in given.items() if value is not None}
+async def _deltas(stream: Any, read: Callable[[Any], tuple[str, tuple[Token, ...] | None]]) -> AsyncGenerator[Delta]:
+    """What comes of a call; `read` gives the text and the tokens of a choice."""
+    async with stream:
+        async for chunk in stream:
+            for choice in chunk.choices:
+                text, tokens = read(choice)
+                yield Delta(
+                    text=text,
+                    index=choice.index,
+                    tokens=tokens,
+                    finish=choice.finish_reason,
+                    matched=_matched(choice),
+                )
+            if chunk.usage is not None:
+                yield Delta(bill=_bill(chunk.usage))
 
 
 def _message(message: Message) -> dict[str, Any]:

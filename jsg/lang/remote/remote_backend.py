@@ -1,8 +1,8 @@
 """What backends that are APIs of others have in common."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Self
 
 from jsg.errors import ConfigError, UnsupportedError
 from jsg.lang.backend import Session
@@ -17,9 +17,11 @@ from jsg.lang.remote.usage import Meter, Usage
 from jsg.lang.remote.wire import Api
 
 
-@final
 class RemoteBackend:
-    """A `Backend` over one API with one model. All that it remembers of programs is in their sessions."""
+    """A `Backend` over one API with one model. All that it remembers of programs is in their sessions.
+
+    `OpenAI` and `Anthropic` are this with an API that they make.
+    """
 
     def __init__(
         self,
@@ -38,7 +40,7 @@ class RemoteBackend:
         self._is_chat = is_chat
         self._model = model
 
-    def open(self, num_api_spec_tokens: int | None) -> Session:
+    def open(self, *, num_api_spec_tokens: int | None = None) -> Session:
         """As `Backend.open`."""
         if num_api_spec_tokens is not None and num_api_spec_tokens < 1:
             raise ConfigError(f"num_api_spec_tokens must be at least 1, but got {num_api_spec_tokens}")
@@ -46,11 +48,11 @@ class RemoteBackend:
         return ChatSession(continuer, self._chooser) if self._is_chat else TextSession(continuer, self._chooser)
 
     def usage(self) -> Usage:
-        """What all calls cost so far."""
+        """What all calls cost so far, and what speculation saved."""
         return self._caller.meter.usage
 
     async def flush_cache(self) -> bool:
-        """Raises UnsupportedError."""
+        """Raises UnsupportedError: the API gives no access to its cache."""
         raise UnsupportedError(f"{self._caller.api.name} gives no access to its cache")
 
     async def server_info(self) -> dict[str, Any]:
@@ -58,9 +60,29 @@ class RemoteBackend:
         return {"model_path": self._model, "api": self._caller.api.name, "models": await self._caller.models()}
 
     async def close(self) -> None:
-        """As `Backend.close`."""
+        """Closes all connections, those of programs too, on whatever loop they are. A second time does nothing.
+
+        Not the end: what is asked of it afterwards connects again.
+        """
         await self._caller.api.close()
 
     def shutdown(self) -> None:
-        """`close` for code that is no coroutine."""
+        """`close` for code that is no coroutine. A `with` block ends with it."""
         self._caller.api.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+
+def options_of(base_url: str | None, api_key: str | None, timeout_s: float, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a client of either package, which is to try nothing again by itself."""
+    key = api_key or (None if base_url is None else "none")
+    return {"base_url": base_url, "api_key": key, "timeout": timeout_s, "max_retries": 0, **given}
+
+
+def missing_package(name: str) -> ConfigError:
+    """The error where an optional package is not there."""
+    return ConfigError(f"this backend needs the package {name}, which is not installed; pip install 'jsg[{name}]'")

@@ -1,20 +1,54 @@
-"""How the packages of OpenAI and Anthropic, which are of one make, report failures."""
+"""What the packages of OpenAI and Anthropic, which are of one make, do alike."""
 
 import sys
 from typing import Any
 
+from jsg.lang.per_loop import PerLoop
+from jsg.lang.remote.arguments import Unsupported
 from jsg.lang.remote.retry import is_passing, retry_after_s
-from jsg.lang.remote.wire import Failure
+from jsg.lang.remote.wire import Abilities, Failure
 
 _PASSING_TYPES = frozenset(
     {"overloaded_error", "rate_limit_error", "api_error", "timeout_error", "server_error", "rate_limit_exceeded"}
 )
 
 
-def transport_errors() -> tuple[type[Exception], ...]:
-    """What breaks through while a stream is read: errors of the HTTP packages that are loaded."""
-    loaded = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
-    return tuple(module.HTTPError for module in loaded)
+class PackageApi[Client]:
+    """The half of an `Api` that is the same for both packages; `stream` and `score` are the other half."""
+
+    def __init__(
+        self,
+        clients: PerLoop[Client],
+        model: str,
+        unsupported: Unsupported,
+        abilities: Abilities,
+        failure: type[Exception],
+    ):
+        self.name = unsupported.backend
+        self.abilities = abilities
+        # What breaks through while a stream is read are errors of the HTTP packages that are loaded.
+        loaded = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
+        self.failures = (failure, *(module.HTTPError for module in loaded))
+        self._clients = clients
+        self._model = model
+        self._unsupported = unsupported
+
+    def explain(self, error: Exception) -> Failure:
+        """As `Api.explain`."""
+        return explain(error)
+
+    async def models(self) -> list[Any]:
+        """As `Api.models`."""
+        client: Any = self._clients.here()
+        return [model.model_dump() async for model in await client.models.list()]
+
+    async def close(self) -> None:
+        """As `Api.close`."""
+        await self._clients.close()
+
+    def shutdown(self) -> None:
+        """As `Api.shutdown`."""
+        self._clients.shutdown()
 
 
 def explain(error: Exception) -> Failure:

@@ -30,7 +30,6 @@ from jsg.lang.ir import (
     Gen,
     Image,
     MediaOf,
-    Role,
     RoleBegin,
     RoleEnd,
     SamplingArgs,
@@ -43,6 +42,7 @@ from jsg.lang.ir import (
     Video,
     parts_of,
 )
+from jsg.lang.nesting import JoinMode, Nesting, check_join
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.ops import (
     Append,
@@ -60,7 +60,6 @@ from jsg.lang.streams.reasoning import Markers, markers_of
 from jsg.lang.streams.runner import Fork, Join, Runner
 from jsg.lang.streams.variables import Variable, gather, known
 
-JoinMode = Literal["gather_variable", "concate_and_append"]
 _ENDED = "the program to which this state belongs has ended; append to it inside the program"
 _JOINED = "this branch was joined; fork again to go on from there"
 
@@ -71,7 +70,7 @@ class Stream:
     Attributes:
         variables: What each name means now, in program order: set, or to be set by what was appended.
         assigned: Those that were set since its fork; of a stream that is no fork, all.
-        role: Of the turn that is open behind what was appended.
+        nesting: What is open behind what was appended.
         ended: Done when it and all its forks have ended.
         runner: What executes it.
     """
@@ -87,15 +86,13 @@ class Stream:
         self.runner = Runner(loop, open_session)
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
         self.assigned: dict[str, Variable] = {}
-        self.role: Role | None = None if parent is None else parent.role
+        self.nesting = Nesting() if parent is None else parent.nesting.fork()
         self._defaults = defaults
         self._end: str | None = None
         self._cancelled: BaseException | None = None
-        self._scopes: set[str] = set()
         self._expected: dict[Variable, str] = {}
         self._children: set[Stream] = set()
         self._num_appended = 0
-        self._has_turned = False
         self._forked_at = 0 if parent is None else parent._num_appended
         self._parent = parent
         self.ended = Variable()
@@ -114,11 +111,10 @@ class Stream:
             ProgramError: It breaks a rule; nothing of it was appended.
         """
         self._check_open()
-        draft = _Draft(self, place)
+        draft = _Draft(self, place, self.nesting)
         for part in parts_of(value):
             draft.add(part)
-        self.role, self._scopes = draft.role, draft.scopes
-        self._has_turned = self._has_turned or draft.has_turned
+        self.nesting = draft.nesting
         for name, variable in draft.created:
             self._assign(name, variable)
         self._push(draft.ops)
@@ -126,7 +122,7 @@ class Stream:
     def append_later(
         self, make: Callable[[], Awaitable[Expr]], names: Iterable[str] = (), place: Place | None = None
     ) -> None:
-        """Appends what `make` gives when everything before is done. It must not open or close turns.
+        """Appends what `make` gives when everything before is done. It must not open or close turns or scopes.
 
         Args:
             make: Called and awaited on the loop.
@@ -135,11 +131,14 @@ class Stream:
         """
         self._check_open()
         promised = {name: Variable(self.runner.wanted) for name in names}
+        nesting = self.nesting.fork()
 
         async def expand() -> Sequence[ExprOp]:
-            draft = _Draft(self, place, promised)
+            draft = _Draft(self, place, nesting, promised)
             for part in parts_of(await make()):
                 draft.add(part)
+            if draft.nesting != nesting:
+                raise ProgramError("an expression that is made later cannot open or close a turn or a scope")
             missing = promised.keys() - {name for name, _ in draft.created}
             if missing:
                 raise ProgramError(f"an expression was to set {', '.join(sorted(missing))}, but does not")
@@ -193,8 +192,8 @@ class Stream:
             The names that were set.
 
         Raises:
-            ProgramError: A branch is none of this stream, or has ended. "concate_and_append": this stream was extended
-                after the fork; a branch opened or closed a turn.
+            ProgramError: A branch is none of this stream, has ended, or has an open scope. "concate_and_append": this
+                stream was extended after the fork; a branch opened or closed a turn.
         """
         self._check_open()
         for branch in branches:
@@ -202,6 +201,7 @@ class Stream:
                 raise ProgramError("only branches that were forked from a state can be joined into it")
             if branch._end == _JOINED or branch._cancelled is None:
                 branch._check_open()
+        check_join([branch.nesting for branch in branches], mode)
         match mode:
             case "gather_variable":
                 names = list(dict.fromkeys(name for branch in branches for name in branch.assigned))
@@ -212,24 +212,14 @@ class Stream:
                     branch._end = _JOINED  # also of one that was cancelled
                 return names
             case "concate_and_append":
-                self._check_side_by_side(branches)
+                if any(branch._forked_at != self._num_appended for branch in branches):
+                    raise ProgramError(
+                        "concate_and_append puts the branches behind the prompt that they share, but the state was "
+                        "extended after the fork; join first and extend then"
+                    )
                 arrivals = [branch._arrive() for branch in branches]
                 self._push([Join(tuple(branch.runner for branch in branches), arrivals, place)])
                 return []
-        raise ProgramError(f"join takes 'gather_variable' or 'concate_and_append', but got {mode!r}")
-
-    def _check_side_by_side(self, branches: "Sequence[Stream]") -> None:
-        if any(branch._forked_at != self._num_appended for branch in branches):
-            raise ProgramError(
-                "concate_and_append puts the branches behind the prompt that they share, but the state was "
-                "extended after the fork; join first and extend then"
-            )
-        for i, branch in enumerate(branches):
-            if branch._has_turned:
-                raise ProgramError(
-                    "concate_and_append puts the branches side by side inside one turn, or outside of any, but branch "
-                    f"{i} opened or closed a turn; open the turn before the fork and close it after the join"
-                )
 
     def _arrive(self) -> Variable:
         arrival = Variable()
@@ -362,12 +352,12 @@ class Stream:
 class _Draft:
     """The ops of one expression, and how the stream will be behind it; dropped where a part breaks a rule."""
 
-    def __init__(self, stream: Stream, place: Place | None, promised: dict[str, Variable] | None = None):
+    def __init__(
+        self, stream: Stream, place: Place | None, nesting: Nesting, promised: dict[str, Variable] | None = None
+    ):
         self.ops: list[ExprOp] = []
         self.created: list[tuple[str, Variable]] = []
-        self.role: Role | None = stream.role
-        self.scopes = set(stream._scopes)
-        self.has_turned = False
+        self.nesting = nesting
         self._wanted = stream.runner.wanted
         self._defaults = stream._defaults
         self._place = place
@@ -386,27 +376,14 @@ class _Draft:
                 self.ops.append(Generate(part, self._variable(name), reasoning, markers, self._place))
             case Select(name):
                 self.ops.append(Choose(part, self._variable(name), self._place))
-            case RoleBegin(role):
-                self._note_turn()
-                if self.role is not None:
-                    raise ProgramError(f"turns cannot be nested: {role} begins inside of {self.role}; end that first")
-                self.role = role
-                self.ops.append(Append(part, self._place))
-            case RoleEnd(role):
-                self._note_turn()
-                if self.role != role:
-                    raise ProgramError(f"{role} ends, but {self.role or 'no turn'} is open")
-                self.role = None
+            case RoleBegin(role) | RoleEnd(role):
+                self.nesting = self.nesting.turn(role, is_begin=isinstance(part, RoleBegin))
                 self.ops.append(Append(part, self._place))
             case VarScopeBegin(name):
-                if name in self.scopes:
-                    raise ProgramError(f"var_scope {name!r} is open already")
-                self.scopes.add(name)
+                self.nesting = self.nesting.scope(name, is_begin=True)
                 self.ops.append(OpenScope(name, self._place))
             case VarScopeEnd(name):
-                if name not in self.scopes:
-                    raise ProgramError(f"var_scope {name!r} ends, but was not opened in this state")
-                self.scopes.remove(name)
+                self.nesting = self.nesting.scope(name, is_begin=False)
                 self.ops.append(CloseScope(name, self._variable(name), self._place))
             case SeparateReasoning(body, model_type):
                 for item in parts_of(body):
@@ -428,8 +405,3 @@ class _Draft:
                 variable = self._promised[name]
             self.created.append((name, variable))
         return variable
-
-    def _note_turn(self) -> None:
-        if self._promised is not None:
-            raise ProgramError("an expression that is made later cannot open or close a turn")
-        self.has_turned = True

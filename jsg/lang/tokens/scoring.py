@@ -128,9 +128,11 @@ class ScorePlan:
                 for ids, end in zip(self._encoded.choice_ids, self._trie.ends, strict=True)
             ),
             meta={
+                "id": self._rid,
                 "prompt_tokens": sum(len(answer.request.input_ids) for answer in answers),
                 "cached_tokens": sum(answer.cached_tokens for answer in answers),
                 "completion_tokens": 0,
+                "e2e_latency": max((answer.elapsed_s for answer in answers), default=0.0),
             },
         )
 

@@ -14,28 +14,16 @@ from typing import Any, assert_never, cast, final
 from jsg.errors import RequestError
 from jsg.lang.backend import Piece, PromptItem, Selection, Session
 from jsg.lang.choices import decide, method_named
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text, Video
+from jsg.lang.ir import FORMS, GEN, Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text, Video
 from jsg.lang.patterns import DTYPE_PATTERNS
 from jsg.lang.tokens.model import Hold, TokenCall, TokenModel
 from jsg.lang.tokens.shared_prefix import SharedPrefix, commit, try_hold
 from jsg.lang.tokens.turn_writer import TurnWriter
 from jsg.processing.parts import JoinedPart, MediaPart, OffsetPart, Part, TextPart, TokenPart
 
-_SAMPLING_NAMES = {
-    "max_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "seed": "sampling_seed",
-    **{
-        name: name
-        for name in (
-            *("n", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p"),
-            *("frequency_penalty", "presence_penalty", "repetition_penalty", "ignore_eos"),
-            *("regex", "json_schema", "ebnf"),
-        )
-    },
-}
+_SAMPLING_NAMES = {name: p.name for name, p in GEN.items() if p.role in ("sampling", "grammar")}
 """`SamplingArgs` → `SamplingParams`."""
-_REPORT_NAMES = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+_REPORT_NAMES = frozenset(name for name, p in GEN.items() if p.role == "report")
 _NUMBER_STOPS = (" ", "\n")
 """A number could go on for ever; these end it, as its pattern allows them behind it."""
 
@@ -304,6 +292,22 @@ class TokenSession:
         return branch
 
 
+def open_session(model: TokenModel, num_api_spec_tokens: int | None) -> TokenSession:
+    """An empty session.
+
+    Raises:
+        RequestError: `num_api_spec_tokens` is given: it saves calls of a remote API, which must be sent all of its
+            prompt again; jsg has the prompt cached.
+    """
+    if num_api_spec_tokens is not None:
+        raise RequestError(
+            "num_api_spec_tokens must be left out with a model whose cache makes it useless, but got "
+            f"{num_api_spec_tokens}; leave it out",
+            param="num_api_spec_tokens",
+        )
+    return TokenSession(model)
+
+
 def merged(parts: Sequence[Part]) -> list[Part]:
     """The same prompt, each run of texts of one kind, or of tokens, as one part."""
     made: list[Part] = []
@@ -345,10 +349,11 @@ def _num_texts(part: Part) -> int:
 
 def sampling_of(args: SamplingArgs) -> dict[str, Any]:
     """What `SamplingParams.from_dict` takes; raises RequestError where a type stands beside a grammar."""
-    sampling = {theirs: value for ours, theirs in _SAMPLING_NAMES.items() if (value := getattr(args, ours)) is not None}
+    given = args.given()
+    sampling = {_SAMPLING_NAMES[name]: value for name, value in given.items() if name in _SAMPLING_NAMES}
     if args.dtype is None:
         return sampling
-    for name in ("regex", "json_schema", "ebnf"):
+    for name in FORMS:
         if name in sampling:
             raise RequestError(f"dtype must stand alone, but {name} is given beside it; leave one out", param="dtype")
     sampling["regex"] = DTYPE_PATTERNS[args.dtype]
@@ -359,4 +364,4 @@ def sampling_of(args: SamplingArgs) -> dict[str, Any]:
 
 def reports_of(args: SamplingArgs) -> dict[str, Any]:
     """What `tokens.model.TokenCall.reports` takes."""
-    return {name: value for name in _REPORT_NAMES if (value := getattr(args, name)) is not None}
+    return {name: value for name, value in args.given().items() if name in _REPORT_NAMES}

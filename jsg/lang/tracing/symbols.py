@@ -12,7 +12,7 @@ import string
 from pathlib import Path
 from typing import Any, NoReturn, SupportsIndex
 
-from jsg.errors import TraceError
+from jsg.errors import ProgramError, TraceError
 from jsg.lang.graphs.nodes import ArgumentRef, Piece, ValueRef
 from jsg.lang.ir import ExprList, Symbol, Text
 from jsg.lang.places import program_place
@@ -30,6 +30,11 @@ def program_line() -> str:
     """File name and line of the program's statement that runs."""
     place = program_place()
     return "?" if place is None else f"{Path(place[0]).name}:{place[1]}"
+
+
+def traced(error: ProgramError) -> TraceError:
+    """A rule of the language that was broken, with the program's line."""
+    return TraceError(f"{error}, at {program_line()}")
 
 
 class Symbols:

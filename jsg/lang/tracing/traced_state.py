@@ -2,11 +2,11 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Never
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Never, final
 
-from jsg.errors import TraceError
+from jsg.errors import ProgramError, TraceError
+from jsg.lang.branches import ProgramStateGroup, Span, joined_at_end
 from jsg.lang.graphs.check import OPAQUE, Shape, merged_shapes
 from jsg.lang.graphs.nodes import (
     REASONING_SUFFIX,
@@ -21,7 +21,6 @@ from jsg.lang.graphs.nodes import (
     Fork,
     Generate,
     Join,
-    JoinMode,
     ListValue,
     Loop,
     Media,
@@ -55,8 +54,11 @@ from jsg.lang.ir import (
     Video,
     parts_of,
 )
+from jsg.lang.nesting import JoinMode, Nesting, check_join
+from jsg.lang.reading import Readable, What
+from jsg.lang.streams.variables import Variable
 from jsg.lang.tracing.recorder import Recorder
-from jsg.lang.tracing.symbols import ADVICE, Traced, TracedText, merge_pieces, plain, program_line
+from jsg.lang.tracing.symbols import ADVICE, Traced, TracedText, merge_pieces, plain, program_line, traced
 
 Part = tuple[int, int]
 
@@ -75,7 +77,8 @@ class _Mixed:
     ref: ValueRef
 
 
-class TracedState:
+@final
+class TracedState(Readable):
     """The state of a stream of a traced program; offers what `ProgramState` does as far as no value is needed.
 
     Attributes:
@@ -85,26 +88,31 @@ class TracedState:
     """
 
     def __init__(
-        self, recorder: Recorder, stream: int, variables: dict[str, Any] | None = None, role: Role | None = None
+        self,
+        recorder: Recorder,
+        stream: int,
+        variables: dict[str, Any] | None = None,
+        nesting: Nesting = Nesting(),  # noqa: B008 - frozen
     ) -> None:
         self.stream = stream
         self.variables: dict[str, Any] = variables or {}
         self.ret_value: Any = None
         self._recorder = recorder
-        self._role: Role | None = role
-        self._scopes: list[str] = []
+        self._nesting = nesting
         self._set: dict[str, None] = {}  # variables set since the stream, or the block at hand, began
         self._perhaps: set[str] = set()  # variables that only one way through the program sets
         self._missed: dict[str, str] = {}  # asked for by `in` and not set, and where, since the loop body began
         self._is_written = False
         self._is_joined = False
-        self._has_turned = False
 
     # Appending
 
     def extend(self, value: Any) -> "TracedState":
         """Notes text or an expression; as `+=`."""
-        self._append(value)
+        try:
+            self._append(value)
+        except ProgramError as error:
+            raise traced(error) from None
         return self
 
     def __iadd__(self, value: Any) -> "TracedState":
@@ -140,22 +148,15 @@ class TracedState:
                 kind = "image" if num_frames is None else "video"
                 source = self._recorder.media_argument(symbol, kind)
                 self._emit(Media, source=source, num_frames=num_frames, part=part)
-            case RoleBegin(role):
-                if self._role is not None:
-                    raise TraceError(f"turns do not nest, but one of the {self._role} is open at {program_line()}")
-                self._role, self._has_turned = role, True
-                self._emit(Turn, role=role, is_begin=True)
-            case RoleEnd(role):
-                if self._role != role:
-                    raise TraceError(f"no turn of the {role} is open at {program_line()}")
-                self._role, self._has_turned = None, True
-                self._emit(Turn, role=role, is_begin=False)
+            case RoleBegin(role) | RoleEnd(role):
+                is_begin = isinstance(item, RoleBegin)
+                self._nesting = self._nesting.turn(role, is_begin=is_begin)
+                self._emit(Turn, role=role, is_begin=is_begin)
             case VarScopeBegin(name):
-                self._scopes.append(self._constant(name, "the name of a scope"))
+                self._nesting = self._nesting.scope(self._constant(name, "the name of a scope"), is_begin=True)
                 self._emit(Scope, name=name, is_begin=True)
             case VarScopeEnd(name):
-                if not self._scopes or self._scopes.pop() != name:
-                    raise TraceError(f"the scope {name!r} is not the one opened last, at {program_line()}")
+                self._nesting = self._nesting.scope(name, is_begin=False)
                 self._define(name, self._symbol(self._emit(Scope, name=name, is_begin=False), name))
             case SeparateReasoning(body, model_type):
                 for inner in parts_of(body):
@@ -199,9 +200,6 @@ class TracedState:
 
     # Variables
 
-    def __getitem__(self, name: str) -> Any:
-        return self.get_var(name)
-
     def __setitem__(self, name: str, value: Any) -> None:
         self.set_var(name, value)
 
@@ -215,18 +213,6 @@ class TracedState:
             self._missed.setdefault(name, program_line())
         return name in self.variables
 
-    def get_var(self, name: str) -> Any:
-        """The variable: a symbol, a list of symbols, or what the program set itself."""
-        if name not in self.variables:
-            raise TraceError(f"the variable {name!r} is not set at {program_line()}")
-        value = self.variables[name]
-        if isinstance(value, _Mixed):
-            raise TraceError(
-                f"the variable {name!r} is a list on one way through the program and one value on another, or a list "
-                f"of lists, so it cannot be read at {program_line()}"
-            )
-        return value
-
     def set_var(self, name: str, value: Any) -> None:
         """Sets a variable; as `s[name] = value`."""
         self._constant(name, "the name of a variable")
@@ -239,23 +225,25 @@ class TracedState:
                 value = TracedText(plain(value))
         self._define(name, value)
 
-    def text(self) -> Traced:
-        """The text so far, as a symbol."""
-        return self._symbol(self._emit(ReadText), "")
+    # What is read is there at once: a symbol, a list of symbols, or what the program set itself.
 
-    def sync(self) -> None:
-        """Nothing: there is nothing to wait for."""
+    def _known(self, name: str) -> Variable | None:
+        value = self.variables.get(name)
+        if isinstance(value, _Mixed):
+            raise TraceError(
+                f"the variable {name!r} is a list on one way through the program and one value on another, or a list "
+                f"of lists, so it cannot be read at {program_line()}"
+            )
+        return _given(value) if name in self.variables else None
 
-    async def aget(self, name: str) -> Any:
-        """As `get_var`, for `async def` bodies."""
-        return self.get_var(name)
+    def _expected(self, name: str) -> contextlib.AbstractContextManager[Variable]:
+        raise TraceError(f"the variable {name!r} is not set at {program_line()}")
 
-    async def atext(self) -> Traced:
-        """As `text`, for `async def` bodies."""
-        return self.text()
+    def _read(self, what: What) -> Variable:
+        return _given(self._symbol(self._emit(ReadText), "") if what == "text" else None)
 
-    async def settle(self) -> None:
-        """As `sync`, for `async def` bodies."""
+    def _wait(self, variable: Variable, timeout: float | None = None) -> Any:
+        return variable.now()
 
     def __getattr__(self, name: str) -> Never:
         if name.startswith("__"):
@@ -264,57 +252,57 @@ class TracedState:
 
     # Turns and scopes
 
-    def system(self, expr: Any = None) -> "_Span":
+    def system(self, expr: Any = None) -> Span | None:
         """A turn of the system: of `expr`, or around a `with` block."""
         return self._turn("system", expr)
 
-    def user(self, expr: Any = None) -> "_Span":
+    def user(self, expr: Any = None) -> Span | None:
         """A turn of the user: of `expr`, or around a `with` block."""
         return self._turn("user", expr)
 
-    def assistant(self, expr: Any = None) -> "_Span":
+    def assistant(self, expr: Any = None) -> Span | None:
         """A turn of the assistant: of `expr`, or around a `with` block."""
         return self._turn("assistant", expr)
 
-    def var_scope(self, name: str) -> "_Span":
+    def var_scope(self, name: str) -> Span:
         """Around a `with` block: its text becomes the variable `name`."""
-        return _Span(self, VarScopeBegin(name), VarScopeEnd(name))
+        return Span(self, VarScopeBegin(name), VarScopeEnd(name))
 
-    def _turn(self, role: Role, expr: Any) -> "_Span":
-        span = _Span(self, RoleBegin(role), RoleEnd(role))
-        if expr is not None:
-            with span:
-                self._append(expr)
-        return span
+    def _turn(self, role: Role, expr: Any) -> Span | None:
+        if expr is None:
+            return Span(self, RoleBegin(role), RoleEnd(role))
+        self.extend(RoleBegin(role) + expr + RoleEnd(role))
+        return None
 
     # Forks
 
-    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> "TracedGroup":
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> "ProgramStateGroup[TracedState]":
         """Branches that go on from here."""
         if isinstance(size, Symbol) or size < 1:
             raise TraceError(f"fork takes a number of at least 1 that is known, at {program_line()}")
         branches = tuple(self._recorder.new_stream() for _ in range(size))
         offsets = None if position_ids_offset is None else tuple(position_ids_offset)
         self._emit(Fork, branches=branches, offsets=offsets)
-        states = [TracedState(self._recorder, number, dict(self.variables), self._role) for number in branches]
+        states = [
+            TracedState(self._recorder, number, dict(self.variables), self._nesting.fork()) for number in branches
+        ]
         for state in states:
             state._perhaps, state._missed = set(self._perhaps), self._missed
-        return TracedGroup(states, self)
+        return ProgramStateGroup(states, lambda mode: self._join(states, mode))
 
-    def copy(self, position_ids_offset: Sequence[int] | None = None) -> "_Copy":
+    def copy(
+        self, position_ids_offset: Sequence[int] | None = None
+    ) -> "contextlib.AbstractContextManager[TracedState]":
         """Around a `with` block: a branch that is joined at its end."""
-        return _Copy(self, position_ids_offset)
+        return joined_at_end(self.fork(1, position_ids_offset))
 
-    def join(self, branches: "Sequence[TracedState]", mode: JoinMode) -> None:
-        """Ends branches; see `ProgramStateGroup.join`."""
-        for i, branch in enumerate(branches):
-            if branch._is_joined:
-                raise TraceError(f"a branch is joined a second time, at {program_line()}")
-            if branch._has_turned and mode == "concate_and_append":
-                raise TraceError(
-                    f"branch {i} opened or closed a turn, which concate_and_append cannot join, at {program_line()}; "
-                    "open the turn before the fork and close it after the join"
-                )
+    def _join(self, branches: "Sequence[TracedState]", mode: JoinMode) -> None:
+        if any(branch._is_joined for branch in branches):
+            raise TraceError(f"a branch is joined a second time, at {program_line()}")
+        try:
+            check_join([branch._nesting for branch in branches], mode)
+        except ProgramError as error:
+            raise traced(error) from None
         self._emit(Join, branches=tuple(branch.stream for branch in branches), mode=mode)
         for branch in branches:
             branch._is_joined = True
@@ -395,7 +383,7 @@ class TracedState:
         self, body: Callable[..., object], until: Callable[..., Condition] | None = None
     ) -> tuple[Block, Condition | None]:
         """What `body` appends to this state, and the condition after it; `variables` are those at its end."""
-        outer, role, scopes = self._set, self._role, list(self._scopes)
+        outer, before = self._set, self._nesting
         self._set = {}
         condition: list[Condition] = []
 
@@ -405,10 +393,10 @@ class TracedState:
                 condition.append(until(self))
 
         nodes = self._recorder.block(self.stream, run)
-        if (self._role, self._scopes) != (role, scopes):
-            raise TraceError(
-                f"the body of a cond or loop must close the turns and scopes that it opens, at {program_line()}"
-            )
+        try:
+            self._nesting.check_body(before)
+        except ProgramError as error:
+            raise traced(error) from None
         outputs = tuple((name, value_of(self.variables[name], self._recorder)) for name in self._set)
         self._set = outer
         return Block(nodes, outputs), condition[0] if condition else None
@@ -463,87 +451,6 @@ class TracedState:
         return self._recorder.constant(text, what)
 
 
-class TracedGroup:
-    """The branches of a fork."""
-
-    def __init__(self, states: list[TracedState], parent: TracedState) -> None:
-        self.states = states
-        self._parent = parent
-
-    def __len__(self) -> int:
-        return len(self.states)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.states[index]
-
-    def __setitem__(self, index: int, state: TracedState) -> None:
-        if self.states[index] is not state:  # what `branches[0] += ...` gives back
-            raise TraceError(f"a branch cannot be replaced, at {program_line()}; extend it by +=")
-
-    def __iter__(self) -> Iterator[TracedState]:
-        return iter(self.states)
-
-    def __iadd__(self, value: Any) -> "TracedGroup":
-        if isinstance(value, list | tuple):
-            if len(value) != len(self.states):
-                raise TraceError(
-                    f"{len(self.states)} branches take as many expressions, but got {len(value)} at {program_line()}"
-                )
-            values: Iterable[Any] = value
-        elif callable(value) and not isinstance(value, Expr):
-            values = [value(index) for index in range(len(self.states))]
-        else:
-            values = [value] * len(self.states)
-        for state, one in zip(self.states, values, strict=True):
-            state.extend(one)
-        return self
-
-    def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Ends the branches; their variables become lists."""
-        if mode not in ("gather_variable", "concate_and_append"):
-            raise TraceError(f"join takes gather_variable or concate_and_append, but got {mode!r} at {program_line()}")
-        self._parent.join(self.states, mode)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Span:
-    """Around a `with` block."""
-
-    state: TracedState
-    begin: Expr
-    end: Expr
-
-    def __enter__(self) -> TracedState:
-        return self.state.extend(self.begin)
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        if kind is None:
-            self.state.extend(self.end)
-
-    async def __aenter__(self) -> TracedState:
-        return self.__enter__()
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        self.__exit__(kind, error, traceback)
-
-
-class _Copy:
-    """A fork of one, joined at the end of a `with` block."""
-
-    def __init__(self, state: TracedState, offsets: Sequence[int] | None) -> None:
-        self._state = state
-        self._offsets = offsets
-        self._group: TracedGroup | None = None
-
-    def __enter__(self) -> TracedState:
-        self._group = self._state.fork(1, self._offsets)
-        return self._group[0]
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        if kind is None and self._group is not None:
-            self._group.join()
-
-
 def value_of(value: Any, recorder: Recorder) -> Value:
     """What a program keeps or returns, as a graph says it.
 
@@ -569,9 +476,14 @@ def value_of(value: Any, recorder: Recorder) -> Value:
     )
 
 
+def _given(value: Any) -> Variable:
+    variable = Variable()
+    variable.finish(value)
+    return variable
+
+
 def _texts_of(args: SamplingArgs) -> Iterator[str]:
-    for field in dataclasses.fields(args):
-        value = getattr(args, field.name)
+    for value in args.given().values():
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, str):
                 yield one

@@ -9,7 +9,7 @@ import dataclasses
 import io
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 
@@ -19,10 +19,10 @@ from jsg.processing.media.headers import read_header
 from jsg.processing.media.limits import MediaBudget, MediaLimits
 from jsg.processing.media.movie_index import checked_movie
 
-if TYPE_CHECKING:
-    from av.container import InputContainer
-    from av.video.frame import VideoFrame
-    from av.video.stream import VideoStream
+# Classes of PyAV, which may be missing.
+type InputContainer = Any
+type VideoFrame = Any
+type VideoStream = Any
 
 CODECS = ("h264", "hevc", "libdav1d", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "theora", "gif")
 """Decoders that may run; FFmpeg has hundreds more, most of them old and little tested against hostile files."""
@@ -159,14 +159,14 @@ class _VideoFile:
                     break
         return frames[:num_shown], num_seen
 
-    def _decoded(self, container: "InputContainer", stream: "VideoStream") -> "Iterator[VideoFrame]":
+    def _decoded(self, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
         """The frames in order; packets of which none comes take time too."""
         for packet in container.demux(stream):
             self._check(0)
             yield from packet.decode()
 
     @contextlib.contextmanager
-    def _opened(self) -> "Iterator[tuple[InputContainer, VideoStream]]":
+    def _opened(self) -> Iterator[tuple[InputContainer, VideoStream]]:
         av = _import_av()
         max_pixels = str(self._limits.max_image_pixels)
         try:

@@ -6,21 +6,24 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from jsg.errors import RequestError
-from jsg.server.constraint import Constraint, grammar_fields, only_one
+from jsg.parameters import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from jsg.server.http.body import GRAMMAR, Body, Checked
 from jsg.server.media_sources import MediaSource, joined_content
-from jsg.server.openai.body import MAX_NAME_CHARS, Only
-from jsg.server.openai.response_format import JumpForwardOption, PropertyOrderOption, Schema, WhitespaceOption
-from jsg.server.openai.tools import STRICT, ToolName
+from jsg.server.shared.constraint import (
+    Constraint,
+    PropertyOrderOption,
+    Schema,
+    WhitespaceOption,
+    grammar_fields,
+    only_one,
+)
+from jsg.server.shared.fields import MAX_NAME_CHARS, Only
+from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
+from jsg.server.shared.tools import STRICT, ToolName
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
-from jsg.types import MAX_STOP_CHARS, MAX_STOP_STRINGS, SamplingParams
+from jsg.types import SamplingParams
 
-CLIENT_NAMES: Mapping[str, str] = {
-    "max_new_tokens": "max_tokens",
-    "sampling_seed": "seed",
-    "input_ids": "messages",
-    "stop": "stop_sequences",
-}
+CLIENT_NAMES: Mapping[str, str] = {**own_names("anthropic"), "input_ids": "messages"}
 """Our name of a field → what clients call it here."""
 
 _NO_SERVER_TOOLS = "the server runs no tools of its own; leave it out"
@@ -315,7 +318,7 @@ class CountTokensBody(Body):
         return self.messages[-1].role == "assistant"
 
 
-class MessagesBody(CountTokensBody):
+class MessagesBody(with_sampling(CountTokensBody, "anthropic")):
     """A conversation, and how to go on in it."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
@@ -335,10 +338,6 @@ class MessagesBody(CountTokensBody):
 
     max_tokens: int = Field(ge=0, lt=2**31, description="Tokens to generate at most; 0 only fills the cache.")
     stop_sequences: Annotated[Checked[StopSequence], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = Field(None, description="-1 and 0 keep all tokens.")
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stream: bool | None = None
     metadata: AnthropicMetadata | None = None
     cache_salt: str | None = Field(
@@ -348,12 +347,6 @@ class MessagesBody(CountTokensBody):
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Larger goes first.")
     whitespace: WhitespaceOption = None
     property_order: PropertyOrderOption = None
-    jump_forward: JumpForwardOption = None
-    return_constraint: bool | None = Field(
-        None,
-        description="The message, or the event `message_delta` of a stream, has `constraint`: the share of forced "
-        "tokens, and what the mask kept.",
-    )
 
     service_tier: Annotated[Any, Only(("auto", "standard_only"), "there is one tier; leave it out")] = None
 
@@ -365,19 +358,8 @@ class MessagesBody(CountTokensBody):
     def to_sampling(self, tools: ToolUse | None) -> SamplingParams:
         """How to choose tokens and when to stop. Raises RequestError for a value out of range."""
         options = {"whitespace": self.whitespace, "property_order": self.property_order}
-        return SamplingParams.from_dict(
-            {
-                "max_new_tokens": self.max_tokens,
-                "stop": self.stop_sequences,
-                "temperature": self.temperature,
-                "top_p": self.top_p,
-                "top_k": self.top_k or -1,
-                "sampling_seed": self.seed,
-                "jump_forward": self.jump_forward,
-                "return_constraint": self.return_constraint,
-                **grammar_fields(self.constraint(), tools, options),
-            }
-        )
+        grammar = grammar_fields(self.constraint(), tools, options)
+        return SamplingParams.from_dict(sampling_fields(self, "anthropic") | grammar)
 
 
 def joined(content: str | list[TextBlock]) -> str:

@@ -20,8 +20,8 @@ from jsg.server.http.body import client_names
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import BodyBytes, new_router
-from jsg.server.openai.common import constraint_of, finish_of
-from jsg.server.openai.messages import check_fits
+from jsg.server.shared.answers import constraint_of, finish_of
+from jsg.server.shared.messages import check_fits
 from jsg.server.tool_use import AnswerReader, ToolUse, naming
 from jsg.types import FinishType
 

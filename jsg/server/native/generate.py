@@ -21,11 +21,11 @@ from jsg.server.http.body import Body, Checked, Rid, TokenIds, client_names, is_
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
-from jsg.server.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
 from jsg.server.native.parts import PromptParts, read_parts
 from jsg.server.native.sampling import Object, one_each, to_samplings
-from jsg.server.openai.body import MAX_NAME_CHARS, Only
-from jsg.server.prompt_parts import encode_prompt
+from jsg.server.shared.fields import MAX_NAME_CHARS, Only
+from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
+from jsg.server.shared.prompt_parts import encode_prompt
 from jsg.types import MAX_TOP_LOGPROBS
 
 HOLD_BEAT_S = 15.0

@@ -29,8 +29,8 @@ from jsg.server.http.body import Body
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import MAX_MESSAGE_CHARS, json_response
 from jsg.server.http.json_body import BodyBytes, new_router
-from jsg.server.lang_backend import Budget, FrontBackend, FrontModel
 from jsg.server.native.generate import Salt
+from jsg.server.native.lang_backend import Budget, FrontBackend, FrontModel
 from jsg.server.native.sampling import Object
 from jsg.types import SamplingParams
 

@@ -18,8 +18,8 @@ from jsg.server.http.body import Body, Checked, Rid, client_names
 from jsg.server.http.event_stream import until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
-from jsg.server.lang_backend import FrontModel
 from jsg.server.native.generate import Salt
+from jsg.server.native.lang_backend import FrontModel
 from jsg.server.native.parts import PromptParts, read_parts
 
 MAX_CHOICES = MAX_ANSWERS // 2  # each may be scored twice

@@ -14,9 +14,9 @@ from jsg.server.front import Front, ReadyFront
 from jsg.server.http.body import Body, Checked, TokenIds
 from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import BodyBytes, new_router
-from jsg.server.openai.common import token_text
-from jsg.server.openai.messages import Message
-from jsg.server.openai.tools import ChatTool
+from jsg.server.shared.answers import token_text
+from jsg.server.shared.messages import Message
+from jsg.server.shared.tools import ChatTool
 from jsg.server.tool_use import MAX_TOOLS, Choice, ToolUse
 
 type NotEmpty[T] = Annotated[Checked[T], Field(min_length=1)]

@@ -1,44 +1,29 @@
 """What clients of chat completions and completions send alike."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, ClassVar, Self, final
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic import Field, model_validator
 
 from jsg.errors import RequestError
 from jsg.processing.answer import Prompt
 from jsg.server.caller import ApiCall
-from jsg.server.constraint import Constraint, grammar_fields, only_one
 from jsg.server.generation import new_rid
-from jsg.server.http.body import GRAMMAR, Body, Checked, Rid, client_names, is_off
-from jsg.server.openai.response_format import (
-    OWN_WHITESPACE,
-    Choices,
-    JumpForwardOption,
+from jsg.server.http.body import GRAMMAR, Body, Rid, client_names, is_off
+from jsg.server.openai.response_format import OWN_WHITESPACE, Choices, ResponseFormat, StructuredOutputs
+from jsg.server.shared.constraint import (
+    Constraint,
     PropertyOrderOption,
-    ResponseFormat,
     Schema,
-    StructuredOutputs,
     WhitespaceOption,
+    grammar_fields,
+    only_one,
 )
+from jsg.server.shared.fields import MAX_NAME_CHARS, Only
+from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
 from jsg.server.tool_use import ToolUse
-from jsg.types import (
-    GRAMMAR_FIELDS,
-    MAX_LOGIT_BIAS,
-    MAX_N,
-    MAX_STOP_CHARS,
-    MAX_STOP_PATTERN_CHARS,
-    MAX_STOP_PATTERNS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKENS,
-    GrammarKind,
-    SamplingParams,
-)
-
-MAX_NAME_CHARS = 512  # of a user, a salt, a key
+from jsg.types import GRAMMAR_FIELDS, GrammarKind, SamplingParams
 
 GRAMMARS: Mapping[str, GrammarKind] = {
     **{name: name for name in GRAMMAR_FIELDS},
@@ -49,36 +34,6 @@ GRAMMARS: Mapping[str, GrammarKind] = {
 _NO_CODE = "code of clients is never run; use logit_bias, or sample by yourself from the logprobs"
 _ONE_ENGINE = "one engine does both prefill and decode here"
 _TEXT_ONLY = "the prompt is text or token ids only in this version"
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class Only:
-    """Marks a field of which only some values are taken. The others are refused by name.
-
-    Attributes:
-        allowed: Its values; null is as good as absent.
-        otherwise: Why others are refused, or what to do instead.
-    """
-
-    allowed: tuple[Any, ...]
-    otherwise: str
-
-    def __get_pydantic_core_schema__(self, _source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Checks the value. Raises RequestError."""
-
-        def check(value: Any) -> Any:
-            if value is None or any(type(value) is type(known) and value == known for known in self.allowed):
-                return value
-            rule = " or ".join(map(repr, self.allowed))
-            raise RequestError(f"{name} must be {rule}, but got {repr(value)[:100]}: {self.otherwise}", param=name)
-
-        name = str(handler.field_name)
-        return core_schema.no_info_plain_validator_function(check)
-
-    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The values, and null."""
-        return {"enum": [*self.allowed, None]}
 
 
 class StreamOptions(Body):
@@ -95,15 +50,10 @@ class StreamOptions(Body):
     include_obfuscation: Annotated[Any, Only((False,), "events are never padded here; leave it out")] = None
 
 
-class OpenAIBody(Body):
+class OpenAIBody(with_sampling(Body, "openai")):
     """The fields of both endpoints; null means the default. Those beyond OpenAI's are SGLang's and vLLM's."""
 
-    NAMES: ClassVar[Mapping[str, str]] = {
-        "max_new_tokens": "max_tokens",
-        "min_new_tokens": "min_tokens",
-        "sampling_seed": "seed",
-        "return_logprob": "logprobs",
-    }
+    NAMES: ClassVar[Mapping[str, str]] = own_names("openai") | {"return_logprob": "logprobs"}
     """Our name of a field → what clients call it here."""
 
     PROMPT: ClassVar[str] = "prompt"
@@ -132,36 +82,10 @@ class OpenAIBody(Body):
     }
 
     model: str | None = Field(None, description="The name in `/v1/models`; absent is as good.")
-    n: int | None = Field(None, ge=1, le=MAX_N, description="Answers to each prompt; answer i samples with seed + i.")
     stream: bool | None = Field(None, description="Answer with events.")
     stream_options: StreamOptions | None = None
-    stop: str | Checked[str] | None = Field(
-        None, description=f"At most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARS} characters that end an answer."
-    )
-    temperature: float | None = Field(None, description="0 is greedy; otherwise in [1e-5, 100]. Default 1.")
-    top_p: float | None = Field(None, description="In [1e-6, 1].")
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    presence_penalty: float | None = Field(None, description="In [-2, 2].")
-    frequency_penalty: float | None = Field(None, description="In [-2, 2].")
-    logit_bias: dict[str, float] | None = Field(
-        None, description=f"At most {MAX_LOGIT_BIAS} token ids → what is added to their logits, in [-100, 100]."
-    )
     user: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The end user, for the request log.")
     metadata: dict[str, str] | None = Field(None, max_length=16)
-
-    top_k: int | None = Field(None, description="-1 and 0 keep all tokens.")
-    min_p: float | None = Field(None, description="In [0, 1].")
-    repetition_penalty: float | None = Field(None, description="In [0.01, 2].")
-    min_tokens: int | None = Field(None, ge=0, lt=2**31, description="Nothing ends an answer before so many.")
-    stop_token_ids: Checked[int] | None = Field(None, description=f"At most {MAX_STOP_TOKENS} ids that end an answer.")
-    stop_regex: str | Checked[str] | None = Field(
-        None,
-        description=f"SGLang's: at most {MAX_STOP_PATTERNS} regular expressions of 1 to {MAX_STOP_PATTERN_CHARS} "
-        "characters; an answer ends before the first match.",
-    )
-    ignore_eos: bool | None = Field(None, description="Do not end at the model's end of text.")
-    skip_special_tokens: bool | None = Field(None, description="Leave them out of the text; default true.")
-    no_stop_trim: bool | None = Field(None, description="SGLang's name for `include_stop_str_in_output`.")
     include_stop_str_in_output: bool | None = Field(None, description="Keep what ended the answer in its text.")
     return_tokens_as_token_ids: bool | None = Field(
         None, description="Logprobs name tokens `token_id:17` instead of by their text."
@@ -192,10 +116,6 @@ class OpenAIBody(Body):
     guided_grammar: str | None = Field(None, description="vLLM's older name of `ebnf`.")
     whitespace: WhitespaceOption = None
     property_order: PropertyOrderOption = None
-    jump_forward: JumpForwardOption = None
-    return_constraint: bool | None = Field(
-        None, description="Each choice has `constraint`: the share that jump-forward wrote, and what the mask kept."
-    )
 
     spaces_between_special_tokens: bool | None = None
     use_beam_search: Annotated[Any, Only((False,), "there is no beam search; use n and sampling")] = None
@@ -213,7 +133,7 @@ class OpenAIBody(Body):
     @property
     def num_answers(self) -> int:
         """Answers to each prompt."""
-        return self.n or 1
+        return sampling_fields(self, "openai")["n"] or 1
 
     @property
     def wants_usage_event(self) -> bool:
@@ -274,22 +194,11 @@ class OpenAIBody(Body):
         return {"text": self.PROMPT}
 
     def _to_sampling(self, max_new_tokens: int, tools: ToolUse | None) -> SamplingParams:
-        same = self.model_dump(
-            include={
-                *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "stop_regex", "logit_bias"),
-                *("presence_penalty", "frequency_penalty", "repetition_penalty", "skip_special_tokens"),
-                *("ignore_eos", "jump_forward", "return_constraint"),
-            }
-        )
-        renamed = {
-            "max_new_tokens": max_new_tokens,
-            "min_new_tokens": self.min_tokens,
-            "sampling_seed": self.seed,
-            "no_stop_trim": self.no_stop_trim or self.include_stop_str_in_output,
-            "top_k": self.top_k or -1,
-        }
+        fields = sampling_fields(self, "openai")
+        fields["no_stop_trim"] = fields["no_stop_trim"] or self.include_stop_str_in_output
         options = {"whitespace": self.whitespace, "property_order": self.property_order}
-        return SamplingParams.from_dict(same | renamed | grammar_fields(self.constraint(), tools, options))
+        grammar = grammar_fields(self.constraint(), tools, options)
+        return SamplingParams.from_dict({**fields, "max_new_tokens": max_new_tokens, **grammar})
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

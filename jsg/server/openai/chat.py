@@ -17,17 +17,13 @@ from jsg.server.front import Front, ReadyFront
 from jsg.server.generation import MAX_SCORES
 from jsg.server.http.body import GRAMMAR, Checked
 from jsg.server.http.json_body import BodyBytes, new_router
-from jsg.server.openai.body import MAX_NAME_CHARS, Only, OpenAIBody
-from jsg.server.openai.common import TokenNames, constraint_of, finish_of, head_of, respond, shown_logprob
-from jsg.server.openai.messages import Message
-from jsg.server.openai.tools import (
-    ChatTool,
-    FunctionDefinition,
-    NamedFunction,
-    ToolChoice,
-    shown_call,
-    shown_change,
-)
+from jsg.server.openai.body import OpenAIBody
+from jsg.server.openai.common import TokenNames, head_of, respond, shown_logprob
+from jsg.server.openai.tools import NamedFunction, ToolChoice, shown_call, shown_change
+from jsg.server.shared.answers import constraint_of, finish_of
+from jsg.server.shared.fields import MAX_NAME_CHARS, Only
+from jsg.server.shared.messages import Message
+from jsg.server.shared.tools import ChatTool, FunctionDefinition
 from jsg.server.tool_use import MAX_TOOLS, AnswerReader, Choice, Speech, ToolUse, naming
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 

@@ -10,7 +10,6 @@ from fastapi import Request
 from starlette.responses import Response
 
 import jsg
-from jsg.errors import AbortedError
 from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.tokenizer import Tokenizer
 from jsg.server.front import Front
@@ -18,7 +17,7 @@ from jsg.server.generation import Generation
 from jsg.server.http.event_stream import Event, respond_with_events, until_disconnect
 from jsg.server.http.failures import json_response
 from jsg.server.openai.body import OpenAIBody
-from jsg.types import FinishType
+from jsg.server.shared.answers import token_text
 
 LEAST_LOGPROB = -9999.0  # OpenAI's for a token that is as good as impossible; JSON has no infinity
 
@@ -114,25 +113,6 @@ def usage(answers: Sequence[Answer], n: int) -> dict[str, Any]:
     }
 
 
-def finish_of(answer: Answer) -> dict[str, Any]:
-    """Why the answer ended: `finish_reason`, which is null while it runs, and what it stopped at.
-
-    Raises:
-        AbortedError: Somebody ended it. OpenAI's clients know no such reason, and it must not look like an end.
-    """
-    finish = answer.finish
-    if finish is None:
-        return {"finish_reason": None, "matched_stop": None}
-    if finish.type is FinishType.ABORT:
-        raise AbortedError("the request was aborted before its answer was complete; send it again if you still want it")
-    return {"finish_reason": finish.type.value, "matched_stop": finish.matched}
-
-
-def constraint_of(answer: Answer) -> dict[str, Any]:
-    """What the grammar did to the answer, under `constraint`, where that is asked for."""
-    return {"constraint": answer.constraint()} if answer.request.sampling.return_constraint else {}
-
-
 def shown_logprob(logprob: float) -> float:
     """A log-probability that JSON can carry."""
     return max(logprob, LEAST_LOGPROB)
@@ -163,15 +143,6 @@ class TokenNames:
     def raw(self, token_id: int) -> list[int]:
         """Its bytes."""
         return list(self.tokenizer.token_bytes(token_id))
-
-
-def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token's text; one that is only part of a character is shown by its bytes in hex, as OpenAI does."""
-    raw = tokenizer.token_bytes(token_id)
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def now() -> int:

@@ -17,9 +17,11 @@ from jsg.server.caller import ApiCall, CurrentCall
 from jsg.server.front import Front, ReadyFront
 from jsg.server.http.body import Prompts, is_prompt_list
 from jsg.server.http.json_body import new_router
-from jsg.server.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
-from jsg.server.openai.body import Only, OpenAIBody
-from jsg.server.openai.common import TokenNames, constraint_of, finish_of, head_of, respond, shown_logprob
+from jsg.server.openai.body import OpenAIBody
+from jsg.server.openai.common import TokenNames, head_of, respond, shown_logprob
+from jsg.server.shared.answers import constraint_of, finish_of
+from jsg.server.shared.fields import Only
+from jsg.server.shared.media_fields import IMAGE_DATA, NUM_FRAMES, VIDEO_DATA, MediaData, NumFrames, encode_with_media
 from jsg.types import MAX_TOP_LOGPROBS, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's

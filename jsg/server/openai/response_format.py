@@ -6,17 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import FailFast, Field, StringConstraints, model_validator
 
 from jsg.errors import RequestError
-from jsg.server.constraint import Constraint
 from jsg.server.http.body import Body, Checked
-from jsg.types import GrammarKind, JumpForward, PropertyOrder, Whitespace
+from jsg.server.shared.constraint import Constraint, Schema
+from jsg.types import GrammarKind
 
-type Schema = dict[str, Any] | bool
 type SchemaName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
 type Choices = Annotated[list[str], FailFast(), Field(min_length=1)]
-# No `type` statements: pydantic would hide the descriptions behind the names.
-WhitespaceOption = Annotated[Whitespace | None, Field(description="In JSON of a schema; see `sampling_params` below.")]
-PropertyOrderOption = Annotated[PropertyOrder | None, Field(description="Of the members of objects of a schema.")]
-JumpForwardOption = Annotated[JumpForward | None, Field(description="What to do where the grammar leaves one way on.")]
 
 OWN_WHITESPACE = "send whitespace: fixed, compact or flexible"
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}

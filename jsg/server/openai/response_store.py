@@ -116,7 +116,6 @@ class ResponseStore:
         max_bytes: int = MAX_BYTES,
         max_age_s: float = MAX_AGE_S,
     ) -> None:
-        self._num_tenants = num_tenants
         self._max_responses = max(1, max_responses // num_tenants)
         self._max_bytes = max_bytes // num_tenants
         self._max_age_s = max_age_s

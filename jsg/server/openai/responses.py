@@ -22,11 +22,11 @@ from jsg.server.http.failures import json_response
 from jsg.server.http.json_body import new_router
 from jsg.server.media_sources import MediaSource, joined_content
 from jsg.server.openai.common import TokenNames
-from jsg.server.openai.messages import FunctionCall, check_fits
 from jsg.server.openai.response_store import Picture, ResponseStore, StoredResponse, Turn, compact
 from jsg.server.openai.responses_body import InputItem, InputTokensBody, ResponsesBody, ResponsesToolChoice
 from jsg.server.openai.responses_events import events_of
 from jsg.server.openai.responses_reply import Reply
+from jsg.server.shared.messages import FunctionCall, check_fits
 from jsg.server.tool_use import ToolUse, naming
 from jsg.types import FinishType
 

@@ -7,28 +7,26 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from jsg.errors import RequestError
-from jsg.server.constraint import Constraint, grammar_fields, only_one
 from jsg.server.http.body import GRAMMAR, Body, Checked
-from jsg.server.openai.body import MAX_NAME_CHARS, Only
-from jsg.server.openai.messages import ONE_DETAIL
-from jsg.server.openai.response_format import (
-    ANY_OBJECT,
-    ENFORCED,
-    NOT_SHOWN,
-    JumpForwardOption,
+from jsg.server.openai.response_format import ANY_OBJECT, ENFORCED, NOT_SHOWN, SchemaName
+from jsg.server.openai.response_store import Picture, Role
+from jsg.server.shared.constraint import (
+    Constraint,
     PropertyOrderOption,
     Schema,
-    SchemaName,
     WhitespaceOption,
+    grammar_fields,
+    only_one,
 )
-from jsg.server.openai.response_store import Picture, Role
-from jsg.server.openai.tools import STRICT, ToolName
+from jsg.server.shared.fields import MAX_NAME_CHARS, Only
+from jsg.server.shared.messages import ONE_DETAIL
+from jsg.server.shared.sampling import own_names, sampling_fields, with_sampling
+from jsg.server.shared.tools import STRICT, ToolName
 from jsg.server.tool_use import MAX_TOOLS, Choice, Speech, Tool, ToolUse
 from jsg.types import MAX_TOP_LOGPROBS, SamplingParams
 
 CLIENT_NAMES: Mapping[str, str] = {
-    "max_new_tokens": "max_output_tokens",
-    "sampling_seed": "seed",
+    **own_names("responses"),
     "return_logprob": "top_logprobs",
     "top_logprobs_num": "top_logprobs",
     "input_ids": "input",
@@ -347,7 +345,7 @@ class InputTokensBody(Body):
         return {**CLIENT_NAMES, GRAMMAR: "tools" if constraint is None else constraint.field}
 
 
-class ResponsesBody(InputTokensBody):
+class ResponsesBody(with_sampling(InputTokensBody, "responses")):
     """An input, and how to answer it."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
@@ -371,15 +369,6 @@ class ResponsesBody(InputTokensBody):
     max_output_tokens: int | None = Field(
         None, ge=1, lt=2**31, description="Tokens to generate at most; absent is all that there is room for."
     )
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = Field(None, description="-1 and 0 keep all tokens.")
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    stop: str | Checked[str] | None = Field(None, description="SGLang's: texts that end the answer.")
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     include: Checked[Include] | None = Field(
         None, description=f"`{LOGPROBS}`, or what no answer of this version has and so changes nothing."
     )
@@ -390,10 +379,6 @@ class ResponsesBody(InputTokensBody):
     stream_options: ResponseStreamOptions | None = None
     whitespace: WhitespaceOption = None
     property_order: PropertyOrderOption = None
-    jump_forward: JumpForwardOption = None
-    return_constraint: bool | None = Field(
-        None, description="The response has `constraint`: the share that jump-forward wrote, and what the mask kept."
-    )
     user: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The end user, for the request log.")
     safety_identifier: str | None = Field(None, max_length=MAX_NAME_CHARS, description="The new name of `user`.")
     cache_salt: str | None = Field(
@@ -415,16 +400,9 @@ class ResponsesBody(InputTokensBody):
 
     def to_sampling(self, max_new_tokens: int, tools: ToolUse | None) -> SamplingParams:
         """How to choose tokens. Raises RequestError for a value out of range."""
-        same = self.model_dump(
-            include={
-                *("temperature", "top_p", "min_p", "stop"),
-                *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-                *("jump_forward", "return_constraint"),
-            }
-        )
-        renamed = {"max_new_tokens": max_new_tokens, "sampling_seed": self.seed, "top_k": self.top_k or -1}
         options = {"whitespace": self.whitespace, "property_order": self.property_order}
-        return SamplingParams.from_dict(same | renamed | grammar_fields(self.constraint(), tools, options))
+        fields = sampling_fields(self, "responses") | {"max_new_tokens": max_new_tokens}
+        return SamplingParams.from_dict(fields | grammar_fields(self.constraint(), tools, options))
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

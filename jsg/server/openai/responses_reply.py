@@ -9,8 +9,9 @@ from typing import Any, final
 from jsg.processing.answer import Answer, AnswerDelta
 from jsg.processing.tool_calls import CallDelta, ContentDelta, ToolDelta
 from jsg.server.generation import Generation
-from jsg.server.openai.common import TokenNames, constraint_of, finish_of, shown_logprob
+from jsg.server.openai.common import TokenNames, shown_logprob
 from jsg.server.openai.scored_reader import ScoredReader
+from jsg.server.shared.answers import constraint_of, finish_of
 from jsg.server.tool_use import AnswerReader, ToolUse
 from jsg.types import FinishType, TokenLogprob
 

@@ -1,43 +1,15 @@
-"""Tools as clients of chat completions write them, and calls as those clients read them."""
+"""Which tools clients of chat completions want to be called, and calls as those clients read them."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from jsg.errors import RequestError
 from jsg.processing.tool_calls import CallDelta, ToolCall
 from jsg.server.http.body import Body, Checked
-from jsg.server.tool_use import Choice, Tool
-
-FUNCTIONS_ONLY = "only functions can be called; write it as a function"
-STRICT = "False: the arguments of a call are any JSON object. Otherwise they match `parameters`."
-
-type ToolName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.-]+$")]
-
-
-class FunctionDefinition(Body):
-    """A function that the model may call."""
-
-    name: ToolName
-    description: str | None = Field(None, description="Shown to the model.")
-    parameters: dict[str, Any] | None = Field(
-        None, description="A JSON Schema of the arguments, shown to the model; absent is no arguments."
-    )
-    strict: bool | None = Field(None, description=STRICT)
-
-    def tool(self, field: str) -> Tool:
-        """The same for every API; it stands in that field."""
-        return Tool(self.name, self.description, self.parameters, f"{field}.parameters", self.strict is not False)
-
-
-class ChatTool(Body):
-    """An item of `tools`."""
-
-    REFUSED: ClassVar[Mapping[str, str]] = {"custom": FUNCTIONS_ONLY}
-
-    type: Literal["function"]
-    function: FunctionDefinition
+from jsg.server.shared.tools import FUNCTIONS_ONLY
+from jsg.server.tool_use import Choice
 
 
 class NamedFunction(Body):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.metrics_core import Metric
 
-from jsg.server.telemetry.observer import ABORT_REASONS
+from jsg.server.telemetry.abort_reasons import ABORT_REASONS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, Protocol, final
 
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Route
@@ -14,11 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.server.http.failures import CLIENT_LEFT
-from jsg.server.telemetry.observer import ERROR, REFUSED, ExchangeObserver, end_reason
+from jsg.server.observer import Begun
+from jsg.server.telemetry.abort_reasons import ERROR, REFUSED, end_reason
 from jsg.server.telemetry.trace_context import TraceContext
-
-if TYPE_CHECKING:
-    from jsg.server.generation import Generation
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ class Endpoint:
 
 @final
 class Exchange:
-    """One HTTP request and its response, as far as they have come.
+    """One HTTP request and its response, as far as they have come; an `Observer` of what is generated for it.
 
     Attributes:
         endpoint: Where it went.
@@ -74,6 +72,21 @@ class Exchange:
         self.begun_at: float | None = None
         self.failure: str | None = None
         self.trace_id = self.trace.trace_id if self.trace else None
+
+    def on_start(self, begun: Begun) -> None:
+        """Its answers; they grow by themselves."""
+        self.prompts = (*self.prompts, *begun.prompts)
+        self.answers = (*self.answers, *begun.answers)
+        self.begun_at = self.begun_at or begun.started_at
+        self.user = begun.user
+
+    def on_delta(self, begun: Begun, answer: Answer, delta: AnswerDelta) -> None:
+        """Nothing."""
+
+    def on_end(self, begun: Begun, error: BaseException | None) -> None:
+        """What cut them short."""
+        if error is not None:
+            self.failure = end_reason(begun.answers, error)
 
     @property
     def first_answers(self) -> list[Answer]:
@@ -131,27 +144,12 @@ class EndpointTable:
         return endpoint
 
 
-@final
-class RecordAnswers:
-    """An `Observer` that writes into an exchange what was generated for it."""
+class ExchangeObserver(Protocol):
+    """Is told of each HTTP request when its response is over. Must be quick; what it raises is logged."""
 
-    def on_start(self, generation: "Generation") -> None:
-        """Its answers; they grow by themselves."""
-        exchange = generation.call.exchange
-        if exchange is not None:
-            exchange.prompts = (*exchange.prompts, *generation.prompts)
-            exchange.answers = (*exchange.answers, *generation.answers)
-            exchange.begun_at = exchange.begun_at or generation.started_at
-            exchange.user = generation.call.user
-
-    def on_delta(self, generation: "Generation", answer: Answer, delta: AnswerDelta) -> None:
-        """Nothing."""
-
-    def on_end(self, generation: "Generation", error: BaseException | None) -> None:
-        """What cut them short."""
-        exchange = generation.call.exchange
-        if exchange is not None and error is not None:
-            exchange.failure = end_reason(generation.answers, error)
+    def on_exchange(self, exchange: Exchange) -> None:
+        """The response was sent, or the client left."""
+        ...
 
 
 @final

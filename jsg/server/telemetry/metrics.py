@@ -10,19 +10,17 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from prometheus_client.metrics_core import Metric
 
 import jsg
 from jsg.processing.answer import Answer, AnswerDelta
+from jsg.server.observer import Begun
+from jsg.server.telemetry.abort_reasons import ABORT_REASONS, ABORT_REQUEST, ERROR, end_reason
 from jsg.server.telemetry.exchange import Exchange
-from jsg.server.telemetry.observer import ABORT_REASONS, ABORT_REQUEST, ERROR, end_reason
 from jsg.server.telemetry.series import Counter, Histogram, Series
 from jsg.types import FinishType
-
-if TYPE_CHECKING:
-    from jsg.server.generation import Generation
 
 RATE_WINDOW_S = 10.0  # that the throughput is taken over
 
@@ -166,15 +164,15 @@ class Metrics:
             for finish in (FinishType.STOP, FinishType.LENGTH):
                 self.finished.add(0, (route, finish.value))
 
-    def on_start(self, generation: "Generation") -> None:
+    def on_start(self, begun: Begun) -> None:
         """Its answers are open."""
-        answers = iter(generation.answers)
-        for prompt in generation.prompts:
+        answers = iter(begun.answers)
+        for prompt in begun.prompts:
             shared = _Prompt()
             for answer in itertools.islice(answers, prompt.sampling.n):
                 self._open[answer] = _Progress(shared)
 
-    def on_delta(self, generation: "Generation", answer: Answer, delta: AnswerDelta) -> None:
+    def on_delta(self, begun: Begun, answer: Answer, delta: AnswerDelta) -> None:
         """Counts its tokens, and its end."""
         progress = self._open.get(answer)
         if progress is None:
@@ -188,13 +186,13 @@ class Metrics:
             progress.last_token_s = answer.elapsed_s
             self.tokens.generated.add(num_tokens)
         if delta.finish is not None:
-            self._end(generation.call.route, answer, progress, delta.finish.type)
+            self._end(begun.route, answer, progress, delta.finish.type)
 
-    def on_end(self, generation: "Generation", error: BaseException | None) -> None:
+    def on_end(self, begun: Begun, error: BaseException | None) -> None:
         """Counts as aborted what did not finish."""
-        unfinished = [answer for answer in generation.answers if self._open.pop(answer, None) is not None]
+        unfinished = [answer for answer in begun.answers if self._open.pop(answer, None) is not None]
         if unfinished:
-            self.aborted.add(len(unfinished), (end_reason(generation.answers, error) or ERROR,))
+            self.aborted.add(len(unfinished), (end_reason(begun.answers, error) or ERROR,))
 
     def on_exchange(self, exchange: Exchange) -> None:
         """Counts the response, and the tokens that its client was not given or cannot take for a whole answer."""

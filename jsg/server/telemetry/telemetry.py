@@ -13,12 +13,12 @@ from starlette.routing import BaseRoute
 from jsg.config import ServerConfig
 from jsg.server.caller import CurrentCall
 from jsg.server.front import Front
+from jsg.server.observer import Observer
 from jsg.server.telemetry.aliases import alias_families
 from jsg.server.telemetry.engine_stats import UP, EngineStats
-from jsg.server.telemetry.exchange import EndpointTable, RecordAnswers, WatchExchanges
+from jsg.server.telemetry.exchange import EndpointTable, ExchangeObserver, WatchExchanges
 from jsg.server.telemetry.exposition import encoded
 from jsg.server.telemetry.metrics import Metrics
-from jsg.server.telemetry.observer import ExchangeObserver, Observer
 from jsg.server.telemetry.request_log import RequestLog
 from jsg.server.telemetry.tracing import SpanExport
 
@@ -44,7 +44,7 @@ class Telemetry:
         self._engine: EngineStats | None = None
         self._spans = None if endpoint is None else SpanExport.open(endpoint, model_name)
         self._log = RequestLog() if config.log_requests else None
-        self.observers: Sequence[Observer] = (self.metrics, RecordAnswers())
+        self.observers: Sequence[Observer] = (self.metrics,)
         watching = (self.metrics, self._spans, self._log)  # spans before the log, which names the trace
         self.exchange_observers: Sequence[ExchangeObserver] = tuple(one for one in watching if one is not None)
 

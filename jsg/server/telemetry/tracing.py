@@ -8,17 +8,13 @@ import asyncio
 import contextlib
 import threading
 import urllib.parse
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import Any, Protocol, Self, final
 
 import jsg
 from jsg.errors import ConfigError
+from jsg.server.telemetry.abort_reasons import ABORT_REQUEST, CLIENT_DISCONNECT, REFUSED
 from jsg.server.telemetry.exchange import Exchange
-from jsg.server.telemetry.observer import ABORT_REQUEST, CLIENT_DISCONNECT, REFUSED
 from jsg.server.telemetry.trace_context import TraceContext
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import TracerProvider
 
 PROVIDER = "jsg"
 DEFAULT_PATH = "/v1/traces"
@@ -30,6 +26,18 @@ CLOSE_TIMEOUT_S = 2.0
 CHAT_ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 
 
+class TracerProvider(Protocol):
+    """What is used of the OpenTelemetry SDK's class of this name; the packages of the SDK may be missing."""
+
+    def get_tracer(self, name: str, version: str, /) -> Any:
+        """What makes spans."""
+        ...
+
+    def shutdown(self) -> None:
+        """Sends what waits."""
+        ...
+
+
 @final
 class SpanExport:
     """An `ExchangeObserver` that sends spans to a collector, from a thread of the OpenTelemetry SDK.
@@ -37,7 +45,7 @@ class SpanExport:
     A collector that is slow or away costs spans, never requests.
     """
 
-    def __init__(self, provider: "TracerProvider", model_name: str) -> None:
+    def __init__(self, provider: TracerProvider, model_name: str) -> None:
         """Makes spans with this provider."""
         self._provider = provider
         self._tracer = provider.get_tracer("jsg", jsg.__version__)
@@ -176,7 +184,7 @@ def _is_fault(exchange: Exchange) -> bool:
     return is_failure or exchange.outcome not in ("ok", REFUSED, CLIENT_DISCONNECT, ABORT_REQUEST)
 
 
-def _parent(trace: TraceContext | None) -> "Context":
+def _parent(trace: TraceContext | None) -> Any:
     """The context of a span that belongs to this trace; without one it begins its own."""
     from opentelemetry.context import Context
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, set_span_in_context

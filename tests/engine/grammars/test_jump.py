@@ -111,7 +111,9 @@ def test_rows_of_the_model_without_a_token_and_odd_eos_ids_do_no_harm(
 ):
     """And the kernels are compiled, by a process that is not started here, into a directory that is nobody else's."""
     filled: list[pathlib.Path] = []
-    monkeypatch.setattr("jsg.engine.grammars.lexicon.fill_elsewhere", filled.append)
+    monkeypatch.setattr(
+        "jsg.engine.grammars.lexicon.fill_elsewhere", lambda directory, is_closing: filled.append(directory)
+    )
     lettered.write_model(tmp_path / "model")
     loader = LexiconLoader(tmp_path / "model", 96, frozenset({1, 5000}), tmp_path)
     vocabulary = loader.get().vocabulary

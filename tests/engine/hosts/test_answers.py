@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine import small
 from tests.engine.hosts.ports import free_address
-from tests.engine.test_tensor_parallel import MAX_DIFFERENCE, answers
+from tests.engine.shared_out import MAX_DIFFERENCE, SharedOut, answers
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 
 FAMILIES = {
-    "llama_gqa_head_dim": 4,  # two devices on each host, and key-value heads that are there twice
-    "llama_tied": 2,
-    "mistral_window": 2,
-    "mixtral": 2,
-    "qwen2": 2,
-    "qwen3_biases": 2,
+    "llama_gqa_head_dim": (4, {}),  # two devices on each host, and key-value heads that are there twice
+    "mistral_window": (2, small.DETERMINISTIC),
+    "mixtral": (2, small.DETERMINISTIC),
 }
+"""Devices, and knobs; deterministic mode has fewer programs."""
 
 
 def answers_of_hosts(run: dict[str, Any], num_hosts: int = 2) -> dict[str, Any]:
@@ -31,13 +30,21 @@ def answers_of_hosts(run: dict[str, Any], num_hosts: int = 2) -> dict[str, Any]:
     return said
 
 
+def test_two_hosts_answer_as_two_devices_to_the_last_bit(shared_out: SharedOut):
+    together = answers_of_hosts({**shared_out.run, "tp_size": 2})
+    for part in ("tokens", "logprobs", "prompt_logprobs", "collectives"):
+        assert together[part] == shared_out.by_count[2][part], part
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", sorted(FAMILIES))
 def test_the_tokens_are_those_of_one_process(tmp_path: Path, compile_cache_dir: str, variant: str):
     write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
     common = {"variant": variant, "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 24}
-    (alone,) = answers([{**common, "tp_size": 1, "knobs": {}}])
-    together = answers_of_hosts({**common, "tp_size": FAMILIES[variant], "knobs": {}})
+    common["num_requests"] = 5
+    count, common["knobs"] = FAMILIES[variant]
+    (alone,) = answers([{**common, "tp_size": 1}])
+    together = answers_of_hosts({**common, "tp_size": count})
     assert together["tokens"] == alone["tokens"]
     for scores in ("logprobs", "prompt_logprobs"):
         assert len(together[scores]) == len(alone[scores]) > 0
@@ -49,8 +56,8 @@ def test_the_tokens_are_those_of_one_process(tmp_path: Path, compile_cache_dir: 
 def test_a_host_has_experts_of_its_own(tmp_path: Path, compile_cache_dir: str):
     write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
     common = {"variant": "mixtral", "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
-    (alone,) = answers([{**common, "tp_size": 1, "knobs": {}}])
-    together = answers_of_hosts({**common, "tp_size": 2, "knobs": {"ep_size": 2}})
+    (alone,) = answers([{**common, "tp_size": 1, "knobs": small.DETERMINISTIC}])
+    together = answers_of_hosts({**common, "tp_size": 2, "knobs": {"ep_size": 2, **small.DETERMINISTIC}})
     assert together["tokens"] == alone["tokens"]
 
 
@@ -60,20 +67,9 @@ def test_8_bits_pages_and_retracts(tmp_path: Path, compile_cache_dir: str):
     write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
     common = {"variant": variant, "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 40}
     knobs = {"quantization": "int8", "page_size": 4, "max_total_tokens": 152, "schedule_conservativeness": 0.01}
+    knobs |= small.DETERMINISTIC
     (alone,) = answers([{**common, "tp_size": 1, "knobs": knobs}])
     together = answers_of_hosts({**common, "tp_size": 2, "knobs": knobs})
     assert together["tokens"] == alone["tokens"]
     assert together["stats"] == alone["stats"]
     assert together["stats"]["num_retracts"]
-
-
-@pytest.mark.slow
-def test_deterministic_answers_are_those_of_two_devices_to_the_last_bit(tmp_path: Path, compile_cache_dir: str):
-    variant = "llama_tied"
-    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
-    common = {"variant": variant, "directory": str(tmp_path), "cache_dir": compile_cache_dir, "num_new": 12}
-    knobs = {"deterministic": True}
-    (alone,) = answers([{**common, "tp_size": 2, "knobs": knobs}])
-    together = answers_of_hosts({**common, "tp_size": 2, "knobs": knobs})
-    for part in ("tokens", "logprobs", "prompt_logprobs"):
-        assert together[part] == alone[part]

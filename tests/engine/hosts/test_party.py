@@ -27,7 +27,7 @@ class Led:
     def __init__(self) -> None:
         plan, self.plan = socket.socketpair()
         beats, self.beats = socket.socketpair()
-        self.plan.settimeout(10)
+        self.plan.settimeout(60)
         self.leader = Leader(CONFIG, {1: Connections("127.0.0.1", plan, beats)})
         replica = create_autospec(Replica, instance=True, state=())
         replica.call.side_effect = RuntimeError("out of memory")

@@ -22,7 +22,7 @@ SCHEMA = {
 def ends():
     left, right = socket.socketpair()
     with left, right:
-        right.settimeout(10)
+        right.settimeout(60)
         yield left, right
 
 

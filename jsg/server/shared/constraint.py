@@ -2,11 +2,18 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, final
+from typing import Annotated, Any, final
+
+from pydantic import Field
 
 from jsg.errors import RequestError
 from jsg.server.tool_use import ToolUse
-from jsg.types import GrammarKind
+from jsg.types import GrammarKind, PropertyOrder, Whitespace
+
+type Schema = dict[str, Any] | bool
+# No `type` statements: pydantic would hide the descriptions behind the names.
+WhitespaceOption = Annotated[Whitespace | None, Field(description="In JSON of a schema; see `sampling_params` below.")]
+PropertyOrderOption = Annotated[PropertyOrder | None, Field(description="Of the members of objects of a schema.")]
 
 
 @final

@@ -1,8 +1,7 @@
-"""What watches requests without changing them: metrics, the request log, traces."""
+"""Why answers end that are not finished, as metrics, the request log and traces call it."""
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
 
 from starlette.requests import ClientDisconnect
 
@@ -16,12 +15,8 @@ from jsg.errors import (
     ShuttingDownError,
     TimeLimitError,
 )
-from jsg.processing.answer import Answer, AnswerDelta
+from jsg.processing.answer import Answer
 from jsg.types import FinishType
-
-if TYPE_CHECKING:
-    from jsg.server.generation import Generation
-    from jsg.server.telemetry.exchange import Exchange
 
 CLIENT_DISCONNECT = "client_disconnect"
 ABORT_REQUEST = "abort_request"
@@ -44,33 +39,6 @@ _ABORT_REASONS: dict[type[BaseException], str] = {
 }
 ABORT_REASONS = tuple(dict.fromkeys(_ABORT_REASONS.values()))
 """Why an answer can end without being finished."""
-
-
-class Observer(Protocol):
-    """Is told of each request that generates. Must be quick, and must not raise."""
-
-    def on_start(self, generation: "Generation") -> None:
-        """It was accepted and goes to the engine."""
-        ...
-
-    def on_delta(self, generation: "Generation", answer: Answer, delta: AnswerDelta) -> None:
-        """The engine gave something for one of its answers; the answer holds it already."""
-        ...
-
-    def on_end(self, generation: "Generation", error: BaseException | None) -> None:
-        """All is over: `error` is None when every answer finished, else what ended it (cancelled: the client left).
-
-        An answer without a finish was cut short.
-        """
-        ...
-
-
-class ExchangeObserver(Protocol):
-    """Is told of each HTTP request when its response is over. Must be quick; what it raises is logged."""
-
-    def on_exchange(self, exchange: "Exchange") -> None:
-        """The response was sent, or the client left."""
-        ...
 
 
 def end_reason(answers: Iterable[Answer], error: BaseException | None) -> str | None:

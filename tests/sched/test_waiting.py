@@ -1,4 +1,4 @@
-"""The parts of the scheduler, each against something simpler."""
+"""The waiting queue in every policy: against a sort from scratch, and in cases that can be said beforehand."""
 
 import random
 
@@ -11,13 +11,9 @@ from jsg.cache.allocator import PageAllocator
 from jsg.cache.node import Node
 from jsg.cache.radix import RadixCache
 from jsg.config import POLICIES
-from jsg.errors import ConfigError
-from jsg.sched import waiting as waiting_module
-from jsg.sched.admission import DECAY_STEPS, FLOOR, START, AdmissionEstimate
-from jsg.sched.buckets import Phase, make_buckets, make_deterministic_buckets
-from jsg.sched.bypass import BypassLedger
+from jsg.sched import waiting
 from jsg.sched.policy import make_policy
-from jsg.sched.records import RunningRequest, new_running_request
+from jsg.sched.request import RunningRequest, new_running_request
 from jsg.sched.waiting import WaitingQueue
 from jsg.types import Request, SamplingParams
 
@@ -28,142 +24,6 @@ def make_request(
     sampling = SamplingParams(max_new_tokens=max_new)
     request = Request(rid=str(arrival), input_ids=tokens, sampling=sampling, namespace=namespace, priority=priority)
     return new_running_request(request, arrival, 0)
-
-
-# The ledger.
-
-
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("record"), st.integers(0, 5000), st.integers(1, 100)),
-            st.tuples(st.just("forget"), st.integers(0, 3000), st.just(0)),
-        ),
-        max_size=60,
-    ),
-    st.integers(0, 500),
-)
-def test_ledger_counts_the_tokens_of_later_arrivals(events: list[tuple[str, int, int]], bound: int):
-    ledger = BypassLedger(bound)
-    recorded: list[tuple[int, int]] = []
-    oldest = 0
-    for kind, number, num_tokens in events:
-        if kind == "forget":
-            oldest = max(oldest, number)
-            ledger.forget_before(oldest)
-        else:
-            ledger.record(oldest + number, num_tokens)
-            recorded.append((oldest + number, num_tokens))
-        edges = [arrival + side for arrival, _ in recorded for side in (-1, 0)]
-        for asked in {oldest, *(edge for edge in edges if edge >= oldest)}:
-            later = sum(tokens for arrival, tokens in recorded if arrival > asked)
-            assert ledger.bypassed(asked) == later
-            assert ledger.is_overdue(asked) == (later > bound)
-
-
-def test_ledger_stays_small():
-    ledger = BypassLedger(0)
-    for arrival in range(20_000):
-        ledger.record(arrival, 1)
-        ledger.forget_before(max(0, arrival - 100))
-    assert len(ledger._tokens) <= 2048 and ledger.bypassed(19_950) == 49
-
-
-# Buckets.
-
-
-@given(st.integers(1, 300), st.integers(0, 10_000), st.booleans())
-def test_buckets_hold_every_step_with_little_padding(max_running: int, more: int, is_deterministic: bool):
-    chunk = max_running + more
-    buckets = (
-        make_deterministic_buckets(max_running, chunk, chunk) if is_deterministic else make_buckets(max_running, chunk)
-    )
-    assert len(buckets.all) <= 24, "design: at most 24 forward executables"
-    assert buckets.max_rows >= max_running and buckets.max_tokens >= chunk and buckets.chunk == chunk
-    for phase, most in ((Phase.DECODE, max_running), (Phase.EXTEND, chunk)):
-        for num_tokens in {1, min(2, most), most // 3 + 1, most - 1 or 1, most}:
-            key = buckets.pick(phase, num_tokens)
-            keys = buckets.decode if phase is Phase.DECODE and buckets.decode else buckets.extend
-            assert key == min((k for k in keys if k.num_tokens >= num_tokens), key=lambda k: k.num_tokens)
-            if not is_deterministic:
-                assert key.num_tokens <= max(64, 2 * num_tokens) and key.phase is phase
-    assert is_deterministic == (not buckets.decode)
-
-
-@pytest.mark.parametrize("max_running", [1, 8, 10, 250, 256])
-def test_every_number_of_rows_can_be_a_multiple_of_something(max_running: int):
-    buckets = make_buckets(max_running, max_running, row_multiple=8, shares_prefixes=True)
-    assert all(key.num_rows % 8 == key.num_tokens % 8 == 0 for key in buckets.all)
-    assert max_running <= buckets.decode[-1].num_rows == buckets.max_rows < max_running + 8
-    assert buckets.pick(Phase.DECODE, max_running).num_tokens == buckets.max_rows
-    assert buckets.decode[0].num_rows == 8
-
-
-def test_a_shape_for_drafts_must_be_worth_it():
-    buckets = make_buckets(32, 512)
-    sizes = [key.num_rows for key in buckets.drafts]
-    assert sizes == [16, 32, 64, 128]
-    for least, wanted, most, expected in (
-        (4, 10, 128, 16),
-        (4, 23, 128, 16),  # three quarters of 32 are 24
-        (4, 24, 128, 32),
-        (16, 20, 128, 32),  # a full batch has no room for drafts in 16 rows
-        (31, 40, 128, 64),  # nor in 32 for enough of them
-        (16, 95, 128, 64),
-        (16, 96, 128, 128),
-        (16, 300, 128, 128),
-        (16, 300, 64, 64),  # the largest is not compiled yet
-        (32, 40, 32, 32),
-    ):
-        assert buckets.rows_worth(least, wanted, most) == expected
-
-
-@pytest.mark.parametrize("make", [make_buckets, lambda rows, chunk: make_deterministic_buckets(rows, chunk, 512)])
-def test_a_chunk_must_hold_a_token_of_everybody(make):
-    with pytest.raises(ConfigError, match="--chunked-prefill-size must be at least --max-running-requests"):
-        make(64, 63)
-
-
-def test_deterministic_chunk_must_fit_its_one_shape():
-    with pytest.raises(ConfigError, match="at most 256"):
-        make_deterministic_buckets(4, 257, 256)
-
-
-# The admission estimate.
-
-
-def test_estimate_sinks_to_its_floor_and_starts_afresh():
-    estimate = AdmissionEstimate(1.0)
-    assert estimate.fraction == START
-    for _ in range(DECAY_STEPS // 2):
-        estimate.step()
-    assert estimate.fraction == pytest.approx((START + FLOOR) / 2)
-    for _ in range(DECAY_STEPS):
-        estimate.step()
-    assert estimate.fraction == pytest.approx(FLOOR)
-    estimate.on_idle()
-    assert estimate.fraction == START
-
-
-def test_estimate_learns_from_a_retract_and_forgets_in_time():
-    estimate = AdmissionEstimate(0.01)
-    request = make_request((1,), 0, max_new=100)
-    request.num_known += 40
-    estimate.on_retract([request])
-    assert estimate.fraction == pytest.approx(0.6)
-    for _ in range(2 * DECAY_STEPS):
-        estimate.step()
-    assert estimate.fraction == pytest.approx(FLOOR * 0.01)
-    estimate.on_retract([])
-    assert 0 <= estimate.fraction <= 1
-
-
-def test_estimate_is_a_fraction_whatever_the_knob():
-    assert AdmissionEstimate(100.0).fraction == 1.0
-    assert AdmissionEstimate(0.01).fraction == pytest.approx(START * 0.01)
-
-
-# The waiting queue.
 
 
 class Queue:
@@ -223,7 +83,7 @@ class Queue:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_queue_is_in_the_order_of_a_sort_from_scratch(policy: str, page_size: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(waiting_module, "SPARE_KEYS", 4)
+    monkeypatch.setattr(waiting, "SPARE_KEYS", 4)
     queue = Queue(policy, page_size, seed=1, priorities=(0, 0, 0, 1, -1))
     longest = 0
     for step in range(400):

@@ -3,22 +3,22 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, final
 
 from jsg.errors import AbortedError, ForbiddenError, JsgError, RequestError
-from jsg.lang.tokens.model import Outcome, ScoredChoices, TokenCall, TokenDelta
-from jsg.lang.tokens.scoring import ScoreLimits, ScorePlan
-from jsg.lang.tokens.session import TokenSession
-from jsg.processing.answer import Answer, AnswerDelta, Prompt
-from jsg.processing.encode_parts import split_answer
+from jsg.lang.tokens.local_model import HELD, LocalModel
+from jsg.lang.tokens.scoring import ScoreLimits
+from jsg.lang.tokens.session import TokenSession, open_session
+from jsg.processing.answer import Answer, Prompt
+from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt
 from jsg.processing.parts import Part
 from jsg.processing.turns import ChatTurns
 from jsg.server.caller import ApiCall
 from jsg.server.front import Front
 from jsg.server.generation import MAX_ANSWERS, MAX_PROMPT_TOKENS, MAX_SCORES, Generation, new_rid
-from jsg.server.prompt_parts import encode_choices_of, encode_prompt
-from jsg.types import FinishType, SamplingParams
+from jsg.server.shared.prompt_parts import encode_choices_of, encode_prompt
+from jsg.types import FinishType
 
 MAX_AT_ONCE = 1024  # calls of one HTTP request that are at the engine; others wait for them
 
@@ -96,7 +96,7 @@ class FrontHold:
 
 
 @final
-class FrontModel:
+class FrontModel(LocalModel):
     """The served model, for the calls of one HTTP request."""
 
     def __init__(
@@ -123,6 +123,8 @@ class FrontModel:
             is_read: Somebody reads what the model writes as it grows.
             budget: What all its calls together may cost; None where there is one call.
         """
+        limits = ScoreLimits(prompts=MAX_ANSWERS, tokens=MAX_PROMPT_TOKENS, scores=MAX_SCORES)
+        super().__init__(front.generator.tokenizer, limits)
         self._front = front
         self._call = dataclasses.replace(call, is_let_in=True) if waits else call
         self._waits = waits
@@ -133,8 +135,8 @@ class FrontModel:
         self._budget = budget
         self._num_calls = 0
         self._holds: list[FrontHold] = []
-        limits = front.generator.admission.limits
-        self._places = asyncio.Semaphore(min(limits.max_per_key or MAX_AT_ONCE, MAX_AT_ONCE))
+        most = front.generator.admission.limits.max_per_key or MAX_AT_ONCE
+        self._places = asyncio.Semaphore(min(most, MAX_AT_ONCE))
 
     def info(self) -> dict[str, Any]:
         """Which model this is."""
@@ -144,58 +146,6 @@ class FrontModel:
         """The model's chat template. Raises RequestError where it has none."""
         return self._front.turns
 
-    async def generate(self, call: TokenCall) -> AsyncGenerator[TokenDelta]:
-        """Continues a prompt. Closing it early aborts. Raises JsgError."""
-        tokenizer = self._front.generator.tokenizer
-        reports = dict(call.reports)
-        texts = tokenizer if reports.pop("return_text_in_logprobs", False) else None
-        encoded = await encode_prompt(self._front, call.prompt, namespace=self._namespace)
-        prompt = Prompt(
-            **self._common(),
-            **encoded.fields,
-            sampling=SamplingParams.from_dict(call.sampling),
-            **reports,
-        )
-        answers: Sequence[Answer] = []
-        async with contextlib.aclosing(self._run([prompt])) as deltas:
-            async for generation, index, delta in deltas:
-                answers = generation.answers
-                if index == 0 and delta.text:
-                    yield TokenDelta(delta.text)
-        _check_whole(answers)
-        kept_ids, tail = split_answer(tokenizer, answers[0])
-        result = answers[0].result(texts)
-        outcome = Outcome(
-            part_ids=encoded.part_ids,
-            kept_ids=kept_ids,
-            tail=tail,
-            meta=result["meta_info"] | {"output_ids": result["output_ids"]},
-            others=tuple(answer.text for answer in answers[1:]),
-        )
-        yield TokenDelta("", outcome)
-
-    async def score(
-        self, prompt: tuple[Part, ...], choices: Sequence[str], *, unconditional: bool = False
-    ) -> ScoredChoices:
-        """How likely each choice comes next, in one engine call. Raises JsgError."""
-        generator = self._front.generator
-        encoded = await encode_choices_of(self._front, prompt, choices, namespace=self._namespace)
-        common = self._common()
-        limits = ScoreLimits(prompts=MAX_ANSWERS, tokens=MAX_PROMPT_TOKENS, scores=MAX_SCORES)
-        size = sum(map(len, encoded.choice_ids)) + len(encoded.prefix_ids) * len(choices)
-        plan = await generator.beside(
-            lambda: ScorePlan(encoded, unconditional=unconditional, limits=limits, **common), size
-        )
-        answers: Sequence[Answer] = []
-        if plan.prompts:  # a choice without a token has nothing to score
-            async with contextlib.aclosing(self._run(plan.prompts)) as deltas:
-                async for generation, _, _ in deltas:
-                    answers = generation.answers
-            _check_whole(answers)
-        scored = await generator.beside(lambda: plan.read(answers, generator.tokenizer), size)
-        seconds = max((answer.elapsed_s for answer in answers), default=0.0)
-        return dataclasses.replace(scored, meta={"id": common["rid"], **scored.meta, "e2e_latency": seconds})
-
     async def hold(self, prompt: tuple[Part, ...]) -> FrontHold:
         """Has a prompt computed and kept cached until it is released; does not wait for it.
 
@@ -204,14 +154,8 @@ class FrontModel:
         Raises:
             JsgError: The prompt is wrong, or the budget is spent.
         """
-        encoded = await encode_prompt(self._front, prompt, namespace=self._namespace)
-        held = Prompt(
-            **self._common(),
-            **encoded.fields,
-            sampling=SamplingParams(max_new_tokens=0),
-            hold=True,
-        )
-        hold = FrontHold(encoded.part_ids, self._begin([held]))
+        encoded = await self._encode(prompt)
+        hold = FrontHold(encoded.part_ids, self._begin([self._prompt(encoded, HELD, hold=True)]))
         self._holds.append(hold)
         return hold
 
@@ -220,13 +164,18 @@ class FrontModel:
         for hold in self._holds:
             await hold.release()
 
-    def _common(self) -> dict[str, Any]:
+    async def _encode(self, parts: tuple[Part, ...]) -> EncodedPrompt:
+        return await encode_prompt(self._front, parts, namespace=self._namespace)
+
+    async def _encode_choices(self, parts: tuple[Part, ...], choices: Sequence[str]) -> EncodedChoices:
+        return await encode_choices_of(self._front, parts, choices, namespace=self._namespace)
+
+    async def _beside[T](self, work: Callable[[], T], size: int) -> T:
+        return await self._front.generator.beside(work, size)
+
+    def _new_fields(self) -> dict[str, Any]:
         self._num_calls += 1
-        return {
-            "rid": f"{self._rid}-{self._num_calls}",
-            "namespace": self._namespace,
-            "priority": self._priority,
-        }
+        return {"rid": f"{self._rid}-{self._num_calls}", "namespace": self._namespace, "priority": self._priority}
 
     def _begin(self, prompts: Sequence[Prompt]) -> Generation:
         if self._budget is not None:
@@ -236,8 +185,8 @@ class FrontModel:
             self._budget.spend(prompts)
         return generation
 
-    async def _run(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[Generation, int, AnswerDelta]]:
-        """Answers prompts as soon as the caller's key has room."""
+    async def _run(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[Sequence[Answer], int, str]]:
+        """Waits until the caller's key has room. Raises AbortedError unless every answer comes to its end."""
         num_answers = sum(prompt.sampling.n for prompt in prompts)
         async with self._places:
             if self._waits:
@@ -245,7 +194,8 @@ class FrontModel:
             generation = self._begin(prompts)
             async with contextlib.aclosing(generation.run(is_read=self._is_read)) as deltas:
                 async for index, delta in deltas:
-                    yield generation, index, delta
+                    yield generation.answers, index, delta.text
+            _check_whole(generation.answers)
 
 
 @final
@@ -256,18 +206,8 @@ class FrontBackend:
         self._model = model
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> TokenSession:
-        """An empty session.
-
-        Raises:
-            RequestError: `num_api_spec_tokens` is given: it saves calls of a remote API, and there is none.
-        """
-        if num_api_spec_tokens is not None:
-            raise RequestError(
-                f"num_api_spec_tokens must be left out with a server, whose cache makes it useless, but got "
-                f"{num_api_spec_tokens}; leave it out",
-                param="num_api_spec_tokens",
-            )
-        return TokenSession(self._model)
+        """An empty session. Raises RequestError as `open_session`."""
+        return open_session(self._model, num_api_spec_tokens)
 
     async def flush_cache(self) -> bool:
         """Never: a program cannot forget what belongs to others."""

@@ -1,0 +1,98 @@
+"""A `TokenModel` in the process that encodes its prompts: what `jsg.Engine` and the served model have in common."""
+
+import abc
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from jsg.lang.tokens.model import Hold, Outcome, ScoredChoices, TokenCall, TokenDelta
+from jsg.lang.tokens.scoring import ScoreLimits, ScorePlan
+from jsg.processing.answer import Answer, Prompt
+from jsg.processing.encode_parts import EncodedChoices, EncodedPrompt, split_answer
+from jsg.processing.parts import Part
+from jsg.processing.tokenizer import Tokenizer
+from jsg.processing.turns import ChatTurns
+from jsg.types import SamplingParams
+
+HELD = SamplingParams(max_new_tokens=0)
+"""How a prompt is sampled that is only to be held."""
+
+
+class LocalModel(abc.ABC):
+    """Prompts are encoded, run and read here; a subclass says by what."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: ScoreLimits | None = None) -> None:
+        """A model with this tokenizer. Choices beyond `limits` are refused."""
+        self._tokenizer = tokenizer
+        self._limits = limits
+
+    async def generate(self, call: TokenCall) -> AsyncGenerator[TokenDelta]:
+        """As `TokenModel.generate`."""
+        reports = dict(call.reports)
+        texts = self._tokenizer if reports.pop("return_text_in_logprobs", False) else None
+        encoded = await self._encode(call.prompt)
+        prompt = self._prompt(encoded, SamplingParams.from_dict(call.sampling), **reports)
+        answers: Sequence[Answer] = []
+        async with aclosing(self._run([prompt])) as steps:
+            async for grown, index, text in steps:
+                answers = grown
+                if index == 0 and text:
+                    yield TokenDelta(text)
+        kept_ids, tail = split_answer(self._tokenizer, answers[0])
+        result = answers[0].result(texts)
+        outcome = Outcome(
+            part_ids=encoded.part_ids,
+            kept_ids=kept_ids,
+            tail=tail,
+            meta=result["meta_info"] | {"output_ids": result["output_ids"]},
+            others=tuple(answer.text for answer in answers[1:]),
+        )
+        yield TokenDelta("", outcome)
+
+    async def score(
+        self, prompt: tuple[Part, ...], choices: Sequence[str], *, unconditional: bool = False
+    ) -> ScoredChoices:
+        """As `TokenModel.score`."""
+        encoded = await self._encode_choices(prompt, choices)
+        size = sum(map(len, encoded.choice_ids)) + len(encoded.prefix_ids) * len(choices)
+        fields = self._new_fields()
+        plan = await self._beside(
+            lambda: ScorePlan(encoded, unconditional=unconditional, limits=self._limits, **fields), size
+        )
+        answers: Sequence[Answer] = []
+        if plan.prompts:  # a choice without a token has nothing to score
+            async with aclosing(self._run(plan.prompts)) as steps:
+                async for grown, _, _ in steps:
+                    answers = grown
+        return await self._beside(lambda: plan.read(answers, self._tokenizer), size)
+
+    def _prompt(self, encoded: EncodedPrompt, sampling: SamplingParams, **fields: Any) -> Prompt:
+        return Prompt(**self._new_fields(), **encoded.fields, sampling=sampling, **fields)
+
+    @abc.abstractmethod
+    async def turns(self) -> ChatTurns:
+        """As `TokenModel.turns`."""
+
+    @abc.abstractmethod
+    async def hold(self, prompt: tuple[Part, ...]) -> Hold:
+        """As `TokenModel.hold`."""
+
+    @abc.abstractmethod
+    async def _encode(self, parts: tuple[Part, ...]) -> EncodedPrompt:
+        """The tokens of a prompt. Raises JsgError."""
+
+    @abc.abstractmethod
+    async def _encode_choices(self, parts: tuple[Part, ...], choices: Sequence[str]) -> EncodedChoices:
+        """The tokens of choices behind a prompt. Raises JsgError."""
+
+    @abc.abstractmethod
+    def _run(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[Sequence[Answer], int, str]]:
+        """Runs prompts together: all answers, which of them grew, and by what text. Closing it early aborts."""
+
+    @abc.abstractmethod
+    async def _beside[T](self, work: Callable[[], T], size: int) -> T:
+        """What work on so many characters or tokens gives; beside the event loop where that takes long."""
+
+    @abc.abstractmethod
+    def _new_fields(self) -> dict[str, Any]:
+        """The name of a new request, and what else all prompts of this model have in common."""

@@ -1,0 +1,337 @@
+"""The table of sampling parameters: what each one takes, what it is by default, and its name in every interface of jsg.
+
+Whatever handles sampling parameters reads this table: the checks of `SamplingParams` and of `gen`, the JSON of graphs,
+the bodies of the HTTP interfaces, the requests that are sent to the APIs of others, and what a run gives to its gens.
+So a new parameter is one entry of `PARAMETERS`. Beside it stand only the typed signatures that an editor shows:
+`SamplingParams`, `gen` with its kin, and `RunArgs`; `tests/test_parameters.py` compares them with the table.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, get_args
+
+from jsg.checks import are_token_ids, is_int, is_number, require, token_id
+
+MAX_STOP_STRINGS = 32
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKENS = 128
+MAX_STOP_PATTERNS = 8
+MAX_STOP_PATTERN_CHARS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_N = 128
+_MAX_INT = 2**31 - 1
+
+JumpForward = Literal["draft", "retokenize", "off"]
+Dtype = Literal["int", "float", "bool", "str"]
+
+Interface = Literal["gen", "run", "openai", "responses", "anthropic"]
+"""Where a parameter has a name: `gen` and the JSON of graphs; the run of a program; `/v1/completions` and
+`/v1/chat/completions`, and jsg's own requests to servers that offer them; `/v1/responses`; `/v1/messages`."""
+Remote = Literal["openai", "sglang", "vllm", "anthropic"]
+"""The APIs of others, by who defines them."""
+
+# Kinds of values. `type` is what `SamplingParams` keeps of one.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Integer:
+    """A whole number from `low` to `high`, both included, or `also`; `rule` is that in the words of an error."""
+
+    type: ClassVar[Any] = int
+    low: int = 0
+    high: int = _MAX_INT
+    rule: str = "an integer in [0, 2^31)"
+    also: int | None = None
+
+    def read(self, name: str, value: Any) -> int:
+        """The value as `SamplingParams` keeps it. Raises RequestError, which says the rule, for another one."""
+        require(is_int(value) and (self.low <= value <= self.high or value == self.also), name, self.rule, value)
+        return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Number:
+    """A number, with or without a fraction; as `Integer` otherwise."""
+
+    type: ClassVar[Any] = float
+    low: float
+    high: float
+    rule: str
+    also: float | None = None
+
+    def read(self, name: str, value: Any) -> float:
+        """As `Integer.read`."""
+        require(is_number(value) and (self.low <= value <= self.high or value == self.also), name, self.rule, value)
+        return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    type: ClassVar[Any] = bool
+
+    def read(self, name: str, value: Any) -> bool:
+        """As `Integer.read`."""
+        require(isinstance(value, bool), name, "true or false", value)
+        return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Text:
+    """A text, of which only a backend knows more."""
+
+    type: ClassVar[Any] = str
+
+    def read(self, name: str, value: Any) -> str:
+        """As `Integer.read`."""
+        require(isinstance(value, str), name, "text", value)
+        return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of a few texts."""
+
+    type: ClassVar[Any] = str
+    values: tuple[str, ...]
+
+    def read(self, name: str, value: Any) -> str:
+        """As `Integer.read`."""
+        require(value in self.values, name, " or ".join(map(repr, self.values)), value)
+        return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Texts:
+    """At most `max_items` texts of 1 to `max_chars` characters, or one text alone; an error calls them `noun`."""
+
+    type: ClassVar[Any] = tuple[str, ...]
+    max_items: int
+    max_chars: int
+    noun: str
+
+    def read(self, name: str, value: Any) -> tuple[str, ...]:
+        """As `Integer.read`."""
+        texts = (value,) if isinstance(value, str) else _items(name, value)
+        require(len(texts) <= self.max_items, name, f"at most {self.max_items} {self.noun}", len(texts))
+        for text in texts:
+            is_right = isinstance(text, str) and 0 < len(text) <= self.max_chars
+            require(is_right, name, f"{self.noun} of 1 to {self.max_chars} characters", text)
+        return texts
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenIds:
+    """At most `max_items` token ids."""
+
+    type: ClassVar[Any] = tuple[int, ...]
+    max_items: int
+
+    def read(self, name: str, value: Any) -> tuple[int, ...]:
+        """As `Integer.read`."""
+        ids = _items(name, value)
+        require(len(ids) <= self.max_items, name, f"at most {self.max_items} ids", len(ids))
+        require(are_token_ids(ids), name, "token ids", ids)
+        return ids
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogitBias:
+    """What is added to the logits of tokens: at most `max_items` pairs, or a dict, whose keys JSON makes texts."""
+
+    type: ClassVar[Any] = tuple[tuple[int, float], ...]
+    max_items: int
+
+    def read(self, name: str, value: Any) -> tuple[tuple[int, float], ...]:
+        """As `Integer.read`."""
+        rule = "token ids in [0, 2^31), each once, with a number in [-100, 100] for each"
+        try:
+            pairs = [(token_id(token), bias) for token, bias in (value.items() if isinstance(value, dict) else value)]
+        except (TypeError, ValueError):
+            pairs = [(None, 0)]
+        require(len(pairs) <= self.max_items, name, f"at most {self.max_items} entries", len(pairs))
+        for token, bias in pairs:
+            require(token is not None and is_number(bias) and abs(bias) <= 100, name, rule, value)
+        require(len(dict(pairs)) == len(pairs), name, rule, value)
+        return tuple((token, float(bias)) for token, bias in pairs if token is not None)
+
+
+Kind = Integer | Number | Flag | Text | OneOf | Texts | TokenIds | LogitBias
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parameter:
+    """One sampling parameter.
+
+    Attributes:
+        name: Its name in `SamplingParams` and so in `sampling_params` of `/generate`, which is SGLang's name.
+        kind: What values it takes.
+        default: Its value where nobody gives one.
+        interfaces: Where else it can be given.
+        help: What the documentation of the HTTP interfaces says of it; the range of a number where it is empty.
+        names: Its name in an interface that calls it otherwise.
+        role: "sampling" is a field of `SamplingParams`, "grammar" stands for its field `grammar`, "report" belongs to
+            the request as a whole, and "type" is known to the language only, which makes a grammar of it.
+        remote: Whose APIs take it, under the name in "openai", or in "anthropic" for Anthropic's.
+        has_neutral: The default asks for nothing, so a backend that cannot honour the parameter need not refuse it.
+        takes_zero: In the interfaces of OpenAI and Anthropic, 0 stands for the default.
+        is_stateless: What it does to a token depends on nothing before that token, so gens may share a call.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    interfaces: tuple[Interface, ...]
+    help: str = ""
+    _: dataclasses.KW_ONLY
+    names: Mapping[Interface, str] = dataclasses.field(default_factory=dict)
+    role: Literal["sampling", "grammar", "report", "type"] = "sampling"
+    remote: tuple[Remote, ...] = ()
+    has_neutral: bool = True
+    takes_zero: bool = False
+    is_stateless: bool = False
+
+    def name_in(self, interface: Interface) -> str | None:
+        """Its name in an interface; None where it cannot be given."""
+        return self.names.get(interface, self.name) if interface in self.interfaces else None
+
+
+_PROGRAMS: tuple[Interface, ...] = ("gen", "run")
+_COMPLETIONS: tuple[Interface, ...] = (*_PROGRAMS, "openai")
+_OPENAI: tuple[Interface, ...] = (*_COMPLETIONS, "responses")
+_EVERYWHERE: tuple[Interface, ...] = (*_OPENAI, "anthropic")
+_HTTP: tuple[Interface, ...] = ("openai", "responses", "anthropic")
+_SERVERS: tuple[Remote, ...] = ("sglang", "vllm")
+_ALL: tuple[Remote, ...] = ("openai", *_SERVERS)
+_STOPS = Texts(MAX_STOP_STRINGS, MAX_STOP_CHARS, "strings")
+_PATTERNS = Texts(MAX_STOP_PATTERNS, MAX_STOP_PATTERN_CHARS, "patterns")
+_N = Integer(1, MAX_N, f"an integer in [1, {MAX_N}]")
+_TOP_K = Integer(1, rule="-1 or an integer from 1", also=-1)
+_SEEDS = Integer(-(2**63), 2**64 - 1, "a 64-bit integer")
+_PENALTY = Number(-2, 2, "in [-2, 2]")
+_MAX_TOKENS: Mapping[Interface, str] = {
+    **{"gen": "max_tokens", "openai": "max_tokens", "anthropic": "max_tokens"},
+    "responses": "max_output_tokens",
+}
+_MIN_TOKENS: Mapping[Interface, str] = {"gen": "min_tokens", "openai": "min_tokens"}
+_SEED: Mapping[Interface, str] = dict.fromkeys(_EVERYWHERE, "seed")
+
+PARAMETERS: tuple[Parameter, ...] = (
+    Parameter("max_new_tokens", Integer(), 128, _EVERYWHERE, names=_MAX_TOKENS, has_neutral=False),
+    Parameter(
+        "min_new_tokens",
+        Integer(),
+        0,
+        _COMPLETIONS,
+        "Nothing ends an answer before so many.",
+        names=_MIN_TOKENS,
+        remote=_SERVERS,
+    ),
+    Parameter("n", _N, 1, ("gen", "openai"), "Answers to each prompt; answer i samples with seed + i."),
+    Parameter(
+        "stop",
+        _STOPS,
+        (),
+        _EVERYWHERE,
+        f"At most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARS} characters that end an answer.",
+        names={"anthropic": "stop_sequences"},
+    ),
+    Parameter(
+        "stop_token_ids",
+        TokenIds(MAX_STOP_TOKENS),
+        (),
+        _COMPLETIONS,
+        f"At most {MAX_STOP_TOKENS} ids that end an answer.",
+        remote=_SERVERS,
+    ),
+    Parameter(
+        "stop_regex",
+        _PATTERNS,
+        (),
+        _COMPLETIONS,
+        f"SGLang's: at most {MAX_STOP_PATTERNS} regular expressions of 1 to {MAX_STOP_PATTERN_CHARS} characters; "
+        "an answer ends before the first match.",
+        remote=("sglang",),
+    ),
+    Parameter(
+        "temperature",
+        Number(1e-5, 100, "0 or in [1e-5, 100]", also=0),
+        1.0,
+        _EVERYWHERE,
+        "0 is greedy; otherwise in [1e-5, 100]. Default 1.",
+        has_neutral=False,
+        is_stateless=True,
+    ),
+    Parameter(
+        "top_p", Number(1e-6, 1, "in [1e-6, 1]"), 1.0, _EVERYWHERE, remote=(*_ALL, "anthropic"), is_stateless=True
+    ),
+    Parameter(
+        "top_k",
+        _TOP_K,
+        -1,
+        _EVERYWHERE,
+        "-1 and 0 keep all tokens.",
+        remote=(*_SERVERS, "anthropic"),
+        takes_zero=True,
+        is_stateless=True,
+    ),
+    Parameter("min_p", Number(0, 1, "in [0, 1]"), 0.0, _OPENAI, remote=_SERVERS, is_stateless=True),
+    Parameter("frequency_penalty", _PENALTY, 0.0, _OPENAI, remote=_ALL),
+    Parameter("presence_penalty", _PENALTY, 0.0, _OPENAI, remote=_ALL),
+    Parameter("repetition_penalty", Number(0.01, 2, "in [0.01, 2]"), 1.0, _OPENAI, remote=_SERVERS),
+    Parameter("ignore_eos", Flag(), False, _COMPLETIONS, "Do not end at the model's end of text.", remote=_SERVERS),
+    Parameter(
+        "sampling_seed", _SEEDS, None, _EVERYWHERE, "The same seed gives the same tokens.", names=_SEED, remote=_ALL
+    ),
+    Parameter("return_logprob", Flag(), False, _PROGRAMS, role="report"),
+    Parameter("logprob_start_len", Integer(-1), -1, _PROGRAMS, role="report"),
+    Parameter("top_logprobs_num", Integer(), 0, _PROGRAMS, role="report"),
+    Parameter("return_text_in_logprobs", Flag(), False, _PROGRAMS, role="report"),
+    Parameter("dtype", OneOf(get_args(Dtype)), None, ("gen",), role="type"),
+    Parameter("regex", Text(), None, ("gen",), role="grammar"),
+    Parameter("json_schema", Text(), None, ("gen",), role="grammar"),
+    Parameter("ebnf", Text(), None, ("gen",), role="grammar"),
+    Parameter(
+        "logit_bias",
+        LogitBias(MAX_LOGIT_BIAS),
+        (),
+        ("openai",),
+        f"At most {MAX_LOGIT_BIAS} token ids → what is added to their logits, in [-100, 100].",
+    ),
+    Parameter("skip_special_tokens", Flag(), True, ("openai",), "Leave them out of the text; default true."),
+    Parameter("no_stop_trim", Flag(), False, ("openai",), "SGLang's name for `include_stop_str_in_output`."),
+    Parameter(
+        "jump_forward", OneOf(get_args(JumpForward)), None, _HTTP, "What to do where the grammar leaves one way on."
+    ),
+    Parameter(
+        "return_constraint",
+        Flag(),
+        False,
+        _HTTP,
+        "The answer has `constraint`: the share that jump-forward wrote, and what the mask kept.",
+    ),
+)
+
+
+def named(interface: Interface) -> dict[str, Parameter]:
+    """The parameters that can be given in an interface, by their names there."""
+    return {name: parameter for parameter in PARAMETERS if (name := parameter.name_in(interface)) is not None}
+
+
+def with_fields[T](fields: Mapping[str, tuple[Any, Any]]) -> Callable[[type[T]], type[T]]:
+    """Gives a class, before `dataclass` sees it, those fields (name → type, default) that it does not declare."""
+
+    def complete(cls: type[T]) -> type[T]:
+        for name, (kind, default) in fields.items():
+            if name not in cls.__annotations__:
+                cls.__annotations__[name] = kind
+                setattr(cls, name, default)
+        return cls
+
+    return complete
+
+
+def _items(name: str, value: Any) -> tuple[Any, ...]:
+    require(isinstance(value, list | tuple), name, "a list", value)
+    return tuple(value)

@@ -1,0 +1,174 @@
+"""What clients write in a prompt is words: it never becomes a special token, and so never opens or closes a turn.
+
+This is a property of security, and it has its home here. A prompt is made of markup, in which special tokens count, and
+of the words of clients, in which the same characters are plain. Where both lie beside each other they are `Stretch`es,
+which are encoded each as what it is. Where words go through a chat template, what would be a special token goes between
+two marks, and what comes out between marks is words again. Words without such text have no marks, so that they are
+encoded exactly as rendered.
+"""
+
+import bisect
+import dataclasses
+import itertools
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from jsg.errors import check_prompt_len
+from jsg.processing.tokenizer import Tokenizer
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stretch:
+    """A piece of a prompt's text.
+
+    Attributes:
+        text: Its characters.
+        is_markup: Special tokens that are written in it are such; else they are plain characters.
+    """
+
+    text: str
+    is_markup: bool
+
+
+def encode_stretches(
+    tokenizer: Tokenizer,
+    stretches: Sequence[Stretch],
+    *,
+    param: str,
+    last_id: int | None = None,
+    max_tokens: int | None = None,
+) -> list[int]:
+    """The tokens of stretches one behind another. They must be cut where special tokens are plain, see `cut`.
+
+    Args:
+        tokenizer: The model's.
+        stretches: The text.
+        param: The field of the request that holds it.
+        last_id: The token that it follows; None at the beginning of a prompt.
+        max_tokens: As in `Tokenizer.encode`.
+
+    Raises:
+        RequestError: The text is no Unicode.
+        ContextLengthError: It has more than twice `max_tokens`.
+    """
+    ids: list[int] = []
+    for stretch in stretches:
+        before = ids[-1] if ids else last_id
+        ids += tokenizer.encode(
+            stretch.text,
+            add_special_tokens=False,
+            parse_special=stretch.is_markup,
+            max_tokens=max_tokens,
+            continues=before is not None and before not in tokenizer.special_ids,
+        )
+        check_prompt_len(len(ids), max_tokens, param)  # there may be a million short ones
+    return ids
+
+
+def cut(tokenizer: Tokenizer, stretches: Sequence[Stretch], never: frozenset[str]) -> list[Stretch]:
+    """The same text, cut so that every special token written in it which is to be plain is a stretch of its own.
+
+    All else may be encoded as markup, for it holds no special token but those that count. A special token counts where
+    all of it is markup, whichever stretches it reaches over. Those in `never` never count.
+    """
+    text = "".join(stretch.text for stretch in stretches)
+    if not text:
+        return []
+    pattern = tokenizer.special_pattern
+    if pattern is None or (all(s.is_markup for s in stretches) and not any(word in text for word in never)):
+        return [Stretch(text, True)]
+    starts = [0, *itertools.accumulate(len(stretch.text) for stretch in stretches[:-1])]
+    pieces: list[Stretch] = []
+    done = 0
+    for found in pattern.finditer(text):
+        first, last = (bisect.bisect_right(starts, place) - 1 for place in (found.start(), found.end() - 1))
+        is_markup = all(stretch.is_markup or not stretch.text for stretch in stretches[first : last + 1])
+        if is_markup and found[0] not in never:
+            continue
+        pieces += [Stretch(text[done : found.start()], True), Stretch(found[0], False)]
+        done = found.end()
+    pieces.append(Stretch(text[done:], True))
+    return [piece for piece in pieces if piece.text]
+
+
+@final
+class Marks:
+    """Texts that no client can guess and no template writes, to find places of messages in what was rendered."""
+
+    def __init__(self) -> None:
+        self._nonce = secrets.randbits(64)
+
+    def mark(self, number: int) -> str:
+        """The mark of that number. It has no letters, so no filter changes its case."""
+        return f"\ue000{self._nonce}-{number}\ue001"
+
+    def around(self, number: int, text: str) -> str:
+        """The text between two marks."""
+        return self.mark(number) + text + self.mark(number)
+
+    def split(self, text: str) -> tuple[list[str], list[int]]:
+        """What lies between marks, and the numbers of the marks: one fewer."""
+        parts = re.split(f"\ue000{self._nonce}-(\\d+)\ue001", text)
+        return parts[::2], [int(number) for number in parts[1::2]]
+
+
+@final
+class Guard:
+    """Leads words of clients through a template.
+
+    Attributes:
+        marks: Those with the number `WORDS` stand around what is to be plain; other numbers are free.
+    """
+
+    WORDS = 0
+
+    def __init__(self, special_pattern: re.Pattern[str] | None) -> None:
+        """Of a model whose special tokens this finds, see `Tokenizer.special_pattern`."""
+        self.marks = Marks()
+        self._pattern = special_pattern
+
+    def json(self, value: Any) -> Any:
+        """A copy of a JSON value with the text of special tokens between marks, however deep it is, keys included."""
+        if self._pattern is None:
+            return value
+        match value:
+            case str():
+                return self._pattern.sub(lambda match: self.marks.around(self.WORDS, match[0]), value)
+            case dict():
+                return {self.json(key): self.json(item) for key, item in value.items()}
+            case list() | tuple():
+                return [self.json(item) for item in value]
+        return value
+
+    def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of a message with the text of special tokens between marks.
+
+        A template may write the texts of a content one behind another, however far apart they stood. Where they would
+        make a special token together, each of them is between marks as a whole.
+        """
+        guarded: dict[str, Any] = self.json(dict(message))
+        content = message.get("content")
+        if isinstance(content, list) and self._makes_special([p["text"] for p in content if p.get("type") == "text"]):
+            guarded["content"] = [
+                {**part, "text": self.marks.around(self.WORDS, part["text"])} if part.get("type") == "text" else part
+                for part in content
+            ]
+        return guarded
+
+    def has_special(self, text: str) -> bool:
+        """Whether a special token is written in a text."""
+        return self._pattern is not None and self._pattern.search(text) is not None
+
+    def _makes_special(self, texts: Sequence[str]) -> bool:
+        """Whether a special token lies across the end of one of these texts, as they are or trimmed."""
+        if self._pattern is None or len(texts) < 2:
+            return False
+        for pieces in (texts, [text.strip() for text in texts]):
+            ends = list(itertools.accumulate(map(len, pieces)))
+            for found in self._pattern.finditer("".join(pieces)):
+                if ends[bisect.bisect_right(ends, found.start())] < found.end():
+                    return True
+        return False

@@ -1,0 +1,194 @@
+"""One step as the scheduler hands it to the engine, and what the engine hands back."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from jsg.sched.buckets import BucketKey
+from jsg.sched.request import Placement, RunningRequest
+from jsg.types import ConstraintReport, TokenLogprob
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Proposal:
+    """Tokens that may follow a request's last one.
+
+    Attributes:
+        tokens: At least one, in their order.
+        is_forced: They are taken whatever the model says. Otherwise they are taken as far as the model agrees.
+    """
+
+    tokens: tuple[int, ...]
+    is_forced: bool
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class BatchEntry:
+    """One request in a step. Only drafts and `put_off` change it. It is not frozen, for the time to make it.
+
+    Attributes:
+        running: The request.
+        place: Its placement when the step was planned. When it has another one, the entry is stale.
+        start: Index of its first new token.
+        num_new: New tokens: 1 in decode, a chunk in prefill.
+        write_start: Tokens before this index are in the radix tree already and must not be written.
+        output_index: Index among the output tokens of the first token that the step may sample.
+        from_device: The one new token was sampled by an earlier step and is read from the table on the device.
+        samples: Whether the step samples its next token.
+        ends_prefill: Whether this is the last chunk of a prompt.
+        num_drafts: New tokens at its end that are drafts. Each of them, and the token before them, has a row of logits
+            and samples its next token.
+        is_forced: Whether the drafts are taken whatever is sampled in their places.
+        vision_ids: int32, what the model reads in place of the new tokens where some of them are of an image: ids from
+            the vocabulary's size on are rows of the vision pool. None where no token is of an image.
+    """
+
+    running: RunningRequest
+    place: Placement
+    start: int
+    num_new: int
+    write_start: int
+    output_index: int
+    from_device: bool = False
+    samples: bool = False
+    ends_prefill: bool = False
+    num_drafts: int = 0
+    is_forced: bool = False
+    vision_ids: np.ndarray | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits."""
+        return self.num_drafts + 1
+
+    @property
+    def drafts(self) -> list[int]:
+        """The drafts. They are known until the step is committed."""
+        end = self.start + self.num_new
+        return self.running.tokens[end - self.num_drafts : end].tolist()
+
+    def taken(self, sampled: Sequence[int]) -> list[int]:
+        """The sampled tokens that count: up to the first that is not the draft in its place."""
+        num_equal = 0
+        for draft, token in zip(self.drafts, sampled, strict=False):
+            if draft != token:
+                break
+            num_equal += 1
+        return list(sampled[: num_equal + 1])
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether this chunk must give log-probabilities of prompt tokens: some are wanted that are not there yet."""
+        running = self.running
+        if self.from_device or running.has_reported or not running.request.wants_prompt_logprobs:
+            return False
+        return len(running.prompt_logprobs) < running.num_prompt - running.request.logprob_start_len
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the request has ended or was retracted after this step was planned."""
+        return self.running.place is not self.place
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
+    """A tile of an image or a frame of a video that a step needs and the vision pool lacks.
+
+    Attributes:
+        pixels: float32 [3, S, S].
+        rows: int32, the rows of the vision pool that its features are written to.
+        is_video: Whether it is a frame.
+    """
+
+    pixels: np.ndarray
+    rows: np.ndarray
+    is_video: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PrefixGroup:
+    """Requests of a decode step whose first tokens are in the same pages.
+
+    Attributes:
+        members: Indices among the entries of the batch, ascending; no entry is in two groups.
+        num_tokens: Tokens that they share: whole pages, and fewer than any member has.
+    """
+
+    members: tuple[int, ...]
+    num_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One step. One-token entries come first.
+
+    Attributes:
+        key: Its padded shape.
+        entries: Its requests, in packed order.
+        num_singles: Leading entries with one new token.
+        admitted: Its requests that were admitted for this step. Their tables on the device must be written first.
+        dirty_rows: Rows of the request table that the device has only an older copy of.
+        groups: Prefixes that are worth reading once for several entries. A step may ignore them.
+        has_drafts: Whether some entry has drafts.
+        is_deterministic: Whether each token must be computed by the same loops, whatever it is batched with.
+        copies: KV slots that are copied before the step, from and to: branches of joined requests, where pages have
+            several tokens.
+        encodings: Tiles and frames that are encoded before the step.
+    """
+
+    key: BucketKey
+    entries: tuple[BatchEntry, ...]
+    num_singles: int
+    admitted: tuple[RunningRequest, ...]
+    dirty_rows: tuple[int, ...]
+    groups: tuple[PrefixGroup, ...] = ()
+    has_drafts: bool = False
+    is_deterministic: bool = False
+    copies: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    encodings: tuple[Encoding, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens, without padding."""
+        return sum(entry.num_new for entry in self.entries)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits, without padding."""
+        return sum(entry.num_rows for entry in self.entries)
+
+    @property
+    def first_rows(self) -> Sequence[int]:
+        """The first row of logits of each entry."""
+        if not self.has_drafts:
+            return range(len(self.entries))
+        return list(itertools.accumulate((entry.num_rows for entry in self.entries[:-1]), initial=0))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step computed, on the host.
+
+    Attributes:
+        token_ids: The sampled token of each row of logits (see `Batch.first_rows`). It is -1 where the logits were not
+            finite, and means nothing where the entry does not sample.
+        logprobs: By row of logits, for entries that asked for them.
+        prompt_logprobs: By index of the entry: one for each prompt token that its chunk predicts.
+        failed: Requests for which work of the host raised, before or after the step. They end with an error.
+        reasons: By rid, what that error says where the client may know it.
+        kept_mass: By row of logits, the probability that the grammar left, for requests that report it.
+        constraints: By index of the entry, what its grammar did, for requests that report it: one report for each of
+            its tokens, about all tokens up to that one.
+        ended: By index of the entry, after how many of its tokens its grammar allows nothing more, not even EOS.
+    """
+
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprob]] = dataclasses.field(default_factory=dict)
+    failed: list[RunningRequest] = dataclasses.field(default_factory=list)
+    reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+    kept_mass: dict[int, float] = dataclasses.field(default_factory=dict)
+    constraints: dict[int, list[ConstraintReport]] = dataclasses.field(default_factory=dict)
+    ended: dict[int, int] = dataclasses.field(default_factory=dict)

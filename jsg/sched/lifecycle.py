@@ -1,0 +1,231 @@
+"""Where every request is, and each move from one state to another. What to move, and when, the scheduler decides."""
+
+import dataclasses
+
+import numpy as np
+
+from jsg.cache.allocator import PageAllocator
+from jsg.cache.radix import RadixCache
+from jsg.sched.config import SchedulerConfig
+from jsg.sched.holds import Holds
+from jsg.sched.joined import JoinedRequests
+from jsg.sched.outputs import make_output
+from jsg.sched.policy import make_policy
+from jsg.sched.positions import cached_shifts
+from jsg.sched.request import FirstAdmission, Placement, RequestState, RunningRequest, new_running_request
+from jsg.sched.table import RequestTable
+from jsg.sched.totals import SchedulerTotals
+from jsg.sched.waiting import WaitingQueue
+from jsg.types import FinishReason, Request, RequestOutput
+
+
+class Lifecycle:
+    """Owns every request between arrival and end. `RequestState` draws the states.
+
+    Invariants: a request is where its state says (in `waiting`, `joins`, `running`, or kept by `holds` or by its joined
+    request), and has what that state says and nothing else. A branch is in the scheduler only while its joined request
+    is JOINING.
+
+    Attributes:
+        table: Rows and pages.
+        waiting: The WAITING requests, in policy order.
+        joins: The JOINING requests.
+        running: The RUNNING requests, in order of admission.
+        holds: The KEPT requests that are holds.
+        live: By rid, the requests that wait, join or run, in order of arrival; without branches.
+        admitted: Requests that run since the last batch was made.
+        finished: Outputs that no step made.
+        totals: What was counted since the start.
+        num_arrived: Arrival numbers that were given.
+    """
+
+    def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: RadixCache):
+        sizes = (config.max_running, config.context_length, config.vocab_size)
+        policy = make_policy(config.policy, config.seed)
+        self.table = RequestTable(*sizes, allocator, cache, config.vision)
+        self.totals = SchedulerTotals()
+        self.waiting = WaitingQueue(policy, cache)
+        self.joins = JoinedRequests(self.table, self._queue, self.totals, makes_all=policy.depends_on_others)
+        self.running: list[RunningRequest] = []
+        self.holds = Holds(config.max_holds)
+        self.live: dict[str, RunningRequest] = {}
+        self.admitted: list[RunningRequest] = []
+        self.finished: list[RequestOutput] = []
+        self.num_arrived = 0
+
+    def add(self, request: Request, positions: np.ndarray | None, now_s: float) -> None:
+        """Takes a new request, whose tokens have these positions where they are not indices.
+
+        Raises:
+            RequestError: It has images that the engine can never run.
+            QueueFullError: Live requests have all position words, or too many pixels. Nothing is kept of the request.
+        """
+        shifts = cached_shifts(request, positions)
+        self.table.words.acquire(shifts)
+        try:
+            request = self.table.vision.acquire(request)
+            running = new_running_request(request, self.num_arrived + len(request.joined), now_s)
+            running.layout = self.table.words.layout(request, running.tokens, positions)
+            self._queue(running)
+        except BaseException:
+            self.table.forget(request, shifts)
+            raise
+        self.num_arrived = running.arrival + 1
+        self.live[request.rid] = running
+        self.holds.num_open += request.hold
+
+    def _queue(self, running: RunningRequest) -> None:
+        """Lets a request wait: for its turn, or for its branches."""
+        if running.request.joined:
+            running.enter(RequestState.JOINING)
+            self.joins.add(running)
+        else:
+            running.enter(RequestState.WAITING)
+            self.waiting.add(running)
+
+    def admit(self, running: RunningRequest, place: Placement, now_s: float) -> None:
+        """A waiting request runs from now on, in this place."""
+        self.waiting.remove(running)
+        self._run(running, place)
+        if running.branch_of is not None:
+            self.joins.note_admission(running, place)
+        elif running.admission is None:
+            report = self.table.explain(running, place) if running.request.return_cache_info else None
+            self._note_first(running, FirstAdmission(place.num_dispatched, now_s - running.arrived_s, report))
+
+    def admit_joined(self, whole: RunningRequest, now_s: float) -> Placement:
+        """A joined request whose branches are computed runs from now on, in a row with their pages; they end.
+
+        There must be a free row, and pages for what is copied.
+        """
+        join = self.joins.remove(whole)
+        place = self.table.admit_joined(whole, join.take_pages())
+        self._run(whole, place)
+        if whole.admission is None:
+            self._note_first(whole, join.first_admission(now_s - whole.arrived_s))
+        return place
+
+    def _run(self, running: RunningRequest, place: Placement) -> None:
+        running.enter(RequestState.RUNNING)
+        running.place = place
+        running.prompt_logprobs.clear()
+        self.running.append(running)
+        self.admitted.append(running)
+
+    def _note_first(self, running: RunningRequest, admission: FirstAdmission) -> None:
+        running.admission = admission
+        self.totals.prompt_tokens += running.num_prompt
+        self.totals.cached_tokens += admission.cached_tokens
+
+    def retract(self, running: RunningRequest) -> None:
+        """Sends a running request back to wait. What it computed stays in the tree while there is room for it."""
+        self._give_back(running)
+        self._stop(running)
+        self._queue(running)
+        self.totals.num_retracts += 1
+
+    def keep(self, running: RunningRequest) -> None:
+        """Takes the row of a hold or a branch, whose prompt is computed, but keeps its pages."""
+        place = placement(running)
+        self._stop(running)
+        running.enter(RequestState.KEPT)
+        if running.branch_of is not None:
+            self.joins.keep(running, place)
+            return
+        running.kept = self.table.keep(place)
+        if running.request.media:  # nothing reads its pixels any more
+            self.table.vision.release(running.request.rid)
+            running.request = dataclasses.replace(running.request, media=())
+        del self.live[running.request.rid]
+        self.holds.add(running)
+        self.finished.append(make_output(running))
+
+    def end_branches(self, whole: RunningRequest) -> None:
+        """Gives up what a joined request has computed; it begins anew in the next step."""
+        for branch in self.joins.park(whole):
+            self.end(branch)
+
+    def end(self, running: RunningRequest, reason: FinishReason | None = None, *, distrusts: bool = False) -> None:
+        """The one way out, from every state: gives back all that a request has.
+
+        Args:
+            running: The request.
+            reason: What its last output says. Where it is None no output is made: a step has made it, or nobody wants
+                one.
+            distrusts: What only this request computed may be wrong, so it is not left in the cache.
+        """
+        if reason is not None:
+            self.finished.append(make_output(running, finish=reason))
+        match running.state:
+            case RequestState.WAITING:
+                self.waiting.remove(running)
+            case RequestState.JOINING:
+                for branch in self.joins.remove(running).branches:
+                    self.end(branch)
+            case RequestState.RUNNING:
+                self._give_back(running, distrusts=distrusts)
+                self._stop(running)
+            case RequestState.KEPT:
+                self._drop(running)
+            case state:
+                raise AssertionError(f"a request that is {state.value} has nothing to give back")
+        running.enter(RequestState.ENDED)
+        if running.branch_of is None:
+            self.live.pop(running.request.rid, None)  # a hold has left it when it was kept
+            self.holds.num_open -= running.request.hold
+            self.table.forget(running.request, running.shifts, distrusts=distrusts)
+
+    def _drop(self, running: RunningRequest) -> None:
+        """Gives back the pages of a request that has no row."""
+        assert running.kept is not None, "a request without a row keeps its pages"
+        self.table.drop(running.kept)
+        running.kept = None
+        if running.branch_of is None:
+            self.holds.remove(running)
+
+    def _give_back(self, running: RunningRequest, *, distrusts: bool = False) -> None:
+        """Shares what a running request has computed, or distrusts it, and takes its row and pages."""
+        place = placement(running)
+        if not distrusts:
+            self.table.share(running, place, min(place.num_dispatched, running.num_known - 1))
+        self.table.release(place, distrusts=distrusts)
+
+    def _stop(self, running: RunningRequest) -> None:
+        """Forgets where a request runs. Its row and pages are somebody else's now."""
+        running.place = None
+        self.running.remove(running)
+        self.admitted = [other for other in self.admitted if other is not running]
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants; for tests."""
+        self.table.check_integrity()
+        self.waiting.check_integrity()
+        self.joins.check_integrity()
+        self.table.vision.check_integrity(placement(running) for running in self.running)
+        branches = [branch for join in self.joins for branch in join.branches]
+        held = self.holds.oldest(len(self.holds))
+        requests = [*self.live.values(), *branches, *held]
+        for state, num_there in (
+            (RequestState.WAITING, len(self.waiting)),
+            (RequestState.JOINING, len(self.joins)),
+            (RequestState.RUNNING, len(self.running)),
+            (RequestState.KEPT, len(self.holds) + self.joins.num_kept),
+        ):
+            assert sum(r.state is state for r in requests) == num_there, f"a request that is {state.value} is lost"
+        for running in requests:
+            assert (running.watch is not None) == (running.state is RequestState.WAITING)
+            assert (running.place is not None) == (running.state is RequestState.RUNNING)
+            assert (running.kept is not None) == (running.state is RequestState.KEPT)
+        assert all(r.state is RequestState.RUNNING for r in self.running)
+        assert all(r.state is RequestState.KEPT for r in held)
+        assert self.holds.num_open == len(held) + sum(r.request.hold for r in self.live.values())
+        num_placed = sum(len(placement(r).branches) for r in self.running)
+        assert self.table.num_kept == len(held) + self.joins.num_kept + num_placed
+        rows = [placement(r).row for r in self.running]
+        assert len(set(rows)) == len(rows), "two requests share a row"
+
+
+def placement(running: RunningRequest) -> Placement:
+    """Where a request lives, which must be running."""
+    assert running.place is not None, "only a running request has a placement"
+    return running.place

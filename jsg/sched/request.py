@@ -1,0 +1,232 @@
+"""What the scheduler keeps of each request: its state, its tokens, and where it lives."""
+
+import dataclasses
+import enum
+
+import numpy as np
+
+from jsg.cache.radix import PrefixLock
+from jsg.cache.watch import Watch
+from jsg.media import MIN_TOKENS
+from jsg.sched.positions import Layout, cached_shifts
+from jsg.types import CacheReport, Request, TokenLogprob
+
+
+class RequestState(enum.Enum):
+    """Where a request is.
+
+        NEW ─┬─▶ WAITING ◀─┬─▶ RUNNING ──▶ KEPT
+             └─▶ JOINING ◀─┘
+
+    Admission makes a request run, and a retract sends it back to where it came from. From every state but NEW it may
+    end.
+    """
+
+    NEW = "new"
+    WAITING = "waiting"
+    """It is in the waiting queue and watches its cached prefix."""
+    JOINING = "joining"
+    """It is a joined request without a row, whose branches are computed or wait for that."""
+    RUNNING = "running"
+    """It has a placement, and takes part in steps."""
+    KEPT = "kept"
+    """Its prompt is computed and its pages are kept, without a row: a hold, or a branch whose siblings are not done."""
+    ENDED = "ended"
+
+
+NEXT_STATES = {
+    RequestState.NEW: {RequestState.WAITING, RequestState.JOINING},
+    RequestState.WAITING: {RequestState.RUNNING, RequestState.ENDED},
+    RequestState.JOINING: {RequestState.RUNNING, RequestState.ENDED},
+    RequestState.RUNNING: {RequestState.WAITING, RequestState.JOINING, RequestState.KEPT, RequestState.ENDED},
+    RequestState.KEPT: {RequestState.ENDED},
+    RequestState.ENDED: frozenset[RequestState](),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class KeptPrefix:
+    """The pages of a prompt without a row. They stay until `RequestTable.drop`, and nobody reads them meanwhile.
+
+    Attributes:
+        lock: Protects the pages that the radix tree owns from eviction.
+        pages: int32, of the prompt's tokens from page `first_page` on.
+        own: The pages that the tree does not own, whether `pages` lists them or not.
+        first_page: Pages before it are not listed.
+    """
+
+    lock: PrefixLock
+    pages: np.ndarray
+    own: np.ndarray
+    first_page: int = 0
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Placement:
+    """Where a running request lives. It is made at admission and dropped when the request stops running.
+
+    Attributes:
+        row: Its row in the request table, from 1. Row 0 takes the writes of padding.
+        lock: Protects its cached prefix from eviction.
+        num_tree_pages: Leading pages that the radix tree owns. The others are the row's own ("uncached").
+        num_dispatched: Positions whose keys and values are computed, or will be by a step in flight.
+        is_prefilling: Some tokens that were known at admission are not dispatched yet; or a step that should have
+            sampled did not (`put_off`), so that the last token runs again.
+        num_in_flight: 1 while a step that samples for it is not committed yet, else 0. With drafts that step may give
+            several tokens; then it is committed before the next is planned.
+        device_has_last: The table on the device holds its last token. After a step with drafts it does not.
+        branches: Of a joined request: the pages of its branches. It is never put into the tree itself.
+        num_prefix_pages: Of a joined request: leading pages that are the path from the root of the tree to its lock.
+    """
+
+    row: int
+    lock: PrefixLock
+    num_tree_pages: int
+    num_dispatched: int
+    is_prefilling: bool = True
+    num_in_flight: int = 0
+    device_has_last: bool = True
+    branches: tuple[KeptPrefix, ...] = ()
+    num_prefix_pages: int = 0
+
+    @property
+    def num_path_pages(self) -> int:
+        """Leading pages of the row that are those from the root of the tree to the lock."""
+        return self.num_prefix_pages if self.branches else self.num_tree_pages
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FirstAdmission:
+    """What a request is told of its first admission.
+
+    Attributes:
+        cached_tokens: Prompt tokens that were found in the cache.
+        queue_s: Seconds from arrival to admission.
+        report: Why the cached prefix ended where it did, when the client asked for that.
+    """
+
+    cached_tokens: int = 0
+    queue_s: float = 0.0
+    report: CacheReport | None = None
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class RunningRequest:
+    """One request from arrival to its end. It is the one mutable record; only the scheduler changes it.
+
+    Attributes:
+        request: What the client asked for. Of a branch it says everything but the tokens.
+        arrival: Its number in the order of arrival.
+        tokens: int32, prompt and committed output, with room for the rest; `num_known` of them are real.
+        num_prompt: Prompt tokens.
+        num_known: Prompt tokens and committed output tokens.
+        state: Where it is; see `enter`.
+        watch: Keeps its longest cached prefix up to date while it is WAITING; else None.
+        place: Where it lives while it is RUNNING; else None.
+        kept: Its pages while it is KEPT; else None.
+        arrived_s: Time of arrival, for the report only.
+        admission: What its first admission gave; None before that.
+        prompt_logprobs: Of the chunks that are committed.
+        has_reported: An output was made of it.
+        layout: Its positions and what the tree finds its tokens by, where that is not indices and tokens.
+        branch_of: The joined request whose branch this one computes.
+    """
+
+    request: Request
+    arrival: int
+    tokens: np.ndarray
+    num_prompt: int
+    num_known: int
+    state: RequestState = RequestState.NEW
+    watch: Watch | None = None
+    place: Placement | None = None
+    kept: KeptPrefix | None = None
+    arrived_s: float = 0.0
+    admission: FirstAdmission | None = None
+    prompt_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    has_reported: bool = False
+    layout: Layout | None = None
+    branch_of: "RunningRequest | None" = None
+
+    def enter(self, state: RequestState) -> None:
+        """Changes the state; asserts that this is one of the changes that `NEXT_STATES` allows."""
+        assert state in NEXT_STATES[self.state], f"a request that is {self.state.value} becomes {state.value}"
+        self.state = state
+
+    @property
+    def whole(self) -> "RunningRequest":
+        """The request that a client knows: the joined one whose branch this computes, or else itself."""
+        return self.branch_of or self
+
+    @property
+    def first_arrival(self) -> int:
+        """The smallest arrival number that it or one of its branches has: theirs come just before its own."""
+        return self.arrival - len(self.request.joined)
+
+    @property
+    def key(self) -> np.ndarray:
+        """int32: what `tokens` are found by in the radix tree."""
+        return self.tokens if self.layout is None else self.layout.key
+
+    def trusted(self, num_tokens: int, page_size: int) -> int:
+        """How many of its first tokens it may share with others, of those that the tree has too; whole pages.
+
+        Where they end inside of an image, behind fewer than `MIN_TOKENS` of its words, these words do not prove that it
+        is the same image. Then nothing of the image is shared.
+        """
+        for item in reversed(self.request.media):
+            num_tokens -= num_tokens % page_size
+            if item.start < num_tokens < item.start + MIN_TOKENS:
+                num_tokens = item.start
+        return num_tokens - num_tokens % page_size
+
+    @property
+    def shifts(self) -> list[int]:
+        """The shifts of its cached tokens (see `PositionWords`). A branch has none: they are those of its whole."""
+        if self.layout is None or self.branch_of is not None:
+            return []
+        return cached_shifts(self.request, self.layout.positions)
+
+    @property
+    def is_put_off(self) -> bool:
+        """Whether a step that it took part in did not sample for it, so that its last token runs again."""
+        return self.place is not None and self.place.is_prefilling and self.place.num_dispatched == self.num_known
+
+    def append(self, token: int) -> None:
+        """Adds a committed output token."""
+        self.tokens[self.num_known] = token
+        if self.layout is not None:
+            self.layout.put(self.num_known, token)
+        self.num_known += 1
+
+    @property
+    def num_output(self) -> int:
+        """Committed output tokens."""
+        return self.num_known - self.num_prompt
+
+    @property
+    def num_to_come(self) -> int:
+        """The most output tokens that are still to come, without those committed or in flight."""
+        in_flight = self.place.num_in_flight if self.place else 0
+        return self.request.sampling.max_new_tokens - self.num_output - in_flight
+
+    @property
+    def match_limit(self) -> int:
+        """The most tokens that may come from the cache.
+
+        A step that samples needs the last token to run, and prompt logprobs need the tokens that they are about.
+        """
+        request = self.request
+        if request.wants_prompt_logprobs and self.num_output == 0:
+            return max(request.logprob_start_len - 1, 0)
+        if request.sampling.max_new_tokens == 0:
+            return self.num_known
+        return self.num_known - 1
+
+
+def new_running_request(request: Request, arrival: int, now_s: float) -> RunningRequest:
+    """The record of a request that arrives now."""
+    prompt = np.asarray(request.input_ids, np.int32)
+    tokens = np.zeros(len(prompt) + request.sampling.max_new_tokens, np.int32)
+    tokens[: len(prompt)] = prompt
+    return RunningRequest(request, arrival, tokens, len(prompt), len(prompt), arrived_s=now_s)

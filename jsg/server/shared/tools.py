@@ -1,0 +1,38 @@
+"""Tools as OpenAI's clients write them, and what every API says of a tool."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, StringConstraints
+
+from jsg.server.http.body import Body
+from jsg.server.tool_use import Tool
+
+FUNCTIONS_ONLY = "only functions can be called; write it as a function"
+STRICT = "False: the arguments of a call are any JSON object. Otherwise they match `parameters`."
+
+type ToolName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.-]+$")]
+
+
+class FunctionDefinition(Body):
+    """A function that the model may call."""
+
+    name: ToolName
+    description: str | None = Field(None, description="Shown to the model.")
+    parameters: dict[str, Any] | None = Field(
+        None, description="A JSON Schema of the arguments, shown to the model; absent is no arguments."
+    )
+    strict: bool | None = Field(None, description=STRICT)
+
+    def tool(self, field: str) -> Tool:
+        """The same for every API; it stands in that field."""
+        return Tool(self.name, self.description, self.parameters, f"{field}.parameters", self.strict is not False)
+
+
+class ChatTool(Body):
+    """An item of `tools`."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {"custom": FUNCTIONS_ONLY}
+
+    type: Literal["function"]
+    function: FunctionDefinition

@@ -1,0 +1,11 @@
+"""How large a model is."""
+
+import jax.numpy as jnp
+
+from jsg.models.config import ModelConfig
+from jsg.models.loading import _parameters, abstract_model
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """How many numbers the checkpoint of this model holds."""
+    return sum(param.size for param in _parameters(abstract_model(config, jnp.float32)))
