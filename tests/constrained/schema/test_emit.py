@@ -13,7 +13,6 @@ from tests.constrained import texts
 from tests.constrained.schema.emitted import accepts, forced, machine, verdicts
 from tests.constrained.work import work
 
-
 PERSON = {
     "type": "object",
     "properties": {
