@@ -6,7 +6,6 @@
 import functools
 import json
 import resource
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,9 +13,11 @@ import numpy as np
 
 from jsg.constrained.compiler import compile_tables
 from jsg.constrained.grammar import CompiledGrammar
+from jsg.constrained.tables import StaticTables
 from jsg.errors import GrammarError
 from jsg.types import GrammarKind, GrammarSpec, PropertyOrder
 from tests.constrained.vocabularies import bits, tekken, tekken_tokens
+from tests.constrained.work import work
 
 STEPS = 24
 """Tokens that are read of every grammar that compiles."""
@@ -45,19 +46,17 @@ class Pathology(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a grammar took, in seconds of the thread.
+    """What a grammar took.
 
     Attributes:
-        compile_s: To make its tables.
-        step_s: The most that a mask, a token or forced bytes took.
+        compile_work: To make its tables, as `work` counts.
         refusal: The message, where it was refused.
         num_steps: The most that a mask, a token or forced bytes took, as `Limits.mask_steps` counts.
         num_bytes: Of the machine, at last.
         ran_dry: The message, where the text was ended because it took too much.
     """
 
-    compile_s: float
-    step_s: float
+    compile_work: int
     refusal: str | None
     num_steps: int = 0
     num_bytes: int = 0
@@ -66,30 +65,35 @@ class Cost(NamedTuple):
 
 def cost(pathology: Pathology) -> Cost:
     """Compiles a grammar, and reads tokens that it allows with the real vocabulary."""
-    started = time.thread_time()
-    try:
-        tables = compile_tables(pathology.spec())
-    except GrammarError as error:
-        return Cost(time.thread_time() - started, 0.0, str(error))
-    compile_s = time.thread_time() - started
+    made: list[StaticTables | str] = []
+
+    def compile_it() -> None:
+        try:
+            made.append(compile_tables(pathology.spec()))
+        except GrammarError as error:
+            made.append(str(error))
+
+    compile_work = work(compile_it)
+    tables = made[0]
+    if isinstance(tables, str):
+        return Cost(compile_work, tables)
     grammar = CompiledGrammar(tables, tekken())
-    longest, num_steps, ran_dry = _read(grammar)
+    num_steps, ran_dry = _read(grammar)
     num_bytes = grammar.describe().num_bytes - tables.num_bytes
-    return Cost(compile_s, longest, None, num_steps, num_bytes, ran_dry)
+    return Cost(compile_work, None, num_steps, num_bytes, ran_dry)
 
 
-def _read(grammar: CompiledGrammar) -> tuple[float, int, str | None]:
-    """Seconds and steps that the dearest question took, and why it came to an end before `STEPS` tokens, if it did."""
+def _read(grammar: CompiledGrammar) -> tuple[int, str | None]:
+    """Steps that the dearest question took, and why it came to an end before `STEPS` tokens, if it did."""
     masker, vocabulary = grammar.new_masker(), grammar.vocabulary
     mask = np.zeros(vocabulary.num_words, np.uint32)
-    seconds, steps = [0.0], [0]
+    steps = [0]
 
     def ask[T](question: Callable[[], T]) -> T:
-        started, before = time.thread_time(), masker.num_steps
+        before = masker.num_steps
         try:
             return question()
         finally:
-            seconds.append(time.thread_time() - started)
             steps.append(masker.num_steps - before)
 
     for number in range(STEPS):
@@ -102,8 +106,8 @@ def _read(grammar: CompiledGrammar) -> tuple[float, int, str | None]:
             token = allowed[number * 7919 % len(allowed)]
             assert ask(functools.partial(masker.accept, token))
         except GrammarError as error:
-            return max(seconds), max(steps), str(error)
-    return max(seconds), max(steps), None
+            return max(steps), str(error)
+    return max(steps), None
 
 
 def _regex(text: str, refusal: str | None = None, *, is_long: bool = False, may_run_dry: bool = False) -> Pathology:

@@ -78,10 +78,10 @@ class BruteForce:
 def test_every_bit_of_a_mask_is_what_brute_force_says(new_masker: MakeMasker, sample: str):
     vocabulary = odd_vocabulary()
     grammar = SAMPLES[sample][0]()
-    for seed in range(2):
+    for seed in range(1):
         rng = np.random.default_rng(seed)
         masker, brute = new_masker(grammar, vocabulary), BruteForce(grammar, vocabulary)
-        for _ in range(50):
+        for _ in range(25):
             expected = brute.allowed()
             assert allowed(masker, vocabulary) == expected
             assert masker.is_complete() == brute.is_complete
@@ -97,8 +97,10 @@ def test_every_bit_of_a_mask_is_what_brute_force_says(new_masker: MakeMasker, sa
         assert masker.num_accepted == before and allowed(masker, vocabulary) == brute.allowed()
 
 
-@pytest.mark.parametrize("make_vocabulary", [sentencepiece, tekken])
-@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize(
+    ("sample", "make_vocabulary"),
+    [("json", tekken), ("text", tekken), ("record", sentencepiece), ("bag", sentencepiece), ("words", sentencepiece)],
+)
 def test_masks_of_real_vocabularies_are_what_brute_force_says_of_sampled_tokens(sample: str, make_vocabulary):
     make_grammar, text = SAMPLES[sample]
     vocabulary, grammar = make_vocabulary(), make_grammar()
@@ -107,8 +109,8 @@ def test_masks_of_real_vocabularies_are_what_brute_force_says_of_sampled_tokens(
     brute = BruteForce(grammar, vocabulary)
     for token in tokenize(vocabulary, text.encode()):
         mask = allowed(masker, vocabulary)
-        sampled = rng.integers(0, vocabulary.size, 150).tolist()
-        likely = rng.choice(sorted(mask), min(50, len(mask)), replace=False).tolist()
+        sampled = rng.integers(0, vocabulary.size, 50).tolist()
+        likely = rng.choice(sorted(mask), min(20, len(mask)), replace=False).tolist()
         for other in (*sampled, *likely, *vocabulary.eos_ids):
             assert (other in mask) == brute.is_allowed(other), vocabulary.text_of(other)
         assert token in mask and masker.accept(token)
@@ -174,8 +176,7 @@ def replay(masker: GrammarMasker, fresh: GrammarMasker, history: list[int], voca
     assert allowed(masker, vocabulary) == allowed(fresh, vocabulary)
 
 
-@pytest.mark.parametrize("memo_bytes", [0, 20_000, MEMO_BYTES])
-@pytest.mark.parametrize("sample", ["json", "bag", "record"])
+@pytest.mark.parametrize(("sample", "memo_bytes"), [("json", 0), ("bag", MEMO_BYTES), ("record", 20_000)])
 def test_rollback_fork_and_replay_in_any_order(new_masker: MakeMasker, sample: str, memo_bytes: int):
     vocabulary = odd_vocabulary()
     grammar = SAMPLES[sample][0]()
@@ -184,7 +185,7 @@ def test_rollback_fork_and_replay_in_any_order(new_masker: MakeMasker, sample: s
     first = new_masker(grammar, vocabulary, memo_bytes, limits)
     reference = new_masker(grammar, vocabulary)
     cursors: list[tuple[GrammarMasker, list[int]]] = [(first, [])]
-    for step in range(100):
+    for step in range(60):
         i = int(rng.integers(len(cursors)))
         masker, history = cursors[i]
         what = rng.random()
