@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 
 from jsg.errors import ModelError
-from jsg.kernels_pallas import ops
 from jsg.models.experts import SparseFeedForward
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
 from tests.kernels_pallas.definition import QUICKLY
@@ -82,13 +81,6 @@ def test_a_token_that_is_not_finite_stays_alone(run):
         out = run(x)
         assert np.isnan(out[3]).any()
         assert np.array_equal(np.delete(out, 3, 0), np.delete(clean, 3, 0))
-
-
-def test_a_group_may_be_empty():
-    rows, kernels = tokens(6), jax.random.normal(jax.random.key(1), (3, WIDTH, 8))
-    out = ops.grouped_matmul(jnp.asarray(rows), kernels, jnp.array([2, 0, 4]), result=jnp.float32)
-    expected = np.concatenate([rows[:2] @ kernels[0], rows[2:] @ kernels[2]])
-    np.testing.assert_allclose(np.asarray(out), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_channels_stand_where_their_kernels_do(tmp_path):
             np.testing.assert_array_equal(value, plain[path])
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "orbax"])
+@pytest.mark.parametrize("kind", ["safetensors", pytest.param("orbax", marks=pytest.mark.slow)])
 def test_few_programs_round_a_checkpoint(tmp_path, monkeypatch, kind: str):
     """Each number of rows is one that is compiled: of each tensor's pieces all have as many, but for the last."""
     config, directory = config_of("llama_gqa_head_dim", tmp_path), tmp_path
@@ -198,7 +198,14 @@ PUBLISHED = {"Llama 3 8B": LLAMA_8B, "Mixtral 8x7B": MIXTRAL_8X7B, "Mixtral 8x22
 UNITS = {"GB": 1e9, "MB": 1e6}
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, "the embedded model"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Mixtral 8x7B",
+        "the embedded model",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("Llama 3 8B", "Mixtral 8x22B")),
+    ],
+)
 def test_the_page_says_what_weights_take(tmp_path, name: str):
     """Nothing is allocated: these are the bytes that the memory plan counts."""
     directory = write_model(tmp_path, PUBLISHED[name]) if name in PUBLISHED else resolve_model("tiny")
