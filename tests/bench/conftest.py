@@ -3,12 +3,9 @@
 import pytest
 
 from bench import settled
-from jsg.engine.device.executables import COMPILER_OPTIONS, QUANTISED_OPTIONS
-from tests.engine.late import late_programs
-from tests.kernels_pallas.definition import QUICKLY
-from tests.server.conftest import make_server, tokenizer_dir
+from tests.server.conftest import make_process, make_server, tokenizer_dir
 
-__all__ = ["make_server", "tokenizer_dir"]
+__all__ = ["make_process", "make_server", "tokenizer_dir"]
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,4 @@
-"""The parts of `bench.device` for experts, kernels in 8 bits and images: what they time, they compare first.
-
-The fast tests have results that are wrong; they run all but the last lines of what the slow ones run.
-"""
+"""The parts of `bench.device` for experts, kernels in 8 bits and images: what they time, they compare first."""
 
 import io
 import json
@@ -49,7 +46,6 @@ def check_floors(figures: list[dict[str, Any]]) -> None:
     assert all(figure["floor"] > 0 and figure["of_floor"] > 0 and figure["num_bytes"] > 0 for figure in figures)
 
 
-@pytest.mark.slow
 def test_experts_are_compared_and_timed(part: Noted):
     experts.measure(part)
     assert [error["is_right"] for error in part.figures("error")] == [True] * 8
@@ -84,7 +80,7 @@ def test_a_choice_that_is_wrong_is_told(part: Noted, monkeypatch: pytest.MonkeyP
         experts.measure(part)
 
 
-@pytest.mark.parametrize("num_tokens", [300, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 7))])
+@pytest.mark.parametrize("num_tokens", [1, 7, 300])
 def test_the_definition_of_routes_is_that_of_the_reference(num_tokens: int):
     logits = np.random.default_rng(num_tokens).normal(size=(num_tokens, 8)).astype(np.float32)
     expected = ops.expert_routes(jnp.asarray(logits), 2, implementation="reference")
@@ -93,7 +89,6 @@ def test_the_definition_of_routes_is_that_of_the_reference(num_tokens: int):
     assert [np.array_equal(*pair) for pair in zip(whole, expected[1:], strict=True)] == [True] * 3
 
 
-@pytest.mark.slow
 def test_kernels_in_8_bits_are_compared_and_timed(part: Noted):
     quantised.measure(part)
     assert [error["is_right"] for error in part.figures("error")] == [True] * 3
@@ -113,7 +108,6 @@ def test_a_kernel_without_its_scale_is_told(part: Noted, monkeypatch: pytest.Mon
         quantised.measure(part)
 
 
-@pytest.mark.slow
 def test_the_encoder_is_compared_and_timed(part: Noted):
     encoder.measure(part)
     figures = part.figures("encode")

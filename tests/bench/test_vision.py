@@ -40,7 +40,7 @@ def test_what_is_shared_is_neither_encoded_nor_computed_again(
     monkeypatch.setattr(Executables, "compile_rest_in_background", forget_rest)
     directory = write_model(tmp_path, llava(TEXT, CLIP_SMALL))
     workload = Workload(num_images=2, num_questions=3, before_len=4, question_len=8, output_len=2)
-    knobs = {"max_running_requests": 1, "chunked_prefill_size": 64, "compilation_cache_dir": compile_cache_dir}
+    knobs = {"max_running_requests": 2, "chunked_prefill_size": 64, "compilation_cache_dir": compile_cache_dir}
     measure_questions(report, directory, rounds=1, workload=workload, **knobs)
     figures = {figure.name: figure for figure in report.figures}
     shared, no_radix, apart = (figures[f"6 questions, {name}"] for name in (SHARED, NO_RADIX, APART))
