@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 FILL_S = 300.0
 """Ten times what it takes. A process that is not ready then has no CPU, or hangs."""
 POLL_S = 0.1
-NICENESS = 10
+NICENESS = 5
 """The engine serves requests meanwhile, and comes first where they share cores."""
 STDERR = 2
 

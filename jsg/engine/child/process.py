@@ -139,8 +139,10 @@ class FrontLink:
         self._context.term()
 
 
-def serve(core: Core, link: FrontLink, parent_pid: int, clock: LoopClock) -> None:
-    """Steps the core until the front says stop or is gone."""
+def serve(
+    core: Core, link: FrontLink, parent_pid: int, clock: LoopClock, on_settled: Callable[[], None] = lambda: None
+) -> None:
+    """Steps the core until the front says stop or is gone; tells `on_settled` once the core has settled."""
     end = time.monotonic()
     takes_grammars = is_settled = False
     while os.getppid() == parent_pid:
@@ -149,7 +151,7 @@ def serve(core: Core, link: FrontLink, parent_pid: int, clock: LoopClock) -> Non
             link.send(FromEngine(takes_grammars=True))
         if not is_settled and core.is_settled:
             is_settled = True
-            gc.freeze()  # as before: a hundred thousand objects have come since
+            on_settled()
         start, is_idle = end, not core.has_work
         messages = link.receive_all(wait=is_idle)
         woken = time.monotonic() if is_idle else start
@@ -220,7 +222,7 @@ def run(start: EngineStart) -> int:
     gc.enable()
     link.send(FromEngine(ready=core.info))
     try:
-        serve(core, link, start.parent_pid, clock)
+        serve(core, link, start.parent_pid, clock, gc.freeze)  # a hundred thousand objects come while it settles
     finally:
         core.close()
         heartbeat.stop()

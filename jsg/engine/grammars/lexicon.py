@@ -12,7 +12,7 @@ from jsg.constrained.run import kernel_cache
 from jsg.constrained.run.vocab import Vocabulary
 from jsg.engine.child.kernel_process import fill_elsewhere
 from jsg.engine.private_directory import private_directory
-from jsg.errors import JsgError, ModelError, RequestError
+from jsg.errors import EngineDeadError, JsgError, ModelError, RequestError
 from jsg.processing.tool_calls import nameable_tokens
 
 logger = logging.getLogger(__name__)
@@ -130,13 +130,18 @@ class LexiconLoader:
         self._is_needed.wait(FIRST_REQUEST_S)
         try:
             self._future.set_result(self._load())
-        except ModelError as error:
+        except JsgError as error:
             self._future.set_result(error)
         except Exception as error:
             logger.exception("what grammars need could not be loaded")
             self._future.set_result(error)
 
+    def _check_open(self) -> None:
+        if self._is_closing.is_set():
+            raise EngineDeadError("the engine was closed")
+
     def _load(self) -> Lexicon:
+        self._check_open()
         # An engine runs on few packages (bench.device), and those for text are not among them.
         from jsg.processing.tokenizer import load_tokenizer, vocabulary_bytes
 
@@ -148,11 +153,11 @@ class LexiconLoader:
             size=size,
             special_names=nameable_tokens(tokenizer, size, self._eos_ids),
         )
-        if not (self._is_closing.is_set() or kernel_cache.is_filled(self._kernels)):
+        if not kernel_cache.is_filled(self._kernels):
             fill_elsewhere(self._kernels, self._is_closing)
-        if not self._is_closing.is_set():
-            use_kernel_cache(self._kernels)
-            _load_kernels(vocabulary)
+        self._check_open()
+        use_kernel_cache(self._kernels)
+        _load_kernels(vocabulary)
         return Lexicon(tokenizer, vocabulary)
 
 
