@@ -33,6 +33,8 @@ def words_of(tokenizer: Tokenizer) -> tuple[int, ...]:
 class NullGrammars:
     """Whatever the front sends; no answer is governed by it."""
 
+    are_loaded = True
+
     def add_grammar(self, key: str, tables: bytes) -> None:
         """Nothing is kept."""
 
@@ -42,6 +44,8 @@ class NullGrammars:
 
 class NullCore:
     """Implements `jsg.engine.child.process.Core`: token i of every answer is word i, over and over."""
+
+    is_settled = True
 
     def __init__(self, config: EngineConfig, *, report: Callable[[Progress], None]) -> None:
         # The knob of a step's budget carries the pace: an engine that computes nothing has no other use for it.

@@ -13,7 +13,7 @@ _PUBLIC = {
     "Engine": "jsg.engine.offline.engine",
     "OpenAI": "jsg.lang.remote.openai",
     "ProgramState": "jsg.lang.state",
-    "ProgramStateGroup": "jsg.lang.state",
+    "ProgramStateGroup": "jsg.lang.branches",
     "REGEX_BOOL": "jsg.lang.patterns",
     "REGEX_FLOAT": "jsg.lang.patterns",
     "REGEX_INT": "jsg.lang.patterns",

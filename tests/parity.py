@@ -3,7 +3,7 @@
 A test that compares takes the fixture `parity` and hands its figure over, which must be within the bound. This command
 writes the figures down, those of the tests that it ran:
 
-    python -m pytest tests/golden tests/models/test_quantise.py -k "logits or next_tokens" -n 0 --record-parity
+    python -m pytest tests/golden tests/models/test_quantise.py -m "" -k "logits or next_tokens" -n 0 --record-parity
 """
 
 import dataclasses

@@ -2,13 +2,12 @@
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Self, final
 
-from jsg.errors import ProgramError
+from jsg.lang.branches import ProgramStateGroup, Span, joined_at_end
 from jsg.lang.ir import Expr, Role, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
-from jsg.lang.nesting import JoinMode
 from jsg.lang.places import program_place
 from jsg.lang.reading import RunState, What
 from jsg.lang.run import Run
@@ -46,30 +45,27 @@ class ProgramState(RunState):
         self._stream.append(value, program_place())
         return self
 
-    def system(self, value: "Expr | str | None" = None) -> "_Turn | None":
+    def system(self, value: "Expr | str | None" = None) -> Span | None:
         """Appends a turn of the system; without a value, `with s.system():` opens one."""
         return self._turn("system", value)
 
-    def user(self, value: "Expr | str | None" = None) -> "_Turn | None":
+    def user(self, value: "Expr | str | None" = None) -> Span | None:
         """Appends a turn of the user; without a value, `with s.user():` opens one."""
         return self._turn("user", value)
 
-    def assistant(self, value: "Expr | str | None" = None) -> "_Turn | None":
+    def assistant(self, value: "Expr | str | None" = None) -> Span | None:
         """Appends a turn of the assistant; without a value, `with s.assistant():` opens one."""
         return self._turn("assistant", value)
 
-    def _turn(self, role: Role, value: "Expr | str | None") -> "_Turn | None":
+    def _turn(self, role: Role, value: "Expr | str | None") -> Span | None:
         if value is None:
-            return _Turn(self._stream, role)
-        self._stream.append(RoleBegin(role) + value + RoleEnd(role), program_place())
+            return Span(self, RoleBegin(role), RoleEnd(role))
+        self.extend(RoleBegin(role) + value + RoleEnd(role))
         return None
 
-    @contextlib.contextmanager
-    def var_scope(self, name: str) -> Iterator[None]:
-        """Has the text that is appended inside become the variable `name`."""
-        self._stream.append(VarScopeBegin(name), program_place())
-        yield
-        self._stream.append(VarScopeEnd(name), program_place())
+    def var_scope(self, name: str) -> Span:
+        """Has the text that is appended inside a `with` block become the variable `name`."""
+        return Span(self, VarScopeBegin(name), VarScopeEnd(name))
 
     def set_var(self, name: str, value: Any) -> None:
         """Sets a variable to a value; the prompt does not change."""
@@ -80,7 +76,9 @@ class ProgramState(RunState):
 
     # Forks.
 
-    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> "ProgramStateGroup":
+    def fork(
+        self, size: int = 1, position_ids_offset: Sequence[int] | None = None
+    ) -> "ProgramStateGroup[ProgramState]":
         """States that begin as this one is now and go their own way, side by side. Waits for nothing.
 
         Args:
@@ -88,14 +86,12 @@ class ProgramState(RunState):
             position_ids_offset: For each, by how much the positions of what it appends are shifted.
         """
         children = self._stream.fork(size, position_ids_offset, program_place())
-        return ProgramStateGroup([ProgramState(child, self._run) for child in children], self)
+        states = [ProgramState(child, self._run) for child in children]
+        return ProgramStateGroup(states, lambda mode: self._stream.join(children, mode, program_place()))
 
-    @contextlib.contextmanager
-    def copy(self, position_ids_offset: Sequence[int] | None = None) -> "Iterator[ProgramState]":
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> "AbstractContextManager[ProgramState]":
         """One fork, joined when the block ends."""
-        branches = self.fork(1, position_ids_offset)
-        yield branches[0]
-        branches.join()
+        return joined_at_end(self.fork(1, position_ids_offset))
 
     # Reading.
 
@@ -140,79 +136,3 @@ class ProgramState(RunState):
 
     def _interrupt(self) -> None:
         self._run.cancel()
-
-
-class ProgramStateGroup:
-    """The branches of a fork."""
-
-    def __init__(self, states: list[ProgramState], parent: ProgramState):
-        self.states = states
-        self._parent = parent
-
-    def __len__(self) -> int:
-        return len(self.states)
-
-    def __getitem__(self, index: int) -> ProgramState:
-        return self.states[index]
-
-    def __setitem__(self, index: int, state: ProgramState) -> None:
-        if self.states[index] is not state:  # what `forks[i] += ...` assigns is the branch itself
-            raise ProgramError("a branch cannot be replaced by another state; extend it with +=")
-
-    def __iter__(self) -> Iterator[ProgramState]:
-        return iter(self.states)
-
-    def __iadd__(self, value: "Expr | str | Sequence[Expr | str] | Callable[[int], Expr | str]") -> Self:
-        place = program_place()
-        if callable(value):
-            values: Sequence[Expr | str] = [value(i) for i in range(len(self.states))]
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            values = value
-            if len(values) != len(self.states):
-                raise ProgramError(
-                    f"branches are extended by one value each: {len(self.states)}, but got {len(values)}"
-                )
-        else:
-            values = [value] * len(self.states)
-        for state, each in zip(self.states, values, strict=True):
-            state._stream.append(each, place)
-        return self
-
-    def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Takes what the branches have into the state that they were forked from. Waits for nothing; the branches end.
-
-        Args:
-            mode: "gather_variable": each name that a branch set becomes, in the parent, the list of the branches'
-                values, None where a branch did not set it. "concate_and_append": what each branch appended is
-                appended to the parent, side by side: no branch sees another, what follows sees all.
-
-        Raises:
-            ProgramError: The branches were joined already. With "concate_and_append": the parent was extended since,
-                or a branch opened or closed a turn.
-        """
-        self._parent._stream.join([state._stream for state in self.states], mode, program_place())
-
-
-class _Turn:
-    """`with s.user():` and its like, also `async with`."""
-
-    def __init__(self, stream: Stream, role: Role):
-        self._stream = stream
-        self._role: Role = role
-
-    def __enter__(self) -> None:
-        self._stream.append(RoleBegin(self._role), program_place())
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._stream.append(RoleEnd(self._role), program_place())
-
-    async def __aenter__(self) -> None:
-        self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)

@@ -3,9 +3,9 @@
 import pytest
 
 from bench import settled
-from tests.server.conftest import make_server, tokenizer_dir
+from tests.server.conftest import make_process, make_server, tokenizer_dir
 
-__all__ = ["make_server", "tokenizer_dir"]
+__all__ = ["make_process", "make_server", "tokenizer_dir"]
 
 
 @pytest.fixture(autouse=True)

@@ -232,8 +232,8 @@ def test_the_kernel_tells_what_a_process_holds():
 # The soak.
 
 
-def test_a_moment_of_soak_on_the_scripted_engine(make_server):
-    with make_server(engine={"max_total_tokens": 600}) as running:
+def test_a_moment_of_soak_on_the_scripted_engine(make_process):
+    with make_process(engine={"max_total_tokens": 600}) as running:
         server = Served(str(running.http.base_url).rstrip("/"), {"front": running.process.pid})
         result = asyncio.run(soak(server, Soak(minutes=1.0, num_requests=200, clients=16, pause_s=0.0, period_s=0.2)))
     assert result.problems == []

@@ -1,4 +1,8 @@
-"""No grammar, however written, takes more than seconds or much memory: it is answered, or refused with a reason."""
+"""No grammar, however written, takes much work or memory: it is answered, or refused with a reason.
+
+Compiling is counted in turns of loops and calls (`work.py`), which Python makes ten to twenty million of in a second,
+and reading in the steps that grammars pay with.
+"""
 
 import json
 import subprocess
@@ -10,8 +14,7 @@ from jsg.constrained.grammar import MEMO_BYTES
 from jsg.constrained.limits import LIMITS
 from tests.constrained.pathologies import ALL, Cost, cost
 
-COMPILE_S = 5.0
-STEP_S = 1.0
+COMPILE_WORK = 40_000_000
 PEAK_BYTES = 400 << 20
 LEFT_BYTES = 150 << 20
 SPARE_STEPS = 2_000_000
@@ -25,8 +28,7 @@ def _check(name: str, cost: Cost) -> None:
     else:
         assert refusal is not None, "it was answered"
         assert expected in refusal
-    assert cost.compile_s <= COMPILE_S
-    assert cost.step_s <= STEP_S
+    assert cost.compile_work is None or cost.compile_work <= COMPILE_WORK
     assert cost.num_steps <= LIMITS.mask_steps + SPARE_STEPS
     assert cost.num_bytes <= LIMITS.machine_bytes + MEMO_BYTES
     if cost.ran_dry is not None:
@@ -34,8 +36,8 @@ def _check(name: str, cost: Cost) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, pathology in ALL.items() if not pathology.is_long])
-def test_an_answer_or_a_reason_in_time(name: str):
-    _check(name, cost(ALL[name]))
+def test_an_answer_or_a_reason_soon(name: str):
+    _check(name, cost(ALL[name], is_counted=False))
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ random; over byte-level BPE and over sentencepiece with byte fallback, where sin
 """
 
 import functools
+import itertools
 import json
 import pathlib
 import random
@@ -166,9 +167,14 @@ def _grammar(schema: Any, vocabulary: Vocabulary, whitespace: str, order: str) -
     return compile_grammar(spec, vocabulary)
 
 
-@pytest.mark.parametrize("order", aids.ORDERS)
-@pytest.mark.parametrize("whitespace", aids.WHITESPACES)
-@pytest.mark.parametrize("name", VOCABULARIES)
+GRID = list(itertools.product(VOCABULARIES, aids.WHITESPACES, aids.ORDERS))
+QUICK = [("tekken", "flexible", "free"), ("tekken", "fixed", "declared"), ("sentencepiece", "compact", "free")]
+
+
+@pytest.mark.parametrize(
+    ("name", "whitespace", "order"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in GRID],
+)
 def test_valid_values_are_taken_however_they_are_written_and_cut(name: str, whitespace: str, order: str) -> None:
     vocabulary = VOCABULARIES[name]()
     reader = Reader(_grammar(SCHEMA, vocabulary, whitespace, order))

@@ -12,6 +12,7 @@ import pytest
 
 import jsg
 from jsg.lang.executor.compiled import CompiledFunction
+from tests.examples.conftest import SMALL
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "lang.md"
 HEAD = re.compile(r"^(?:\| (.*?) \||\*\*((?:`[^`]+`(?:, )?)+)\*\*)", re.MULTILINE)
@@ -35,10 +36,10 @@ def blocks() -> list[tuple[int, str, str | None]]:
     return [(text.count("\n", 0, found.start()) + 2, found[1], found[2]) for found in BLOCK.finditer(text)]
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(monkeypatch: pytest.MonkeyPatch):
-    small = {"max_running_requests": 16, "max_total_tokens": 8192, "context_length": 1024}
     engine_class = jsg.Engine
-    monkeypatch.setattr(jsg, "Engine", lambda: engine_class(**small), raising=False)
+    monkeypatch.setattr(jsg, "Engine", lambda: engine_class(**SMALL), raising=False)
     names: dict[str, Any] = {"__name__": "tutorial"}
     found = blocks()
     assert len(found) >= 12

@@ -13,14 +13,13 @@ from typing import Any
 from unittest import mock
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jsg.cache.pool import make_pool
 from jsg.engine import startup
 from jsg.engine.core import EngineCore
 from jsg.engine.device.executables import Executables
 from jsg.engine.device.programs import Programs
-from jsg.errors import ForbiddenCompileError
 from jsg.kernels_pallas import ops
 
 MAX_KEPT = 200
@@ -31,64 +30,36 @@ POOL_TOKENS = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Made:
+class Kept:
     """A compiled program, and the shapes of what it returns."""
 
     compiled: jax.stages.Compiled
     out_info: Any
 
 
-_kept: OrderedDict[Hashable, Made] = OrderedDict()  # the last is the latest used
+_kept: OrderedDict[Hashable, Kept] = OrderedDict()  # the last is the latest used
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OutputOf:
-    """Stands for the shape of an output of a program, which is known when that program is traced."""
-
-    name: Hashable
-    index: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Declared:
-    """Stands in `Executables` where a lowered program stands; makes the program when that is needed."""
-
-    name: Hashable
-    make: Callable[[Hashable], Made]
-
-    def compile(self, compiler_options: object) -> jax.stages.Compiled:
-        return self.make(self.name).compiled
-
-    @property
-    def out_info(self) -> "Declared":
-        return self
-
-    def __getitem__(self, index: int) -> OutputOf:
-        return OutputOf(self.name, index)
-
-
-class WhenNeeded(dict[Hashable, Any]):
+class WhenNeeded(dict[Hashable, jax.stages.Compiled]):
     """Makes each value when it is first looked up."""
 
-    def __init__(self, make: Callable[[Hashable], object]):
+    def __init__(self, make: Callable[[Hashable], jax.stages.Compiled]):
         super().__init__()
         self._make = make
 
-    def __missing__(self, name: Hashable) -> Any:
-        value = self._make(name)
-        return self.setdefault(name, value)
+    def __missing__(self, name: Hashable) -> jax.stages.Compiled:
+        return self.setdefault(name, self._make(name))
 
 
 class LateExecutables(Executables):
-    """Behaves as if every program that is lowered were traced, and every one that is to be compiled were compiled."""
+    """Behaves as if every program that is declared were compiled."""
 
     def __init__(self, **options: Any):
         super().__init__(**options)
-        self._calls: dict[Hashable, tuple[Callable[..., Any], Any, tuple[int, ...], Any]] = {}
-        self._arguments = WhenNeeded(self._shapes_of_arguments)
-        self._compiled = WhenNeeded(lambda name: self._lowered[name].compile(None))
+        self._keys: dict[Hashable, Hashable] = {}
+        self._compiled = WhenNeeded(self._make)
 
-    def lower(
+    def declare(
         self,
         name: Hashable,
         fn: Callable[..., Any],
@@ -96,13 +67,16 @@ class LateExecutables(Executables):
         donate: tuple[int, ...] = (),
         out_specs: Any = PartitionSpec(),  # noqa: B008 # never changes
     ) -> None:
-        if name in self._lowered:
+        if name in self._declared:
             return
-        if self._is_sealed and self._forbid_compile:
-            raise ForbiddenCompileError(f"{name} would be compiled after warm-up")
-        self._calls[name] = fn, jax.tree.map(_shape_of, args), donate, out_specs
-        self._lowered[name] = Declared(name, self._make)  # pyright: ignore[reportArgumentType]
-        self.num_lowered += 1
+        super().declare(name, fn, *args, donate=donate, out_specs=out_specs)
+        leaves, structure = jax.tree.flatten(self.argument_shapes(name))
+        shapes = tuple((x.shape, x.dtype, x.sharding) for x in leaves)
+        how = donate, out_specs, self.mesh, ops.best_implementation(), str(self.compiler_options(name))
+        self._keys[name] = _identity(fn), structure, shapes, how
+
+    def lower_all(self) -> None:
+        pass
 
     def compile(self, names: Iterable[Hashable], report: Callable[[Hashable], None] = lambda name: None) -> None:
         pass
@@ -111,42 +85,25 @@ class LateExecutables(Executables):
         pass
 
     def is_ready(self, name: Hashable) -> bool:
-        return name in self._lowered
+        return name in self._declared
 
-    def clear(self) -> None:
-        super().clear()
-        self._calls.clear()
+    def output_shape(self, name: Hashable) -> Any:
+        kept = _kept.get(self._keys[name])
+        return super().output_shape(name) if kept is None else kept.out_info
 
-    def _shapes_of_arguments(self, name: Hashable) -> Any:
-        def known(x: Any) -> Any:
-            return self._make(x.name).out_info[x.index] if isinstance(x, OutputOf) else x
+    def _check_allowed(self, name: Hashable) -> None:
+        if name not in self._declared:
+            super()._check_allowed(name)
 
-        return jax.tree.map(known, self._calls[name][1], is_leaf=lambda x: isinstance(x, OutputOf))
-
-    def _make(self, name: Hashable) -> Made:
-        fn, _, donate, out_specs = self._calls[name]
-        args, options = self._arguments[name], self.compiler_options(name)
-        leaves, structure = jax.tree.flatten(args)
-        shapes = tuple((x.shape, x.dtype, x.sharding) for x in leaves)
-        how = donate, out_specs, self.mesh, ops.best_implementation(), tuple(sorted((options or {}).items()))
-        key = _identity(fn), structure, shapes, how
-        made = _kept.pop(key, None)
-        if made is None:
-            over_devices, shaped = self._over_devices(fn, args, out_specs)
-            lowered = jax.jit(over_devices, donate_argnums=donate).lower(*shaped)
-            made = Made(lowered.compile(options), lowered.out_info)
+    def _make(self, name: Hashable) -> jax.stages.Compiled:
+        kept = _kept.pop(self._keys[name], None)
+        if kept is None:
+            lowered = self._lower_one(name)
+            kept = Kept(lowered.compile(self.compiler_options(name)), lowered.out_info)
             while len(_kept) >= MAX_KEPT:
                 _kept.popitem(last=False)
-        _kept[key] = made
-        return made
-
-
-def _shape_of(x: Any) -> Any:
-    """As `Executables` sees an argument; it keeps no array."""
-    if isinstance(x, jax.ShapeDtypeStruct | OutputOf):
-        return x
-    sharding = x.sharding if isinstance(x.sharding, NamedSharding) else None
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        _kept[self._keys[name]] = kept
+        return kept.compiled
 
 
 def _identity(fn: Callable[..., Any]) -> Hashable:

@@ -238,7 +238,7 @@ def test_a_closed_engine_leaves_nothing_behind(small_model, compile_cache_dir: s
             core = EngineCore(small.make_config(small_model, compile_cache_dir, **small.DETERMINISTIC))
             small.run(core, [(0, request)])
         with_programs = left()
-        names = [name[0] for name in core._executables.names()]  # pyright: ignore[reportIndexIssue]
+        names = [name[0] for name in core._executables._compiled]  # pyright: ignore[reportIndexIssue]
         core.close()
         without = left()
     finally:
@@ -246,7 +246,7 @@ def test_a_closed_engine_leaves_nothing_behind(small_model, compile_cache_dir: s
     assert without[0] == before[0] < with_programs[0]
     # Of functions that are no engine's own, such as `step.write_rows`, JAX keeps the programs.
     num_own = sum(name in ("forward", "sample", "prompt_logprobs") for name in names)
-    assert num_own == 3 <= with_programs[1] - without[1]
+    assert 3 <= num_own <= with_programs[1] - without[1]
 
 
 def test_deterministic_mode_has_two_gpus_at_most(small_model):

@@ -1,4 +1,7 @@
-"""Each example on the embedded model: what it finds is right, and what it prints is what it found."""
+"""Each example: what it finds is right, and what it prints is what it found.
+
+The fast tests run on a scripted model, and the slow ones repeat them on the embedded model.
+"""
 
 import itertools
 import json
@@ -16,6 +19,8 @@ from tests.lang.scripted import ScriptedBackend
 
 Example = Callable[[str], ModuleType]
 PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in ("common", "dspy_rag"))
+embedded = pytest.mark.parametrize("model", [pytest.param("embedded", marks=pytest.mark.slow)], indirect=True)
+"""For what only a model with a cache can show."""
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 
 
@@ -53,6 +58,7 @@ def test_few_shot_finds_opposites(example: Example):
     }  # fmt: skip
 
 
+@embedded
 def test_few_shot_computes_the_list_once(example: Example):
     module = example("few_shot")
     jsg.flush_cache()
@@ -69,6 +75,7 @@ def test_chat_remembers(example: Example):
     assert [message["role"] for message in state.messages()] == ["system", *["user", "assistant"] * 3]
 
 
+@embedded
 def test_chat_finds_earlier_turns_in_the_cache(example: Example):
     jsg.flush_cache()
     state = example("multi_turn_chat").chat.run(["My name is Nina.", "I live in Oslo.", "Where do I live?"])
@@ -185,6 +192,7 @@ def test_documents_are_read_side_by_side(example: Example):
         assert state["answer"] == document.strip()
 
 
+@embedded
 def test_f3_documents_that_were_read_are_not_read_again(example: Example, engine: jsg.Engine):
     module = example("parallel_document_qa")
     documents = list(module.DOCUMENTS.values())

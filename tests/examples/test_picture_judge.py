@@ -1,4 +1,4 @@
-"""`examples/tiny_vision/picture_judge.py`: the embedded model that sees judges essays about pictures."""
+"""`examples/tiny_vision/picture_judge.py` judges essays about pictures, on a scripted model and on the embedded one."""
 
 import io
 import sys
@@ -8,7 +8,9 @@ from types import ModuleType
 import pytest
 
 import jsg
+from tests.examples import oracle
 from tests.examples.conftest import EXAMPLES
+from tests.lang.scripted import ScriptedBackend
 
 FOLDER = EXAMPLES / "tiny_vision"
 
@@ -21,11 +23,10 @@ def seeing_engine(compile_cache_dir: str) -> Iterator[jsg.Engine]:
 
 
 @pytest.fixture
-def judge(seeing_engine: jsg.Engine) -> Iterator[ModuleType]:
-    """The example as a module, on an engine with an empty cache."""
-    assert seeing_engine.flush_cache()
+def judge() -> Iterator[ModuleType]:
+    """The example as a module, on a scripted model."""
     sys.path.insert(0, str(FOLDER))
-    jsg.set_default_backend(seeing_engine)
+    jsg.set_default_backend(ScriptedBackend(oracle.answer, oracle.choose))
     try:
         yield __import__("picture_judge")
     finally:
@@ -33,6 +34,14 @@ def judge(seeing_engine: jsg.Engine) -> Iterator[ModuleType]:
         sys.path.remove(str(FOLDER))
         for name in ("picture_judge", "scenes"):
             sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def seeing(judge: ModuleType, seeing_engine: jsg.Engine) -> jsg.Engine:
+    """The engine, with an empty cache, that the example runs on then."""
+    assert seeing_engine.flush_cache()
+    jsg.set_default_backend(seeing_engine)
+    return seeing_engine
 
 
 def png(judge: ModuleType, *shapes: tuple[str, str, int]) -> bytes:
@@ -48,18 +57,29 @@ def num_encoded(engine: jsg.Engine) -> int:
     return engine.get_server_info()["num_encoded_tiles"]
 
 
-def test_each_essay_gets_its_grade_and_the_picture_is_encoded_once(judge, seeing_engine, capsys):
-    before = num_encoded(seeing_engine)
+def check_grades(judge: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     judge.main()
     lines = capsys.readouterr().out.splitlines()
     summary = '{"color": "blue", "shape": "star", "place": "top right"}'
     right, other_color, all_wrong = judge.ESSAYS
     assert lines[::2] == [f"{right} -> A {summary}", f"{other_color} -> B {summary}", f"{all_wrong} -> D {summary}"]
     assert lines[3].strip().startswith("Essay: red. Picture: blue. Essay: a star. Picture: a star. ")
-    assert num_encoded(seeing_engine) == before + 1, "one picture, however many questions and essays"
 
 
-def test_branches_share_the_picture(judge, seeing_engine):
+def test_each_essay_gets_its_grade(judge, capsys):
+    check_grades(judge, capsys)
+
+
+@pytest.mark.slow
+def test_each_essay_gets_its_grade_and_the_picture_is_encoded_once(judge, seeing, capsys):
+    before = num_encoded(seeing)
+    check_grades(judge, capsys)
+    assert num_encoded(seeing) == before + 1, "one picture, however many questions and essays"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("seeing")
+def test_branches_share_the_picture(judge):
     state = judge.judge.run(png(judge, ("red", "circle", 4)), "I see a red circle in the center.")
     assert state.ret_value[0] == "A"
     cached = state.get_meta_info("summary")["cached_tokens"]
@@ -67,8 +87,9 @@ def test_branches_share_the_picture(judge, seeing_engine):
     assert cached > num_patches
 
 
-def test_a_picture_of_several_things_ends_it_early(judge, seeing_engine):
-    before = num_encoded(seeing_engine)
+@pytest.mark.slow
+def test_a_picture_of_several_things_ends_it_early(judge, seeing):
+    before = num_encoded(seeing)
     several = png(judge, ("blue", "star", 2), ("green", "circle", 6))
     state = judge.judge.run(several, judge.ESSAYS[0])
     assert state["count"] == "Two."
@@ -76,7 +97,7 @@ def test_a_picture_of_several_things_ends_it_early(judge, seeing_engine):
     assert "compared" not in state and "summary" not in state
     one = png(judge, ("blue", "star", 2))
     assert judge.judge.run(one, judge.ESSAYS[0]).ret_value[0] == "A"
-    assert num_encoded(seeing_engine) == before + 2, "as many as there were pictures"
+    assert num_encoded(seeing) == before + 2, "as many as there were pictures"
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,8 @@ def test_live_forks_take_no_thread_each(runtime):
         branches.join()
 
     threads: list[int] = []
+    before = threading.active_count()  # threads of other tests may end meanwhile, and none begins
     state = program.run(backend=runtime)
     assert len(state["a"]) == 200
     assert len(set(state["a"])) == 1
-    assert threads[0] < 20
+    assert threads[0] - before < 20

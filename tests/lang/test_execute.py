@@ -419,6 +419,16 @@ def test_a_loop_ends_at_its_condition_or_its_bound():
     assert (second.text(), second.ret_value) == ("no;" * 5, "iiiii")
 
 
+def test_only_text_can_be_iterated_here_as_in_a_program():
+    @sgl.function
+    def program(s):
+        s["list"] = ["a", "b"]
+
+    for state in (program.compile().run(backend=backend()), program.run(backend=backend())):
+        with pytest.raises(ProgramError, match="only text can be iterated, but 'list' is a list"):
+            list(state.text_iter("list"))
+
+
 def test_a_loop_reads_what_it_does_not_set_in_every_round():
     @sgl.function
     def program(s, x):

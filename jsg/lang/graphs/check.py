@@ -251,6 +251,9 @@ class _Checker:
     def check_reads(self, part: Any, node: Node) -> None:
         """Raises GraphError where a part of a node, its blocks aside, reads what is not there."""
         match part:
+            case tuple():
+                for inner in children(part):
+                    self.check_reads(inner, node)
             case Block():
                 pass
             case ArgumentRef(name):

@@ -6,11 +6,9 @@ the value (`strip`, `lower`, `replace`, a slice, ...) damages it, and a damaged 
 class of its own through (`str(x)`, `f"{x}"`, `+`), such text is a `TracedText`, which cannot be looked into at all.
 """
 
-import contextlib
 import re
 import secrets
 import string
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, SupportsIndex
 
@@ -34,13 +32,9 @@ def program_line() -> str:
     return "?" if place is None else f"{Path(place[0]).name}:{place[1]}"
 
 
-@contextlib.contextmanager
-def rules() -> Iterator[None]:
-    """Has what breaks a rule of the language name the program's line."""
-    try:
-        yield
-    except ProgramError as error:
-        raise TraceError(f"{error}, at {program_line()}") from None
+def traced(error: ProgramError) -> TraceError:
+    """A rule of the language that was broken, with the program's line."""
+    return TraceError(f"{error}, at {program_line()}")
 
 
 class Symbols:

@@ -2,11 +2,11 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Never, final
 
-from jsg.errors import TraceError
+from jsg.errors import ProgramError, TraceError
+from jsg.lang.branches import ProgramStateGroup, Span, joined_at_end
 from jsg.lang.graphs.check import OPAQUE, Shape, merged_shapes
 from jsg.lang.graphs.nodes import (
     REASONING_SUFFIX,
@@ -58,7 +58,7 @@ from jsg.lang.nesting import JoinMode, Nesting, check_join
 from jsg.lang.reading import Readable, What
 from jsg.lang.streams.variables import Variable
 from jsg.lang.tracing.recorder import Recorder
-from jsg.lang.tracing.symbols import ADVICE, Traced, TracedText, merge_pieces, plain, program_line, rules
+from jsg.lang.tracing.symbols import ADVICE, Traced, TracedText, merge_pieces, plain, program_line, traced
 
 Part = tuple[int, int]
 
@@ -109,7 +109,10 @@ class TracedState(Readable):
 
     def extend(self, value: Any) -> "TracedState":
         """Notes text or an expression; as `+=`."""
-        self._append(value)
+        try:
+            self._append(value)
+        except ProgramError as error:
+            raise traced(error) from None
         return self
 
     def __iadd__(self, value: Any) -> "TracedState":
@@ -147,16 +150,13 @@ class TracedState(Readable):
                 self._emit(Media, source=source, num_frames=num_frames, part=part)
             case RoleBegin(role) | RoleEnd(role):
                 is_begin = isinstance(item, RoleBegin)
-                with rules():
-                    self._nesting = self._nesting.turn(role, is_begin=is_begin)
+                self._nesting = self._nesting.turn(role, is_begin=is_begin)
                 self._emit(Turn, role=role, is_begin=is_begin)
             case VarScopeBegin(name):
-                with rules():
-                    self._nesting = self._nesting.scope(self._constant(name, "the name of a scope"), is_begin=True)
+                self._nesting = self._nesting.scope(self._constant(name, "the name of a scope"), is_begin=True)
                 self._emit(Scope, name=name, is_begin=True)
             case VarScopeEnd(name):
-                with rules():
-                    self._nesting = self._nesting.scope(name, is_begin=False)
+                self._nesting = self._nesting.scope(name, is_begin=False)
                 self._define(name, self._symbol(self._emit(Scope, name=name, is_begin=False), name))
             case SeparateReasoning(body, model_type):
                 for inner in parts_of(body):
@@ -252,32 +252,31 @@ class TracedState(Readable):
 
     # Turns and scopes
 
-    def system(self, expr: Any = None) -> "_Span":
+    def system(self, expr: Any = None) -> Span | None:
         """A turn of the system: of `expr`, or around a `with` block."""
         return self._turn("system", expr)
 
-    def user(self, expr: Any = None) -> "_Span":
+    def user(self, expr: Any = None) -> Span | None:
         """A turn of the user: of `expr`, or around a `with` block."""
         return self._turn("user", expr)
 
-    def assistant(self, expr: Any = None) -> "_Span":
+    def assistant(self, expr: Any = None) -> Span | None:
         """A turn of the assistant: of `expr`, or around a `with` block."""
         return self._turn("assistant", expr)
 
-    def var_scope(self, name: str) -> "_Span":
+    def var_scope(self, name: str) -> Span:
         """Around a `with` block: its text becomes the variable `name`."""
-        return _Span(self, VarScopeBegin(name), VarScopeEnd(name))
+        return Span(self, VarScopeBegin(name), VarScopeEnd(name))
 
-    def _turn(self, role: Role, expr: Any) -> "_Span":
-        span = _Span(self, RoleBegin(role), RoleEnd(role))
-        if expr is not None:
-            with span:
-                self._append(expr)
-        return span
+    def _turn(self, role: Role, expr: Any) -> Span | None:
+        if expr is None:
+            return Span(self, RoleBegin(role), RoleEnd(role))
+        self.extend(RoleBegin(role) + expr + RoleEnd(role))
+        return None
 
     # Forks
 
-    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> "TracedGroup":
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> "ProgramStateGroup[TracedState]":
         """Branches that go on from here."""
         if isinstance(size, Symbol) or size < 1:
             raise TraceError(f"fork takes a number of at least 1 that is known, at {program_line()}")
@@ -289,18 +288,21 @@ class TracedState(Readable):
         ]
         for state in states:
             state._perhaps, state._missed = set(self._perhaps), self._missed
-        return TracedGroup(states, self)
+        return ProgramStateGroup(states, lambda mode: self._join(states, mode))
 
-    def copy(self, position_ids_offset: Sequence[int] | None = None) -> "_Copy":
+    def copy(
+        self, position_ids_offset: Sequence[int] | None = None
+    ) -> "contextlib.AbstractContextManager[TracedState]":
         """Around a `with` block: a branch that is joined at its end."""
-        return _Copy(self, position_ids_offset)
+        return joined_at_end(self.fork(1, position_ids_offset))
 
-    def join(self, branches: "Sequence[TracedState]", mode: JoinMode) -> None:
-        """Ends branches; see `ProgramStateGroup.join`."""
+    def _join(self, branches: "Sequence[TracedState]", mode: JoinMode) -> None:
         if any(branch._is_joined for branch in branches):
             raise TraceError(f"a branch is joined a second time, at {program_line()}")
-        with rules():
+        try:
             check_join([branch._nesting for branch in branches], mode)
+        except ProgramError as error:
+            raise traced(error) from None
         self._emit(Join, branches=tuple(branch.stream for branch in branches), mode=mode)
         for branch in branches:
             branch._is_joined = True
@@ -391,8 +393,10 @@ class TracedState(Readable):
                 condition.append(until(self))
 
         nodes = self._recorder.block(self.stream, run)
-        with rules():
+        try:
             self._nesting.check_body(before)
+        except ProgramError as error:
+            raise traced(error) from None
         outputs = tuple((name, value_of(self.variables[name], self._recorder)) for name in self._set)
         self._set = outer
         return Block(nodes, outputs), condition[0] if condition else None
@@ -447,85 +451,6 @@ class TracedState(Readable):
         return self._recorder.constant(text, what)
 
 
-class TracedGroup:
-    """The branches of a fork."""
-
-    def __init__(self, states: list[TracedState], parent: TracedState) -> None:
-        self.states = states
-        self._parent = parent
-
-    def __len__(self) -> int:
-        return len(self.states)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.states[index]
-
-    def __setitem__(self, index: int, state: TracedState) -> None:
-        if self.states[index] is not state:  # what `branches[0] += ...` gives back
-            raise TraceError(f"a branch cannot be replaced, at {program_line()}; extend it by +=")
-
-    def __iter__(self) -> Iterator[TracedState]:
-        return iter(self.states)
-
-    def __iadd__(self, value: Any) -> "TracedGroup":
-        if isinstance(value, list | tuple):
-            if len(value) != len(self.states):
-                raise TraceError(
-                    f"{len(self.states)} branches take as many expressions, but got {len(value)} at {program_line()}"
-                )
-            values: Iterable[Any] = value
-        elif callable(value) and not isinstance(value, Expr):
-            values = [value(index) for index in range(len(self.states))]
-        else:
-            values = [value] * len(self.states)
-        for state, one in zip(self.states, values, strict=True):
-            state.extend(one)
-        return self
-
-    def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Ends the branches; their variables become lists."""
-        self._parent.join(self.states, mode)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Span:
-    """Around a `with` block."""
-
-    state: TracedState
-    begin: Expr
-    end: Expr
-
-    def __enter__(self) -> TracedState:
-        return self.state.extend(self.begin)
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        if kind is None:
-            self.state.extend(self.end)
-
-    async def __aenter__(self) -> TracedState:
-        return self.__enter__()
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        self.__exit__(kind, error, traceback)
-
-
-class _Copy:
-    """A fork of one, joined at the end of a `with` block."""
-
-    def __init__(self, state: TracedState, offsets: Sequence[int] | None) -> None:
-        self._state = state
-        self._offsets = offsets
-        self._group: TracedGroup | None = None
-
-    def __enter__(self) -> TracedState:
-        self._group = self._state.fork(1, self._offsets)
-        return self._group[0]
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        if kind is None and self._group is not None:
-            self._group.join()
-
-
 def value_of(value: Any, recorder: Recorder) -> Value:
     """What a program keeps or returns, as a graph says it.
 
@@ -558,8 +483,7 @@ def _given(value: Any) -> Variable:
 
 
 def _texts_of(args: SamplingArgs) -> Iterator[str]:
-    for field in dataclasses.fields(args):
-        value = getattr(args, field.name)
+    for value in args.given().values():
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, str):
                 yield one

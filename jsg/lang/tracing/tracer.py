@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from jsg.errors import JsgError, TraceError
+from jsg.errors import JsgError, ProgramError, TraceError
 from jsg.lang.graphs.check import check_graph
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import MAIN_STREAM, Argument, ArgumentRef, Block, Open, Piece
@@ -107,6 +107,8 @@ def _run_body(func: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
     try:
         result = func(*bound.args, **bound.kwargs)
         return _finish(result) if inspect.iscoroutine(result) else result
+    except ProgramError as error:
+        raise TraceError(f"{error}, at {_raised_at(error, func)}") from error
     except JsgError:
         raise
     except Exception as error:

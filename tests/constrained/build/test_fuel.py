@@ -160,7 +160,7 @@ def test_memory_of_states_is_bounded_and_given_back():
             held.append(masker)  # what somebody stands on cannot be forgotten
             for token in chance.choices((1, 2), k=40):
                 assert masker.accept(token)
-                assert compiled.describe().num_bytes < 600_000 + MEMO_BYTES
+                assert compiled.num_bytes < 600_000 + MEMO_BYTES
     held.clear()
     for _ in range(100):  # nobody does any more, so that what was made makes room
         masker = compiled.new_masker()
@@ -203,7 +203,7 @@ def test_forced_bytes_are_handed_from_place_to_place():
     masker = CompiledGrammar(tables, vocabulary).new_masker()
     rest = text.replace("(a|b)", "a").encode()
     for place, token in enumerate(tokens):
-        if place % 500 == 0 or abs(len(rest) - 5_001) < 4:
+        if place % 2_500 == 0 or abs(len(rest) - 5_001) < 4:
             fresh = CompiledGrammar(tables, vocabulary).new_masker()
             assert all(fresh.accept(each) for each in tokens[:place])
             assert masker.forced_bytes() == fresh.forced_bytes()

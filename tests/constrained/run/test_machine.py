@@ -65,12 +65,12 @@ def compare(seed: int, num_walks: int = 3, longest: int = 12) -> bool:
 
 
 def test_random_grammars_are_read_as_they_are_written():
-    assert sum(compare(seed) for seed in range(100)) > 60
+    assert sum(compare(seed) for seed in range(50)) > 30
 
 
 @pytest.mark.slow
 def test_many_random_grammars_are_read_as_they_are_written():
-    assert sum(compare(seed) for seed in range(100, 4000)) > 2500
+    assert sum(compare(seed) for seed in range(50, 2500)) > 1500
 
 
 @pytest.mark.parametrize(

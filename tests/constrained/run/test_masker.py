@@ -78,10 +78,10 @@ class BruteForce:
 def test_every_bit_of_a_mask_is_what_brute_force_says(new_masker: MakeMasker, sample: str):
     vocabulary = odd_vocabulary()
     grammar = SAMPLES[sample][0]()
-    for seed in range(2):
+    for seed in range(1):
         rng = np.random.default_rng(seed)
         masker, brute = new_masker(grammar, vocabulary), BruteForce(grammar, vocabulary)
-        for _ in range(50):
+        for _ in range(25):
             expected = brute.allowed()
             assert allowed(masker, vocabulary) == expected
             assert masker.is_complete() == brute.is_complete
@@ -97,8 +97,10 @@ def test_every_bit_of_a_mask_is_what_brute_force_says(new_masker: MakeMasker, sa
         assert masker.num_accepted == before and allowed(masker, vocabulary) == brute.allowed()
 
 
-@pytest.mark.parametrize("make_vocabulary", [sentencepiece, tekken])
-@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize(
+    ("sample", "make_vocabulary"),
+    [("json", tekken), ("text", tekken), ("record", sentencepiece), ("bag", sentencepiece), ("words", sentencepiece)],
+)
 def test_masks_of_real_vocabularies_are_what_brute_force_says_of_sampled_tokens(sample: str, make_vocabulary):
     make_grammar, text = SAMPLES[sample]
     vocabulary, grammar = make_vocabulary(), make_grammar()
@@ -107,8 +109,8 @@ def test_masks_of_real_vocabularies_are_what_brute_force_says_of_sampled_tokens(
     brute = BruteForce(grammar, vocabulary)
     for token in tokenize(vocabulary, text.encode()):
         mask = allowed(masker, vocabulary)
-        sampled = rng.integers(0, vocabulary.size, 150).tolist()
-        likely = rng.choice(sorted(mask), min(50, len(mask)), replace=False).tolist()
+        sampled = rng.integers(0, vocabulary.size, 50).tolist()
+        likely = rng.choice(sorted(mask), min(20, len(mask)), replace=False).tolist()
         for other in (*sampled, *likely, *vocabulary.eos_ids):
             assert (other in mask) == brute.is_allowed(other), vocabulary.text_of(other)
         assert token in mask and masker.accept(token)
@@ -174,8 +176,7 @@ def replay(masker: GrammarMasker, fresh: GrammarMasker, history: list[int], voca
     assert allowed(masker, vocabulary) == allowed(fresh, vocabulary)
 
 
-@pytest.mark.parametrize("memo_bytes", [0, 20_000, MEMO_BYTES])
-@pytest.mark.parametrize("sample", ["json", "bag", "record"])
+@pytest.mark.parametrize(("sample", "memo_bytes"), [("json", 0), ("bag", MEMO_BYTES), ("record", 20_000)])
 def test_rollback_fork_and_replay_in_any_order(new_masker: MakeMasker, sample: str, memo_bytes: int):
     vocabulary = odd_vocabulary()
     grammar = SAMPLES[sample][0]()
@@ -184,7 +185,7 @@ def test_rollback_fork_and_replay_in_any_order(new_masker: MakeMasker, sample: s
     first = new_masker(grammar, vocabulary, memo_bytes, limits)
     reference = new_masker(grammar, vocabulary)
     cursors: list[tuple[GrammarMasker, list[int]]] = [(first, [])]
-    for step in range(100):
+    for step in range(60):
         i = int(rng.integers(len(cursors)))
         masker, history = cursors[i]
         what = rng.random()
@@ -395,7 +396,7 @@ def test_one_text_that_needs_too_many_states_leaves_the_others_theirs():
             assert masker.accept(token)
             text += ("", "a", "b", "ab", "bb")[token]
             assert masker.is_complete() == (len(text) > 20 and text[-21] == "a")
-        assert compiled.describe().num_states <= 300
+        assert masker.places.machine.num_states <= 300
     text = "ab"
     for token in (1, 2, 3, 4) * 5:
         assert early.accept(token)
@@ -441,16 +442,14 @@ def test_threads_share_a_grammar_without_disturbing_each_other(new_masker: MakeM
     assert not wrong
 
 
-def test_a_grammar_says_how_big_it_is():
+def test_a_grammar_says_how_much_memory_it_takes():
     vocabulary = odd_vocabulary()
-    grammar = CompiledGrammar(build(json_grammar()), vocabulary)
-    before = grammar.describe()
+    tables = build(json_grammar())
+    grammar = CompiledGrammar(tables, vocabulary)
+    before = grammar.num_bytes
     masker = grammar.new_masker()
     for token in tokenize(vocabulary, b'{"a": [1]}'):
         masker.mask_key()
         assert masker.accept(token)
-    after = grammar.describe()
-    assert before.num_positions > 10 and before.num_classes > 10 and before.num_rules == 4
-    assert after.num_states > before.num_states and after.num_masks > before.num_masks
-    assert after.num_places > before.num_places == 1
-    assert grammar.num_bytes == after.num_bytes > before.num_bytes > after.table_bytes
+    assert grammar.num_bytes > before > tables.num_bytes
+    assert grammar.num_bytes == tables.num_bytes + masker.places.num_bytes

@@ -102,7 +102,7 @@ def is_ordinary(text: str, excluded: str) -> bool:
     return not any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 or c in excluded for c in text)
 
 
-@pytest.mark.parametrize("make", [odd_vocabulary, sentencepiece, tekken])
+@pytest.mark.parametrize("make", [odd_vocabulary, sentencepiece, pytest.param(tekken, marks=pytest.mark.slow)])
 def test_slices_are_the_ordinary_tokens(make):
     vocabulary = make()
     lengths = utf8_lengths(vocabulary.tokens)

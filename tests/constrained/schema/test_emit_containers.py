@@ -156,7 +156,7 @@ class TestMembers:
 
     @pytest.mark.parametrize("order", ["declared", "free"])
     @pytest.mark.parametrize("additional", [True, False])
-    @pytest.mark.parametrize("required", ["", "a", "b", "c", "ac", "abc", "bx"])
+    @pytest.mark.parametrize("required", ["", "a", "b", "ac", "bx"])
     @pytest.mark.parametrize("counts", [(0, None), (1, None), (2, 3), (0, 1), (3, None), (0, 3)])
     def test_required_and_counts(
         self, order: str, additional: bool, required: str, counts: tuple[int, int | None]

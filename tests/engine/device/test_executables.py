@@ -127,25 +127,25 @@ def test_what_was_declared_is_not_kept_alive_once_it_is_lowered():
 def test_a_shape_that_is_not_compiled_yet_rounds_up_to_one_that_is(core: EngineCore):
     request = Request(rid="r", input_ids=(2, 3, 4), sampling=SamplingParams(max_new_tokens=6, temperature=0))
     expected = small.alone(core, request).token_ids
-    lowered, name = core._executables._lowered, ("forward", BucketKey(Phase.DECODE, 1, 1))
-    removed = lowered.pop(name)
+    declared, name = core._executables._declared, ("forward", BucketKey(Phase.DECODE, 1, 1))
+    removed = declared.pop(name)
     assert not core._executables.is_ready(name)
     try:
         assert small.alone(core, request).token_ids == expected
     finally:
-        lowered[name] = removed
+        declared[name] = removed
 
 
 def test_every_essential_program_exists_and_stands_in_for_every_batch(core: EngineCore):
     runner, programs = core._runner, core._executables
     essential = set(runner.programs.essential())
     assert essential <= set(programs.names())
-    lowered, programs._lowered = programs._lowered, {n: x for n, x in programs._lowered.items() if n in essential}
+    declared, programs._declared = programs._declared, {n: x for n, x in programs._declared.items() if n in essential}
     try:
         outcomes = small.run(core, small.traffic(3, count=8))
         assert all(outcome.finish for outcome in outcomes.values())
     finally:
-        programs._lowered = lowered
+        programs._declared = declared
 
 
 def test_the_compile_cache_must_be_ours_alone(tmp_path: pathlib.Path):

@@ -130,7 +130,7 @@ def test_a_step_with_groups_runs_the_program_that_reads_them(
     assert {request.rid: small.alone(core, request).token_ids for _, request in requests} == answers
     assert not any(key.num_groups for key in keys), "nobody shares anything with itself"
     keys.clear()
-    core._executables._lowered.pop(("forward", BucketKey(Phase.DECODE, 4, 4, 1)))  # as if it were not compiled yet
+    core._executables._declared.pop(("forward", BucketKey(Phase.DECODE, 4, 4, 1)))  # as if it were not compiled yet
     assert tokens_of(small.run(core, requests)) == answers
     assert [key.num_rows for key in keys] == [4] * 6 and not any(key.num_groups for key in keys)
     core.close()
@@ -171,7 +171,7 @@ def test_the_tokens_are_those_of_steps_that_share_nothing(
     keys = forward_keys(core, monkeypatch)
     assert answers(core) == expected
     assert keys.count(buckets.grouped[0]) == keys.count(extend) - 1 == 4
-    core._executables._lowered.pop(("forward", buckets.grouped[0]))
+    core._executables._declared.pop(("forward", buckets.grouped[0]))
     assert answers(core) == expected
     assert keys.count(buckets.grouped[0]) == keys.count(decode) == 4
     core.close()

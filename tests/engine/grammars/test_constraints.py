@@ -99,7 +99,7 @@ def test_drafts_are_verified_before_the_shapes_for_drafts_are_compiled(new_taugh
     core = new_taught_core_of()
     executables, buckets = core._executables, core._runner._buckets
     for key in buckets.drafts:
-        del executables._lowered["forward", key]
+        del executables._declared["forward", key]
     assert not any(executables.is_ready(("forward", key)) for key in buckets.drafts)
     outcome = outcome_of(core, request(pattern=3, return_constraint=True))
     assert text_of(core, outcome)[:-1] == b"x" + b"name age " * 3

@@ -1,0 +1,104 @@
+"""What states of interpreted and of traced programs have in common around what they append: spans and branches."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self, final
+
+from jsg.errors import ProgramError
+from jsg.lang.ir import Expr
+from jsg.lang.nesting import JoinMode
+
+
+class Extendable(Protocol):
+    """A state to which can be appended."""
+
+    def extend(self, value: Any) -> Any:
+        """Appends text or an expression."""
+        ...
+
+
+@final
+class Span:
+    """Appends `begin` and `end` around a block of `with` or `async with`; no end where the block raises."""
+
+    def __init__(self, state: Extendable, begin: Expr, end: Expr) -> None:
+        self._state = state
+        self._begin = begin
+        self._end = end
+
+    def __enter__(self) -> None:
+        self._state.extend(self._begin)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._state.extend(self._end)
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+@final
+class ProgramStateGroup[S: Extendable]:
+    """The branches of a fork."""
+
+    def __init__(self, states: list[S], join: Callable[[JoinMode], object]) -> None:
+        """`join` takes them into the state that they were forked from."""
+        self.states = states
+        self._join = join
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, index: int) -> S:
+        return self.states[index]
+
+    def __setitem__(self, index: int, state: S) -> None:
+        if self.states[index] is not state:  # what `forks[i] += ...` assigns is the branch itself
+            raise ProgramError("a branch cannot be replaced by another state; extend it with +=")
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self.states)
+
+    def __iadd__(self, value: "Expr | str | Sequence[Expr | str] | Callable[[int], Expr | str]") -> Self:
+        if callable(value) and not isinstance(value, Expr):  # a symbol of a trace can be called, so that it can refuse
+            values: Sequence[Expr | str] = [value(i) for i in range(len(self.states))]
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            values = value
+            if len(values) != len(self.states):
+                raise ProgramError(
+                    f"branches are extended by one value each: {len(self.states)}, but got {len(values)}"
+                )
+        else:
+            values = [value] * len(self.states)
+        for state, each in zip(self.states, values, strict=True):
+            state.extend(each)
+        return self
+
+    def join(self, mode: JoinMode = "gather_variable") -> None:
+        """Takes what the branches have into the state that they were forked from. Waits for nothing; the branches end.
+
+        Args:
+            mode: "gather_variable": each name that a branch set becomes, in the parent, the list of the branches'
+                values, None where a branch did not set it. "concate_and_append": what each branch appended is
+                appended to the parent, side by side: no branch sees another, what follows sees all.
+
+        Raises:
+            ProgramError: The branches were joined already, or one has an open scope. With "concate_and_append": the
+                parent was extended since, or a branch opened or closed a turn.
+        """
+        self._join(mode)
+
+
+@contextlib.contextmanager
+def joined_at_end[S: Extendable](branches: ProgramStateGroup[S]) -> Iterator[S]:
+    """The one branch of a fork of one, for a `with` block; joined behind it."""
+    yield branches[0]
+    branches.join()
