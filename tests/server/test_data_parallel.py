@@ -105,9 +105,9 @@ class TestShownTogether:
         scrape_until(server.http, lambda result: result.get("jsg:requests_running") == 0)
 
     def test_caches(self, server: RunningServer):
-        for seed in range(10):
-            server.http.post("/generate", json=body([seed + 1, 100 + seed]))
-        idle(server)
+        with streaming(server, [1, 2]) as first, streaming(server, [3, 4]) as second:  # so that each engine has one
+            for lines in (first, second):
+                list(lines)
         shown = server.http.get("/debug/radix").json()["engines"]
         assert [one["num_cached_tokens"] > 0 for one in shown] == [True, True]
         assert server.http.post("/flush_cache").status_code == 200
