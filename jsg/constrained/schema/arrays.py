@@ -34,7 +34,7 @@ _MAX_ROWS = 256
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Content:
-    """What stands between the brackets: whether that may be nothing, and what it is where it is something."""
+    """What stands between the brackets: whether it may be nothing, and the expression where it is something."""
 
     can_be_empty: bool
     some: Expr
@@ -62,7 +62,7 @@ def array_expr(scope: Scope, shape: Array, where: str) -> Expr:
 
 
 def _most_items(scope: Scope, shape: Array) -> int | None:
-    """The most items there can be; what has no valid value ends an array before it."""
+    """The most items that there can be. An array ends before an item that no value is valid for."""
     most = shape.max_items
     for i, node in enumerate(shape.prefix):
         if not scope.shapes(node):
@@ -93,7 +93,7 @@ def _in_places(scope: Scope, shape: Array, most: int | None, where: str) -> _Con
 
 
 def _run(scope: Scope, shape: Array, most: int | None, where: str) -> _Content:
-    """Items after the prefix: a counted run, and how many are of a kind."""
+    """The items after the prefix, as a counted run of which some may have to be of a kind."""
     if shape.contains is not None and (shape.contains.least or shape.contains.most is not None):
         return _with_contains(scope, shape, shape.contains, most, where)
     if most == 0 or not scope.shapes(shape.items):
@@ -103,7 +103,7 @@ def _run(scope: Scope, shape: Array, most: int | None, where: str) -> _Content:
 
 
 def _unique(scope: Scope, shape: Array, most: int | None, where: str) -> _Content:
-    """Unequal items: each out of a few, of which each may stand in the array once, or in places that share no value."""
+    """Items that differ: each is one of a few values that stand once, or they have places that share no value."""
     count = len(shape.prefix) if most is None else min(most, len(shape.prefix))
     if shape.contains is None and count == most:
         found = _unequal(scope, shape, shape.prefix[:count])
@@ -124,7 +124,7 @@ def _unique(scope: Scope, shape: Array, most: int | None, where: str) -> _Conten
 
 
 def _unequal(scope: Scope, shape: Array, places: tuple[NodeName, ...]) -> _Content | None:
-    """Unequal items in places of their own; None where that cannot be told, or not in a few rows."""
+    """Items that differ, each in a place of its own; None where that is not known, or takes too many rows."""
     if are_apart(scope, places):
         return _in_places(scope, dataclasses.replace(shape, prefix=places, items=NEVER_NODE), len(places), "")
     choices: list[dict[str, str]] = []
@@ -147,7 +147,7 @@ def _unequal(scope: Scope, shape: Array, places: tuple[NodeName, ...]) -> _Conte
 
 
 def _with_contains(scope: Scope, shape: Array, contains: Contains, most: int | None, where: str) -> _Content:
-    """So many items of a kind, in any places.
+    """Arrays with so many items of a kind, in any places.
 
     Where it is known what is not of the kind, states count the items that are. Else, only `least` matters: so many
     items are taken as being of the kind, and the others are anything.

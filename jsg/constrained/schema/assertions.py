@@ -12,7 +12,7 @@ from jsg.errors import GrammarError
 
 
 def number_says(reader: Reader) -> Number | None:
-    """Numbers that all keywords hold for; None where there are none."""
+    """The numbers that all keywords allow; None where there are none."""
     shape = Number()
     for bound in _bounds(reader):
         shape = _narrowed(shape, bound)
@@ -22,7 +22,7 @@ def number_says(reader: Reader) -> Number | None:
 
 
 def number_denies(reader: Reader) -> list[Draft]:
-    """Numbers that some keyword does not hold for."""
+    """The numbers that some keyword forbids."""
     shapes = [
         Number(max=value, is_max_exclusive=not is_exclusive)
         if is_low
@@ -63,7 +63,7 @@ def _narrowed(shape: Number, bound: tuple[bool, Decimal, bool]) -> Number:
 
 
 def string_says(reader: Reader, patterns: Patterns) -> String | None:
-    """Strings that all keywords hold for; None where there are none."""
+    """The strings that all keywords allow; None where there are none."""
     pattern, formats = _pattern(reader, patterns), _format(reader)
     return string_of(
         String(
@@ -76,7 +76,7 @@ def string_says(reader: Reader, patterns: Patterns) -> String | None:
 
 
 def string_denies(reader: Reader, patterns: Patterns) -> list[Draft]:
-    """Strings that some keyword does not hold for."""
+    """The strings that some keyword forbids."""
     drafts: list[Draft] = []
     least, most = reader.count("minLength"), reader.count("maxLength")
     if least:

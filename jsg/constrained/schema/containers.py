@@ -15,7 +15,7 @@ from jsg.constrained.schema.shapes import ANY, NEVER, NodeName
 
 
 class Context(NamedTuple):
-    """What a schema is read with."""
+    """What is needed to read a schema of the document."""
 
     locations: Locations
     nodes: Nodes
@@ -35,7 +35,7 @@ class Context(NamedTuple):
 
 
 def array_says(context: Context, place: int, reader: Reader) -> Items | None:
-    """Arrays that all keywords hold for; None where there are none."""
+    """The arrays that all keywords allow; None where there are none."""
     prefix, rest = _item_paths(reader)
     contains: tuple[Kind, ...] = ()
     if "contains" in reader.keywords:
@@ -53,7 +53,7 @@ def array_says(context: Context, place: int, reader: Reader) -> Items | None:
 
 
 def array_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
-    """Arrays that some keyword does not hold for."""
+    """The arrays that some keyword forbids."""
     drafts: list[Draft] = []
     least, most = reader.count("minItems"), reader.count("maxItems")
     if least:
@@ -82,7 +82,7 @@ def array_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
 
 
 def _item_paths(reader: Reader) -> tuple[list[tuple[str | int, ...]], tuple[str | int, ...]]:
-    """Where the schemas of the first items stand, and of the others (empty: nowhere), whatever the draft calls them."""
+    """The paths of the schemas of the first items, and of the others (empty without one), in any draft."""
     items = reader.keywords.get("items")
     holder = "items" if isinstance(items, list) else "prefixItems"
     prefix: list[tuple[str | int, ...]] = [(holder, i) for i in range(len(reader.array(holder)))]
@@ -97,7 +97,7 @@ def _contained(reader: Reader) -> tuple[int, int | None]:
 
 
 def object_says(context: Context, place: int, reader: Reader) -> Members | None:
-    """Objects that all keywords but `dependentSchemas` hold for; None where there are none."""
+    """The objects that all keywords but `dependentSchemas` allow; None where there are none."""
     facets: tuple[Facet, ...] = ()
     if not {"properties", "patternProperties", "additionalProperties"}.isdisjoint(reader.keywords):
         facets = (_facet(context, place, reader),)
@@ -112,7 +112,7 @@ def object_says(context: Context, place: int, reader: Reader) -> Members | None:
 
 
 def object_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
-    """Objects that some keyword but `dependentSchemas` does not hold for."""
+    """The objects that some keyword but `dependentSchemas` forbids."""
     drafts: list[Draft] = []
     least, most = reader.count("minProperties"), reader.count("maxProperties")
     if least:

@@ -25,7 +25,7 @@ Relation = Callable[[int, int], bool]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Compared:
-    """The number stands in a relation to a bound.
+    """Tracks whether the number stands in a relation to a bound.
 
     States: (0, n, c) after n digits of the whole part without leading zeros, which compare as c = -1, 0 or 1 with as
     many of the bound's; (1, n, c) after n digits of the fraction, likewise.
@@ -89,7 +89,7 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Multiple:
-    """The number is a multiple of `numerator` / 10^`decimals`, or, where that is not wanted, it is none.
+    """Tracks whether the number is a multiple of `numerator` / 10^`decimals`, or is none where that is not wanted.
 
     States: (remainder, digits of the fraction); the remainder is -1 where digits beyond `decimals` already say that it
     is no multiple.
@@ -139,10 +139,10 @@ class Digits:
     """How many digits a number may have.
 
     Attributes:
-        whole: Before the point; None for any number.
-        fraction: After it; 0 for no point.
-        has_minus_zero: `-0` is a number too.
-        longest: Where `whole` is None, the digits before the point nevertheless, unless that needs more than
+        whole: The most digits before the point; None for any number of them.
+        fraction: The most digits after the point; 0 where there is no point.
+        has_minus_zero: Whether `-0` is a number, too.
+        longest: Where `whole` is None, the most digits before the point, unless that limit needs more than
             `MAX_WRITTEN_OUT` states.
     """
 
@@ -234,7 +234,7 @@ class _Machine:
 
 
 def _minimal(edges: Edges, ends: list[bool]) -> tuple[Edges, list[bool]]:
-    """The automaton without states from which no end can be reached, and with equal states as one; empty for none."""
+    """The smallest automaton of the same numbers; empty where there are none."""
     labels = sorted({label for row in edges for label, _ in row})
     rows = [tuple([targets.get(label, DEAD) for label in labels]) for targets in map(dict, edges)]
     accepting = {state for state, is_end in enumerate(ends) if is_end}

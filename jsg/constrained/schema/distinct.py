@@ -30,7 +30,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def _characters(part: int, parts: int) -> CharRanges:
-    """One of `parts` sets of characters that share none and together are all."""
+    """One of `parts` sets of characters. The sets share no character, and together they have all."""
     runs: list[tuple[int, int]] = []
     for low, high, width in ((0, 0x7F, 1), (0x80, 0x7FF, 8), (0x800, 0xFFFF, 0x400)):
         runs.extend(

@@ -16,7 +16,7 @@ from jsg.constrained.schema.values import ceiling, floor
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Items:
-    """An array: as in `shapes.Array`, but any number of `contains`."""
+    """An array, as in `shapes.Array`, but with any number of `contains`."""
 
     prefix: tuple[NodeName, ...] = ()
     items: NodeName = ANY
@@ -118,7 +118,7 @@ class Meeting:
         self._conjoin = conjoin
 
     def meet(self, left: Draft, right: Draft) -> Draft | None:
-        """The draft that both hold for; None where it is plain that no value can be."""
+        """The draft of the values that are valid for both; None where it is plain that there are none."""
         if left.is_free:
             return right
         if right.is_free or left == right:
@@ -170,7 +170,7 @@ class Meeting:
 
 
 def items_of(shape: Items) -> Items | None:
-    """The same unless its counts contradict each other."""
+    """The same shape; None where its counts contradict each other."""
     if shape.max_items is not None and shape.min_items > shape.max_items:
         return None
     return shape
@@ -206,7 +206,7 @@ def _numbers(left: Number, right: Number) -> Number | None:
 
 
 def number_of(shape: Number) -> Number | None:
-    """The same in its simplest form; None where no number is one."""
+    """The same shape in its simplest form; None where no number has it."""
     steps = [Fraction(step) for step in shape.multiple_of]
     if shape.is_integer or any(step.denominator == 1 for step in steps):
         shape = _integers(shape)
@@ -227,7 +227,7 @@ def number_of(shape: Number) -> Number | None:
 
 
 def _integers(shape: Number) -> Number:
-    """With bounds that are integers and inclusive."""
+    """The same shape for integers, with bounds that are integers and inclusive."""
     low, high = shape.min, shape.max
     if low is not None:
         low = floor(low) + 1 if shape.is_min_exclusive else ceiling(low)
@@ -273,7 +273,7 @@ def meet_strings(left: String, right: String) -> String | None:
 
 
 def string_of(shape: String) -> String | None:
-    """The same; None where it is plain that no string is one."""
+    """The same shape; None where it is plain that no string has it."""
     if shape.max_length is not None and shape.min_length > shape.max_length:
         return None
     if set(shape.patterns) & set(shape.not_patterns):

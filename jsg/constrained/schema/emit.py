@@ -69,7 +69,7 @@ class _Emitter:
         return EVERY_SHAPE if node == ANY else self._nodes[node]
 
     def _value(self, node: NodeName) -> Expr:
-        """A node where it is used: itself where it is short, else a call of its rule."""
+        """The expression of a node where it is used: its own where that is short, or else a call of its rule."""
         match self._shapes(node):
             case ():
                 return NEVER

@@ -39,7 +39,7 @@ def finish_array(formulas: Formulas, shape: Items, where: NodeName) -> Iterator[
 
 
 def _merged(kinds: tuple[Kind, ...]) -> list[Kind]:
-    """With the counts of equal kinds put together."""
+    """The kinds, with the counts of equal ones put together."""
     found: dict[tuple[NodeName, int], Kind] = {}
     for kind in kinds:
         key = (kind.node, kind.start)
@@ -50,14 +50,14 @@ def _merged(kinds: tuple[Kind, ...]) -> list[Kind]:
 
 
 def _counted(shape: Items, kind: Kind) -> Items:
-    """With bounds of the length, as every item is of the kind."""
+    """The shape with bounds of its length, where every item is of the kind."""
     least = max(shape.min_items, kind.start + kind.least) if kind.least else shape.min_items
     most = shape.max_items if kind.most is None else least_of(shape.max_items, kind.start + kind.most)
     return dataclasses.replace(shape, min_items=least, max_items=most)
 
 
 def _without(formulas: Formulas, shape: Items, kind: Kind) -> Items:
-    """Without items of the kind."""
+    """The shape without items of the kind."""
     other = _other(formulas, kind.node)
     conjoin = formulas.context.nodes.conjoin
     prefix = [conjoin(node, other) if i >= kind.start else node for i, node in enumerate(_padded(shape, kind.start))]
@@ -65,7 +65,7 @@ def _without(formulas: Formulas, shape: Items, kind: Kind) -> Items:
 
 
 def _with_kind(formulas: Formulas, shape: Items, kind: Kind, where: NodeName) -> Iterator[Array]:
-    """As alternatives that count items after the prefix only."""
+    """The shape as alternatives that count only items after the prefix."""
     conjoin = formulas.context.nodes.conjoin
     if kind.least and kind.most is not None and kind.most < kind.least:
         return
@@ -124,7 +124,7 @@ def _array(shape: Items, contains: Contains | None) -> Array:
 
 
 def _clipped(formulas: Formulas, array: Array) -> Array | None:
-    """With a length that the nodes allow; None where no array is one."""
+    """The array with a length that its nodes allow; None where no array has one."""
     is_never = formulas.judge.is_never
     prefix = tuple(itertools.takewhile(lambda node: not is_never(node), array.prefix))
     most = array.max_items

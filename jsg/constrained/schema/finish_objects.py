@@ -43,7 +43,7 @@ def finish_object(formulas: Formulas, shape: Members, where: NodeName) -> Iterat
 
 
 def _names(formulas: Formulas, shape: Members) -> Sequence[str | String] | None:
-    """What names may be: strings, and shapes of strings; None where they may be anything."""
+    """The names that are allowed, as strings and as shapes of strings; None where all are."""
     if not shape.names:
         return None
     found: list[str | String] = []
@@ -58,7 +58,7 @@ Served = tuple[Members, tuple[tuple[NodeName, NodeName], ...]]
 
 
 def _served(formulas: Formulas, shape: Members) -> Iterator[Served]:
-    """The ways in which members may serve `some`: with declared members, or with others, each its own."""
+    """The ways in which members may be those that `some` asks for: declared members, or others, each its own."""
     base = dataclasses.replace(shape, some=())
     if not shape.some:
         yield base, ()
@@ -131,7 +131,7 @@ _NO_CELL = NamePattern((), (), NEVER)
 
 
 class _Finish:
-    """One draft of an object, whose `some` are served, on its way to be a shape."""
+    """Makes shapes of one draft of an object, when it is decided which members `some` asks for."""
 
     def __init__(self, formulas: Formulas, shape: Members, names: tuple[String, ...] | None, where: NodeName):
         self._formulas = formulas
@@ -160,7 +160,7 @@ class _Finish:
         return self._formulas.judge.is_never(node)
 
     def _settle_dependents(self) -> bool:
-        """Works in what is certain about dependents; False where no object is left."""
+        """Applies what is certain about dependents. Returns False where no object is left."""
         dependents: dict[str, frozenset[str]] = {}
         for name, needed in self._shape.dependents:
             dependents[name] = dependents.get(name, frozenset()) | needed
@@ -224,7 +224,7 @@ class _Finish:
                 yield _Some(cell, shape, node)
 
     def _settled(self, cells: Sequence[NamePattern], some: Sequence[_Some]) -> list[NamePattern]:
-        """The cells such that a name that is written twice can do no harm.
+        """The cells, split so that a name that is written twice does no harm.
 
         A reader keeps one of two members with the same name. So a member that must be there, and every other one whose
         name could be its name, has a value that serves.
@@ -248,7 +248,7 @@ class _Finish:
         return [(name, one.node) for name in names if not self._formulas.judge.is_empty(Draft(name))]
 
     def _split(self, cell: NamePattern, one: _Some) -> Iterator[NamePattern]:
-        """The cell in parts; the last has the names that the member may have, and values that serve."""
+        """The cell in parts. The last part has the names that the member may have, and the values that it may have."""
         matches, excludes = cell.matches, cell.excludes
         for pattern, is_found in _conditions(one.name, frozenset(self._nodes)):
             if pattern in (matches if is_found else excludes):
@@ -262,7 +262,7 @@ class _Finish:
         yield NamePattern(matches, excludes, self._formulas.context.nodes.conjoin(cell.node, one.node))
 
     def _bounded(self, cells: Sequence[NamePattern], some: tuple[tuple[String, NodeName], ...]) -> Object | None:
-        """The object with counts that agree with its names."""
+        """The object with counts that agree with its names; None where no object does."""
         additional = next((cell for cell in cells if not cell.matches), _NO_CELL)
         cells = [cell for cell in cells if cell.matches]
         least, most = self._shape.min_properties, self._shape.max_properties
@@ -339,7 +339,7 @@ Condition = tuple[str, bool]
 
 
 def _conditions(name: String, declared: frozenset[str]) -> list[Condition]:
-    """What is true of the names of a shape, as patterns; `declared` ones are left out of account."""
+    """What holds for the names of a shape, as patterns. The declared names are ignored."""
     conditions = [(pattern, True) for pattern in name.patterns]
     conditions.extend((pattern, False) for pattern in name.not_patterns)
     if name.min_length or name.max_length is not None:

@@ -123,7 +123,7 @@ class Formulas:
         return self._plain[node]
 
     def reduced(self, drafts: Sequence[Draft]) -> Formula:
-        """The alternatives without those that another one allows anyhow."""
+        """The alternatives without those that another one covers."""
         kept = list(dict.fromkeys(drafts))
         if not 1 < len(kept) <= MAX_REDUCED:
             return tuple(kept)
@@ -172,7 +172,7 @@ class Formulas:
             raise GrammarError("anyOf, oneOf, allOf and not of the schema have too many combinations; simplify them")
 
     def _any_of(self, drafts: Iterable[Draft]) -> Formula:
-        """Each once; lists of values as one."""
+        """The drafts, each once, with all lists of values as one."""
         found: dict[Draft, None] = {}
         listed: dict[str, None] = {}
         first: Draft | None = None
@@ -361,7 +361,7 @@ class Formulas:
         return ()
 
     def _not_one_of(self, children: Sequence[int], kind: str, where: str) -> Formula:
-        """None of them holds, or two."""
+        """The values that none of the schemas holds for, or two of them."""
         none = self._all_of((self.of(-child, kind) for child in children), kind, where)
         pairs = (
             draft

@@ -45,7 +45,7 @@ def schema_grammar(
 
 @contextlib.contextmanager
 def _naming() -> Iterator[None]:
-    """Errors inside say which parameter is wrong."""
+    """Lets errors inside name the parameter that is wrong."""
     try:
         yield
     except GrammarError as error:

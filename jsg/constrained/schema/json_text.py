@@ -42,7 +42,7 @@ def character(ranges: CharRanges) -> Expr:
 
 
 class CharacterRules:
-    """Character sets for places of which a grammar has many: what is long of a set is a rule, written once."""
+    """Character sets for grammars with many of them: the long part of each set is a rule that all places share."""
 
     def __init__(self, book: RuleBook) -> None:
         self._book = book
@@ -131,7 +131,7 @@ def _shifted(ranges: CharRanges, by: int) -> CharRanges:
 
 @functools.lru_cache(maxsize=4096)
 def _digits(ranges: CharRanges, count: int) -> Expr:
-    """Numbers out of the intervals in `count` hexadecimal digits of either case."""
+    """The numbers of the intervals in `count` hexadecimal digits of either case."""
     if count == 0:
         return EMPTY
     return alt(

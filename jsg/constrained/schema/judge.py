@@ -19,7 +19,7 @@ Drafts = Callable[[NodeName, str], Sequence[Draft]]
 
 
 class UnderWayError(Exception):
-    """A schema's alternatives were asked for while they were being worked out: nothing is known of them yet."""
+    """The alternatives of a schema were asked for while they are worked out, so nothing is known of them yet."""
 
 
 class Judge:

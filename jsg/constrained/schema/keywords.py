@@ -121,7 +121,7 @@ class Reader:
         return GrammarError(f"{self.where(keyword)} must be {what}; correct it")
 
     def count(self, keyword: str) -> int | None:
-        """A number of things; None where the keyword is not there. What no text can reach is cut to `UNREACHABLE`."""
+        """A count; None where the keyword is not there. A count that no text can reach becomes `UNREACHABLE`."""
         if keyword not in self.keywords:
             return None
         if is_number(self.keywords[keyword]):

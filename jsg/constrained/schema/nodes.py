@@ -62,7 +62,7 @@ class Nodes:
         return result
 
     def simple(self, literal: Literal) -> Literal:
-        """The literal that says the same in the simplest way: references are followed, negations counted.
+        """The simplest literal that says the same: references are followed, and negations are counted.
 
         Raises:
             GrammarError: A schema refers to itself and says nothing else.
@@ -90,7 +90,7 @@ class Nodes:
         )
 
     def _following(self, literal: Literal) -> Literal | None:
-        """What says the same more simply; None where nothing does."""
+        """A simpler literal that says the same; None where there is none."""
         place = abs(literal)
         sign = 1 if literal > 0 else -1
         if place == EVERYTHING:

@@ -66,7 +66,7 @@ def normalise(schema: Json, limits: Limits = LIMITS) -> Document:
 
 
 def no_value(where: str, keywords: Iterable[str]) -> str:
-    """What is said of a schema that no value is valid for, which stands at `where` and has these keywords."""
+    """The message for a schema that no value is valid for. It stands at `where` and has these keywords."""
     names = ", ".join(dict.fromkeys(keyword for keyword in keywords if keyword in ENFORCED))
     return f"{NO_VALUE}: {where} {f'contradicts itself ({names})' if names else 'is false'}; correct it"
 
@@ -117,7 +117,7 @@ def _shapes(formulas: Formulas, draft: Draft, node: NodeName) -> Iterator[Shape]
 
 
 def _needed(shape: Shape) -> Iterator[NodeName]:
-    """The nodes without a value of which there is no value of the shape."""
+    """The nodes that must have a value for the shape to have one."""
     if isinstance(shape, Array):
         yield from shape.prefix[: shape.min_items]
         if shape.min_items > len(shape.prefix):
@@ -130,7 +130,7 @@ def _needed(shape: Shape) -> Iterator[NodeName]:
 
 
 def _pruned(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, tuple[Shape, ...]]:
-    """The nodes without shapes that no finite value is of, such as an object that must hold itself."""
+    """The nodes without the shapes that no finite value has, such as an object that must hold itself."""
     users: dict[NodeName, list[tuple[NodeName, int]]] = {}
     missing: dict[tuple[NodeName, int], set[NodeName]] = {}
     ready: list[tuple[NodeName, int]] = []
@@ -184,7 +184,7 @@ def _impossible_part(formulas: Formulas, node: NodeName) -> NodeName:
 
 
 def _annotations(locations: Locations) -> Iterator[str]:
-    """What stands in the schema and is not enforced."""
+    """The annotations: what stands in the schema and is not enforced."""
     for name in locations.unknown_drafts:
         yield f"$schema {name!r} is not known; read as draft 2020-12"
     for place in locations.places[EVERYTHING + 1 :]:

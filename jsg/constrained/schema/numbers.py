@@ -147,7 +147,7 @@ def _limited(shape: Number, limits: Limits) -> Expr:
 
 
 def _bounds(shape: Number) -> list[Compared]:
-    """What the number is compared with."""
+    """The comparisons that must hold for the number."""
     bounds = [Compared.to(operator.ne, value) for value in sorted(shape.excluded)]
     if shape.min is not None:
         bounds.append(Compared.to(operator.gt if shape.is_min_exclusive else operator.ge, shape.min))

@@ -53,7 +53,7 @@ def _member(scope: Scope, name: Expr, node: NodeName) -> Expr:
 
 
 def _cases(shape: Object, where: str) -> list[tuple[frozenset[str], frozenset[str]]]:
-    """(required, forbidden) names that, each for itself, say what `dependents` says: one for each set of triggers."""
+    """The cases of `dependents`, as (required, forbidden) names: one for each set of names that have dependents."""
     triggers = [name for name, wanted in shape.dependents.items() if name in shape.properties and wanted]
     required = _closed(shape.required, shape)
     open_triggers = [name for name in triggers if name not in required and not shape.dependents[name] <= required]
@@ -93,7 +93,7 @@ def _needed_members(scope: Scope, shape: Object) -> tuple[Expr, ...]:
 
 
 def _other_members(scope: Scope, shape: Object, kind: str | None, where: str) -> Expr:
-    """Any member outside `properties`; only those in whose names a pattern is found, where one is given."""
+    """Any member outside `properties`; with a pattern, only those whose names it is found in."""
     excluded = String(patterns=() if kind is None else (kind,), excluded=frozenset(shape.properties))
     sorts = [(String(patterns=p.matches, not_patterns=p.excludes), p.node) for p in shape.patterns]
     sorts.append((String(not_patterns=shape.additional_excludes), shape.additional))

@@ -51,7 +51,7 @@ class Plan:
     """Members of one object.
 
     Attributes:
-        declared: In their order.
+        declared: The declared members in their order.
         needed: Members with other names that must be there.
         others: Any member with another name; NEVER where there is none.
         kinds: Gives the members with other names by kinds of names, of which no two have a name in common.
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def is_surely_met(self) -> bool:
-        """Whether `least` is reached wherever all is there that must be, and at least one member."""
+        """Whether `least` is reached in every object that has a member and all members that it must have."""
         return self.least <= max(1, self.num_required + bool(self.needed))
 
 
@@ -182,7 +182,7 @@ def _others(plan: Plan, comma: Expr, before: int, where: str) -> Expr:
 
 
 def _kinds(plan: Plan, least: int, where: str) -> Sequence[Expr]:
-    """Members of different names.
+    """Members by kinds of names, so that those of two kinds have different names.
 
     Raises:
         GrammarError: There are fewer than `least`, or it is not known which of them serve what else must be there.

@@ -10,6 +10,7 @@ Free text inside a tag ends where the end of the tag first comes up. A `{"type":
 the special token that is written so; it may also be the begin or the end of a tag, or a trigger.
 """
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -84,9 +85,9 @@ class _Formats:
             "any_text": self._any_text,
             "sequence": self._sequence,
             "or": self._or,
-            "optional": self._optional,
-            "star": self._star,
-            "plus": self._plus,
+            "optional": functools.partial(self._repeated, 0, 1),
+            "star": functools.partial(self._repeated, 0, None),
+            "plus": functools.partial(self._repeated, 1, None),
             "repeat": self._repeat,
             "tag": self._tag,
             "triggered_tags": self._triggered_tags,
@@ -173,22 +174,16 @@ class _Formats:
     def _or(self, fields: Fields, ends: Ends) -> Expr:
         return alt(*(self.of(element, ends) for element in fields.objects("elements")))
 
-    def _optional(self, fields: Fields, ends: Ends) -> Expr:
-        return seq(optional(self.of(fields.object("content"), ())), _one_of(ends))
-
-    def _star(self, fields: Fields, ends: Ends) -> Expr:
-        return seq(Repeat(self.of(fields.object("content"), ()), 0, None), _one_of(ends))
-
-    def _plus(self, fields: Fields, ends: Ends) -> Expr:
-        return seq(Repeat(self.of(fields.object("content"), ()), 1, None), _one_of(ends))
-
     def _repeat(self, fields: Fields, ends: Ends) -> Expr:
-        content = self.of(fields.object("content"), ())
         least = fields.number("min")
         most = fields.number("max")
         if least < 0 or (most != -1 and most < least):
             raise fields.refusal("repeat must have 0 ≤ min ≤ max, or max -1", f"{least} and {most}", "correct them")
-        return seq(Repeat(content, least, None if most == -1 else most), _one_of(ends))
+        return self._repeated(least, None if most == -1 else most, fields, ends)
+
+    def _repeated(self, least: int, most: int | None, fields: Fields, ends: Ends) -> Expr:
+        content = self.of(fields.object("content"), ())
+        return seq(optional(content) if most == 1 and not least else Repeat(content, least, most), _one_of(ends))
 
     # Tags.
 

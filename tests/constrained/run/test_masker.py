@@ -11,7 +11,7 @@ from jsg.constrained.build.builder import build
 from jsg.constrained.grammar import CompiledGrammar
 from jsg.constrained.ir import ByteSet, Grammar, Literal, Repeat, Words, alt, literal, optional, seq
 from jsg.constrained.limits import LIMITS, Limits
-from jsg.constrained.run.masker import GrammarMasker, TokenMasker
+from jsg.constrained.run.masker import GrammarMasker
 from jsg.constrained.run.places import Places
 from jsg.constrained.run.slices import make_slices
 from jsg.constrained.run.trie import sort_tokens
@@ -39,7 +39,7 @@ def new_masker(request: pytest.FixtureRequest) -> MakeMasker:
     return make
 
 
-def allowed(masker: TokenMasker, vocabulary: Vocabulary) -> set[int]:
+def allowed(masker: GrammarMasker, vocabulary: Vocabulary) -> set[int]:
     out = np.full(vocabulary.num_words, 0xDEADBEEF, np.uint32)
     if masker.fill_mask(out):
         return bits(out)
