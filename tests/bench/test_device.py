@@ -116,7 +116,6 @@ def test_runs_as_a_whole(tmp_path: pathlib.Path, bare_environment: dict[str, str
     assert "decode B=4 ctx 264" in (tmp_path / "run.svg").read_text()
 
 
-@pytest.mark.slow
 def test_measures_the_step_in_a_process_of_its_own(tmp_path: pathlib.Path, bare_environment: dict[str, str]):
     output = tmp_path / "run.json"
     arguments = ["--plan", "trial", "--samples", "1", "--only", "sampling", "--output", str(output)]

@@ -1,17 +1,15 @@
-"""The parts of `bench.engine` on a model that computes nothing: what they do counts, and not how long it takes."""
+"""The parts of `bench.engine` on a model so small that only what they do counts, not how long it takes."""
 
 import pathlib
 
 import pytest
 
-from bench import engine, null_model
+from bench import engine
 from bench.clock import Sample, alternate
 from bench.loop import Decoding, make_decoding_engine
 from bench.report import Report
-from bench.shapes import write_model
+from bench.shapes import LLAMA_SMALL, write_model
 from bench.shared_prefix import Workload, measure_shared_prefix
-
-SHAPE = null_model.SHAPE | {"vocab_size": 1024}  # so that random prompts have nothing in common by chance
 
 
 @pytest.fixture
@@ -36,11 +34,10 @@ def test_sides_take_turns():
 
 def test_shared_prefix_reaches_the_optimum(report: Report, tmp_path: pathlib.Path):
     workload = Workload(num_requests=6, shared_len=40, own_len=8, output_len=2)
-    with null_model.registered():
-        directory = write_model(tmp_path, SHAPE)
-        measure_shared_prefix(
-            report, directory, rounds=1, workload=workload, max_running_requests=4, chunked_prefill_size=64
-        )
+    directory = write_model(tmp_path, LLAMA_SMALL)
+    measure_shared_prefix(
+        report, directory, rounds=1, workload=workload, max_running_requests=4, chunked_prefill_size=64
+    )
     figures = {figure.name: figure for figure in report.figures}
     hit_rate = figures["hit rate"]
     assert hit_rate.facts["optimum"] == pytest.approx(1 - (40 + 6 * 8) / (6 * 48))
@@ -52,8 +49,7 @@ def test_shared_prefix_reaches_the_optimum(report: Report, tmp_path: pathlib.Pat
 
 
 def test_decoding_does_nothing_but_decode(tmp_path: pathlib.Path):
-    with null_model.registered():
-        core = make_decoding_engine(write_model(tmp_path, SHAPE), 2, chunked_prefill_size=64)
+    core = make_decoding_engine(write_model(tmp_path, LLAMA_SMALL), 2, chunked_prefill_size=64)
     decoding = Decoding(core, 2, 20)
     before = decoding.context_lens
     decoding.run(5)
