@@ -1,6 +1,5 @@
 """`jsg convert` as it is typed: what it says, its exit status, and what Ctrl-C leaves."""
 
-import json
 import os
 import pathlib
 import signal
@@ -8,16 +7,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from jsg import cli
-from jsg.models.config import ModelConfig
-from jsg.models.loading import abstract_model, checkpoint_shapes
-from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
-
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.golden.variants import random_tensors, write_checkpoint
 
 
 @pytest.fixture
@@ -61,6 +54,28 @@ def test_lines_without_a_terminal(tmp_path, convert):
     assert said == "jsg: error: DST must not exist yet, but there is 'made'; remove it or take another name\n"
 
 
+CHILD = """
+import signal, sys
+# Signals may be ignored where the tests run, and a child inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+from jsg.cli import main
+from jsg.server.progress import ByteDisplay
+
+show = ByteDisplay.show
+
+def show_and_wait(display, done, total):
+    "After the first tenth goes on when it is told to."
+    show(display, done, total)
+    if 10 * done >= total and not sys.stdin.closed:
+        sys.stdin.readline()
+        sys.stdin.close()
+
+ByteDisplay.show = show_and_wait
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.parametrize(
     ("number", "status"),
     [
@@ -73,16 +88,10 @@ def test_a_signal_leaves_nothing(tmp_path, number, status):
     """In the middle of writing, which is seen by the first line."""
     source = tmp_path / "source"
     source.mkdir()
-    config = VARIANTS["llama_mha"] | {"vocab_size": 65536, "hidden_size": 512}
-    (source / "config.json").write_text(json.dumps(config))
-    shapes = checkpoint_shapes(abstract_model(ModelConfig.from_directory(source), np.float32))
-    save_file({name: np.ones(shape, np.float32) for name, shape in shapes.items()}, source / "model.safetensors")
-    # Signals may be ignored where the tests run, and a child inherits that.
-    child = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    child += "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
-    code = f"{child}from jsg.cli import main\nsys.exit(main(sys.argv[1:]))"
+    write_checkpoint(source, "llama_mha", random_tensors("llama_mha", 0))
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "convert", str(source), str(tmp_path / "made")],
+        [sys.executable, "-c", CHILD, "convert", str(source), str(tmp_path / "made")],
+        stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
@@ -90,7 +99,7 @@ def test_a_signal_leaves_nothing(tmp_path, number, status):
     assert process.stderr is not None
     first = process.stderr.readline()
     process.send_signal(number)
-    rest = process.communicate(timeout=60)[1]
+    rest = process.communicate("go on\n", timeout=60)[1]
     assert first.startswith("convert: ")
     assert process.returncode == status, rest
     assert "Traceback" not in rest

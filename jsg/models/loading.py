@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array
 
 from jsg.errors import ModelError
 from jsg.models.assemble import assemble
@@ -30,6 +30,8 @@ from jsg.models.tensor_parallel import sharding_of
 Progress = Callable[[int, int, int], None]
 """Called with (parameters loaded, parameters in all, bytes read so far) after each; random weights read nothing."""
 
+SHORT_DRAW, LONG_DRAW = 2**16, 2**24
+"""Random numbers that are drawn at least, and from how many on no more are drawn than are needed."""
 MAX_THREADS = 8
 """That read pieces at the same time; each holds a few."""
 
@@ -98,7 +100,7 @@ class _Seeded:
         self._seed = seed
 
     def read(self, source: Source, slices: Slices) -> np.ndarray:
-        return np.asarray(_dummy_tensor(source, self._seed))[slices]
+        return _dummy_tensor(source, self._seed)[slices]
 
     def piece(self, source: Source) -> Piece:
         return Piece(0, source.shape[0])  # a tensor is drawn as a whole
@@ -161,14 +163,20 @@ def _fill(model: nnx.Module, reader: Reader, num_bytes_read: Callable[[], int], 
                 progress(done, len(params), num_bytes_read())
 
 
-def _dummy_tensor(source: Source, seed: int) -> Array:
-    """Random values that depend on the seed and the tensor's name only, scaled so that logits have a std of about 1."""
+def _dummy_tensor(source: Source, seed: int) -> np.ndarray:
+    """Random values that depend on the seed and the tensor's name only, scaled so that logits have a std of about 1.
+
+    A program that draws takes longer to compile than to run, and each length has one of its own. So all short tensors
+    are the beginnings of draws of one length, and longer ones of draws whose lengths are powers of two.
+    """
     if source.name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):  # CLIP numbers its norms
-        return jnp.ones(source.shape)
+        return np.ones(source.shape, np.float32)
     digest = hashlib.sha256(f"{seed} {source.name}".encode()).digest()
     key = jax.random.key(int.from_bytes(digest[:4], "little"))
+    count = math.prod(source.shape)
+    length = max(SHORT_DRAW, 1 << (count - 1).bit_length()) if count <= LONG_DRAW else count
     scale = 0.1 if len(source.shape) == 1 else source.shape[-1] ** -0.5
-    return scale * jax.random.normal(key, source.shape)
+    return np.float32(scale) * np.asarray(jax.random.normal(key, (length,)))[:count].reshape(source.shape)
 
 
 def _parameters(model: nnx.Module) -> Iterator[nnx.Param]:

@@ -160,7 +160,7 @@ def scripted(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> coordin
     """A coordinator whose parts are real processes that do what `SCRIPTED` says."""
     worker = tmp_path / "worker.py"
     worker.write_text(SCRIPTED)
-    limits = {"fine": 60, "crashes": 60, "hangs": 2, "complains": 60}
+    limits = {"fine": 60, "crashes": 60, "hangs": 5, "complains": 60}
     monkeypatch.setattr(coordinator, "TORCH_WORKER", worker)
     monkeypatch.setattr(coordinator, "PARTS", {name: catalogue.Entry(name, limit) for name, limit in limits.items()})
     report = reporting.Report("bench.device", [], tmp_path / "run.json", part_s={}, unmeasured=[])
@@ -182,7 +182,7 @@ def test_a_part_that_crashes_or_hangs_costs_no_other(scripted: coordinator.Coord
     assert run["header"]["torch"] == "1"
     assert run["header"]["unmeasured"] == [
         "crashes: exit status -6",
-        "hangs: ended after 2 s",
+        "hangs: ended after 5 s",
         "c: ValueError: no file worker.py",
         "d: no time left",
         "e: some of its samples are no numbers",

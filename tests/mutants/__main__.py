@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 
-from tests.mutants.mutations import MUTATIONS, Mutation
+from tests.mutants.mutation import Mutation
+from tests.mutants.mutations import MUTATIONS
 
 ROOT = pathlib.Path(__file__).parents[2]
 COPIED = (

@@ -1,31 +1,7 @@
 """What `python -m tests.mutants` breaks: one line of the core of each package at a time."""
 
-import dataclasses
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Mutation:
-    """One break.
-
-    Attributes:
-        name: The package and what is broken.
-        path: The file.
-        old: A text that stands in it once.
-        new: What stands there instead.
-        tests: Fast tests that should find it, as arguments of pytest.
-    """
-
-    name: str
-    path: str
-    old: str
-    new: str
-    tests: str
-
-    def applied(self, text: str) -> str:
-        """The file with the break."""
-        assert text.count(self.old) == 1, f"{self.name}: {self.old!r} must stand once in {self.path}"
-        return text.replace(self.old, self.new)
-
+from tests.mutants.kernels import KERNELS
+from tests.mutants.mutation import Mutation
 
 CACHE = (
     Mutation(
@@ -360,6 +336,41 @@ MODELS = (
         "tests/models tests/golden",
     ),
     Mutation(
+        "models: a norm leaves its epsilon out",
+        "jsg/kernels_pallas/reference_norm.py",
+        "keepdims=True) + eps)",
+        "keepdims=True))",
+        "tests/models tests/golden tests/kernels_pallas/test_rotate_and_write.py",
+    ),
+    Mutation(
+        "models: a changed digest of a checkpoint is not seen",
+        "jsg/models/orbax_checkpoint.py",
+        "if hashlib.sha256(metadata[path]).hexdigest() != digest:",
+        "if False:",
+        "tests/models/test_orbax_checkpoint.py",
+    ),
+    Mutation(
+        "models: the lines of an image have no end",
+        "jsg/models/image_layout.py",
+        "((0, 0), (0, 1)), constant_values=NEWLINE)",
+        "((0, 0), (0, 0)), constant_values=NEWLINE)",
+        "tests/models/test_image_layout.py",
+    ),
+    Mutation(
+        "models: malloc is not told to give blocks back",
+        "jsg/models/host_memory.py",
+        "library.mallopt(M_MMAP_THRESHOLD, LARGE)",
+        "pass",
+        "tests/models/test_host_memory.py",
+    ),
+    Mutation(
+        "models: malloc is never told to keep blocks again",
+        "jsg/models/host_memory.py",
+        "library.mallopt(M_MMAP_THRESHOLD, LARGEST)",
+        "pass",
+        "tests/models/test_host_memory.py",
+    ),
+    Mutation(
         "kernels: a query sees the token behind it",
         "jsg/kernels_pallas/reference.py",
         "seen = _seen(positions, kv_len - 1, static.window)",
@@ -369,6 +380,13 @@ MODELS = (
 )
 
 PROCESSING = (
+    Mutation(
+        "processing: pictures of the same header have one key",
+        "jsg/processing/media/key.py",
+        "    digest.update(np.ascontiguousarray(pixels).data)\n",
+        "",
+        "tests/processing/test_media_key.py",
+    ),
     Mutation(
         "processing: failure links of stop strings lead to the root",
         "jsg/processing/stop_strings.py",
@@ -629,4 +647,4 @@ SERVER = (
     ),
 )
 
-MUTATIONS = (*CACHE, *CONSTRAINED, *DEVICE, *MODELS, *PROCESSING, *SCHED, *SERVER)
+MUTATIONS = (*CACHE, *CONSTRAINED, *DEVICE, *MODELS, *KERNELS, *PROCESSING, *SCHED, *SERVER)
