@@ -87,21 +87,18 @@ class TracedState(Readable):
         ret_value: What the program of this stream returned.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        stream: int,
-        variables: dict[str, Any] | None = None,
-        nesting: Nesting = Nesting(),  # noqa: B008 - frozen
-    ) -> None:
+    def __init__(self, recorder: Recorder, stream: int, parent: "TracedState | None" = None) -> None:
         self.stream = stream
-        self.variables: dict[str, Any] = variables or {}
+        self.variables: dict[str, Any] = dict(parent.variables) if parent else {}
         self.ret_value: Any = None
         self._recorder = recorder
-        self._nesting = nesting
+        self._nesting = parent._nesting.fork() if parent else Nesting()
         self._set: dict[str, None] = {}  # variables set since the stream, or the block at hand, began
-        self._perhaps: set[str] = set()  # variables that only one way through the program sets
-        self._missed: dict[str, str] = {}  # asked for by `in` and not set, and where, since the loop body began
+        self._perhaps = (
+            set(parent._perhaps) if parent else set[str]()
+        )  # those that only one way through the program sets
+        # Asked for by `in` and not set, and where, since the loop body began.
+        self._missed: dict[str, str] = parent._missed if parent else {}
         self._is_written = False
         self._is_joined = False
 
@@ -275,11 +272,7 @@ class TracedState(Readable):
         branches = tuple(self._recorder.new_stream() for _ in range(size))
         offsets = None if position_ids_offset is None else tuple(position_ids_offset)
         self._emit(Fork, branches=branches, offsets=offsets)
-        states = [
-            TracedState(self._recorder, number, dict(self.variables), self._nesting.fork()) for number in branches
-        ]
-        for state in states:
-            state._perhaps, state._missed = set(self._perhaps), self._missed
+        states = [TracedState(self._recorder, number, self) for number in branches]
         return ProgramStateGroup(states, lambda mode: self._join(states, mode))
 
     def copy(
