@@ -94,10 +94,8 @@ class TracedState(Readable):
         self._recorder = recorder
         self._nesting = parent._nesting.fork() if parent else Nesting()
         self._set: dict[str, None] = {}  # variables set since the stream, or the block at hand, began
-        self._perhaps = (
-            set(parent._perhaps) if parent else set[str]()
-        )  # those that only one way through the program sets
-        # Asked for by `in` and not set, and where, since the loop body began.
+        # Variables that only one way through the program sets; those that `in` asked for in vain, and where.
+        self._perhaps: set[str] = set(parent._perhaps) if parent else set()
         self._missed: dict[str, str] = parent._missed if parent else {}
         self._is_written = False
         self._is_joined = False
