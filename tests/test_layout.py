@@ -52,6 +52,12 @@ def tree_of(path: pathlib.Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=name_of(path))
 
 
+@functools.cache
+def nodes_of(tree: ast.Module) -> list[ast.AST]:
+    """Every node of a file: each check goes through all of them."""
+    return list(ast.walk(tree))
+
+
 def dotted(node: ast.expr) -> str:
     """The text of `a.b.c`; empty for anything else."""
     if isinstance(node, ast.Name):
@@ -63,7 +69,7 @@ def dotted(node: ast.expr) -> str:
 
 def imports_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and full name of everything a file imports: `from a import b` gives `a` and `a.b`."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -89,7 +95,7 @@ def long_functions(path: pathlib.Path, tree: ast.Module) -> list[str]:
     limit = MAX_KERNEL_FUNCTION_LINES if is_kernel_file(path) else MAX_FUNCTION_LINES
     return [
         f"{name_of(path)}:{node.lineno} {node.name}: {lines} lines, at most {limit}"
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > limit
     ]
@@ -112,7 +118,7 @@ def attributes_of(node: ast.ClassDef) -> set[str]:
 def large_classes(path: pathlib.Path, tree: ast.Module) -> list[str]:
     return [
         f"{name_of(path)}:{node.lineno} {node.name}: {count} attributes, at most {MAX_ATTRIBUTES}"
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.ClassDef)
         and (count := len(attributes_of(node))) > MAX_ATTRIBUTES
         and node.name not in FLAT_RECORDS
@@ -121,7 +127,7 @@ def large_classes(path: pathlib.Path, tree: ast.Module) -> list[str]:
 
 def large_protocols(path: pathlib.Path, tree: ast.Module) -> list[str]:
     found = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.ClassDef) and any(dotted(base).endswith("Protocol") for base in node.bases):
             methods = [s for s in node.body if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)]
             if len(methods) > MAX_PROTOCOL_METHODS:
@@ -132,14 +138,14 @@ def large_protocols(path: pathlib.Path, tree: ast.Module) -> list[str]:
 def jit_uses(tree: ast.Module) -> list[int]:
     """Lines that name `jax.jit`, `jax.pmap`, `pjit` or `nnx.jit`, however they were imported."""
     named = [line for line, name in imports_of(tree) if re.search(r"\b(jax|nnx|pjit)\.(jit|pjit|pmap)$", name)]
-    used = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.expr) and dotted(n) in ("jax.jit", "jax.pmap")]
+    used = [n.lineno for n in nodes_of(tree) if isinstance(n, ast.expr) and dotted(n) in ("jax.jit", "jax.pmap")]
     return named + used + nnx_transforms(tree)
 
 
 def nnx_transforms(tree: ast.Module) -> list[int]:
     """Lines that name an `nnx.` transform that splits and merges the module at each call."""
     names = {f"nnx.{name}" for name in ("jit", "grad", "scan", "vmap", "remat", "pmap")}
-    return [n.lineno for n in ast.walk(tree) if isinstance(n, ast.expr) and dotted(n).removeprefix("flax.") in names]
+    return [n.lineno for n in nodes_of(tree) if isinstance(n, ast.expr) and dotted(n).removeprefix("flax.") in names]
 
 
 def test_files_are_short():
@@ -159,7 +165,7 @@ def test_protocols_are_small():
 
 
 def test_exempt_records_need_it_and_only_hold_fields():
-    classes = {node.name: node for path in FILES for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)}
+    classes = {node.name: node for path in FILES for node in nodes_of(tree_of(path)) if isinstance(node, ast.ClassDef)}
     for name in FLAT_RECORDS:
         assert name in classes, f"{name} is exempt from a limit but is not in the package"
         assert len(attributes_of(classes[name])) > MAX_ATTRIBUTES, f"{name} is exempt but small enough"
@@ -201,7 +207,7 @@ def test_modules_read_no_environment():
     found = [
         f"{name_of(path)}:{node.lineno}"
         for path in FILES
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(tree_of(path))
         if isinstance(node, ast.expr) and dotted(node) in reads
     ]
     assert found == []

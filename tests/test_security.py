@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.test_layout import ROOT, dotted, imports_of, name_of, tree_of
+from tests.test_layout import ROOT, dotted, imports_of, name_of, nodes_of, tree_of
 
 FILES = sorted(path for folder in ("jsg", "examples") for path in (ROOT / folder).rglob("*.py"))
 
@@ -69,8 +69,8 @@ def violations(tree: ast.Module) -> Iterator[str]:
             if name == banned or name.startswith(f"{banned}."):
                 yield f"{line}: import {name}: {reason}"
     aliases = aliases_of(tree)
-    compared = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Compare) for part in node.comparators}
-    for node in ast.walk(tree):
+    compared = {id(part) for node in nodes_of(tree) if isinstance(node, ast.Compare) for part in node.comparators}
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call):
             yield from call_violations(node, aliases)
         elif isinstance(node, ast.ClassDef):
@@ -86,7 +86,7 @@ def violations(tree: ast.Module) -> Iterator[str]:
 def aliases_of(tree: ast.Module) -> dict[str, str]:
     """What each imported name of a file stands for: `from os import system as s` gives `s: os.system`."""
     aliases = {}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.ImportFrom):
             aliases |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -199,9 +199,9 @@ def test_no_file_names_a_machine_or_a_registry():
     for path in tracked_files():
         if path == pathlib.Path(__file__):
             continue  # it names what it forbids
-        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-            if match := MACHINE_TEXT.search(line):
-                found.append(f"{name_of(path)}:{number}: {match[0]}")
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for match in MACHINE_TEXT.finditer(text):
+            found.append(f"{name_of(path)}:{text.count('\n', 0, match.start()) + 1}: {match[0]}")
     assert found == []
 
 

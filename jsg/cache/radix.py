@@ -49,14 +49,12 @@ class InsertResult:
     Attributes:
         pages: int32, the tree's page numbers along the whole path; the caller's where the cache is off.
         num_existing: Leading pages that were in the tree before. Where the caller's differ from `pages`, they are
-            duplicates, which the caller still owns and should free.
-        num_taken: The pages behind these. The tree owns them now.
+            duplicates, which the caller still owns and should free. The tree owns the pages behind them now.
         node: The node at which the path ends, for `RadixCache.lock`.
     """
 
     pages: np.ndarray
     num_existing: int
-    num_taken: int
     node: Node
 
 
@@ -151,7 +149,7 @@ class RadixCache:
             f"{len(pages)} pages of {self.page_size} tokens cannot hold {len(tokens)} tokens"
         )
         if not self.enabled:
-            return InsertResult(pages=pages.copy(), num_existing=0, num_taken=0, node=Root(namespace))
+            return InsertResult(pages=pages.copy(), num_existing=0, node=Root(namespace))
         key = self._key(tokens)
         path = self._reach(self._root(namespace), key)
         self._use(path)
@@ -161,7 +159,7 @@ class RadixCache:
         node = path[-1]
         if len(new_pages):
             node = self._add_leaf(node, key[num_existing * self._page_bytes :], new_pages.tobytes())
-        return InsertResult(pages=tree_pages, num_existing=num_existing, num_taken=len(new_pages), node=node)
+        return InsertResult(pages=tree_pages, num_existing=num_existing, node=node)
 
     def evict(self, num_pages: int) -> int:
         """Frees whole leaves, the least recently used first, until `num_pages` are freed or nothing is left to evict.

@@ -95,7 +95,7 @@ class WatchIndex:
                 assert group, "an empty group of watches is kept"
                 for watch in group:
                     assert watch.node is node and self._next_page(watch) == next_page, (
-                        "a watch is kept in a wrong place"
+                        "a watch is at a wrong node or page"
                     )
         assert set(self._changed) <= set(self), "a watch that has ended is still to be reported"
 

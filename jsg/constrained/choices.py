@@ -1,4 +1,4 @@
-"""A list of texts, one of which the output is."""
+"""Grammars of `choices`: the output is one of a list of texts."""
 
 from jsg.constrained.ir import Grammar, Words
 from jsg.constrained.json_input import read_json

@@ -1,4 +1,4 @@
-"""From a grammar as a client wrote it to tables, and to a compiled grammar."""
+"""Compiles a grammar as a client wrote it to tables, and to a grammar that is ready for a model."""
 
 import logging
 
@@ -43,7 +43,7 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
 
 
 def annotations(spec: GrammarSpec, limits: Limits = LIMITS) -> tuple[str, ...]:
-    """What stands in a grammar's schemas and is not enforced, and where: see `schema_grammar`. For people.
+    """What stands in the schemas of a grammar and is not enforced, with its place; see `schema_grammar`.
 
     Raises:
         GrammarError: As `compile_tables`, as far as it is seen before anything is built.
@@ -52,7 +52,7 @@ def annotations(spec: GrammarSpec, limits: Limits = LIMITS) -> tuple[str, ...]:
 
 
 def warm() -> None:
-    """Does what the first grammars in a process would otherwise wait for: imports, tables of kinds of characters."""
+    """Imports the front ends and makes the tables of characters, for which the first grammars would otherwise wait."""
     for spec in (
         GrammarSpec("regex", r"[\w\d\s]+|\p{L}|(?i:s)"),
         GrammarSpec(
@@ -71,7 +71,7 @@ def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = 
 
 
 def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
-    """What the front end of its kind makes of it. Each is imported when it is used: one needs a library of its own."""
+    """The grammar that the front end makes. A front end is imported when it is used, since one needs a library."""
     match spec.kind:
         case "regex":
             from jsg.constrained.regex.front import regex_grammar

@@ -1,6 +1,4 @@
-"""A grammar that is ready for one model: what maskers are made from."""
-
-import dataclasses
+"""A compiled grammar that is bound to a model's vocabulary; maskers are made from it."""
 
 from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.run.machine import Machine
@@ -13,33 +11,6 @@ MEMO_BYTES = 32 << 20
 """Enough for 2 000 masks of 131 072 tokens; one schema in a hundred has more than 170."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GrammarSize:
-    """How big a grammar is, and how much of it was needed so far.
-
-    Attributes:
-        num_rules: Rules of the grammar that were built.
-        num_positions: Places in it where a byte may stand.
-        num_loops: Repeats that are counted while a text is read.
-        num_classes: Kinds of bytes that it tells apart.
-        num_states: States made so far.
-        num_places: Configurations of texts that are remembered now.
-        num_masks: Different masks that are remembered now.
-        table_bytes: The size of the tables, which is what is sent from process to process.
-        num_bytes: Memory of everything, the vocabulary excepted.
-    """
-
-    num_rules: int
-    num_positions: int
-    num_loops: int
-    num_classes: int
-    num_states: int
-    num_places: int
-    num_masks: int
-    table_bytes: int
-    num_bytes: int
-
-
 class CompiledGrammar:
     """The tables of a grammar bound to a vocabulary. Threads may share it.
 
@@ -50,7 +21,7 @@ class CompiledGrammar:
     def __init__(
         self, static: StaticTables, vocabulary: Vocabulary, limits: Limits = LIMITS, memo_bytes: int = MEMO_BYTES
     ):
-        """Binds the two; takes no time to speak of, since everything is made when it is needed.
+        """Binds the two. This takes almost no time, because everything is made when it is needed.
 
         Args:
             static: What `compile_tables` gave.
@@ -67,30 +38,15 @@ class CompiledGrammar:
         return GrammarMasker(self._places)
 
     def forget(self) -> None:
-        """Drops what is memoised. No answer of any masker changes."""
+        """Forgets everything that is memoised. No answer of any masker changes."""
         self._places.forget()
 
     @property
     def num_bytes(self) -> int:
-        """Memory of tables, states, places and masks, about; it grows while texts are read."""
+        """About how much memory tables, states, places and masks take; it grows while texts are read."""
         return self._static.num_bytes + self._places.num_bytes
 
     @property
     def num_readings_dropped(self) -> int:
         """How often a way to read a text was given up because there were more than `Limits.heads`."""
         return self._places.machine.num_dropped
-
-    def describe(self) -> GrammarSize:
-        """How big it is now."""
-        static, places = self._static, self._places
-        return GrammarSize(
-            num_rules=static.num_rules,
-            num_positions=static.num_positions,
-            num_loops=len(static.loops),
-            num_classes=static.num_classes,
-            num_states=places.machine.num_states,
-            num_places=places.num_places,
-            num_masks=places.masks.num_masks,
-            table_bytes=static.num_bytes,
-            num_bytes=self.num_bytes,
-        )

@@ -1,20 +1,20 @@
-"""What every kind of grammar becomes before it becomes an automaton: expressions over bytes, and rules that call.
+"""The form that every kind of grammar takes before it becomes an automaton: expressions over bytes, and rules.
 
     regex ──────┐
-    JSON Schema ┤                        builder.py          machine.py
+    JSON Schema ┤                      build/builder.py    run/machine.py
     EBNF ───────┼──▶ Grammar of Expr ──▶ static tables ──▶ states made when met ──▶ masks
     choices ────┤
     tags ───────┘
 
-Expressions are immutable and may be shared: one that stands in two places is one object. `Chars` is the one leaf that
-the builder does not know: the front end that made it lowers it to bytes first, because what a character is in bytes
-depends on where it stands (plain text, or inside a JSON string).
+Expressions are immutable. An expression that stands in two places may be one object. The builder knows every kind of
+expression but `Chars`: the front end that made a set of characters lowers it to bytes, because the bytes of a character
+depend on where it stands (in plain text, or inside a JSON string).
 
-Empty and never: `EMPTY` matches the empty text, `NEVER` nothing at all.
+`EMPTY` matches the empty text only, and `NEVER` matches nothing at all.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 CharRanges = tuple[tuple[int, int], ...]
 """Code points as closed intervals, ascending, neither touching nor overlapping."""
@@ -22,7 +22,7 @@ CharRanges = tuple[tuple[int, int], ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Literal:
-    """These bytes, one after another; at least one."""
+    """These bytes, one after another. There is at least one."""
 
     value: bytes
 
@@ -43,7 +43,7 @@ class Chars:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Words:
-    """Any one of many byte strings, none empty, ascending and without repetition. It becomes a trie."""
+    """Any one of many byte strings, which become a trie. None is empty; they ascend and do not repeat."""
 
     words: tuple[bytes, ...]
 
@@ -92,9 +92,10 @@ class BagItem:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bag:
-    """`min` to `max` items in any order, `separator` between each two; what each may do is told in `BagItem`.
+    """`min` to `max` items in any order, with `separator` between each two. `BagItem` says how often each may stand.
 
-    At most `MAX_ONCE` of the items are `is_once`. Members of a JSON object in free order, and arrays of unique values.
+    At most `MAX_ONCE` of the items are `is_once`. The members of a JSON object in free order are a bag, and so are the
+    items of an array of unique values.
     """
 
     items: tuple[BagItem, ...]
@@ -118,7 +119,7 @@ class Automaton:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """Whatever the rule of that name matches. The only way to recursion."""
+    """Any text that the rule of that name matches. Only calls make recursion possible."""
 
     rule: str
 
@@ -140,8 +141,8 @@ class Grammar:
     Attributes:
         start: Name of the rule of the whole text.
         rules: All of them.
-        contradiction: What is said where no text matches, in words of whoever wrote it; None: in words of rules.
-        annotations: What stood in its schemas and is not enforced, for people; see `schema_grammar`.
+        contradiction: The message where no text matches, in the terms of the grammar's kind; None for one about rules.
+        annotations: What stood in its schemas and is not enforced; see `schema_grammar`.
     """
 
     start: str
@@ -160,12 +161,24 @@ def seq(*parts: Expr) -> Expr:
     return flat[0] if len(flat) == 1 else Seq(tuple(flat))
 
 
+def separated(parts: Iterable[Expr], separator: Expr) -> Expr:
+    """The parts in a row, with the separator between each two."""
+    row = [each for part in parts for each in (separator, part)]
+    return seq(*row[1:])
+
+
 def alt(*options: Expr) -> Expr:
     """Any of the options, flattened and each once."""
     flat: dict[Expr, None] = {}
     for option in options:
         flat.update(dict.fromkeys(option.options if isinstance(option, Alt) else (option,)))
     return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))
+
+
+def any_of(options: Iterable[Expr]) -> Expr:
+    """Any of the options that can be matched at all."""
+    found = [option for option in options if option != NEVER]
+    return found[0] if len(found) == 1 else alt(*found)
 
 
 def optional(item: Expr) -> Expr:
@@ -177,3 +190,36 @@ def literal(text: str | bytes) -> Expr:
     """Exactly this text."""
     value = text.encode() if isinstance(text, str) else text
     return Literal(value) if value else EMPTY
+
+
+def parts_of(expr: Expr) -> Iterable[Expr]:
+    """The expressions that stand directly in this one."""
+    match expr:
+        case Seq(parts) | Alt(parts):
+            return parts
+        case Repeat(item, _, _, separator):
+            return (item, separator)
+        case Bag(items, separator):
+            return (*(item.expr for item in items), separator)
+        case Automaton(edges):
+            return [label for row in edges for label, _ in row]
+        case _:
+            return ()
+
+
+def with_parts(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The expression with each of its parts replaced by what `change` gives for it."""
+    match expr:
+        case Seq(parts):
+            return seq(*map(change, parts))
+        case Alt(options):
+            return Alt(tuple(map(change, options)))
+        case Repeat(item, least, most, separator):
+            return Repeat(change(item), least, most, change(separator))
+        case Bag(items, separator, least, most):
+            changed = tuple([BagItem(change(item.expr), item.is_once, item.is_required) for item in items])
+            return Bag(changed, change(separator), least, most)
+        case Automaton(edges, accepting):
+            return Automaton(tuple([tuple([(change(label), to) for label, to in row]) for row in edges]), accepting)
+        case _:
+            return expr

@@ -1,8 +1,8 @@
-"""Compiles the kernels with numba where it is installed; without it they run as the plain Python that they are.
+"""Compiles the kernels with numba where it is installed. Without numba they run as plain Python.
 
-A kernel is compiled once, for the types that its annotations name: `int` is 64 bits, an array is one of those below, a
-NamedTuple is one of its annotated fields. Nothing here imports numba before a kernel is defined, so a server that never
-masks never pays for it.
+A kernel is compiled once, for the types in its annotations: `int` has 64 bits, an array is one of those below, and a
+NamedTuple is made of its annotated fields. This module imports numba only when a kernel is defined, so a server that
+never masks does not pay for it.
 """
 
 import functools
@@ -42,12 +42,12 @@ def compiled[F: Callable[..., Any]](function: F) -> F:
 
 
 def inner[F: Callable[..., Any]](function: F) -> F:
-    """The same for a function that only compiled ones call: it is compiled faster."""
+    """Compiles a function that only compiled ones call, which takes less time."""
     return _compiled(function, _INNER)
 
 
 def inlined[F: Callable[..., Any]](function: F) -> F:
-    """The same for one that becomes part of its callers: a call hands over a kilobyte of what describes the arrays."""
+    """Compiles a function into its callers, because a call would pass a kilobyte of array descriptions."""
     return _compiled(function, _INNER | {"forceinline": True})
 
 
@@ -73,7 +73,7 @@ def default_kernel_cache() -> Path:
 
 
 def kernel_directory(directory: Path) -> Path:
-    """Where in a cache directory the kernels of this version lie."""
+    """The directory inside a cache directory in which the kernels of this version lie."""
     return directory / f"kernels-{_version()}"
 
 
@@ -105,7 +105,7 @@ def _compiled(function: Any, options: dict[str, bool]) -> Any:
 
 @functools.cache
 def _version() -> str:
-    """Names what the kernels are compiled from."""
+    """A digest of the files that the kernels are compiled from."""
     digest = hashlib.sha256()
     for name in ("jit", *_KERNELS):
         digest.update(Path(__file__).parent.joinpath(*name.split(".")).with_suffix(".py").read_bytes())

@@ -1,4 +1,4 @@
-"""JSON as a client wrote it: read strictly, so that nothing in it is ignored or read in two ways."""
+"""Reads the JSON that a client wrote strictly, so that nothing in it is ignored or has two meanings."""
 
 import json
 import math
@@ -59,7 +59,7 @@ def read_json(text: str, param: str, limits: Limits) -> Any:
 
 
 def _nesting(text: str) -> int:
-    """The deepest nesting that brackets outside strings make; it may be wrong where the text is no JSON."""
+    """How deep brackets outside of strings are nested. It may be wrong where the text is no JSON."""
     depth = deepest = 0
     is_string = is_escaped = False
     for char in text:

@@ -1,6 +1,8 @@
-"""Fuel: how much work and memory one grammar may cost. What needs more is refused, in words that say which limit.
+"""Limits on the work and the memory that one grammar may take.
 
-A thread of Python cannot be ended from outside, so each of these is counted inside the loop that could run away.
+A grammar that needs more is refused with the limit's name.
+
+A Python thread cannot be stopped from outside, so each limit is checked inside the loop that it bounds.
 """
 
 import dataclasses
@@ -10,7 +12,7 @@ from jsg.errors import GrammarError
 
 @dataclasses.dataclass(slots=True)
 class Meter:
-    """What one compilation has used of limits that hold for all of its parts together."""
+    """What one compilation has used of the limits that hold for all of its parts together."""
 
     char_steps: int = 0
 
@@ -70,18 +72,18 @@ class Limits:
 
 @dataclasses.dataclass(slots=True)
 class Account:
-    """What was worked out for one text, and the tokens that pay for it.
+    """The work that was done for one text, and the tokens that pay for it.
 
     Attributes:
-        num_steps: Taken so far; what other texts had worked out before costs nothing.
-        num_tokens: The most that the text ever had.
+        num_steps: The steps taken so far; what other texts had worked out before costs nothing.
+        num_tokens: The most tokens that the text ever had.
     """
 
     num_steps: int = 0
     num_tokens: int = 0
 
     def steps_left(self, limits: Limits) -> int:
-        """How many the text may still take; negative where it took more than it may."""
+        """How many steps the text may still take; negative where it took more than it may."""
         return limits.text_steps + self.num_tokens * limits.token_steps - self.num_steps
 
 

@@ -1,8 +1,9 @@
-"""What `jsg grammar check` says of a grammar: its size, what it forces, and where a text leaves it. For people."""
+"""The report of `jsg grammar check`: the size of a grammar, what it forces, and where a text leaves it."""
 
 import dataclasses
 import time
 
+from jsg.constrained.chars import charset
 from jsg.constrained.compiler import annotations, compile_tables
 from jsg.constrained.run.machine import Machine
 from jsg.types import GrammarSpec
@@ -13,16 +14,16 @@ CONTEXT = 30  # bytes before the place where a text goes wrong
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TextReport:
-    """How far a text is one of the grammar's.
+    """How far a grammar matches a text.
 
     Attributes:
-        num_read: Its leading bytes that a text of the grammar may begin with.
-        num_bytes: All its bytes.
-        is_complete: A text may end after those that were read.
-        forced: What must come next there.
+        num_read: How many of its bytes may begin a text of the grammar.
+        num_bytes: How many bytes it has.
+        is_complete: Whether a text may end after the bytes that were read.
+        forced: The bytes that must come next there.
         allowed: The bytes that may come next there.
-        num_readings_dropped: How often a way to read it was given up because there were too many. Where there are any,
-            what is not a match may be one.
+        num_readings_dropped: How often a way to read it was given up because there were too many. If there are any, a
+            text that seems not to match may match.
     """
 
     num_read: int
@@ -34,13 +35,13 @@ class TextReport:
 
     @property
     def is_match(self) -> bool:
-        """The grammar matches the whole text."""
+        """Whether the grammar matches the whole text."""
         return self.num_read == self.num_bytes and self.is_complete
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GrammarReport:
-    """What became of a grammar.
+    """What a grammar compiled to.
 
     Attributes:
         compile_ms: Wall time.
@@ -49,7 +50,7 @@ class GrammarReport:
         num_bytes: Of its tables.
         forced: What every text begins with.
         annotations: What stands in its schemas and is not enforced, and where.
-        text: How a given text fares.
+        text: How far it matches a given text.
     """
 
     compile_ms: float
@@ -143,13 +144,9 @@ def _shown(data: bytes) -> str:
 
 def _shown_set(values: frozenset[int]) -> str:
     """Bytes as a list of characters and ranges."""
-    ranges: list[list[int]] = []
-    for value in sorted(values):
-        if ranges and value == ranges[-1][1] + 1:
-            ranges[-1][1] = value
-        else:
-            ranges.append([value, value])
-    return ", ".join(_name(low) if low == high else f"{_name(low)} to {_name(high)}" for low, high in ranges)
+    return ", ".join(
+        _name(low) if low == high else f"{_name(low)} to {_name(high)}" for low, high in charset.of(values)
+    )
 
 
 def _name(value: int) -> str:

@@ -1,8 +1,8 @@
-"""How a grammar over bytes names tokens that are no text.
+"""The spelling of special tokens in a grammar over bytes.
 
-Special tokens must never stand where text is expected, however free the text is; but some models begin a call of a
-tool with one. So a special token is spelled between two bytes that UTF-8 never has: only a grammar that names the token
-allows it, no text token can take its place, and nothing else in a grammar can match a part of it.
+A special token must never stand where text is expected, however free the text is. But some models begin a call of a
+tool with one. So a special token is spelled between two bytes that UTF-8 never has. Then only a grammar that names the
+token allows it, no text token can take its place, and nothing else in a grammar matches a part of it.
 """
 
 import json
@@ -63,7 +63,7 @@ def named_tokens(grammar: GrammarSpec) -> list[str]:
 
 
 def _names_in(tag: Any) -> Iterator[Any]:
-    """What stands for a name in any format of a structural tag; what is in its schemas is none."""
+    """The values that stand for token names in the formats of a structural tag, but not those in its schemas."""
     waiting, num_parts = [tag], 0
     while waiting:
         value = waiting.pop()

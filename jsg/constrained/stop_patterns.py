@@ -1,9 +1,9 @@
 """Finds matches of regular expressions in a text that comes character by character, in time linear in the text.
 
-The patterns become one position automaton, which is followed from every character of the text at once. Of the ways to
-the same position only the one that began first is kept: its match would be the longest, and no other way could end
-elsewhere. So a text is in at most as many ways as there are positions, whatever the pattern, and what must be held
-back is what the oldest way has read.
+The patterns become one position automaton, and it is followed from every character of the text at once. Where several
+matches have come to the same position, only the one that began first is kept: it would be the longest, and the others
+could not end elsewhere. So there are never more of them than positions, whatever the pattern is. The text must be held
+back as far as the oldest of them reaches.
 
     pattern a+b, text x a a       positions: a (again), b        both began at the first a: two characters are held
 """
@@ -36,7 +36,7 @@ _LIMITS = Limits(char_states=MAX_POSITIONS)
 
 
 def stop_patterns(sampling: SamplingParams) -> "Callable[[], StopPatternFinder] | None":
-    """What makes a finder for each answer that is sampled so; None where it has no patterns.
+    """A function that makes a finder for each answer with these parameters; None where they have no patterns.
 
     Raises:
         RequestError: A pattern is wrong, not supported, too large, or matches the empty text.
@@ -45,7 +45,7 @@ def stop_patterns(sampling: SamplingParams) -> "Callable[[], StopPatternFinder] 
 
 
 def warm_patterns() -> None:
-    """Loads what patterns need and works out the large classes of characters, a third of a second once in a process."""
+    """Loads the parser and makes the large classes of characters, which takes a third of a second once in a process."""
     stop_patterns(SamplingParams(stop_regex=(r"\d\w\s\p{L}", "(?i:a)")))
 
 
@@ -67,7 +67,7 @@ def _compile(patterns: tuple[str, ...]) -> "_Automaton":
 
 
 def _parts(pattern: str) -> tuple[list[Expr], list[Expr]]:
-    """What of a pattern may begin anywhere, and what only where the answer begins."""
+    """The parts of a pattern that may begin anywhere, and those that only begin where the answer begins."""
     from jsg.constrained.regex.parse import parse_piece
 
     plain, starts, ends, spans = parse_piece(pattern).parts
@@ -82,7 +82,7 @@ def _parts(pattern: str) -> tuple[list[Expr], list[Expr]]:
 
 
 class _State:
-    """Positions at which the next character may stand, those whose way began first coming first.
+    """Positions at which the next character may stand. Those of matches that began earlier come first.
 
     Attributes:
         moves: By the sets that have a character: the next state; for each of its positions the index of the one it is
@@ -99,7 +99,7 @@ class _State:
 
 @final
 class _Automaton:
-    """Shared by all answers with these patterns. What it works out it keeps, up to a bound."""
+    """The automaton of some patterns, which all answers with them share. It keeps what it worked out, up to a bound."""
 
     def __init__(self, anywhere: Nfa, at_start: Nfa):
         shift = len(anywhere.label)
@@ -126,7 +126,7 @@ class _Automaton:
         self.first = self._state(first)
 
     def finder(self) -> "StopPatternFinder":
-        """One that has seen nothing yet."""
+        """A finder that has read nothing yet."""
         return StopPatternFinder(self)
 
     def move(self, state: _State, char: str) -> tuple[_State, tuple[int, ...], int | None]:
@@ -172,7 +172,7 @@ class _Automaton:
         return state
 
     def _make_room(self, num_bytes: int) -> None:
-        """Counts what is going to be kept, and forgets everything else where that is too much."""
+        """Counts memory that is going to be kept, and forgets everything else where that would be too much."""
         if self._num_bytes + num_bytes > MAX_BYTES:
             self._states.clear()  # finders keep the states they are in
             for state in self._with_moves:

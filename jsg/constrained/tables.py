@@ -1,12 +1,12 @@
-"""A compiled grammar as flat arrays: no vocabulary, no Python objects, so that another process can be sent them.
+"""A compiled grammar as flat arrays. They know no vocabulary and no Python objects, so they can be sent to a process.
 
     position   a place where a byte may stand, where a rule is called or where a loop stands, or the END of a level
     list       positions that may come next; every position has one (its follow list), every rule one (its first list)
     loop       a repeat or a bag that is counted while a text is read; each of its branches has a first list
     class      bytes that no position tells apart
 
-A level is a rule, a branch of a loop or the separator of one. Reading it ends in its END position: position 0 for every
-rule, one for each branch, one for each separator.
+A level is a rule, a branch of a loop, or the separator of a loop. Reading a level ends in its END position. Position 0
+is the END of every rule; each branch and each separator has an END of its own.
 """
 
 import math
@@ -93,7 +93,7 @@ class StaticTables(NamedTuple):
         return sum(getattr(self, name).nbytes for name, _, _ in _ARRAYS)
 
     def to_bytes(self) -> bytes:
-        """All of it in one piece, for `from_bytes`."""
+        """The tables as bytes, for `from_bytes`."""
         parts = [_HEADER.pack(MAGIC, self.start, self.num_rules, self.max_push, len(_ARRAYS))]
         for name, dtype, _ in _ARRAYS:
             array = np.ascontiguousarray(getattr(self, name), dtype)
@@ -138,7 +138,7 @@ def _array(data: bytes, offset: int, dtype: str, shape: tuple[int, ...]) -> tupl
 
 
 def _check(tables: StaticTables) -> None:
-    """Raises ValueError where an index points outside: the kernels do not look."""
+    """Raises ValueError where an index points outside of its array, because the kernels do not check that."""
     num_positions, num_lists = len(tables.positions), len(tables.list_start) - 1
     num_loops, num_branches = len(tables.loops), len(tables.branches)
     starts = tables.list_start
@@ -186,5 +186,5 @@ def _check(tables: StaticTables) -> None:
 
 
 def _within(values: np.ndarray, bound: int) -> bool:
-    """All of them are in [0, bound)."""
+    """Whether all values are in [0, bound)."""
     return not values.size or (int(values.min()) >= 0 and int(values.max()) < bound)

@@ -1,6 +1,12 @@
-"""UTF-8: which bytes follow each other in a character, and the bytes of a set of characters."""
+"""UTF-8: the bytes that may follow each other in a character, and the bytes of a set of characters.
+
+`by_rest` splits numbers into leading and remaining digits. UTF-8 is written in groups of six bits that way, and
+`schema/json_text.py` writes hexadecimal digits with it.
+"""
 
 import functools
+import itertools
+import operator
 
 from jsg.constrained.ir import NEVER, ByteSet, CharRanges, Expr, Literal, alt, literal, seq
 
@@ -80,7 +86,7 @@ def _tails(
         return [_byte_set(values, base)]
     full = ((0, (1 << 6 * depth) - 1),)
     options: list[Expr] = []
-    for rest, leads in _by_rest(values, depth).items():
+    for rest, leads in by_rest(values, 1 << 6 * depth).items():
         head = _byte_set(leads, base)
         if rest == full and len(prefix) < depth:
             complete[depth].append(seq(*prefix, head))
@@ -93,35 +99,28 @@ def _tails(
     return options
 
 
-def _by_rest(values: CharRanges, depth: int) -> dict[CharRanges, CharRanges]:
-    """The upper bits of the values, grouped by the set of lower bits that may stand with them."""
-    shift = 6 * depth
-    last = (1 << shift) - 1
-    spans: list[tuple[int, int, tuple[int, int]]] = []  # first and last upper bits, and an interval of lower bits
+def by_rest(values: CharRanges, size: int) -> dict[CharRanges, CharRanges]:
+    """The quotients of the values by `size`, grouped by the set of remainders that may stand with them."""
+    spans: list[tuple[int, int, tuple[int, int]]] = []  # first and last quotient, and an interval of remainders
     for low, high in values:
-        first, final = low >> shift, high >> shift
+        (first, start), (final, end) = divmod(low, size), divmod(high, size)
         if first == final:
-            spans.append((first, first, (low & last, high & last)))
+            spans.append((first, first, (start, end)))
             continue
-        if low & last:
-            spans.append((first, first, (low & last, last)))
+        if start:
+            spans.append((first, first, (start, size - 1)))
             first += 1
-        if high & last != last:
+        if end < size - 1:
             if first < final:
-                spans.append((first, final - 1, (0, last)))
-            spans.append((final, final, (0, high & last)))
+                spans.append((first, final - 1, (0, size - 1)))
+            spans.append((final, final, (0, end)))
         else:
-            spans.append((first, final, (0, last)))
+            spans.append((first, final, (0, size - 1)))
     groups: dict[CharRanges, list[tuple[int, int]]] = {}
-    position = 0
-    while position < len(spans):
-        first, final, interval = spans[position]
-        rest = [interval]
-        position += 1
-        while position < len(spans) and spans[position][0] == first:
-            rest.append(spans[position][2])
-            position += 1
-        leads = groups.setdefault(tuple(rest), [])
+    for first, same in itertools.groupby(spans, key=operator.itemgetter(0)):
+        intervals = list(same)
+        leads = groups.setdefault(tuple([interval for _, _, interval in intervals]), [])
+        final = intervals[0][1]
         if leads and leads[-1][1] + 1 == first:
             leads[-1] = (leads[-1][0], final)
         else:

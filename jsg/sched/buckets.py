@@ -94,7 +94,7 @@ class Buckets:
 
     def pick_drafts(self, num_tokens: int, num_rows: int) -> BucketKey:
         """The smallest extend shape with room for so many new tokens and rows of logits; there must be one."""
-        return self.holding(num_tokens, num_rows)[0]
+        return self.with_room(num_tokens, num_rows)[0]
 
     def rows_worth(self, least: int, wanted: int, most: int) -> int:
         """How many rows of logits a step with drafts should have.
@@ -113,7 +113,7 @@ class Buckets:
                 return size
         return most
 
-    def holding(self, num_tokens: int, num_rows: int) -> list[BucketKey]:
+    def with_room(self, num_tokens: int, num_rows: int) -> list[BucketKey]:
         """All extend shapes with room for so many new tokens and rows of logits, smallest first.
 
         Those for drafts are among them, but a shape for many tokens may be the better one where few rows are needed.

@@ -65,7 +65,7 @@ def check_joined(request: Request, table: RequestTable, *, has_windows: bool) ->
 class Join:
     """A joined request without a row, and its branches.
 
-    A branch is numbered by its place in `spans`. Its arrival number is just before that of the whole.
+    A branch is numbered by its index in `spans`. Its arrival number is just before that of the whole.
 
     Attributes:
         whole: The joined request.
@@ -74,9 +74,7 @@ class Join:
         pending: By number, the branches that wait or run.
         computed: By number, the branches whose pages are kept.
         num_made: How many branches were made, in order of their numbers.
-        counted: Numbers of the branches that were admitted once.
-        prefix_cached: Tokens of the prefix that were cached when a branch was admitted first; None before that.
-        branch_cached: Tokens of branches that were cached when these were admitted first.
+        cached: By number, tokens of prefix and branch that were cached when it was first admitted, in that order.
         report: Where the first branch that was not wholly cached ended, when the client asked for that.
     """
 
@@ -86,9 +84,7 @@ class Join:
     pending: dict[int, RunningRequest] = dataclasses.field(default_factory=dict)
     computed: dict[int, RunningRequest] = dataclasses.field(default_factory=dict)
     num_made: int = 0
-    counted: set[int] = dataclasses.field(default_factory=set)
-    prefix_cached: int | None = None
-    branch_cached: int = 0
+    cached: dict[int, int] = dataclasses.field(default_factory=dict)
     report: CacheReport | None = None
 
     @property
@@ -129,15 +125,11 @@ class Join:
     def note_admission(self, branch: RunningRequest, cached: int, totals: SchedulerTotals) -> bool:
         """Counts what was cached of a branch. False, and nothing is counted, where it was admitted before."""
         number = self.number_of(branch)
-        if self.prefix_cached is None:
-            self.prefix_cached = min(cached, self.num_prefix)
-        if number in self.counted or self.whole.admission is not None:
+        if number in self.cached or self.whole.admission is not None:
             return False
-        self.counted.add(number)
-        num_branch, num_cached = branch.num_known - self.num_prefix, max(cached - self.num_prefix, 0)
-        self.branch_cached += num_cached
-        totals.branch_tokens += num_branch
-        totals.branch_tokens_computed += num_branch - num_cached
+        self.cached[number] = cached
+        totals.branch_tokens += branch.num_known - self.num_prefix
+        totals.branch_tokens_computed += branch.num_known - max(cached, self.num_prefix)
         return True
 
     def note_report(self, branch: RunningRequest, report: CacheReport) -> None:
@@ -151,7 +143,8 @@ class Join:
 
     def first_admission(self, queue_s: float) -> FirstAdmission:
         """What the whole is told, which is admitted now."""
-        num_cached, report = (self.prefix_cached or 0) + self.branch_cached, None
+        cached, report = list(self.cached.values()), None
+        num_cached = min(cached[0], self.num_prefix) + sum(max(num - self.num_prefix, 0) for num in cached)
         if self.whole.request.return_cache_info:
             report = self.report or CacheReport(matched_tokens=0, matchable_tokens=0)
             matchable = self.whole.request.joined[-1]
@@ -162,8 +155,8 @@ class Join:
 class JoinedRequests:
     """The joined requests without a row: what the scheduler asks about them and what it tells them.
 
-    It asks `first_ready` what to admit and `latest_holder` what to give up. It tells when a step begins, when a branch
-    is admitted, and when a branch is computed.
+    It asks `first_ready` what to admit, and `latest_computed` what to give up. It tells when a step begins, and when a
+    branch is admitted or computed.
 
     Invariants: of a request that is not parked, each branch that was made waits, runs or is computed, and one waits
     while some are not made. A request whose branches are all computed has an entry in `_ready`, where old ones may be
@@ -218,7 +211,7 @@ class JoinedRequests:
             heapq.heappop(self._ready)
         return None
 
-    def latest_holder(self) -> RunningRequest | None:
+    def latest_computed(self) -> RunningRequest | None:
         """The latest arrival some of whose branches are computed."""
         return max((j.whole for j in self if j.computed), key=lambda whole: whole.arrival, default=None)
 
@@ -271,7 +264,7 @@ class JoinedRequests:
     def note_admission(self, branch: RunningRequest, place: Placement) -> None:
         """A branch was admitted: it counts if that is the first time, and the next branch is made."""
         join = self._join_of(branch)
-        if join.prefix_cached is None:
+        if branch.admission is None:  # it is the first, and from now on all count as admitted
             for pending in join.pending.values():
                 pending.admission = FirstAdmission()
         if join.note_admission(branch, place.num_dispatched, self._totals) and branch.request.return_cache_info:
@@ -311,7 +304,7 @@ class JoinedRequests:
                 layout=self._table.words.branch_layout(whole.layout, tokens, join.num_prefix, start, end),
                 branch_of=whole,
             )
-            if join.prefix_cached is not None or whole.admission is not None:
+            if join.cached or whole.admission is not None:
                 branch.admission = FirstAdmission()
             self._queue(branch)
             join.pending[number] = branch

@@ -181,7 +181,7 @@ class Scheduler:
         if count := self.holds.num_to_end(1):
             self.break_holds(count)
             return True
-        whole = self.joins.latest_holder()
+        whole = self.joins.latest_computed()
         victim = max(self.running, key=lambda r: r.arrival, default=None)
         if whole is not None and (victim is None or whole.arrival > victim.arrival):
             self._requests.end_branches(whole)
@@ -289,9 +289,9 @@ class Scheduler:
         self.break_holds(count)
         return count > 0
 
-    def _expected_pages(self, running: RunningRequest, num_held: int) -> int:
-        """Pages that a request is expected to need beyond those of its first `num_held` tokens."""
-        remaining = max(running.num_known - num_held, 0)
+    def _expected_pages(self, running: RunningRequest, num_there: int) -> int:
+        """Pages that a request is expected to need beyond those of its first `num_there` tokens."""
+        remaining = max(running.num_known - num_there, 0)
         return self.table.pages_for(remaining + int(running.num_to_come * self._estimate.fraction))
 
     def _plan_chunk(self, running: RunningRequest, budget: int, chunks: list[BatchEntry]) -> int:

@@ -65,7 +65,7 @@ class RequestTable:
         return self._allocator.num_free + self._cache.num_evictable
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that hold so many tokens."""
+        """How many pages so many tokens take."""
         return -(-num_tokens // self.page_size)
 
     def needs_page(self, place: Placement) -> bool:
@@ -200,10 +200,9 @@ class RequestTable:
 
     def grow(self, place: Placement, num_tokens: int) -> None:
         """Gives a row pages for so many new tokens, at most `room`; evicts where it must."""
-        held = self.pages_for(place.num_dispatched)
-        needed = self.pages_for(place.num_dispatched + num_tokens) - held
-        self.pages[place.row, held : held + needed] = self._allocate(needed)
-        self.num_uncached_pages += needed
+        begin, end = self.pages_for(place.num_dispatched), self.pages_for(place.num_dispatched + num_tokens)
+        self.pages[place.row, begin:end] = self._allocate(end - begin)
+        self.num_uncached_pages += end - begin
         place.num_dispatched += num_tokens
 
     def grow_by_one(self, places: list[Placement]) -> None:
@@ -219,10 +218,10 @@ class RequestTable:
     def shrink(self, place: Placement, num_tokens: int) -> None:
         """Takes back the last tokens of a row, and the pages that have no others. The tree must not own these."""
         left = place.num_dispatched - num_tokens
-        held, kept = self.pages_for(place.num_dispatched), self.pages_for(left)
-        assert kept >= place.num_tree_pages, "tokens that are taken back lie in the radix tree"
-        self._allocator.free(self.pages[place.row, kept:held])
-        self.num_uncached_pages -= held - kept
+        begin, end = self.pages_for(left), self.pages_for(place.num_dispatched)
+        assert begin >= place.num_tree_pages, "tokens that are taken back lie in the radix tree"
+        self._allocator.free(self.pages[place.row, begin:end])
+        self.num_uncached_pages -= end - begin
         place.num_dispatched = left
 
     def _allocate(self, num_pages: int) -> np.ndarray:
@@ -282,4 +281,4 @@ class RequestTable:
         )
         if self.num_free_rows == len(self.pages) - 1:
             assert self.num_kept or not self._cache.num_protected, "a prefix is locked, but no request runs"
-            assert self.num_kept or not self.num_uncached_pages, "a row holds pages, but no request runs"
+            assert self.num_kept or not self.num_uncached_pages, "a row has pages, but no request runs"

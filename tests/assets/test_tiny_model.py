@@ -81,6 +81,7 @@ def test_the_chat_template_writes_what_training_wrote(example, tokenizer):
     assert end_id in json.loads((ASSETS / "generation_config.json").read_text())["eos_token_id"]
 
 
+@pytest.mark.slow
 def test_no_held_out_combination_is_in_the_training_text(example):
     tasks, rng = example.tasks, random.Random(5)
     held_out = {case.combination for task in tasks.EVALUATED for case in tasks.held_out_cases(task)}
@@ -92,6 +93,7 @@ def test_no_held_out_combination_is_in_the_training_text(example):
     assert not [turn for turn in turns if tasks.is_held_out(turn.task, turn.phrasing, turn.item)]
 
 
+@pytest.mark.slow
 def test_no_training_row_asks_a_held_out_question(example, tokenizer):
     tasks = example.tasks
     writer = example.train.RowWriter(tokenizer, random.Random(6))
@@ -105,6 +107,7 @@ def test_no_training_row_asks_a_held_out_question(example, tokenizer):
                 assert case.prompt[-1]["content"] not in asked
 
 
+@pytest.mark.slow
 def test_evaluated_values_of_open_tasks_are_never_trained_on(example, tokenizer):
     tasks = example.tasks
     writer = example.train.RowWriter(tokenizer, random.Random(8))
@@ -118,6 +121,7 @@ def test_evaluated_values_of_open_tasks_are_never_trained_on(example, tokenizer)
         assert not {str(value).lower() for value in values} & trained
 
 
+@pytest.mark.slow
 def test_at_least_200_cases_a_task(example):
     for task in example.tasks.EVALUATED:
         cases = example.tasks.held_out_cases(task)

@@ -29,7 +29,7 @@ class Pathology(NamedTuple):
     Attributes:
         kind, text, order: As a client would send it.
         refusal: A part of the message with which it is refused; None: it is answered.
-        is_long: It takes more than half a second.
+        is_long: It takes more than a third of a second.
         may_run_dry: Its text may be ended for want of steps, in which case it was answered up to there.
     """
 
@@ -49,22 +49,25 @@ class Cost(NamedTuple):
     """What a grammar took.
 
     Attributes:
-        compile_work: To make its tables, as `work` counts.
+        compile_work: To make its tables, as `work` counts; None where that was not counted.
         refusal: The message, where it was refused.
         num_steps: The most that a mask, a token or forced bytes took, as `Limits.mask_steps` counts.
         num_bytes: Of the machine, at last.
         ran_dry: The message, where the text was ended because it took too much.
     """
 
-    compile_work: int
+    compile_work: int | None
     refusal: str | None
     num_steps: int = 0
     num_bytes: int = 0
     ran_dry: str | None = None
 
 
-def cost(pathology: Pathology) -> Cost:
-    """Compiles a grammar, and reads tokens that it allows with the real vocabulary."""
+def cost(pathology: Pathology, *, is_counted: bool = True) -> Cost:
+    """Compiles a grammar, and reads tokens that it allows with the real vocabulary.
+
+    Without `is_counted` the work of compiling is not counted, which takes as long as compiling once more.
+    """
     made: list[StaticTables | str] = []
 
     def compile_it() -> None:
@@ -73,13 +76,13 @@ def cost(pathology: Pathology) -> Cost:
         except GrammarError as error:
             made.append(str(error))
 
-    compile_work = work(compile_it)
+    compile_work = work(compile_it) if is_counted else compile_it()
     tables = made[0]
     if isinstance(tables, str):
         return Cost(compile_work, tables)
     grammar = CompiledGrammar(tables, tekken())
     num_steps, ran_dry = _read(grammar)
-    num_bytes = grammar.describe().num_bytes - tables.num_bytes
+    num_bytes = grammar.num_bytes - tables.num_bytes
     return Cost(compile_work, None, num_steps, num_bytes, ran_dry)
 
 
@@ -179,7 +182,7 @@ REGEXES = {
     "stars of stars": _regex("((a*)*)*b"),
     "counted alternatives": _regex("(a|aa|aaa){1000}"),
     "a count of a thousand million": _regex("a{1000000000}"),
-    "3 000 that may be left out": _regex("a?" * 3000 + "a" * 3000, _TRANSITIONS),
+    "3 000 that may be left out": _regex("a?" * 3000 + "a" * 3000, _TRANSITIONS, is_long=True),
     "10 000 words that may be left out": _regex("".join(f"(w{i})?" for i in range(10_000)), _TRANSITIONS, is_long=True),
     "3 000 stars": _regex("a*" * 3000, _TRANSITIONS),
     "60 000 parentheses": _regex("(" * 60_000 + "a" + ")" * 60_000, _NESTED),
@@ -189,11 +192,11 @@ REGEXES = {
     "200 000 characters": _regex("a" * 200_000, is_long=True),
     "a megabyte": _regex("abcdefgh" * (1 << 17), "positions", is_long=True),
     "30 000 alternatives": _regex("|".join(f"w{i}" for i in range(30_000)), is_long=True),
-    "100 000 alternatives": _regex("|".join(f"w{i}" for i in range(100_000)), "alternatives"),
+    "100 000 alternatives": _regex("|".join(f"w{i}" for i in range(100_000)), "alternatives", is_long=True),
     "100 000 dots": _regex("." * 100_000, "parts", is_long=True),
     "20 000 letters": _regex(r"\p{L}" * 20_000, "intervals"),
     "a window of 3 000 dots": _regex(".*a" + "." * 3_000, is_long=True, may_run_dry=True),
-    "counts that overlap": _regex("(?:[a-z]{1,40}[a-m ]{1,40}){1,40}", may_run_dry=True),
+    "counts that overlap": _regex("(?:[a-z]{1,40}[a-m ]{1,40}){1,40}", is_long=True, may_run_dry=True),
     "counts of counts that overlap": _regex("(?:(?:[a-z]{1,90} ?){1,90}[a-m ]?){1,90}", "read in several ways"),
     "a sum of powers": _regex("(x+x+)+y"),
     "words in any number of ways": _regex("(?:[a-z]+ ?[a-m]*)*[0-9]"),
@@ -221,7 +224,7 @@ EBNF = {
         'root ::= s\ns ::= "a" s s | [a-z] s "b" | [^"\\\\] s | "x" | u\nu ::= [a-zA-Z]+ u "c" | "d"', may_run_dry=True
     ),
     "letters between letters": _ebnf(
-        'root ::= s\ns ::= [a-z ] s s | [a-z] s "b" | [a-z A-Z] s [a-z] | "x" | "d"', may_run_dry=True
+        'root ::= s\ns ::= [a-z ] s s | [a-z] s "b" | [a-z A-Z] s [a-z] | "x" | "d"', is_long=True, may_run_dry=True
     ),
     "all but one letter, three times over": _ebnf(
         "root ::= s\ns ::= t s u | u s t | [^x]\nt ::= [^y] t | [^z]\nu ::= [^z] u | [^y]", may_run_dry=True
@@ -300,7 +303,7 @@ SCHEMAS = {
     "a prefix of 5 000": _schema({"type": "array", "prefixItems": [{"const": i} for i in range(5_000)]}, is_long=True),
 }
 CHOICES = {
-    "70 000 choices": _choices([f"v{i}" for i in range(70_000)]),
+    "70 000 choices": _choices([f"v{i}" for i in range(70_000)], is_long=True),
     "100 001 choices": _choices([f"{i}" for i in range(100_001)], "100000 choices"),
     "25 000 with a long beginning": _choices([f"abcdefghijklmnopqrstuvwxyz{i}" for i in range(25_000)]),
 }

@@ -28,7 +28,7 @@ def _check(name: str, cost: Cost) -> None:
     else:
         assert refusal is not None, "it was answered"
         assert expected in refusal
-    assert cost.compile_work <= COMPILE_WORK
+    assert cost.compile_work is None or cost.compile_work <= COMPILE_WORK
     assert cost.num_steps <= LIMITS.mask_steps + SPARE_STEPS
     assert cost.num_bytes <= LIMITS.machine_bytes + MEMO_BYTES
     if cost.ran_dry is not None:
@@ -37,7 +37,7 @@ def _check(name: str, cost: Cost) -> None:
 
 @pytest.mark.parametrize("name", [name for name, pathology in ALL.items() if not pathology.is_long])
 def test_an_answer_or_a_reason_soon(name: str):
-    _check(name, cost(ALL[name]))
+    _check(name, cost(ALL[name], is_counted=False))
 
 
 @pytest.mark.slow

@@ -44,15 +44,21 @@ def taught_core_of(lettered_model: pathlib.Path, compile_cache_dir: str) -> Iter
 @pytest.fixture(scope="session")
 def alone(core_of: Cores) -> Alone:
     """What a request of `small.traffic` gives by itself in deterministic mode; found once."""
-    core = lambda: core_of(**small.DETERMINISTIC, disable_radix_cache=True)  # noqa: E731
-    return small.remembered(lambda request: small.alone(core(), request))
+
+    def find(request: Request) -> small.Outcome:
+        return small.alone(core_of(**small.DETERMINISTIC, disable_radix_cache=True), request)
+
+    return small.remembered(find)
 
 
 @pytest.fixture(scope="session")
 def taught_alone(taught_core_of: Cores) -> Alone:
     """As `alone`, of requests that may have grammars."""
-    core = lambda: taught_core_of(**small.DETERMINISTIC, disable_radix_cache=True)  # noqa: E731
-    return small.remembered(lambda request: taught.outcome_of(core(), request))
+
+    def find(request: Request) -> lettered.Outcome:
+        return taught.outcome_of(taught_core_of(**small.DETERMINISTIC, disable_radix_cache=True), request)
+
+    return small.remembered(find)
 
 
 @pytest.fixture

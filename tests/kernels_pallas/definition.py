@@ -17,7 +17,7 @@ from bench import attention_cases as cases
 from jsg.kernels_pallas.attention_block import Attended
 
 TOLERANCES = {"float32": 3e-6, "bfloat16": 2e-2}
-QUICKLY = {"xla_backend_optimization_level": 0}
+QUICKLY = {"xla_backend_optimization_level": "0"}
 """Options for programs whose speed does not matter: they are compiled in two thirds of the time."""
 
 NUM_TOKENS, NUM_ROWS, NUM_SINGLES, NUM_TILES, NUM_GROUPS = 208, 24, 24, 24, 4

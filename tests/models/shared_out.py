@@ -1,7 +1,7 @@
-"""Loads a checkpoint on several made-up devices and says what they hold: `python -m tests.models.shared_out DIRECTORY`.
+"""Loads checkpoints on several made-up devices and says what they hold: `python -m tests.models.shared_out`.
 
 A process of its own, because JAX decides how many CPU devices it makes up when it starts. Standard input has a list of
-runs, each {"count", "groups", "options"} and what else is asked for; standard output has a result for each:
+runs, each {"directory", "count", "groups", "options"} and what else is asked for. Standard output has their results:
 
 - "piece_bytes": tensors are read and rounded in pieces of so many bytes, or one row;
 - "is_sent": several devices are filled as accelerators are;
@@ -25,6 +25,8 @@ from jsg.models.checkpoint import Checkpoint
 from jsg.models.config import ModelConfig
 from jsg.models.loading import load_model
 from jsg.models.tensor_parallel import make_mesh
+
+PIECE_BYTES, ROUNDED_BYTES = checkpoint.PIECE_BYTES, in_place.ROUNDED_BYTES
 
 
 def leaves(model: nnx.Module) -> list[tuple[str, jax.Array]]:
@@ -55,7 +57,8 @@ def compare(directory: Path, run: dict[str, Any]) -> dict[str, Any]:
     count, groups, options = run["count"], run.get("groups", 1), run["options"]
     config = ModelConfig.from_directory(directory).over_devices(count, groups)
     whole = leaves(load_model(directory, config, **options))
-    checkpoint.PIECE_BYTES = in_place.ROUNDED_BYTES = run.get("piece_bytes", checkpoint.PIECE_BYTES)
+    checkpoint.PIECE_BYTES = run.get("piece_bytes", PIECE_BYTES)
+    in_place.ROUNDED_BYTES = run.get("piece_bytes", ROUNDED_BYTES)
     loading.assemble = sent if run.get("is_sent") else assemble
     num_read = 0
     read = Checkpoint.read
@@ -108,9 +111,9 @@ def measure(directory: Path, run: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    runs, directory = json.load(sys.stdin), Path(sys.argv[1])
+    runs = json.load(sys.stdin)
     jax.config.update("jax_num_cpu_devices", max(run["count"] for run in runs))
-    results = [(measure if run.get("is_measured") else compare)(directory, run) for run in runs]
+    results = [(measure if run.get("is_measured") else compare)(Path(run["directory"]), run) for run in runs]
     json.dump(results, sys.stdout)
 
 

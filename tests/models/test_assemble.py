@@ -1,14 +1,18 @@
 """What several devices hold of a checkpoint: each its slices, which together are the parameters of one device."""
 
+import functools
 import itertools
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from jsg.models import orbax_writer
 from jsg.models.config import ModelConfig
 from jsg.models.convert import convert
 from jsg.models.loading import abstract_model, checkpoint_shapes
@@ -21,64 +25,93 @@ COMPILED = 64 * MIB
 """What XLA compiles to round numbers to 8 bits, of any model: dozens of programs that stay."""
 
 
-def loaded(directory: pathlib.Path, *runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """What `shared_out.py` says of loading this checkpoint."""
-    return said("tests.models.shared_out", str(directory), told=runs)
-
-
 PIECES, SENT = {"piece_bytes": 600}, {"is_sent": True}
 """Pieces of a few rows, which end inside of heads where they may; and what accelerators do."""
+INT8 = {"quantization": "int8"}
+
+# A checkpoint of this variant; converted by `jsg convert` for so many devices, or not; and what is loaded of it.
+Loads = tuple[str, int | None, list[dict[str, Any]]]
 
 
-@pytest.mark.parametrize(
-    ("variant", "count", "options", "runs"),
-    [
-        ("llama_gqa_head_dim", 4, {}, [{}, PIECES, SENT]),  # two key-value heads: each is there twice
-        ("llama_biases", 2, {"load_format": "dummy"}, [{}, SENT]),
-        ("mixtral_three_of_five", 4, {"quantization": "int8"}, [PIECES, SENT]),
-        pytest.param("mixtral", 2, {"quantization": "fp8"}, [{}, PIECES, SENT], marks=pytest.mark.slow),
-        pytest.param("qwen3_biases", 4, {"dtype": "bfloat16"}, [{}, PIECES, SENT], marks=pytest.mark.slow),
-    ],
-)
-def test_devices_hold_what_one_would(
-    tmp_path: pathlib.Path, variant: str, count: int, options: dict[str, Any], runs: list[dict[str, Any]]
-):
-    """Bit for bit, also in 8 bits and of random weights, however tensors are cut."""
-    write_checkpoint(tmp_path, variant, random_tensors(variant, 0))
-    for result in loaded(tmp_path, *({"count": count, "options": options} | run for run in runs)):
+def run(count: int, options: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
+    return {"count": count, "options": options or {}} | others
+
+
+FAST: dict[str, Loads] = {
+    "heads": ("llama_gqa_head_dim", None, [run(4), run(4, **PIECES), run(4, **SENT)]),  # each of two is there twice
+    "own": ("qwen2", None, [run(2)]),
+    "bits": ("mixtral_three_of_five", None, [run(2, INT8, **PIECES)]),
+    "experts": ("mixtral", None, [run(4, groups=2)]),
+    "converted": ("llama_gqa_head_dim", 4, [run(2), run(4)]),
+}
+SLOW: dict[str, Loads] = {
+    "dummy": ("llama_biases", None, [run(2, {"load_format": "dummy"}), run(2, {"load_format": "dummy"}, **SENT)]),
+    "bits": ("mixtral_three_of_five", None, [run(4, INT8, **PIECES), run(4, INT8, **SENT)]),
+    "fp8": ("mixtral", None, [run(2, {"quantization": "fp8"}, **each) for each in ({}, PIECES, SENT)]),
+    "bfloat16": ("qwen3_biases", None, [run(4, {"dtype": "bfloat16"}, **each) for each in ({}, PIECES, SENT)]),
+    "experts": ("mixtral", None, [run(2, groups=2), run(4, groups=4)]),
+    "experts in 8 bits": ("mixtral", None, [run(4, INT8, groups=4), run(4, {"quantization": "fp8"}, groups=2)]),
+    "for one": ("llama_gqa_head_dim", 1, [run(2), run(4), run(2, INT8), run(2, **SENT)]),
+    "for four": ("llama_gqa_head_dim", 4, [run(2, INT8), run(2, **SENT)]),
+}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
+    """What `shared_out.py` says, in one process, of the fast loads or of the slow ones."""
+
+    def directory_of(variant: str, converted_for: int | None) -> str:
+        directory = tmp_path_factory.mktemp(variant)
+        write_checkpoint(directory, variant, random_tensors(variant, 0))
+        if converted_for is None:
+            return str(directory)
+        with mock.patch.multiple(orbax_writer, PIECE_BYTES=1024, FILE_BYTES=4096):  # tensors of several files
+            convert(directory, directory / "made", tp_size=converted_for)
+        return str(directory / "made")
+
+    @functools.cache
+    def all_of(is_slow: bool) -> dict[str, list[dict[str, Any]]]:
+        loads = SLOW if is_slow else FAST
+        told = [
+            {"directory": directory, **each}
+            for variant, converted_for, runs in loads.values()
+            for directory in [directory_of(variant, converted_for)]
+            for each in runs
+        ]
+        results = iter(said("tests.models.shared_out", told=told))
+        return {name: list(itertools.islice(results, len(runs))) for name, (_, _, runs) in loads.items()}
+
+    return lambda name: all_of(name.startswith("slow: "))[name.removeprefix("slow: ")]
+
+
+def slow(*names: str) -> list[Any]:
+    return [pytest.param(f"slow: {name}", marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", [*FAST, *slow(*SLOW)])
+def test_devices_hold_what_one_would(loaded, name: str):
+    """Bit for bit, also in 8 bits and of random weights, however tensors are cut and whoever wrote them."""
+    for result in loaded(name):
         assert result["differing"] == []
         assert result["num_shared_out"] > 4
 
 
-def test_each_device_reads_its_part_only(tmp_path: pathlib.Path):
-    write_checkpoint(tmp_path, "qwen2", random_tensors("qwen2", 0))
-    [result] = loaded(tmp_path, {"count": 2, "options": {}})
-    assert result["differing"] == []
-    assert result["numbers_read"] == result["numbers_held"]
+@pytest.mark.parametrize("name", ["own", "experts", "converted", *slow("experts", "for one")])
+def test_each_device_reads_its_part_only(loaded, name: str):
+    first, *_ = loaded(name)
+    assert first["numbers_read"] == first["numbers_held"]
 
 
-def test_groups_of_devices_hold_experts_of_their_own(tmp_path: pathlib.Path):
-    """Bit for bit; a device reads no expert of another group, and of its group's its columns only."""
-    write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
-    cases = ((2, 2), (4, 4), (4, 2))
-    told = [{"count": count, "groups": groups, "options": {}} for count, groups in cases]
-    for (count, groups), result in zip(cases, loaded(tmp_path, *told), strict=True):
-        assert result["differing"] == []
-        assert result["numbers_read"] == result["numbers_held"]
+@pytest.mark.parametrize("name", ["experts", *slow("experts")])
+def test_groups_of_devices_hold_experts_of_their_own(loaded, name: str):
+    """A device has no expert of another group, and of its group's its columns only."""
+    runs = (SLOW if name.startswith("slow: ") else FAST)["experts"][2]
+    for told, result in zip(runs, loaded(name), strict=True):
+        count, groups = told["count"], told["groups"]
         parts, experts, columns = count // groups, 4 // groups, 96 * groups // count
         for device, spans in enumerate(result["spans"]["layers/0/mlp/gate"]):
             expert, column = device // parts * experts, device % parts * columns
             assert spans == [[expert, expert + experts], [0, 64], [column, column + columns]]
-
-
-@pytest.mark.slow
-def test_so_do_they_in_8_bits(tmp_path: pathlib.Path):
-    """Of whole experts a device can tell the scales alone; those of one that a group shares, all its devices have."""
-    write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
-    runs = [{"count": 4, "groups": 4, "options": {"quantization": "int8"}}]
-    runs += [{"count": 4, "groups": 2, "options": {"quantization": "fp8"}}]
-    whole, shared = loaded(tmp_path, *runs)
-    assert whole["differing"] == shared["differing"] == []
 
 
 @pytest.mark.slow
@@ -101,7 +134,8 @@ def test_the_host_holds_what_its_devices_hold_and_one_tensor(tmp_path: pathlib.P
     largest = 4 * max(np.prod(shape) for shape in shapes.values())
     for count, quantization in itertools.product((1, 2), ("none", "int8")):
         options = {"quantization": quantization}
-        [result] = loaded(directory, {"count": count, "options": options, "is_measured": True})
+        told = [{"directory": str(directory), "count": count, "options": options, "is_measured": True}]
+        [result] = said("tests.models.shared_out", told=told)
         assert result["bytes"] > (150 if quantization == "none" else 40) * MIB
         beside = result["peak_bytes"] - result["bytes"]
         print(f"{variant} {kind} {count} {quantization}: {beside / MIB:.1f} MiB beside the shard")

@@ -36,6 +36,7 @@ from tests.test_imports import run_python
 
 FAMILIES = ("llama_gqa_head_dim", "llama_tied", "mistral_window", "mixtral_three_of_five", "qwen2", "qwen3_biases")
 VISION = ("llava", "llava_next_video")  # names of transformers 4, and of both
+FAST = ("llama_gqa_head_dim", "mixtral_three_of_five", "llava_next_video")
 
 
 def write(directory: Path, variant: str) -> Path:
@@ -65,7 +66,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orbax_writer, "FILE_BYTES", 4096)
 
 
-@pytest.mark.parametrize("variant", FAMILIES + VISION)
+@pytest.mark.parametrize(
+    "variant", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES + VISION]
+)
 @pytest.mark.usefixtures("small_chunks")
 def test_every_family_is_the_same_model(tmp_path, variant):
     source = write(tmp_path / "source", variant)
@@ -73,27 +76,12 @@ def test_every_family_is_the_same_model(tmp_path, variant):
     assert_same(source, tmp_path / "made")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 def test_kernels_in_8_bits_are_the_same(tmp_path):
     source = write(tmp_path / "source", "llama_gqa_head_dim")
     convert(source, tmp_path / "made")
     assert_same(source, tmp_path / "made", quantization="int8")
-
-
-@pytest.mark.parametrize("chunked_for", [1, 4])
-@pytest.mark.usefixtures("small_chunks")
-def test_any_number_of_devices_loads_it(tmp_path, chunked_for):
-    """Two key-value heads over four devices, and over two; each reads what it holds and no more."""
-    convert(write(tmp_path / "source", "llama_gqa_head_dim"), tmp_path / "made", tp_size=chunked_for)
-    runs = [
-        {"count": 2, "options": {}},
-        {"count": 4, "options": {}},
-        {"count": 2, "options": {"quantization": "int8"}},
-        {"count": 2, "options": {}, "is_sent": True},
-    ]
-    results = said("tests.models.shared_out", str(tmp_path / "made"), told=runs)
-    assert [result["differing"] for result in results] == [[]] * 4
-    assert results[0]["numbers_read"] == results[0]["numbers_held"]
 
 
 def test_a_device_reads_whole_files_where_it_is_chunked_for_them(tmp_path):
@@ -108,7 +96,10 @@ def test_a_device_reads_whole_files_where_it_is_chunked_for_them(tmp_path):
         assert metadata["chunk_grid"]["configuration"]["chunk_shape"] == expected
 
 
-@pytest.mark.parametrize(("vocab_size", "tp_size"), [(2 * 16001, 2), (2 * 16001, 1), (32003, 1)])
+@pytest.mark.parametrize(
+    ("vocab_size", "tp_size"),
+    [(32003, 1), *(pytest.param(2 * 16001, tp_size, marks=pytest.mark.slow) for tp_size in (1, 2))],
+)
 def test_a_vocabulary_that_nothing_divides(tmp_path, monkeypatch, vocab_size, tp_size):
     """Files of about 64 pieces; loaded on one device and on two, by orbax too, and converted once more."""
     monkeypatch.setattr(orbax_writer, "PIECE_BYTES", 252 * 64)
@@ -134,7 +125,8 @@ def test_a_vocabulary_that_nothing_divides(tmp_path, monkeypatch, vocab_size, tp
     convert(tmp_path / "made", tmp_path / "again", tp_size=2 if vocab_size % 2 == 0 else 1)
     assert_same(source, tmp_path / "again")
     if vocab_size % 2 == 0:
-        [result] = said("tests.models.shared_out", str(tmp_path / "made"), told=[{"count": 2, "options": {}}])
+        told = [{"directory": str(tmp_path / "made"), "count": 2, "options": {}}]
+        [result] = said("tests.models.shared_out", told=told)
         assert result["differing"] == [] and result["numbers_read"] == result["numbers_held"]
 
 
@@ -170,6 +162,7 @@ def test_types_stay_and_orbax_reads_them(tmp_path, stored):
         np.testing.assert_array_equal(restored[name], tensor)
 
 
+@pytest.mark.slow
 def test_orbax_shares_it_out_as_it_was_chunked(tmp_path):
     """Without being told how, on as many devices."""
     convert(write(tmp_path / "source", "llama_mha"), tmp_path / "made", tp_size=2)
@@ -255,7 +248,13 @@ def end(number: int, frame: object) -> None:
     raise Ended(number)
 
 
-@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+SIGNALS = [
+    pytest.param(signal.SIGTERM, id="SIGTERM"),
+    *(pytest.param(each, id=each.name, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGHUP)),
+]
+
+
+@pytest.fixture(params=SIGNALS)
 def ending(request: pytest.FixtureRequest) -> Iterator[int]:
     """A signal that raises `Ended` wherever it arrives."""
     before = signal.signal(request.param, end)

@@ -1,5 +1,7 @@
 """The sparse feed-forward block against a loop over tokens, and what keeps its tokens apart."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,9 @@ import pytest
 from flax import nnx
 
 from jsg.errors import ModelError
-from jsg.kernels_pallas import ops
 from jsg.models.experts import SparseFeedForward
 from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
+from tests.kernels_pallas.definition import QUICKLY
 from tests.models.test_config import read
 from tests.own_process import said
 
@@ -17,15 +19,22 @@ CONFIG = VARIANTS["mixtral_three_of_five"]
 WIDTH, INNER, EXPERTS, CHOSEN = 64, 96, 5, 3
 
 
-@pytest.fixture
-def block(tmp_path) -> SparseFeedForward:
-    config = read(tmp_path, CONFIG)
+@pytest.fixture(scope="module")
+def block(tmp_path_factory: pytest.TempPathFactory) -> SparseFeedForward:
+    config = read(tmp_path_factory.mktemp("config"), CONFIG)
     assert (config.hidden_size, config.intermediate_size) == (WIDTH, INNER)
     assert (config.num_experts, config.experts_per_token) == (EXPERTS, CHOSEN)
     block = SparseFeedForward(config, 0, jnp.float32)
     for index, param in enumerate(jax.tree.leaves(nnx.state(block), is_leaf=lambda leaf: isinstance(leaf, nnx.Param))):
         param.set_value(jax.random.normal(jax.random.key(index), param.shape) * param.shape[-2] ** -0.5)
     return block
+
+
+@pytest.fixture(scope="module")
+def run(block: SparseFeedForward) -> Callable[[np.ndarray], np.ndarray]:
+    """The block, compiled once for each number of tokens."""
+    compiled = jax.jit(lambda x: block(x), compiler_options=QUICKLY)
+    return lambda x: np.asarray(compiled(x))
 
 
 def tokens(count: int) -> np.ndarray:
@@ -47,38 +56,31 @@ def by_hand(block: SparseFeedForward, x: np.ndarray) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("count", [1, 7, 64])
-def test_it_is_the_weighted_sum_of_the_chosen_experts(block: SparseFeedForward, count: int):
+@pytest.mark.parametrize("count", [64, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 7))])
+def test_it_is_the_weighted_sum_of_the_chosen_experts(block: SparseFeedForward, run, count: int):
     x = tokens(count)
-    np.testing.assert_allclose(np.asarray(block(jnp.asarray(x))), by_hand(block, x), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(run(x), by_hand(block, x), rtol=0, atol=2e-5)
 
 
-def test_a_token_is_the_same_to_the_last_bit_wherever_it_stands(block: SparseFeedForward):
+def test_a_token_is_the_same_to_the_last_bit_wherever_it_stands(run):
     """Deterministic mode rests on it."""
-    x, run = tokens(64), jax.jit(lambda x: block(x))
-    whole = np.asarray(run(x))
+    x = tokens(64)
+    whole = run(x)
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(64)
-        assert np.array_equal(np.asarray(run(x[order])), whole[order])
-    others = np.asarray(run(np.concatenate([x[:5], 3 * x[5:]])))
+        assert np.array_equal(run(x[order]), whole[order])
+    others = run(np.concatenate([x[:5], 3 * x[5:]]))
     assert np.array_equal(others[:5], whole[:5])
 
 
-def test_a_token_that_is_not_finite_stays_alone(block: SparseFeedForward):
+def test_a_token_that_is_not_finite_stays_alone(run):
     x = tokens(64)
-    clean = np.asarray(block(jnp.asarray(x)))
+    clean = run(x)
     for bad in (np.nan, np.inf):
         x[3, 5] = bad
-        out = np.asarray(block(jnp.asarray(x)))
+        out = run(x)
         assert np.isnan(out[3]).any()
         assert np.array_equal(np.delete(out, 3, 0), np.delete(clean, 3, 0))
-
-
-def test_a_group_may_be_empty():
-    rows, kernels = tokens(6), jax.random.normal(jax.random.key(1), (3, WIDTH, 8))
-    out = ops.grouped_matmul(jnp.asarray(rows), kernels, jnp.array([2, 0, 4]), result=jnp.float32)
-    expected = np.concatenate([rows[:2] @ kernels[0], rows[2:] @ kernels[2]])
-    np.testing.assert_allclose(np.asarray(out), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +96,21 @@ def test_numbers_of_experts_are_checked(tmp_path, changes: dict, message: str):
 
 
 @pytest.mark.parametrize(
-    ("implementation", "quantization"),
-    [("reference", "none"), ("triton", "none"), pytest.param("triton", "int8", marks=pytest.mark.slow)],
+    ("implementation", "quantization", "groups"),
+    [
+        ("reference", "none", (2,)),
+        *(
+            pytest.param(*case, (1, 2, 4), marks=pytest.mark.slow)
+            for case in (("reference", "none"), ("triton", "none"), ("triton", "int8"))
+        ),
+    ],
 )
-def test_devices_with_experts_of_their_own_make_what_one_makes(tmp_path, implementation: str, quantization: str):
+def test_devices_with_experts_of_their_own_make_what_one_makes(
+    tmp_path, implementation: str, quantization: str, groups: tuple[int, ...]
+):
     """Four devices in one, two and four groups; some of them without a token. What is not finite stays alone."""
     write_checkpoint(tmp_path, "mixtral", random_tensors("mixtral", 0))
-    told = [{"implementation": implementation, "quantization": quantization, "groups": groups} for groups in (1, 2, 4)]
+    told = [{"implementation": implementation, "quantization": quantization, "groups": count} for count in groups]
     for result in said("tests.models.shared_experts", str(tmp_path), told=told):
         assert max(result["differences"]) < 1e-5
         assert result["broken"] == [3, 4, 9]

@@ -86,6 +86,177 @@ CACHE = (
     ),
 )
 
+CONSTRAINED = (
+    Mutation(
+        "constrained: a mask gets the bit of another token",
+        "jsg/constrained/run/kernels.py",
+        "mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)",
+        "mask[token >> 5] |= np.uint32(1) << np.uint32(token & 30)",
+        "tests/constrained/run",
+    ),
+    Mutation(
+        "constrained: a state forgets a byte that it reads",
+        "jsg/constrained/run/states.py",
+        "        code = target + 1 if target >= 0 else DEAD",
+        "        code = target + 1 if target > 0 else DEAD",
+        "tests/constrained/run",
+    ),
+    Mutation(
+        "constrained: a call of a rule does not push where to go on",
+        "jsg/constrained/run/steps.py",
+        "above = frame if is_tail else make_frame(m, frame, back, -1, 0, 0)",
+        "above = frame",
+        "tests/constrained/run",
+    ),
+    Mutation(
+        "constrained: the end of a rule does not pop its frame",
+        "jsg/constrained/run/steps.py",
+        "        return add_work(m, size, m.frames[frame, RETURN], m.frames[frame, PARENT])\n    begin",
+        "        return add_work(m, size, m.frames[frame, RETURN], frame)\n    begin",
+        "tests/constrained/run",
+    ),
+    Mutation(
+        "constrained: a loop ends one item too soon",
+        "jsg/constrained/run/steps.py",
+        "return count >= t.loops[loop, MIN] and",
+        "return count + 1 >= t.loops[loop, MIN] and",
+        "tests/constrained/run",
+    ),
+    Mutation(
+        "constrained: forced text ends inside a character",
+        "jsg/constrained/run/machine.py",
+        "        return data[:-1] if data and data[-1] >= 0xC0 else data",
+        "        return data",
+        "tests/constrained/run",
+    ),
+    Mutation(
+        "constrained: a mask is found by its states alone",
+        "jsg/constrained/run/mask_cache.py",
+        "        key = machine.frames_read(config, depth)\n",
+        "        key, depth = machine.frames_read(config, 0), 0\n",
+        "tests/constrained/run",
+    ),
+    Mutation(
+        "constrained: EOS is allowed before a text is complete",
+        "jsg/constrained/run/mask_cache.py",
+        "        if is_complete:\n            words |=",
+        "        if words.any():\n            words |=",
+        "tests/constrained/run/test_masker.py",
+    ),
+    Mutation(
+        "constrained: a rollback goes back by one token",
+        "jsg/constrained/run/masker.py",
+        "self._place = self._passed[-num_tokens]",
+        "self._place = self._passed[-1]",
+        "tests/constrained/run/test_masker.py",
+    ),
+    Mutation(
+        "constrained: surrogates are characters of UTF-8",
+        "jsg/constrained/utf8.py",
+        "((0xED, 0xED), ((0x80, 0x9F), _TAIL)),",
+        "((0xED, 0xED), (_TAIL, _TAIL)),",
+        "tests/constrained/tags tests/constrained/run/test_vocab.py",
+    ),
+    Mutation(
+        "constrained: continuation bytes of different characters meet",
+        "jsg/constrained/utf8.py",
+        "    for first, same in itertools.groupby(spans, key=operator.itemgetter(0)):",
+        "    for first, same in itertools.groupby(spans, key=lambda span: span[0] >> 1):",
+        "tests/constrained/chars",
+    ),
+    Mutation(
+        "constrained: a backslash in a string needs no escape",
+        "jsg/constrained/schema/json_text.py",
+        "(0x23, 0x5B), (0x5D, 0xD7FF)",
+        "(0x23, 0xD7FF)",
+        "tests/constrained/schema",
+    ),
+    Mutation(
+        "constrained: equivalent states are merged without a look at where texts end",
+        "jsg/constrained/automata.py",
+        "block[state] = numbers.setdefault((state in accepting, row), len(numbers))",
+        "block[state] = numbers.setdefault((False, row), len(numbers))",
+        "tests/constrained/chars",
+    ),
+    Mutation(
+        "constrained: readings that differ by a count are taken for one",
+        "jsg/constrained/build/ambiguity.py",
+        "    return _Search(_Levels(parts, firsts)).run()",
+        "    return set()",
+        "tests/constrained/run/test_counted.py",
+    ),
+    Mutation(
+        "constrained: a rule that begins with itself is built",
+        "jsg/constrained/build/finish.py",
+        "            elif child in open_units:",
+        "            elif child in open_units and len(path) > 99:",
+        "tests/constrained/build",
+    ),
+    Mutation(
+        "constrained: the closing of free text is missed behind its own beginning",
+        "jsg/constrained/tags/free_text.py",
+        "failure[child] = self._next[failure[node]].get(byte, 0)",
+        "failure[child] = 0",
+        "tests/constrained/tags",
+    ),
+    Mutation(
+        "constrained: minItems says nothing",
+        "jsg/constrained/schema/containers.py",
+        'min_items=reader.count("minItems") or 0,',
+        "min_items=0,",
+        "tests/constrained/schema",
+    ),
+    Mutation(
+        "constrained: an exclusive bound is inclusive",
+        "jsg/constrained/schema/assertions.py",
+        'bounds.append((keyword == "minimum", reader.number(exclusive), True))',
+        'bounds.append((keyword == "minimum", reader.number(exclusive), False))',
+        "tests/constrained/schema",
+    ),
+    Mutation(
+        "constrained: additionalProperties says nothing",
+        "jsg/constrained/schema/containers.py",
+        'ANY if is_open else context.child(place, "additionalProperties"),',
+        "ANY,",
+        "tests/constrained/schema",
+    ),
+    Mutation(
+        "constrained: oneOf is anyOf",
+        "jsg/constrained/schema/formulas.py",
+        "            rivals = [self.of(-other, kind) for other in (*overlapping, *others)]",
+        "            rivals = list[Formula]()",
+        "tests/constrained/schema",
+    ),
+    Mutation(
+        "constrained: a format that is not known well is no rule",
+        "jsg/constrained/schema/assertions.py",
+        "    if name in STANDARD_FORMATS:",
+        "    if False:",
+        "tests/constrained/schema",
+    ),
+    Mutation(
+        "constrained: look-ahead in a pattern is passed over",
+        "jsg/constrained/regex/reader.py",
+        '("=", "look-ahead is not supported"),',
+        "",
+        "tests/constrained/test_regex.py",
+    ),
+    Mutation(
+        "constrained: left recursion loses what follows the call",
+        "jsg/constrained/ebnf/recursion.py",
+        "                heads = [(rule, seq(after, rest)) for rule, after in heads]",
+        "                heads = [(rule, after) for rule, after in heads]",
+        "tests/constrained/test_ebnf.py",
+    ),
+    Mutation(
+        "constrained: no text runs out of fuel",
+        "jsg/constrained/run/machine.py",
+        "        if counters[FUEL] < 0:",
+        "        if False:",
+        "tests/constrained/build/test_fuel.py",
+    ),
+)
+
 DEVICE = (
     Mutation(
         "sampling: the mask is not used",
@@ -458,4 +629,4 @@ SERVER = (
     ),
 )
 
-MUTATIONS = (*CACHE, *DEVICE, *MODELS, *PROCESSING, *SCHED, *SERVER)
+MUTATIONS = (*CACHE, *CONSTRAINED, *DEVICE, *MODELS, *PROCESSING, *SCHED, *SERVER)

@@ -244,7 +244,7 @@ class SimulatedDevice:
             return grouped
         keys = self._buckets.decode if key.phase is Phase.DECODE else self._buckets.extend
         if batch.has_drafts:
-            keys = self._buckets.holding(batch.num_tokens, batch.num_rows)
+            keys = self._buckets.with_room(batch.num_tokens, batch.num_rows)
         return keys[-1] if self._num_steps % 2 else key
 
     def _write(self, batch: Batch, parts: PackedInputs) -> None:

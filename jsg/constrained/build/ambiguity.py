@@ -1,16 +1,20 @@
-"""Which counted repeats may stand at several counts at once: there a machine may lose track, for it follows few.
+"""Finds the counted repeats that may be at several counts at once, which a machine cannot follow for long.
 
-Two readings of one text are followed side by side, from every place where a text can be read in two ways, with counts
-left out of account: a repeat may always end and always go on. A reading is the position that read the last byte and the
-frames above what both have in common:
+A counted repeat costs the same whatever its bounds are, but a machine follows few readings of a text at a time. So a
+repeat that one text can be in with many different counts must be written out instead.
+
+The search follows two readings of one text side by side, from every place where a text can be read in two ways. It
+ignores the counts: a repeat may always end and may always go on. A reading is the position that read the last byte,
+and the frames above what both readings have in common:
 
     base │ frame, frame, ... │ position        the same for the other reading; equal frames sink into the base
 
-Two frames of one loop right above the base are two counts of it, and that is what is looked for. Where a reading leaves
-the base, what was below it is any place that leads there, so more may be found than there is. Less is found in a
-rule that can end at several places and is called from two places at once, for readings that call a rule at the same
-time are taken to leave it at the same time; and where fuel ends: a grammar of one rule is then taken to be ambiguous,
-a larger one not to be.
+Two frames of the same loop right above the base are two counts of it, and those are what the search looks for.
+
+The answer is approximate in both directions. Where a reading leaves the base, the search assumes every place that leads
+there, so it may find more loops than are ambiguous. It may find fewer in a rule that can end at several places and is
+called from two places at once, because readings that enter a rule together are assumed to leave it together. Where the
+fuel ends, a grammar of one rule counts as ambiguous and a larger one does not.
 """
 
 import functools
@@ -44,7 +48,7 @@ _MOST_TOGETHER = 24
 """Loops that may be open beside one another; with what is between them they have to be fewer than `Limits.heads`."""
 _DEEPEST = 12
 _FRESH, _TURNED, _OLD = range(3)
-"""What is known of a count: nothing has been counted yet, something has, or the loop was open when readings parted."""
+"""What is known of a count: nothing was counted yet, something was, or the loop was open when the readings parted."""
 
 Frame = tuple[int, int]
 """The position of a call or loop, and what is known of its count."""
@@ -52,13 +56,13 @@ Stack = tuple[Frame, ...]
 
 
 class Way(NamedTuple):
-    """What a reading may become by one more byte.
+    """What a reading may become when it reads one more byte.
 
     Attributes:
         bits: The bytes.
-        position: Where it then stands.
-        stack: Its frames above the base.
-        below: Frames of the base that it has left, the lowest first. `stack` then begins below them.
+        position: The position that read the byte.
+        stack: The frames above the base.
+        below: The frames of the base that the reading has left, the lowest first; `stack` then begins below them.
     """
 
     bits: int
@@ -83,13 +87,13 @@ def several_counts(parts: Parts, firsts: Firsts, repeats: Iterable[int]) -> set[
 
 
 def _counts(parts: Parts, number: int) -> bool:
-    """The loop's frames are not all equal."""
+    """Whether the frames of a loop differ from each other, by a count or by the items that they have held."""
     loop = parts.loops[number]
     return loop.min > 1 or loop.max < UNBOUNDED or any(bit for _, bit in loop.branches)
 
 
 class _Levels:
-    """Which level each position stands on, and from where each level is entered. A rule or a loop is a level.
+    """The level on which each position stands, and the positions that enter each level. Rules and loops are levels.
 
     Attributes:
         of: For each position its level: a rule's number, or that of a loop after them all; -1 if nothing leads there.
@@ -148,7 +152,7 @@ class _Levels:
         return (*row.separator, *(self.branches[loop] if row.separator_kind == EMPTY_SEPARATOR else ()))
 
     def _after(self) -> list[int]:
-        """A least fixpoint: what ends where another level ends is followed by what follows that one."""
+        """The bytes that may come once each level ends: a least fixpoint, as a level may end where another ends."""
         self.after = [0] * len(self.begins)
         users: list[list[int]] = [[] for _ in self.begins]
         todo: list[int] = []
@@ -188,7 +192,7 @@ class _Search:
         self._fuel = _FUEL
 
     def run(self) -> set[int]:
-        """Every loop that is ambiguous."""
+        """The loops that are ambiguous."""
         for items, level in self._forks():
             if self._fuel <= 0:
                 break
@@ -218,7 +222,7 @@ class _Search:
         return self._found
 
     def _forks(self) -> Iterable[tuple[Positions, int]]:
-        """Positions of one level, two of which may come next by the same byte; and what a loop's end may lead to."""
+        """Lists of positions of which two may read the same byte, with their level: there the two readings begin."""
         levels, follow, seen = self._levels, self._parts.follow, set[Positions]()
         lists = [(tuple(first), level) for level, first in enumerate(levels.begins)]
         for position, groups in enumerate(follow):
@@ -288,7 +292,7 @@ class _Search:
         return ways
 
     def _ended(self, kind: int, stack: Stack, below: Stack, level: int) -> Iterable[_Start]:
-        """What may come where the uppermost level ends."""
+        """What may come next where the uppermost level ends."""
         parts, levels = self._parts, self._levels
         if kind == END_SEPARATOR:
             loop = (levels.entered(stack[-1][0]) if stack else level) - levels.num_rules
@@ -305,7 +309,7 @@ class _Search:
                 yield levels.turning(parts.arguments[caller]), (*rest, (caller, _TURNED)), left, at
 
     def _meet(self, way: Way, other: Way, age: int) -> None:
-        """Looks at two readings of one text; they are followed unless they are one.
+        """Compares two readings of one text, and notes that they must be followed unless they are the same.
 
         `age` is for how many bytes they have had two counts of one loop, as two characters may that begin alike and
         differ in their last byte.
@@ -348,7 +352,7 @@ class _Search:
             self._note(one, two)
 
     def _exclude_each_other(self, way: Way, other: Way) -> bool:
-        """One leaves a loop that both were in with the same count, the other goes on in it, and the count is fixed."""
+        """Whether one reading leaves a loop with a fixed count and the other one goes on in it with the same count."""
         for depth in range(1, min(len(way.below), len(other.below)) + 1):
             caller = way.below[-depth][0]
             if caller != other.below[-depth][0] or self._parts.kinds[caller] != LOOP:
@@ -359,7 +363,7 @@ class _Search:
         return False
 
     def _in_step(self, left: Reading, right: Reading) -> tuple[Reading, Reading]:
-        """The two behind a call, where both read the same inside the same rule and called it from different places."""
+        """Both readings behind their calls, where they read the same inside a rule that two places called."""
         common, most = 0, min(len(left[1]), len(right[1]))
         if left[0] == right[0]:
             while common < most and left[1][-1 - common] == right[1][-1 - common]:
@@ -372,7 +376,7 @@ class _Search:
         return left, right
 
     def _note(self, left: Reading, right: Reading) -> None:
-        """Counts which loops are open beside which. Readings with the same loops open are one head of a machine."""
+        """Notes which loops are open beside each other. Readings with the same open loops are one head of a machine."""
         level = self._levels.of[left[1][0][0] if left[1] else left[0]]
         open_left, open_right = tuple([c for c, _ in left[1]]), tuple([c for c, _ in right[1]])
         if open_left == open_right or any(self._parts.kinds[c] != LOOP for c in (*open_left, *open_right)):
@@ -389,12 +393,12 @@ class _Search:
 
 
 def _turns(way: Way, depth: int) -> bool:
-    """It goes on in the loop that it had open in the base, so many frames from the top; else it has left it."""
+    """Whether a way goes on in the loop that is open so many frames below the top; otherwise it has left that loop."""
     return len(way.below) == depth and way.stack[:1] == ((way.below[0][0], _TURNED),)
 
 
 def _overlap(sets: Iterable[int]) -> bool:
-    """Two of the sets of bytes have one in common."""
+    """Whether two of the sets have a byte in common."""
     known = 0
     for bits in sets:
         if known & bits:

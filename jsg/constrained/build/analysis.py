@@ -1,7 +1,7 @@
-"""What holds for each expression of a grammar before anything is built: may it be empty, does it match anything at all.
+"""Finds out of each expression, before anything is built, whether it may be empty and whether it matches anything.
 
-Both are least fixpoints over all rules at once, found in time linear in the grammar: every expression is a node, every
-way to make it true a clause.
+Both properties are least fixpoints over all rules. They are found in time linear in the size of the grammar: every
+expression is a node of a graph, and every way to make it true is a clause.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from jsg.errors import GrammarError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """About every expression that the start rule reaches, by its identity.
+    """Facts about every expression that the start rule reaches. Expressions are told apart by identity.
 
     Attributes:
         rules: Rules that are reached, in the order they were met.
@@ -29,11 +29,11 @@ class Facts:
     expressions: list[ir.Expr]
 
     def is_nullable(self, expr: ir.Expr) -> bool:
-        """It matches the empty text."""
+        """Whether an expression matches the empty text."""
         return id(expr) in self.nullable
 
     def is_productive(self, expr: ir.Expr) -> bool:
-        """It matches some text."""
+        """Whether an expression matches some text."""
         return id(expr) in self.productive
 
 
@@ -54,21 +54,6 @@ def analyse(grammar: ir.Grammar, limits: Limits) -> Facts:
     facts = Facts(rules, nullable, productive, expressions)
     _check_empty_parts(facts)
     return facts
-
-
-def parts_of(expr: ir.Expr) -> Iterable[ir.Expr]:
-    """The expressions that stand directly in this one."""
-    match expr:
-        case ir.Seq(parts) | ir.Alt(parts):
-            return parts
-        case ir.Repeat():
-            return (expr.item, expr.separator)
-        case ir.Bag():
-            return (*(item.expr for item in expr.items), expr.separator)
-        case ir.Automaton():
-            return [label for edges in expr.edges for label, _ in edges]
-        case _:
-            return ()
 
 
 def _reachable(grammar: ir.Grammar, limits: Limits) -> tuple[dict[str, ir.Expr], list[ir.Expr]]:
@@ -95,14 +80,14 @@ def _reachable(grammar: ir.Grammar, limits: Limits) -> tuple[dict[str, ir.Expr],
             if isinstance(expr, ir.Call):
                 wanted.append((expr.rule, f"rule {name!r}"))
             else:
-                todo.extend(parts_of(expr))
+                todo.extend(ir.parts_of(expr))
     return rules, expressions
 
 
 def _add_clauses(
     expr: ir.Expr, i: int, index: dict[int, int], roots: dict[str, int], empty: "_Clauses", some: "_Clauses"
 ) -> None:
-    """The ways in which the expression may be empty, and in which it may match something."""
+    """Adds the clauses that say when an expression may be empty, and when it matches something."""
     match expr:
         case ir.Literal():
             some.add(i)
@@ -176,12 +161,12 @@ def _check_empty_parts(facts: Facts) -> None:
     for expr in facts.expressions:
         if isinstance(expr, ir.Bag) and any(facts.is_nullable(item.expr) for item in expr.items):
             raise GrammarError("an item of a set in any order may not be empty; make it one byte long at least")
-        if isinstance(expr, ir.Automaton) and any(facts.is_nullable(label) for label in parts_of(expr)):
+        if isinstance(expr, ir.Automaton) and any(facts.is_nullable(label) for label in ir.parts_of(expr)):
             raise GrammarError("a label of an automaton may not be empty; make it one byte long at least")
 
 
 class _Clauses:
-    """Which nodes are true, when each clause makes its head true once enough of its body is."""
+    """Finds the nodes that are true; a clause makes its head true as soon as enough nodes of its body are."""
 
     def __init__(self, num_nodes: int):
         self.num_nodes = num_nodes
@@ -190,12 +175,12 @@ class _Clauses:
         self.uses: dict[int, list[int]] = {}
 
     def new(self) -> int:
-        """One more node."""
+        """Adds a node and gives its number."""
         self.num_nodes += 1
         return self.num_nodes - 1
 
     def add(self, head: int, body: Iterable[int] = (), enough: int | None = None) -> None:
-        """`head` is true where all of `body` is, or `enough` of it."""
+        """Adds a clause: `head` is true where all nodes of `body` are, or `enough` of them."""
         clause, length = len(self.heads), 0
         for node in body:
             if node in self.uses:

@@ -1,10 +1,10 @@
-"""Grammar → `StaticTables`: a position automaton (Glushkov's) of every rule.
+"""Builds the tables of a grammar (`StaticTables`): each rule becomes a position automaton (Glushkov's construction).
 
-Every place where a byte may stand is a position. An expression becomes a fragment: may it be empty, which positions
-begin it, which end it; joining two lets the positions that begin the second follow those that end the first.
-Expressions are folded from the leaves up, without recursion, so deep ones need no stack.
+A position is a place where a byte may stand. An expression becomes a fragment, which says whether the expression may be
+empty, which positions begin it, and which end it. Joining two fragments lets the positions that begin the second follow
+those that end the first. Expressions are folded from the leaves up and without recursion, so deep ones need no stack.
 
-What can never match is left out first (`analysis.py`), so no position is a dead end.
+Expressions that never match are left out first (`analysis.py`), so that no position is a dead end.
 """
 
 import itertools
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from jsg.constrained import ir
+from jsg.constrained.automata import live_states
 from jsg.constrained.build.ambiguity import several_counts
 from jsg.constrained.build.analysis import Facts, analyse
 from jsg.constrained.build.finish import Loop, Parts, Positions, finish, first_bytes
@@ -34,7 +35,7 @@ from jsg.errors import GrammarError
 
 
 class Fragment(NamedTuple):
-    """An expression, built: whether it may be empty, and the positions that begin and end it."""
+    """An expression that is built: whether it may be empty, and the positions that begin and end it."""
 
     nullable: bool
     first: Positions
@@ -73,7 +74,7 @@ class _Builder:
     """Positions of all rules while they are collected."""
 
     def __init__(self, facts: Facts, limits: Limits, written_out: Mapping[int, ir.Repeat]):
-        """Collects nothing yet; `written_out` are repeats, by identity, that may not be counted."""
+        """Makes a builder; `written_out` has the repeats that may not be counted, by identity."""
         self._facts = facts
         self._limits = limits
         self._origins: list[ir.Repeat | None] = []
@@ -215,7 +216,7 @@ class _Builder:
         return Fragment(False, (begin,), (end - 1,))
 
     def _trie(self, words: tuple[bytes, ...]) -> Fragment:
-        """Words as a tree of their common beginnings."""
+        """Words as a tree in which they share their beginnings."""
         first: list[int] = []
         last: list[int] = []
         path: list[int] = []  # positions of the word before
@@ -275,18 +276,13 @@ class _Builder:
         edges = [
             [(label, target) for label, target in out if self._facts.is_productive(label)] for out in automaton.edges
         ]
-        into: dict[int, list[int]] = {}
-        for state, out in enumerate(edges):
-            for _, target in out:
-                into.setdefault(target, []).append(state)
-        alive = _closure(set(automaton.accepting), into)
-        reached = _closure({0}, {state: [target for _, target in out] for state, out in enumerate(edges)})
+        live = set(live_states([tuple([target for _, target in out]) for out in edges], automaton.accepting))
         return [
             (state, label, target)
             for state, out in enumerate(edges)
-            if state in reached
+            if state in live
             for label, target in out
-            if target in alive
+            if target in live
         ]
 
     def _automaton(self, automaton: ir.Automaton, parts: list[Fragment]) -> Fragment:
@@ -321,7 +317,7 @@ class _Builder:
         return self._sequence([head, repeated]) if plan.is_separator_first else repeated
 
     def _unrolled(self, plan: Plan, bodies: list[Fragment], separators: list[Fragment]) -> Fragment:
-        """Copies in a row, each of which may be the last once there are enough; without a maximum the last recurs."""
+        """Copies in a row. Each may be the last once there are enough, and without a maximum the last copy repeats."""
         last: list[int] = []
         for number, body in enumerate(bodies, 1):
             if number > 1:
@@ -406,14 +402,3 @@ def _bits(expr: ir.Expr) -> int:
             raise GrammarError(f"a byte is in 0..255, but got {low}..{high}")
         bits |= (1 << (high + 1)) - (1 << low)
     return bits
-
-
-def _closure(states: set[int], edges: dict[int, list[int]]) -> set[int]:
-    """Everything that edges lead to from these states, they themselves too."""
-    todo, reached = list(states), set(states)
-    while todo:
-        for target in edges.get(todo.pop(), ()):
-            if target not in reached:
-                reached.add(target)
-                todo.append(target)
-    return reached

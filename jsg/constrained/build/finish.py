@@ -1,4 +1,4 @@
-"""The last step of building: what begins each rule, classes of bytes, and everything as flat arrays."""
+"""The last step of building: it finds first bytes and classes of bytes, and fills the flat arrays."""
 
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ class Parts(NamedTuple):
 
 
 Firsts = list[tuple[int, int]]
-"""Of each rule and then each loop the bytes that it can begin with, as bits, and how many frames deep that may be."""
+"""For each rule and then each loop: the bytes that it can begin with, as bits, and how many frames those open."""
 
 
 def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, limits: Limits) -> StaticTables:
@@ -165,15 +165,15 @@ def _loop_arrays(loops: list[Loop], lists: _Lists) -> tuple[np.ndarray, np.ndarr
 
 
 def _signed(bits: int) -> int:
-    """64 bits as the signed integer of the same bits."""
+    """The signed 64-bit integer with the same bits."""
     return bits - (1 << 64) if bits >> 63 else bits
 
 
 def first_bytes(parts: Parts) -> Firsts:
-    """Of each rule and then each loop the bytes it can begin with, and how many frames deep that may be.
+    """For each rule and then each loop: the bytes that it can begin with, and how many frames those open at most.
 
     Raises:
-        GrammarError: What begins a rule leads back to it.
+        GrammarError: A rule can begin with itself.
     """
     num_rules = len(parts.rules)
     firsts = [first for _, first in parts.rules]

@@ -1,10 +1,10 @@
-"""How repeats are built: written out copy by copy, or counted while a text is read; and the sizes that decide it."""
+"""Decides how each repeat is built: it is written out copy by copy, or it is counted while a text is read."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from jsg.constrained import ir
-from jsg.constrained.build.analysis import Facts, parts_of
+from jsg.constrained.build.analysis import Facts
 from jsg.errors import GrammarError
 
 UNROLLED = 64
@@ -19,11 +19,11 @@ class Plan(NamedTuple):
     """How a repeat is built.
 
     Attributes:
-        copies: Of the item; 0: the repeat matches only the empty text.
-        min, max: What is left of the bounds.
+        copies: How often the item is built; 0 where the repeat matches only the empty text.
+        min, max: The bounds of these copies.
         has_separator: There is a separator that can be met.
-        is_separator_first: The item stands once alone, and what is repeated is separator and item together.
-        is_counted: It becomes a loop.
+        is_separator_first: The item stands once by itself, and the separator is repeated together with the item.
+        is_counted: The repeat becomes a loop.
         is_turning: The first copy needs its separator, because the way leads back to it.
     """
 
@@ -40,7 +40,7 @@ class Repeats:
     """What becomes of each repeat of a grammar."""
 
     def __init__(self, facts: Facts, written_out: Mapping[int, ir.Repeat]):
-        """Knows no sizes yet; `written_out` are repeats, by identity, that may not be counted."""
+        """Makes the plans of a grammar; `written_out` has the repeats that may not be counted, by identity."""
         self._facts = facts
         self._written_out = written_out
         self._sizes: dict[int, int] = {}
@@ -90,12 +90,12 @@ class Repeats:
             )
 
     def size(self, root: ir.Expr) -> int:
-        """About how many positions the expression takes; what takes none still counts, as work."""
+        """About how many positions an expression takes. A part without positions counts as one, because it is work."""
         sizes, todo = self._sizes, [root]
         while todo:
             expr = todo[-1]
             if id(expr) not in sizes:
-                missing = [part for part in parts_of(expr) if id(part) not in sizes]
+                missing = [part for part in ir.parts_of(expr) if id(part) not in sizes]
                 if missing:
                     todo.extend(missing)
                     continue
@@ -120,11 +120,11 @@ class Repeats:
                 own = self._sizes[id(item)] + (self._sizes[id(separator)] if plan.has_separator else 0)
                 return max(plan.copies, 1) * own + 2 * plan.is_counted
             case _:
-                return max(sum(self._sizes[id(part)] for part in parts_of(expr)), 1)
+                return max(sum(self._sizes[id(part)] for part in ir.parts_of(expr)), 1)
 
 
 def is_single(expr: ir.Expr) -> bool:
-    """It is exactly one byte out of some."""
+    """Whether an expression is exactly one byte out of a set."""
     return (isinstance(expr, ir.ByteSet) and bool(expr.ranges)) or (
         isinstance(expr, ir.Literal) and len(expr.value) == 1
     )

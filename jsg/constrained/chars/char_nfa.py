@@ -1,4 +1,4 @@
-"""Expressions over characters as position automata: the way from an expression to a deterministic automaton."""
+"""Position automata of expressions over characters, from which deterministic automata are made (`chardfa.py`)."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
-"""Deterministic automata over characters, for what needs boolean algebra: this pattern and that one, but not a third.
+"""Deterministic automata over characters, for patterns that must hold together or must not hold.
 
-They are made whole, so their size is limited (`Limits.char_states`). Where a cheap answer exists it should be asked for
-first: `as_repeat` and `fit_length` keep a length beside a simple pattern as counts, whatever the numbers are.
+An automaton is made whole, so its size is limited (`Limits.char_states`). Callers should ask for a cheap answer first:
+`as_repeat` and `fit_length` keep a length beside a simple pattern as a count, whatever the numbers are.
 """
 
 import dataclasses
@@ -9,8 +9,8 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
+from jsg.constrained.automata import DEAD, live_states, merge_equivalent
 from jsg.constrained.chars import charset
-from jsg.constrained.chars.automata import DEAD, live_states, merge_equivalent
 from jsg.constrained.chars.char_nfa import STATES, STEPS, WORK_PER_STATE, Nfa, char_nfa
 from jsg.constrained.ir import (
     EMPTY,
@@ -40,8 +40,8 @@ class CharDfa:
         classes: Disjoint sets of characters, none empty; a character in none of them leads nowhere.
         rows: For each state its target by class.
         accepting: States in which a text may end.
-        limits: The fuel of this automaton and of all that are made of it.
-        is_trimmed: `trimmed` made it, and would only make it again.
+        limits: The limits of this automaton and of all that are made of it.
+        is_trimmed: `trimmed` made this automaton, so that it need not be trimmed again.
     """
 
     classes: tuple[CharRanges, ...]
@@ -151,7 +151,7 @@ class CharDfa:
         return self.intersect(other.complement())
 
     def trimmed(self) -> "CharDfa":
-        """The same without states that are never reached or from which no text can end, and with few classes."""
+        """The same automaton without states that no matching text goes through, and with as few classes as possible."""
         if self.is_trimmed:
             return self
         live = live_states(self.rows, self.accepting)
@@ -179,7 +179,7 @@ class CharDfa:
         return 0 not in live_states(self.rows, self.accepting)
 
     def lengths(self) -> tuple[int, int | None] | None:
-        """Characters of the shortest and the longest text it matches (None: without end); None where it matches none.
+        """The lengths of the shortest and the longest matching text (None: there is no longest); None without any.
 
         A length that a schema asks for beside a pattern changes nothing where this lies within.
         """

@@ -1,7 +1,7 @@
 """Sets of characters as sorted closed intervals of code points (`CharRanges`), and the sets that patterns name.
 
-A character is a Unicode scalar value: surrogates (U+D800 to U+DFFF) are in no set that these functions return. Every
-result ascends, and its intervals neither touch nor overlap.
+A character is a Unicode scalar value: no set that these functions return holds a surrogate (U+D800 to U+DFFF). The
+intervals of every result ascend, and they neither touch nor overlap.
 """
 
 import functools

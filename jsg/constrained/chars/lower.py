@@ -1,27 +1,12 @@
-"""Expressions over characters as expressions over bytes.
+"""Turns expressions over characters into expressions over bytes.
 
-`lower` is told how a set of characters is written where the expression stands: `utf8` in plain text, something longer
-inside a JSON string.
+The caller tells `lower` how a set of characters is written where the expression stands. In plain text that is `utf8`;
+inside a JSON string a character may be escaped, too.
 """
 
 from collections.abc import Callable, Sequence
 
-from jsg.constrained.ir import (
-    EMPTY,
-    NEVER,
-    Alt,
-    Automaton,
-    Bag,
-    BagItem,
-    CharRanges,
-    Chars,
-    Expr,
-    Literal,
-    Repeat,
-    Seq,
-    Words,
-    seq,
-)
+from jsg.constrained.ir import EMPTY, NEVER, Alt, CharRanges, Chars, Expr, Literal, Repeat, Seq, Words, seq, with_parts
 from jsg.constrained.utf8 import utf8
 
 
@@ -30,44 +15,29 @@ def lower(expr: Expr, encode: Callable[[CharRanges], Expr] = utf8) -> Expr:
 
     What stands in several places of `expr` as one object is one object in the result.
     """
-    return _lower(expr, encode, {})
-
-
-def _lower(expr: Expr, encode: Callable[[CharRanges], Expr], done: dict[int, Expr]) -> Expr:
     # By identity: the hash of a deep expression costs as much as a walk through it. `expr` as a whole keeps all alive.
-    known = done.get(id(expr))
-    if known is not None:
+    done: dict[int, Expr] = {}
+
+    def lowered(part: Expr) -> Expr:
+        known = done.get(id(part))
+        if known is None:
+            known = done[id(part)] = changed(part)
         return known
-    result: Expr
-    match expr:
-        case Chars(ranges):
-            result = encode(ranges)
-        case Seq(parts):
-            result = _join([_lower(part, encode, done) for part in parts])
-        case Alt(options):
-            result = _merge([_lower(option, encode, done) for option in options])
-        case Repeat(item, least, most, separator):
-            result = _repeat(_lower(item, encode, done), least, most, _lower(separator, encode, done))
-        case Bag(items, separator, least, most):
-            lowered = [BagItem(_lower(item.expr, encode, done), item.is_once, item.is_required) for item in items]
-            result = Bag(tuple(lowered), _lower(separator, encode, done), least, most)
-        case Automaton(edges, accepting):
-            # There are far more edges than labels.
-            labels = {id(label): label for row in edges for label, _ in row}
-            lowered_labels = {key: _lower(label, encode, done) for key, label in labels.items()}
-            kept = {key: label for key, label in lowered_labels.items() if label != NEVER}
-            rows = [tuple([(kept[id(label)], to) for label, to in row if id(label) in kept]) for row in edges]
-            result = Automaton(tuple(rows), accepting)
-        case _:
-            result = expr
-    done[id(expr)] = result
-    return result
 
+    def changed(part: Expr) -> Expr:
+        match part:
+            case Chars(ranges):
+                return encode(ranges)
+            case Seq(parts):
+                return _join([lowered(each) for each in parts])
+            case Alt(options):
+                return _merge([lowered(option) for option in options])
+            case Repeat(item, least) if lowered(item) == NEVER:
+                return EMPTY if least == 0 else NEVER
+            case _:
+                return with_parts(part, lowered)
 
-def _repeat(item: Expr, least: int, most: int | None, separator: Expr) -> Expr:
-    if item == NEVER:
-        return EMPTY if least == 0 else NEVER
-    return Repeat(item, least, most, separator)
+    return lowered(expr)
 
 
 def _join(parts: Sequence[Expr]) -> Expr:

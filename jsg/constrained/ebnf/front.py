@@ -1,4 +1,4 @@
-"""EBNF → grammar."""
+"""Makes a grammar of an EBNF text."""
 
 from jsg.constrained.build.analysis import analyse
 from jsg.constrained.chars.lower import lower

@@ -1,4 +1,4 @@
-"""Which rules call each other in circles."""
+"""Finds the rules that call each other in circles."""
 
 from collections.abc import Collection, Mapping
 

@@ -1,16 +1,15 @@
-"""Puts small rules where they are called, so that what follows from them becomes part of one automaton.
+"""Puts small rules in the places where they are called, so that they become part of their caller's automaton.
 
-A call costs little when a text is read, but where two rules may begin with the same byte both are followed at once. In
-place, they share their beginning as any alternatives do.
+A call costs little while a text is read. But where two rules may begin with the same byte, the machine follows both at
+once. In place, they share their beginning as any other alternatives do.
 """
 
 from collections.abc import Mapping
 from typing import final
 
-from jsg.constrained.build.analysis import parts_of
 from jsg.constrained.compose import CallRewriter
 from jsg.constrained.ebnf.graph import components, is_cyclic
-from jsg.constrained.ir import ByteSet, Call, Expr, Literal, Repeat, Seq, Words
+from jsg.constrained.ir import ByteSet, Call, Expr, Literal, Repeat, Seq, Words, parts_of
 
 _MAX_SIZE = 256
 _MAX_SHARED_SIZE = 64
@@ -21,7 +20,7 @@ _MAX_CIRCLE = 100
 
 
 def inline_rules(rules: Mapping[str, Expr], start: str) -> dict[str, Expr]:
-    """The rules that are still called, with small ones put in place; of rules in a circle one stays at least.
+    """The rules that are still called when small ones are put in place. Of rules in a circle at least one stays.
 
     A rule that begins with a text of its own (a string and its quote) and is called from several places stays: nothing
     competes with it, and its states serve all places.
@@ -68,7 +67,7 @@ class _Inliner:
         return kept
 
     def _place(self, name: str) -> None:
-        """Notes that a rule outside circles is to be put in place of its calls, if it is."""
+        """Notes whether a rule outside circles is put in place of its calls."""
         if self._is_worth(self._done[name], self._uses.get(name, 0), _MAX_SIZE):
             self._in_place[name] = self._done[name]
 
@@ -115,7 +114,7 @@ def _count_calls(expr: Expr) -> dict[str, int]:
 
 
 def _size(expr: Expr, enough: int) -> int:
-    """Positions of the expression, about; any number from `enough` on where it has more."""
+    """About how many positions an expression has; where there are more than `enough`, any number from `enough` on."""
     total = 0
     todo = [(expr, 1)]
     while todo and total < enough:

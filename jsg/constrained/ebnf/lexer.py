@@ -1,4 +1,4 @@
-"""The words of an EBNF grammar, with where they stand."""
+"""Splits an EBNF grammar into tokens, and keeps where each of them stands."""
 
 import re
 from collections.abc import Iterator
@@ -43,10 +43,10 @@ _FOREIGN = {
 
 
 class Token(NamedTuple):
-    """One word.
+    """One token of a grammar.
 
     Attributes:
-        kind: What it is.
+        kind: The kind of the token.
         offset: Where it begins, in characters.
         value: A name, or the text of a literal.
         ranges: The characters of a class.
@@ -81,7 +81,7 @@ class Source:
 
 
 def tokens_of(source: Source) -> Iterator[Token]:
-    """The words in their order; the last is of kind "end"."""
+    """The tokens in their order; the last one is of the kind "end"."""
     text = source.text
     offset = 0
     while True:
@@ -95,7 +95,7 @@ def tokens_of(source: Source) -> Iterator[Token]:
 
 
 def _next(source: Source, offset: int) -> tuple[Token, int]:
-    """The word at `offset`, which is no space, and where it ends."""
+    """The token that begins at `offset`, where no space stands, and where it ends."""
     text = source.text
     char = text[offset]
     if char in "\"'":
@@ -187,7 +187,7 @@ def _class(source: Source, start: int) -> tuple[CharRanges, int]:
 
 
 def _without_surrogates(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The ranges, and of those over U+D800 to U+DFFF what is on both sides: no character is there."""
+    """The ranges without the surrogates, U+D800 to U+DFFF, which are no characters."""
     for first, last in ranges:
         if first <= 0xD7FF:
             yield first, min(last, 0xD7FF)

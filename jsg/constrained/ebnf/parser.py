@@ -1,12 +1,12 @@
-r"""EBNF → rules.
+r"""Parses an EBNF text into rules.
 
 The dialect is that of GBNF and XGrammar:
 
-    root  ::= greeting ", " name{1,3} "!"?      # rules in any order; `root` is the start
-    name  ::= [A-Z] [^ \n]* | 'x' (name | ".")  # classes, groups, alternatives, . for any character
+    root  ::= greeting ", " name{1,3} "!"?      # the order of the rules does not matter; `root` is the start
+    name  ::= [A-Z] [^ \n]* | 'x' (name | ".")  # classes, groups, alternatives; a dot is any character
 
-An alternative may be empty. Escapes: \n \t \r \b \f \v \a \e \0, \xHH, \uHHHH, \u{…}, \UHHHHHHHH (code points), and
-a backslash before any punctuation.
+An alternative may be empty. The escapes are \n \t \r \b \f \v \a \e \0, \xHH, \uHHHH, \u{…} and \UHHHHHHHH, which are
+code points, and a backslash before any punctuation.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ def parse(text: str, limits: Limits) -> Rules:
 
 @final
 class _Parser:
-    """One token of look-ahead, and one more to tell a name from the beginning of the next rule."""
+    """Looks one token ahead, and one more to tell a name from the beginning of the next rule."""
 
     def __init__(self, text: str, limits: Limits):
         self._source = Source(text)

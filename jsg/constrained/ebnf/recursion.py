@@ -1,17 +1,18 @@
-"""Left recursion, turned into repeats.
+"""Turns left recursion into repeats.
 
-A machine that enters a rule before it has read a byte would never come to an end with `sum ::= sum "+" term | term`.
-The same texts are matched by `sum ::= term ("+" term)*`. That works for rules that call each other in a circle too, and
-where what stands before the call may be empty; where it does not, the circle is named and refused.
+The rule `sum ::= sum "+" term | term` calls itself before it has read a byte, and a machine that enters it never reads
+one. The rule `sum ::= term ("+" term)*` matches the same texts. The rewriting also works for rules that call each other
+in a circle, and where what stands before the call may be empty. A circle that cannot be rewritten is refused with the
+names of its rules.
 """
 
 from collections.abc import Collection
 from typing import final
 
-from jsg.constrained.build.analysis import Facts, parts_of
+from jsg.constrained.build.analysis import Facts
 from jsg.constrained.ebnf.graph import components, is_cyclic
 from jsg.constrained.ebnf.lexer import PARAM
-from jsg.constrained.ir import EMPTY, NEVER, Alt, Call, Expr, Repeat, Seq, seq
+from jsg.constrained.ir import EMPTY, NEVER, Alt, Call, Expr, Repeat, Seq, parts_of, seq
 from jsg.constrained.limits import Limits, check
 from jsg.errors import GrammarError
 
@@ -25,7 +26,7 @@ Head = tuple[str, Expr]
 class LeftRecursion:
     """Rewrites rules until none calls itself before it has read something.
 
-    Invariants: every rule matches the same texts all along, so that whether it may be empty does not change.
+    Invariants: every rule matches the same texts all the time, so a rule that may be empty stays so.
     """
 
     def __init__(self, facts: Facts, limits: Limits):
@@ -96,7 +97,7 @@ class LeftRecursion:
         return known[1]
 
     def _solve(self, names: list[str]) -> None:
-        """Rewrites the rules of one circle: each calls none before it in the list first, and not itself."""
+        """Rewrites the rules of one circle: none then begins with a call of itself or of a rule before it."""
         circle = frozenset(names)
         for i, name in enumerate(names):
             earlier = set(names[:i])
@@ -115,7 +116,7 @@ class LeftRecursion:
             self._exprs[name] = self._without_own_heads(name, heads, others)
 
     def _without_own_heads(self, name: str, heads: list[Head], others: Expr) -> Expr:
-        """What rule `name` is, if it may begin with each of `heads`, or is one of `others`."""
+        """The expression of the rule `name`, which begins with one of `heads` or is one of `others`."""
         later = [(rule, rest) for rule, rest in heads if rule != name]
         first = _either(others, *(seq(Call(rule), rest) for rule, rest in later))
         loops = [self._not_empty(rest, frozenset()) for rule, rest in heads if rule == name]
@@ -187,7 +188,7 @@ class LeftRecursion:
                 raise _refusal(circle)
 
     def _not_empty(self, expr: Expr, open_rules: frozenset[str]) -> Expr:
-        """The same texts but for the empty one."""
+        """The same texts without the empty one."""
         self._spend()
         if not self._is_nullable(expr):
             return expr

@@ -1,12 +1,12 @@
-"""Expressions whose texts may ask to stand at the start or the end of the whole text: what anchors make of a pattern.
+"""Expressions whose texts must stand at the start or at the end of the whole text: the meaning of anchors.
 
-An anchor matches nothing and asserts something, and a grammar has no such thing. So a piece of a pattern is kept as up
-to four expressions: of the texts that assert nothing, of those that must begin where the whole text begins, of those
-that must end where it ends, and of those that must do both. Putting pieces together works this out; when the pattern is
-whole, nothing is left to assert.
+An anchor matches no character; it asserts where it stands. A grammar has no such thing. So a piece of a pattern is kept
+as up to four expressions: one of the texts that assert nothing, one of those that must begin where the whole text
+begins, one of those that must end where it ends, and one of those that must do both. Putting pieces together combines
+these, and nothing is left to assert when the pattern is whole.
 
-    (^|x)a    asserts nothing: xa     must be at the start: a
-    a^        nothing at all: what must be at the start comes after a character
+    (^|x)a    "xa" asserts nothing; "a" must be at the start
+    a^        matches nothing, because a character comes before what must be at the start
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ MAX_COUNT = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """An expression, and whether the empty text is one of its own."""
+    """An expression, and whether it matches the empty text."""
 
     expr: Expr
     is_nullable: bool
@@ -44,7 +44,7 @@ class Piece:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it asserts nothing."""
+        """Whether the piece asserts nothing."""
         return self.parts[1:] == (None, None, None)
 
 
@@ -205,7 +205,7 @@ def _times(part: Part | None, least: int, most: int | None) -> list[Part]:
 
 
 def _repeated(item: Expr, least: int, most: int | None) -> Expr:
-    """The item so many times, as one count where counts of counts are one."""
+    """The item so many times. A count of counts becomes one count where that matches the same texts."""
     if most == 0 or item == EMPTY:
         return EMPTY
     if (least, most) == (1, 1):

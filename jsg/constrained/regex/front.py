@@ -1,4 +1,4 @@
-"""A regular expression as a grammar: the whole output must match it."""
+"""Makes a grammar of a regular expression, which the whole output must match."""
 
 from jsg.constrained.chars.lower import lower
 from jsg.constrained.ir import NEVER, Grammar

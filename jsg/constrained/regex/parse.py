@@ -1,11 +1,12 @@
-"""A regular expression as an expression over characters.
+"""Parses a regular expression into an expression over characters.
 
-`Reader` makes out what each atom of the text matches; an atom then becomes a single stand-in character, and what is
-left of one group (atoms, bars and quantifiers) is parsed by interegular. Groups are worked off from the innermost, so
-that no pattern, however deep, makes anything recurse.
+`Reader` finds out what each atom of the pattern matches. The atom is then replaced by a single stand-in character, and
+interegular parses what is left of one group: atoms, bars and quantifiers. The innermost groups come first, so that
+nothing recurses, however deep the pattern is.
 
-Two dialects: ECMA-262 with the flag u as `pattern` of JSON Schema means it, found anywhere in a text (`search=True`),
-and Python's `re`, for the whole text (`search=False`). A dollar is the end of the text and nothing else in both.
+There are two dialects. With `search=True` it is ECMA-262 with the flag u, as `pattern` of JSON Schema has it, and the
+pattern may be found anywhere in a text. With `search=False` it is Python's `re`, and the whole text must match. In both
+a dollar is the end of the text and nothing else.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ import re
 from interegular.patterns import Pattern, _CharGroup, _Concatenation, _Repeated, parse_pattern
 
 from jsg.constrained.chars import charset
-from jsg.constrained.ir import Alt, Expr, Repeat, Seq
+from jsg.constrained.ir import Expr, parts_of
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.regex.anchored import (
     AT_END,
@@ -68,7 +69,7 @@ def parse_regex(pattern: str, *, search: bool, limits: Limits = LIMITS, param: s
 
 
 def parse_piece(pattern: str, *, limits: Limits = LIMITS, param: str | None = None) -> Piece:
-    """What a regular expression in Python's dialect matches, by what that asserts. Raises as `parse_regex`."""
+    """The texts that a regular expression in Python's dialect matches, by what they assert. Raises as `parse_regex`."""
     piece = _parse(pattern, is_ecma=False, limits=limits, param=param)
     for part in piece.parts:
         if part is not None:
@@ -237,7 +238,7 @@ class _Parser:
 
 
 def _depth(expr: Expr) -> int:
-    """How deep an expression is nested. Works without recursion, and looks at each object once."""
+    """How deep an expression is nested. It needs no recursion, and looks at each object once."""
     depths: dict[int, int] = {}
     waiting: list[Expr] = [expr]
     while waiting:
@@ -245,13 +246,7 @@ def _depth(expr: Expr) -> int:
         if id(node) in depths:
             waiting.pop()
             continue
-        match node:
-            case Seq(inner) | Alt(inner):
-                pass
-            case Repeat(item):
-                inner = (item,)
-            case _:
-                inner = ()
+        inner = parts_of(node)
         unknown = [part for part in inner if id(part) not in depths]
         if unknown:
             waiting.extend(unknown)

@@ -1,6 +1,7 @@
-"""Reads the text of a pattern: escapes, character classes, groups' openings and quantifiers, in either dialect.
+"""Reads the characters of a pattern: escapes, classes, the openings of groups, and quantifiers, in either dialect.
 
-What is not regular, or means different things in different engines, is refused by its name and position.
+A construct that is not regular, or that has different meanings in different engines, is refused with its name and
+position.
 """
 
 import re
@@ -25,12 +26,12 @@ _ADVICE = "write the pattern without it"
 
 
 class Reader:
-    """A pattern and a position in it. All methods move the position past what they return.
+    """A pattern and a position in it. Each method moves the position past what it returns.
 
     Attributes:
         pattern: The whole pattern.
         position: Of the next character.
-        is_ecma: ECMA-262 as JSON Schema uses it; else Python's `re`.
+        is_ecma: Whether the dialect is ECMA-262 as JSON Schema uses it, or else Python's `re`.
     """
 
     def __init__(self, pattern: str, *, is_ecma: bool, param: str | None):
@@ -46,7 +47,7 @@ class Reader:
         raise GrammarError(f"regular expression: {what}, at position {position} ({excerpt!r}); {advice}", self._param)
 
     def take(self, text: str) -> bool:
-        """Whether the text stands here; then it is passed."""
+        """Whether the text stands here; if so, the position moves past it."""
         if self.pattern.startswith(text, self.position):
             self.position += len(text)
             return True

@@ -1,4 +1,4 @@
-"""What the open frames of a text hold, so far as it can matter to one token: by that its mask is found again."""
+"""Describes the open frames of a text as far as they can matter to one token; masks are found by that description."""
 
 from collections.abc import Callable, Hashable, Sequence
 
@@ -22,7 +22,7 @@ class FramesRead:
     def read(
         self, frames: Sequence[int], floor: int, memory: Memory, spend: Callable[[int], None]
     ) -> tuple[Hashable, ...]:
-        """What lies above a depth in the stacks that these frames are the tops of; equal where it makes no difference.
+        """What lies above a depth in the stacks under these top frames. It is equal where it makes no difference.
 
         Args:
             frames: One for each way to read the text, -1 for an empty stack.

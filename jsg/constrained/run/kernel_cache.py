@@ -1,4 +1,4 @@
-"""Whether the compiled kernels lie in a directory, and compiling them into it beforehand."""
+"""Says whether a directory holds the compiled kernels, and compiles them into it."""
 
 import importlib
 import importlib.metadata

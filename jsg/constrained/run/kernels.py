@@ -1,7 +1,7 @@
-"""The inner loops over bytes: texts, walks over the token trie, questions about what may come next.
+"""The inner loops over bytes: they read texts, walk over the token trie, and answer what may come next.
 
-As in `steps.py` a row of `Memory.heads` holds the heads of one place, nothing allocates, and STOPPED means: enlarge
-what is full and call again. Steps are paid for as in `states.py`.
+As in `steps.py`, a row of `Memory.heads` holds the heads of one place, and nothing allocates. A kernel that returns
+STOPPED asks its caller to enlarge the array that is full and to call it again. Steps are paid for as in `states.py`.
 """
 
 import numpy as np

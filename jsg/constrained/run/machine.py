@@ -1,4 +1,4 @@
-"""A compiled grammar that reads bytes: which may come next, where a text may end, what is forced."""
+"""Reads the bytes of a text: a machine says which may come next, where the text may end, and which are forced."""
 
 import contextlib
 import threading
@@ -54,9 +54,9 @@ _LEAST_GROWTH = 1.25
 
 
 class Machine:
-    """Reads texts of one grammar. Threads may share it: one reads at a time, and none holds the GIL while it does.
+    """Reads texts of one grammar. Threads may share it: one reads at a time, and it does not hold the GIL.
 
-    States are made when a text first needs them. Configurations are values: to go back, or to go two ways, keep them.
+    States are made when a text first needs them. Configurations are values, so whoever keeps one can go back to it.
 
     Invariants: the numbers in a configuration stay valid until `compact`.
     """
@@ -94,7 +94,7 @@ class Machine:
 
     @contextlib.contextmanager
     def paid_by(self, account: Account | None) -> Iterator[None]:
-        """All that is asked inside is one mask's work, and is added to the account. Not for two threads at once.
+        """Counts what is asked inside as the work for one mask, and adds it to the account. For one thread at a time.
 
         Outside each question may take as much as a mask. What is asked raises GrammarError where no steps are left.
         """
@@ -122,12 +122,12 @@ class Machine:
             return None if row < 0 else self._config(row)
 
     def is_accepting(self, config: Config) -> bool:
-        """The text may end here."""
+        """Whether the text may end here."""
         with self._lock:
             return bool(self._run(self._kernels.is_accepting, config))
 
     def can_continue(self, config: Config) -> bool:
-        """Some byte may come next."""
+        """Whether some byte may come next."""
         with self._lock:
             return self._possible(config, 1)[0] > 0
 
@@ -267,7 +267,7 @@ class Machine:
             return found >> 1, bool(found & 1), max(0, top - int(counters[LOWEST]) + 1)
 
     def is_dead(self, config: Config, byte: int) -> bool:
-        """Whether it is seen at a look that a byte cannot come next. Reads no frame."""
+        """Whether a look at the states shows that a byte cannot come next. No frame is read."""
         with self._lock:
             klass = self._static.classes[byte]
             if any(self._memory.trans[state, klass] == UNKNOWN for state, _ in config):
@@ -299,13 +299,13 @@ class Machine:
 
     @property
     def fullness(self) -> float:
-        """How much it has made of what it may make: 1 is all of it. Above a half it is time to `compact`."""
+        """The share of what the machine may make that it has made. Above a half it is time to `compact`."""
         limits = self._limits
         return max(self.num_states / limits.states, self.num_bytes / limits.machine_bytes)
 
     @property
     def needs_room(self) -> bool:
-        """Whether what was asked last was refused because it would have to make more than `Limits` allow."""
+        """Whether the last question was refused because the machine would have had to make more than it may."""
         return 0 <= int(self._memory.counters[FULL]) < OUT_OF_FUEL
 
     def compact(self, live: Iterable[Config]) -> dict[Config, Config]:
@@ -403,7 +403,7 @@ class Machine:
             self._make_room(int(memory.counters[FULL]))
 
     def _spend(self, num_steps: int) -> None:
-        """Pays for what Python does.
+        """Pays for steps that Python takes.
 
         Raises:
             GrammarError: There are not so many steps left.
@@ -419,7 +419,7 @@ class Machine:
             )
 
     def _make_room(self, which: int) -> None:
-        """Enlarges what was full.
+        """Enlarges the array that was full.
 
         Raises:
             GrammarError: It may not become larger, or no room would help.
@@ -451,7 +451,7 @@ class Machine:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """The array as the kernels know it: numba would compile them again for one that may be written to."""
+    """A read-only view of the array, because numba would compile the kernels again for one that may be written to."""
     if not array.flags.writeable:
         return array
     array = array.view()

@@ -1,7 +1,7 @@
-"""Masks of one grammar over one vocabulary: made when first needed, and each content kept once.
+"""The masks of one grammar over one vocabulary. A mask is made when it is first needed, and equal masks are kept once.
 
-A mask is found again by exactly what decided it: the states that the text is in, whether it may end there, and those
-of the open frames that were really read to make it. Most need none; then the mask serves the state wherever it stands.
+A mask is stored under exactly what decided it: the states that the text is in, whether the text may end there, and the
+open frames that were read to make it. Most masks read no frame, and such a mask serves its state everywhere.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class _Part(NamedTuple):
 
 
 class MaskCache:
-    """Finds masks by configuration. Not for several threads at once.
+    """Finds masks by configuration. Only one thread may use it at a time.
 
     Invariants: equal masks are one object; forgetting all of them changes no answer.
     """
@@ -61,13 +61,8 @@ class MaskCache:
         """Of a text that an EOS token ended."""
 
     @property
-    def num_masks(self) -> int:
-        """Different masks that are kept."""
-        return len(self._masks)
-
-    @property
     def num_bytes(self) -> int:
-        """Memory of masks and of what finds them, about."""
+        """About how much memory the masks and their index take."""
         return len(self._masks) * self._vocabulary.num_words * 4 + self._entry_bytes
 
     def find(self, config: Config, is_complete: bool) -> Mask:
@@ -97,14 +92,14 @@ class MaskCache:
         return mask
 
     def forget(self) -> None:
-        """Drops all masks but `ended`."""
+        """Forgets all masks but `ended`."""
         self._decisions.clear()
         self._masks.clear()
         self._entry_bytes = 0
         self.ended = self._store(self.ended.words)
 
     def _part_taken(self, config: Config) -> _Part:
-        """The largest part of the vocabulary of which it is seen without a walk that all of it may come next."""
+        """The largest part of the vocabulary that is known to be allowed as a whole without a walk."""
         slices, deepest = self._vocabulary.slices, 0
 
         def accepts(part: Slice) -> bool:

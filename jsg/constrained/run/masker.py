@@ -1,4 +1,4 @@
-"""Which tokens may come next in one text, and which bytes must: a cursor on a compiled grammar."""
+"""A cursor on a compiled grammar: it says which tokens may come next in one text, and which bytes must."""
 
 import dataclasses
 from typing import Protocol
@@ -11,13 +11,13 @@ from jsg.constrained.run.places import Place, Places
 
 
 class TokenMasker(Protocol):
-    """Follows one text, token by token. What it shares with other maskers changes no answer of either.
+    """Follows one text, token by token. Maskers may share memory, and no answer depends on another masker.
 
-    Once an EOS token was accepted the text is over, and nothing but EOS tokens may come.
+    Once an EOS token was accepted, the text is over and only EOS tokens may come.
     """
 
     def accept(self, token_id: int) -> bool:
-        """Goes on by one token. False where it is not allowed: then nothing changed."""
+        """Goes on by one token. Returns False where the token is not allowed; then nothing has changed."""
         ...
 
     def fill_mask(self, out: NDArray[np.uint32]) -> bool:
@@ -63,7 +63,7 @@ class TokenMasker(Protocol):
 class GrammarMasker:
     """A `TokenMasker` on the places of a compiled grammar.
 
-    What was accepted is a list of places, so going back is forgetting some and a fork is a copy.
+    It keeps a list of the places that it has passed. To go back it forgets the last ones, and a fork copies the list.
 
     Attributes:
         places: Shared with all maskers of the grammar.

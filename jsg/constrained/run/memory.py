@@ -1,4 +1,4 @@
-"""The arrays that a machine's kernels write to: made small, enlarged when a kernel says that one is full."""
+"""The arrays that a machine's kernels write to: small at first, and enlarged when a kernel says that one is full."""
 
 from typing import NamedTuple
 
@@ -100,12 +100,12 @@ def new_memory(static: StaticTables, limits: Limits) -> Memory:
 
 
 def num_bytes(memory: Memory) -> int:
-    """What all of it takes."""
+    """How many bytes all arrays take."""
     return sum(array.nbytes for array in memory)
 
 
 def enlarged(memory: Memory, which: int, most_states: int, by: float = 2) -> Memory:
-    """The same memory with so many times the room in one of its parts; hash tables of states and frames are empty then.
+    """The same memory with more room in one of its arrays. The hash tables of states and frames are then empty.
 
     That of entries and the rows of heads are doubled in any case.
     """

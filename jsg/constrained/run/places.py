@@ -1,11 +1,11 @@
-"""Where texts can be in a grammar, linked by the tokens that lead from one place to the next.
+"""The places of a grammar that texts have been in, linked by the tokens that lead from one to the next.
 
     place ──token──▶ place ──token──▶ place ──EOS──▶ ended
-      │ mask, forced bytes, whether complete: worked out when first asked for
+      │ mask, forced bytes, whether complete: each is worked out when it is first asked for
 
-A cursor that goes where another one has been follows links: a dictionary lookup a token. Links are only a memo. When
-they take too much memory all are cut, places that no cursor stands on are forgotten, and the frames that only those
-used; a place that somebody holds stays the same object.
+A cursor that goes where another one has been follows links, which takes one dictionary lookup a token. The links are
+only a memo. When they take too much memory, all of them are cut, and places that no cursor stands on are forgotten with
+the frames that only they used. A place that somebody holds stays the same object.
 """
 
 import threading
@@ -28,7 +28,7 @@ _BYTES_PER_PLACE, _BYTES_PER_HEAD = 700, 130
 
 
 class Place:
-    """One configuration of the machine, with what was found out about it. Only `Places` changes it.
+    """One configuration of the machine, and what is known about it. Only `Places` changes it.
 
     Attributes:
         config: Of the machine; None where the text has ended.
@@ -77,13 +77,8 @@ class Places:
         self.start = self._at(machine.start())
 
     @property
-    def num_places(self) -> int:
-        """Places that are known now."""
-        return len(self._by_config)
-
-    @property
     def num_bytes(self) -> int:
-        """Memory of all that was worked out so far, about: the machine's states, places and masks."""
+        """About how much memory states, places and masks take."""
         return self.machine.num_bytes + self.masks.num_bytes + self._link_bytes
 
     def step(self, place: Place, token_id: int, account: Account | None = None) -> Place | None:
@@ -168,7 +163,7 @@ class Places:
         return place
 
     def _worked_out[T](self, account: Account | None, work: Callable[[], T]) -> T:
-        """What takes time to find, paid for. `work` may be called twice; states have other numbers then."""
+        """The result of `work`, which is paid for. It may be called twice; states then have other numbers."""
         for is_again in (False, True):
             try:
                 with self.machine.paid_by(account):
@@ -183,7 +178,7 @@ class Places:
         raise AssertionError("the second time it succeeds or raises")
 
     def _bound(self) -> None:
-        """Forgets what is memoised where it takes too much memory, or uses too many frames or states.
+        """Forgets everything that is memoised where it takes too much memory, or uses too many frames or states.
 
         States are forgotten at half of what there may be, so that no text is refused for those that others made.
         """

@@ -1,8 +1,7 @@
 r"""Large parts of a vocabulary that a mask can take whole: the tokens that are ordinary text.
 
-Inside a string of JSON nearly all tokens are allowed. To find that by walking them one by one costs a millisecond; to
-find that the string takes every ordinary character, so many times over, costs microseconds, and only the other tokens
-are left to walk.
+Inside a JSON string nearly all tokens are allowed. Walking over all of them takes a millisecond. It takes microseconds
+to find out that the string allows any ordinary character so many times, and then only the other tokens need a walk.
 
     short        long         json         text
     ≤ 10 chars ⊂ ≤ 30 chars ⊂ any number ⊂ " and \ too      each with the trie of all tokens that are not in it

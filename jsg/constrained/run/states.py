@@ -1,13 +1,14 @@
-"""Kernels that make states, what a state does on a byte, and frames. Each is made once and found again.
+"""Kernels that make states and frames, and find out what a state does on a byte. Equal ones are made once.
 
-A *state* is a set of positions that may come next on one level, END positions first. A *frame* is what is open below
-it; frames form a tree towards the bottom, -1. Equal frames are one, so equal stacks are equal numbers.
+A *state* is a set of positions that may come next on one level; END positions come first. A *frame* is one level that
+is open below the state. The frames form a tree towards the bottom, which is -1. Equal frames have one number, so equal
+stacks have one number too.
 
-Nothing here allocates. Where an array is full a kernel stops, writes which into `counters[FULL]` and returns STOPPED;
-`machine.py` enlarges it and calls again: what was made up to there is kept and is never wrong.
+Nothing here allocates. Where an array is full, a kernel writes its number into `counters[FULL]` and returns STOPPED;
+`machine.py` enlarges the array and calls the kernel again. What was made up to there is right and is kept.
 
-What takes time takes steps from `counters[FUEL]`, a nanosecond or two each. A loop that could run away stops where none
-is left; what is short is paid for and goes on, since one of those stops soon after.
+Work is paid for in steps of `counters[FUEL]`, each of a nanosecond or two. A loop that could run away stops where no
+steps are left. Short work goes on, because such a loop stops soon after it.
 """
 
 from jsg.constrained.jit import compiled, inlined, inner
@@ -91,7 +92,7 @@ def gather_list(t: StaticTables, m: Memory, number: int, size: int) -> int:
 
 @inlined
 def mixed(value: int) -> int:
-    """A number in [0, 2^32) that differs much where values differ little."""
+    """A hash in [0, 2^32): small differences between values make large ones."""
     product = (int(value) * 2654435761) & 0xFFFFFFFF
     return product ^ (product >> 15)
 
@@ -141,7 +142,7 @@ def make_state(t: StaticTables, m: Memory, size: int) -> int:
 
 @inner
 def join_states(t: StaticTables, m: Memory, state: int, other: int) -> int:
-    """The state of the positions of both, or STOPPED."""
+    """The state with the positions of both states, or STOPPED."""
     m.counters[STAMP] += 1
     stamp, size = m.counters[STAMP], 0
     for source in (state, other):

@@ -1,7 +1,8 @@
-"""What a head becomes by a byte, in loops too: the kernels that all reading goes through.
+"""Kernels that find out what a head becomes when it reads a byte, in loops too. All reading goes through them.
 
-A *head* is a state and the frame below it: one way to read a text. A row of `Memory.heads` holds those of one place.
-As in `states.py` nothing allocates, and STOPPED means: enlarge what is full and call again.
+A *head* is a state and the frame below it; it is one way to read a text. A row of `Memory.heads` holds the heads of one
+place. As in `states.py`, nothing allocates, and STOPPED asks the caller to enlarge the array that is full and to call
+again.
 """
 
 from jsg.constrained.jit import inlined, inner
@@ -86,7 +87,7 @@ def add_head(t: StaticTables, m: Memory, row: int, state: int, frame: int) -> in
 
 @inlined
 def add_work(m: Memory, size: int, state: int, frame: int) -> int:
-    """Adds a head that the byte has still to be read by, once; returns how many there are."""
+    """Adds a head that must still read the byte, unless it is there already; returns how many there are."""
     m.counters[FUEL] -= size >> 2
     for k in range(size):
         if m.work[k, 0] == state and m.work[k, 1] == frame:
@@ -101,7 +102,7 @@ def add_work(m: Memory, size: int, state: int, frame: int) -> int:
 
 @inlined
 def may_finish(t: StaticTables, loop: int, count: int, mask: int) -> bool:
-    """A loop may end after so many items."""
+    """Whether a loop may end after so many items."""
     required = t.loops[loop, REQUIRED]
     return count >= t.loops[loop, MIN] and mask & required == required
 
@@ -237,7 +238,7 @@ def step(t: StaticTables, m: Memory, state: int, frame: int, klass: int, row: in
 
 @inlined
 def step_row(t: StaticTables, m: Memory, source: int, klass: int, row: int) -> int:
-    """All heads of a row by a byte of a class, into another row; returns how many come out, or STOPPED."""
+    """Lets all heads of a row read a byte of a class, into another row; returns how many there are then, or STOPPED."""
     m.heads[row, 0] = 0
     for k in range(m.heads[source, 0]):
         if step(t, m, m.heads[source, 1 + 2 * k], m.heads[source, 2 + 2 * k], klass, row) == STOPPED:
@@ -247,5 +248,5 @@ def step_row(t: StaticTables, m: Memory, source: int, klass: int, row: int) -> i
 
 @inner
 def step_heads(t: StaticTables, m: Memory, source: int, klass: int, row: int) -> int:
-    """The same as `step_row`, for loops that are not so hot: one copy of it is compiled for all of them."""
+    """Does the same as `step_row`. It is compiled once, for the loops in which a call does not matter."""
     return step_row(t, m, source, klass, row)

@@ -13,7 +13,7 @@ MAX_TOKEN_BYTES = 65_535
 
 
 class Trie(NamedTuple):
-    """Nodes in preorder: a node's subtree is the nodes behind it up to `skip`. Node 0 is the root. Read-only.
+    """The nodes of a trie in preorder. The subtree of a node reaches up to its `skip`, and node 0 is the root.
 
     Attributes:
         byte: uint8[N], the byte that leads to a node; of no meaning at the root.
@@ -40,7 +40,7 @@ class Trie(NamedTuple):
 
 
 class SortedTokens(NamedTuple):
-    """Tokens in the order of their bytes, and what neighbours share: what a trie of them, or of some, is made of.
+    """Tokens in the order of their bytes, and how much neighbours share. A trie of all or some of them is made of it.
 
     Attributes:
         ids: int32[n], equal bytes by ascending id.
@@ -115,7 +115,7 @@ def make_trie(tokens: SortedTokens) -> Trie:
 
 
 def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each of things of these lengths begins when they lie one after another, and where the last one ends."""
+    """Where pieces of these lengths begin that lie one after another, and where the last one ends."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
 
 

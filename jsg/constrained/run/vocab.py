@@ -1,4 +1,4 @@
-"""What a model can write: the bytes of each token, and which tokens are not text."""
+"""The vocabulary of a model: the bytes of each token, and which tokens are not text."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -11,7 +11,7 @@ from jsg.errors import GrammarError
 
 
 class Vocabulary:
-    """The tokens of a model by id, arranged for masks. Never changed; threads and grammars share one.
+    """The tokens of a model by id, arranged for masks. It never changes, and threads and grammars share it.
 
     A token is allowed by what it adds to a text. Tokens with equal bytes are all allowed where one is; a token may end
     inside a character. No grammar allows a token without bytes, a row of the model that has no token, or a special
@@ -78,7 +78,7 @@ class Vocabulary:
         self.first_bytes = frozenset(self.trie.byte[self.trie.depth == 1].tolist())
 
     def text_of(self, token_id: int) -> bytes:
-        """What a grammar reads for a token: its bytes, `special_bytes` of a special token with a name, else b""."""
+        """The bytes that a grammar reads for a token: its text, or `special_bytes` where a special token has a name."""
         return self._texts[token_id] if 0 <= token_id < len(self._texts) else b""
 
     @property

@@ -1,16 +1,27 @@
-"""Arrays: items in their places, how many there are, and what some or all of them must be."""
+"""Arrays as expressions: the items in their places, how many there are, and what they must be."""
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
 
-from jsg.constrained.ir import EMPTY, MAX_ONCE, NEVER, Automaton, Bag, BagItem, Expr, Repeat, alt, seq
+from jsg.constrained.ir import (
+    EMPTY,
+    MAX_ONCE,
+    NEVER,
+    Automaton,
+    Bag,
+    BagItem,
+    Expr,
+    Repeat,
+    alt,
+    any_of,
+    separated,
+    seq,
+)
 from jsg.constrained.schema.consts import const_expr
 from jsg.constrained.schema.scope import Scope
 from jsg.constrained.schema.shapes import NEVER as NEVER_NODE
 from jsg.constrained.schema.shapes import Array, Contains, NodeName
-from jsg.constrained.schema.strings import any_of
 from jsg.constrained.schema.unequal import are_apart, few_values
 from jsg.errors import GrammarError
 
@@ -129,13 +140,10 @@ def _unequal(scope: Scope, shape: Array, places: tuple[NodeName, ...]) -> _Conte
         if len({key for key, _ in row}) == length
     )
     exprs = [
-        _row([const_expr(scope.spacing, text, scope.order) for _, text in row], scope.spacing.comma) for row in rows
+        separated([const_expr(scope.spacing, text, scope.order) for _, text in row], scope.spacing.comma)
+        for row in rows
     ]
     return _Content(shape.min_items == 0, any_of(exprs))
-
-
-def _row(items: Sequence[Expr], comma: Expr) -> Expr:
-    return seq(*itertools.chain.from_iterable((EMPTY if i == 0 else comma, item) for i, item in enumerate(items)))
 
 
 def _with_contains(scope: Scope, shape: Array, contains: Contains, most: int | None, where: str) -> _Content:

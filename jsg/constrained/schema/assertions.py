@@ -1,4 +1,4 @@
-"""The keywords of one schema about numbers and strings: what they say together, and what it is that denies them."""
+"""The keywords of one schema about numbers and strings: what all of them allow, and what one forbids."""
 
 import dataclasses
 from decimal import Decimal

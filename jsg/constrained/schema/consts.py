@@ -1,10 +1,10 @@
-"""One known value, with the white space of the grammar between its tokens."""
+"""A known value as an expression, with the white space of the grammar between its tokens."""
 
 import json
 from decimal import Decimal
 from typing import Any
 
-from jsg.constrained.ir import MAX_ONCE, Bag, BagItem, Expr, literal, seq
+from jsg.constrained.ir import MAX_ONCE, Bag, BagItem, Expr, literal, separated, seq
 from jsg.constrained.schema.json_text import string_words, words
 from jsg.constrained.schema.whitespace import Spacing
 from jsg.types import PropertyOrder
@@ -40,7 +40,9 @@ def _value(spacing: Spacing, value: Any, order: PropertyOrder) -> Expr:
         case list() | dict() if not value:
             return spacing.empty("[]" if isinstance(value, list) else "{}")
         case list():
-            return spacing.enclosed("[", _joined(spacing, [_value(spacing, item, order) for item in value]), "]")
+            return spacing.enclosed(
+                "[", separated([_value(spacing, item, order) for item in value], spacing.comma), "]"
+            )
         case dict():
             members = [
                 seq(words(string_words(name)), spacing.colon, _value(spacing, item, order))
@@ -49,16 +51,9 @@ def _value(spacing: Spacing, value: Any, order: PropertyOrder) -> Expr:
             if order == "free" and 1 < len(members) <= MAX_ONCE:
                 items = tuple(BagItem(member, is_once=True, is_required=True) for member in members)
                 return spacing.enclosed("{", Bag(items, spacing.comma), "}")
-            return spacing.enclosed("{", _joined(spacing, members), "}")
+            return spacing.enclosed("{", separated(members, spacing.comma), "}")
         case _:
             return literal(json.dumps(value))
-
-
-def _joined(spacing: Spacing, parts: list[Expr]) -> Expr:
-    row = [parts[0]]
-    for part in parts[1:]:
-        row.extend((spacing.comma, part))
-    return seq(*row)
 
 
 def _number_words(text: str) -> tuple[bytes, ...]:

@@ -1,6 +1,6 @@
-"""The keywords of one schema about arrays and objects: what they say together, and what it is that they do not hold.
+"""The keywords of one schema about arrays and objects: what all of them allow, and what one forbids.
 
-Both are functions of a schema's place, its keywords, and the nodes and patterns of the document.
+The functions take the place of a schema, its keywords, and the nodes and patterns of the document.
 """
 
 from collections.abc import Iterator

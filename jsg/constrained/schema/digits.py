@@ -1,16 +1,17 @@
-"""Automata over the digits of decimal numbers: size against a bound, divisibility, and how many digits there may be.
+"""Automata over the digits of decimal numbers, for bounds, multiples, and the number of digits.
 
-A number is read as `-`, digits, and perhaps a point and digits. What has to hold for it is told by trackers, which read
-the same digits side by side; an automaton has one state for each combination of theirs that can occur.
+A number is read as an optional `-`, digits, and perhaps a point and more digits. Trackers decide what holds for it;
+they read the same digits side by side, and the automaton has a state for each combination of their states that can
+occur. A tracker keeps no state of its own: it is given a state and returns the next one.
 """
 
 import dataclasses
 import operator
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from typing import Protocol
 
-from jsg.constrained.chars.automata import DEAD, keep_states, live_states, merge_equivalent
+from jsg.constrained.automata import DEAD, explore, keep_states, live_states, merge_equivalent
+from jsg.constrained.chars import charset
 from jsg.constrained.ir import NEVER, Automaton, ByteSet, Expr, Repeat
 from jsg.constrained.limits import Limits, check
 
@@ -20,26 +21,6 @@ MAX_WRITTEN_OUT = 6_000
 TrackerState = tuple[int, ...]
 Relation = Callable[[int, int], bool]
 """Of `operator`: le, ge, lt, gt or ne."""
-
-
-class Tracker(Protocol):
-    """Something that must hold for a number, decided digit by digit. It keeps no state of its own."""
-
-    def start(self) -> TrackerState:
-        """The state before the first digit."""
-        ...
-
-    def step(self, state: TrackerState, digit: int, in_fraction: bool) -> TrackerState | None:
-        """The state after a digit; None where it cannot hold any more. The whole part's single 0 is a digit too."""
-        ...
-
-    def holds(self, state: TrackerState, is_negative: bool) -> bool:
-        """Whether it holds for the number that ends here."""
-        ...
-
-    def is_settled(self, state: TrackerState) -> bool:
-        """Whether it holds from here on, or does not, whatever more digits the fraction has."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +47,7 @@ class Compared:
         return 0, 0, 0
 
     def step(self, state: TrackerState, digit: int, in_fraction: bool) -> TrackerState | None:
-        """The state after a digit; there always is one."""
+        """The state after a digit; there always is one. The whole part's single 0 is a digit too."""
         phase, count, order = state
         if not in_fraction:
             if count == 0 and digit == 0:
@@ -99,7 +80,7 @@ class Compared:
         return self.relation(order, 0)
 
     def is_settled(self, state: TrackerState) -> bool:
-        """Whether the numbers differ already, so far into the fraction."""
+        """Whether the numbers differ already, so that no more digits of the fraction change the answer."""
         return state[0] == 1 and state[2] != 0
 
     def _whole_order(self, count: int, order: int) -> int:
@@ -150,6 +131,9 @@ class Multiple:
         return state[0] < 0
 
 
+Tracker = Compared | Multiple
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Digits:
     """How many digits a number may have.
@@ -180,19 +164,8 @@ _RUN = 256
 def numbers(digits: Digits, trackers: Iterable[Tracker], limits: Limits) -> Expr:
     """The numbers for which every tracker holds; NEVER where there is none."""
     machine = _Machine(digits, tuple(trackers))
-    index: dict[_State, int] = {machine.start(): 0}
-    order = list(index)
-    edges: Edges = []
-    for state in order:
-        row: list[tuple[int, int]] = []
-        for label, target in machine.steps(state):
-            known = index.get(target)
-            if known is None:
-                known = index[target] = len(order)
-                order.append(target)
-                check(len(order), limits.char_states, "states of the digits of a number, for its bounds and multipleOf")
-            row.append((label, known))
-        edges.append(row)
+    what = "states of the digits of a number, for its bounds and multipleOf"
+    order, edges = explore(machine.start(), machine.steps, lambda count: check(count, limits.char_states, what))
     edges, ends = _minimal(edges, [machine.is_end(state) for state in order])
     if digits.longest is not None and edges:
         edges, ends = _shortened(edges, ends, digits.longest)
@@ -281,25 +254,18 @@ def _shortened(edges: Edges, ends: list[bool], longest: int) -> tuple[Edges, lis
     if len(edges) * (longest + 1) > MAX_WRITTEN_OUT:
         return edges, ends
     after_point = longest + 1  # stands for the count of digits from the point on
-    index = {(0, 0): 0}
-    order = list(index)
-    rows: Edges = []
-    for state, count in order:
-        row: list[tuple[int, int]] = []
+
+    def steps(at: tuple[int, int]) -> Iterable[tuple[int, tuple[int, int]]]:
+        state, count = at
         for label, target in edges[state]:
-            following = count
             if label == ord("."):
-                following = after_point
-            elif count < after_point and label != ord("-"):
-                following = count + 1
-                if following == after_point:
-                    continue
-            key = (target, following)
-            if key not in index:
-                index[key] = len(order)
-                order.append(key)
-            row.append((label, index[key]))
-        rows.append(row)
+                yield label, (target, after_point)
+            elif label == ord("-") or count == after_point:
+                yield label, (target, count)
+            elif count < longest:
+                yield label, (target, count + 1)
+
+    order, rows = explore((0, 0), steps)
     return rows, [ends[state] for state, _ in order]
 
 
@@ -318,13 +284,7 @@ def _label(found: list[int]) -> Expr:
     if found[0] > _RUN:
         assert len(found) == 1
         return Repeat(ByteSet(((0x30, 0x39),)), 1, found[0] - _RUN)
-    ranges: list[tuple[int, int]] = []
-    for byte in sorted(found):
-        if ranges and byte == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], byte)
-        else:
-            ranges.append((byte, byte))
-    return ByteSet(tuple(ranges))
+    return ByteSet(charset.of(found))
 
 
 def _settled(tracker: Tracker, state: TrackerState) -> bool:

@@ -1,8 +1,8 @@
-"""Names that are surely different: kinds of names, no two of which have a name in common.
+"""Kinds of names, no two of which have a name in common, so that names of different kinds are surely different.
 
-A grammar cannot remember a name, so it cannot see that one is written twice, and a reader of JSON would count such
-members once. But it can remember kinds: of members whose names are of different kinds no two have the same name. A name
-is of one kind or another by its first character and its last.
+A grammar cannot remember a name. So it cannot see that a name is written twice, and a reader of JSON would count such
+members once. But a grammar can remember kinds, and members whose names are of different kinds have different names. The
+first and the last character of a name decide its kind.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""What one alternative of a schema says about the values of one type, and what two of them say together.
+"""Drafts: what one alternative of a schema says about the values of one type, and what two drafts say together.
 
-A draft is nearly a shape. It also has what cannot be said in a shape until everything about a node is known: candidate
-values out of enum and const that are still to be checked, objects as a list of facets, and reasons why it cannot be
-enforced, which matter only if it turns out that some value would be valid for it.
+A draft is nearly a shape. It also has what a shape cannot have before everything about a node is known: candidate
+values of enum and const that are still to be checked, objects as a list of facets, and reasons why the alternative
+cannot be enforced. Such a reason matters only if it turns out that some value is valid for the alternative.
 """
 
 import dataclasses

@@ -1,13 +1,12 @@
-"""From shapes to a grammar: a rule for each node, and shared rules for what stands in many places."""
+"""Makes a grammar of shapes: each node has a rule, and what stands in many places shares one."""
 
 import functools
 
-from jsg.constrained.ir import NEVER, Call, Expr, Grammar, literal
+from jsg.constrained.ir import NEVER, Call, Expr, Grammar, any_of, literal
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.schema import strings
 from jsg.constrained.schema.arrays import array_expr
 from jsg.constrained.schema.consts import const_expr, scalar_words
-from jsg.constrained.schema.covered import without_covered
 from jsg.constrained.schema.json_text import CharacterRules, words
 from jsg.constrained.schema.numbers import number_expr
 from jsg.constrained.schema.objects import object_expr
@@ -85,7 +84,7 @@ class _Emitter:
         """All shapes of a node, as alternatives; known values are one set of words."""
         known: set[bytes] = set()
         options: list[Expr] = []
-        shapes = without_covered(self._shapes(node), lambda name: not self._shapes(name))
+        shapes = self._shapes(node)
         texts = [shape for shape in shapes if isinstance(shape, String)]
         num_signs = 0
         for shape in shapes:
@@ -100,7 +99,7 @@ class _Emitter:
         if len(texts) > 1:
             # In one rule they are followed as one, where a rule for each would be a way of its own to read a text.
             options.extend(self._text(shape, node) for shape in texts)
-        return strings.any_of([words(known), *options])
+        return any_of([words(known), *options])
 
     def _text(self, shape: String, node: NodeName) -> Expr:
         try:
@@ -114,7 +113,7 @@ class _Emitter:
             case Const(text):
                 return const_expr(scope.spacing, text, scope.order)
             case Boolean():
-                return strings.any_of(map(literal, ("true", "false")))
+                return any_of(map(literal, ("true", "false")))
             case Null():
                 return literal("null")
             case Number():

@@ -1,4 +1,4 @@
-"""Arrays as shapes: what `contains` says is worked into the items."""
+"""Makes shapes of the drafts of arrays; `contains` becomes part of the items."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Objects as shapes: facets put together, so that each name belongs to one node."""
+"""Makes shapes of the drafts of objects; the facets become one, so that each name belongs to one node."""
 
 import dataclasses
 import itertools

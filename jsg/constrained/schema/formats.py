@@ -1,11 +1,12 @@
 r"""The formats that are enforced, as regular expressions over ASCII text.
 
-Each is as strict as its standard. Where a standard's language is not regular, or nobody writes all of it, the
-expression is narrower and says so here:
+Each expression is as strict as its standard. Some standards have no regular language, or allow what nobody writes;
+there the expression is narrower:
 
-- Seconds are at most 59: whether a leap second is right depends on the time zone beside it.
-- A host name has at most seven labels, of 63 characters the first and of 30 the others, which keeps it within 253; and
-  no label has `--` in its third and fourth place, because what follows `xn--` is code that would have to be decoded.
+- Seconds are at most 59, because it depends on the time zone whether a leap second is right.
+- A host name has at most seven labels. The first has at most 63 characters and the others have at most 30, which keeps
+  the name within 253. No label has `--` in its third and fourth place, because what follows `xn--` would have to be
+  decoded.
 - The local part of a mail address is not quoted, and its domain is a host name.
 - Years are 0001 to 9999.
 """

@@ -1,8 +1,8 @@
-"""What a schema says about the values of one type, as a list of alternatives.
+"""Formulas: what a schema says about the values of one type, as a list of alternatives (drafts).
 
-Everything that combines schemas is worked out here: a conjunction is the product of the lists of its parts, a
-disjunction their concatenation, and a negation goes inward to the keywords. One type at a time, since a keyword holds
-for every value of another type, which then costs nothing.
+Everything that combines schemas is worked out here. A conjunction is the product of the lists of its parts, a
+disjunction is their concatenation, and a negation moves inward to the keywords. Each type has formulas of its own,
+because a keyword about one type holds for every value of another and then costs nothing.
 """
 
 import dataclasses

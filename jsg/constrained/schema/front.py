@@ -1,4 +1,4 @@
-"""JSON Schema and generic JSON as grammars."""
+"""Makes a grammar of a JSON Schema."""
 
 import contextlib
 import dataclasses

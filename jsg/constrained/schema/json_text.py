@@ -1,15 +1,15 @@
-r"""Characters inside a JSON string as bytes: as they are, as short escapes such as `\n`, and as `\uXXXX`.
+r"""The characters of a JSON string as bytes: as they are, as short escapes such as `\n`, and as `\uXXXX`.
 
-How many ways there are to write a character is chosen so that known text is forced, which is what jump-forward lives
-on, while whatever `json.dumps` writes is taken:
+Known text should have one spelling, because jump-forward lives on forced text. But every text that `json.dumps` writes
+must be allowed. So the spellings of a character depend on where it stands:
 
-- One known character (of a key, a constant, or a pattern that leaves no choice) is written as it is where it may be,
-  else as its short escape, else as `\u00xx`. One beyond ASCII may be written `\uXXXX` too.
-- Out of a set, characters beyond ASCII and control characters may be written `\uXXXX`; the two signs that JSON has to
+- A single known character (of a key, of a constant, or of a pattern that leaves no choice) is written as it is where
+  JSON allows that, else as its short escape, else as `\u00xx`. A character beyond ASCII may also be written `\uXXXX`.
+- In a set, characters beyond ASCII and control characters may be written `\uXXXX`. The two signs that JSON has to
   escape, and the slash, have their short escapes.
-- In a set of all characters, each may be written `\uXXXX`.
+- In the set of all characters, each may be written `\uXXXX`.
 
-Every way is spelled for each code point by itself. So a string that is excluded is excluded in all its spellings.
+Each spelling is made for each code point by itself. So a string that is excluded is excluded in all its spellings.
 """
 
 import functools
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from jsg.constrained.chars import charset
 from jsg.constrained.ir import EMPTY, NEVER, ByteSet, CharRanges, Expr, Literal, Words, alt, literal, seq
 from jsg.constrained.schema.rules import RuleBook
-from jsg.constrained.utf8 import utf8
+from jsg.constrained.utf8 import by_rest, utf8
 
 _PLAIN: CharRanges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, charset.MAX_CODE_POINT))
 """What may stand as it is."""
@@ -119,65 +119,32 @@ def _code_units(ranges: CharRanges) -> Expr:
     basic = charset.intersect(ranges, ((0, 0xFFFF),))
     others = charset.intersect(ranges, ((0x10000, charset.MAX_CODE_POINT),))
     options: list[Expr] = [_digits(basic, 4)] if basic else []
-    by_low: dict[CharRanges, list[tuple[int, int]]] = {}
-    for low, high in others:
-        for first, last, rest in _split(low - 0x10000, high - 0x10000, 1 << 10):
-            by_low.setdefault((rest,), []).append((0xD800 + first, 0xD800 + last))
-    # Intervals inside one block of 1024 stay apart, which costs positions only where a set is unusually ragged.
-    for ((low, high),), leads in by_low.items():
-        lead = _digits(_joined(leads), 4)
-        options.append(seq(lead, Literal(b"\\u"), _digits(((0xDC00 + low, 0xDC00 + high),), 4)))
+    for rest, leads in by_rest(_shifted(others, -0x10000), 1 << 10).items():
+        high, low = _digits(_shifted(leads, 0xD800), 4), _digits(_shifted(rest, 0xDC00), 4)
+        options.append(seq(high, Literal(b"\\u"), low))
     return alt(*options)
 
 
-def _split(low: int, high: int, size: int) -> Iterable[tuple[int, int, tuple[int, int]]]:
-    """An interval as blocks of `size`: first block, last block, and the interval inside each of them."""
-    first, last = low // size, high // size
-    if first == last:
-        yield first, first, (low % size, high % size)
-        return
-    if low % size:
-        yield first, first, (low % size, size - 1)
-        first += 1
-    tail = (last, last, (0, high % size)) if high % size != size - 1 else None
-    if tail is not None:
-        last -= 1
-    if first <= last:
-        yield first, last, (0, size - 1)
-    if tail is not None:
-        yield tail
-
-
-def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Sorted, and without neighbours that touch; unlike charset's it keeps surrogates."""
-    joined: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if joined and low <= joined[-1][1] + 1:
-            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
-        else:
-            joined.append((low, high))
-    return tuple(joined)
+def _shifted(ranges: CharRanges, by: int) -> CharRanges:
+    return tuple([(low + by, high + by) for low, high in ranges])
 
 
 @functools.lru_cache(maxsize=4096)
-def _digits(ranges: tuple[tuple[int, int], ...], count: int) -> Expr:
+def _digits(ranges: CharRanges, count: int) -> Expr:
     """Numbers out of the intervals in `count` hexadecimal digits of either case."""
     if count == 0:
         return EMPTY
-    size = 1 << 4 * (count - 1)
-    rests: dict[int, list[tuple[int, int]]] = {}
-    for low, high in ranges:
-        for first, last, rest in _split(low, high, size):
-            for digit in range(first, last + 1):
-                rests.setdefault(digit, []).append(rest)
-    by_rest: dict[tuple[tuple[int, int], ...], list[str]] = {}
-    for digit, rest in rests.items():
-        by_rest.setdefault(_joined(rest), []).append(f"{digit:x}")
-    return alt(*(seq(_one_of(_both_cases(digits)), _digits(rest, count - 1)) for rest, digits in by_rest.items()))
+    return alt(
+        *(
+            seq(_hex_digit(leads), _digits(rest, count - 1))
+            for rest, leads in by_rest(ranges, 16 ** (count - 1)).items()
+        )
+    )
 
 
-def _both_cases(digits: Iterable[str]) -> str:
-    return "".join(sorted({case for digit in digits for case in (digit, digit.upper())}))
+def _hex_digit(leads: CharRanges) -> Expr:
+    digits = "".join(f"{digit:x}" for low, high in leads for digit in range(low, high + 1))
+    return _one_of("".join(dict.fromkeys(digits + digits.upper())))
 
 
 def _one_of(signs: str) -> Expr:
@@ -186,4 +153,4 @@ def _one_of(signs: str) -> Expr:
         return NEVER
     if len(signs) == 1:
         return literal(signs)
-    return ByteSet(_joined((ord(sign), ord(sign)) for sign in signs))
+    return ByteSet(charset.of(signs))

@@ -1,4 +1,4 @@
-"""Whether a value is valid for a node, and whether a node is plainly valid for none."""
+"""Decides whether a value is valid for a node, and whether it is plain that no value is."""
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""Which keywords say something about values, and what their own values must look like."""
+"""The keywords that constrain values, and the form that their own values must have."""
 
 from collections.abc import Mapping
 from decimal import Decimal

@@ -1,7 +1,7 @@
-"""Where schemas stand in a document: children, references, and which draft's rules hold there.
+"""The places of schemas in a document: their children, their references, and the draft whose rules hold there.
 
-A schema is named by a small number, its place, so that sets of schemas are cheap. Places are found lazily; only
-identifiers and anchors are looked for in the whole document, once.
+A schema has a small number, its place, so that sets of schemas are cheap. A place gets its number when it is first
+asked for. Only identifiers and anchors are looked for in the whole document, once.
 """
 
 import re

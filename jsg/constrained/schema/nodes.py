@@ -1,7 +1,9 @@
-"""Names of nodes. A node is a set of schemas, each of which a value must be valid for, or must not.
+"""Nodes and their names.
 
-Because a set has one name, however it came about, allOf, a $ref beside other keywords and a recursive schema all come
-to an end: there are only so many sets.
+A node is a set of schemas; a value must be valid for some of them and must not for the others.
+
+A set has one name however it came about, and there are only so many sets. That is why allOf, a $ref beside other
+keywords and recursive schemas all come to an end.
 """
 
 from jsg.constrained.schema.keywords import HELPERS, enforced

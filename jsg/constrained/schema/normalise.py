@@ -1,17 +1,17 @@
-"""JSON Schema → shapes: `normalise`.
+"""Turns a JSON Schema into shapes (`normalise`).
 
     locations.py   where schemas stand, $ref
         │
     formulas.py    what a schema says about one type, as alternatives (drafts.py): assertions.py, containers.py,
-        │          unevaluated.py; judge.py tells which of them no value is valid for
+        │          unevaluated.py; judge.py finds the alternatives that no value is valid for
     finish_*.py    alternatives as shapes
         │
     normalise.py   all nodes that the root needs, without those that no value is valid for
         │
     sharing.py     equal nodes under one name
 
-A node is worked out when another one names it, so a schema's unused parts cost nothing, and cannot be the reason for a
-refusal.
+A node is worked out when another one names it. So parts of a schema that nothing uses cost nothing, and they are no
+reason for a refusal.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,22 +1,23 @@
-"""Numbers: which spellings of them are in a grammar.
+"""Numbers: the spellings that a grammar allows.
 
-Every spelling that is taken is the spelling of a valid number, and what `json.dumps` writes for a valid number is
-taken. Beyond that as little as possible: where a number is limited, exponents are only written for what `json.dumps`
-writes with them, below 1e-4 and from 1e16 on. No number can run on for more than `MAX_WHOLE` digits before the point
-and, where it is limited, `MAX_FRACTION` after it; multiples have at most `MAX_MULTIPLE` before it. Only those of a
-divisor that needs more than 190 states, for its remainders and the bounds beside it, may be longer: a prime above 190,
-or 97 with a minimum of five digits. An integer has
-neither a point nor an exponent.
+Every spelling that is allowed is that of a valid number, and the spelling that `json.dumps` gives a valid number is
+allowed. Beyond that a grammar allows as little as possible. Where a number is limited, exponents are allowed only for
+the numbers that `json.dumps` writes with one: below 1e-4, and from 1e16 on. An integer has neither a point nor an
+exponent.
+
+A number has at most `MAX_WHOLE` digits before the point and, where it is limited, `MAX_FRACTION` after it, so that none
+runs on. Multiples have at most `MAX_MULTIPLE` digits before the point. Multiples may be longer only where the divisor,
+with its remainders and the bounds beside it, needs more than 190 states: a prime above 190, or 97 with a minimum of
+five digits.
 """
 
 import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Iterable
 from decimal import Decimal
 
-from jsg.constrained.ir import NEVER, ByteSet, Expr, Literal, Repeat, alt, literal, optional, seq
+from jsg.constrained.ir import NEVER, ByteSet, Expr, Literal, Repeat, alt, any_of, literal, optional, seq
 from jsg.constrained.limits import Limits
 from jsg.constrained.schema.digits import Compared, Digits, Multiple, Tracker, numbers
 from jsg.constrained.schema.shapes import Number
@@ -128,7 +129,7 @@ def _limited(shape: Number, limits: Limits) -> Expr:
             sizes = [Digits(None, 0, has_minus_zero=False, longest=longest)]
         else:
             sizes = [Digits(max(whole, before), max(fraction, after)) for before, after in _NO_MULTIPLES]
-        return _any_of(numbers(size, trackers, limits) for size in sizes)
+        return any_of(numbers(size, trackers, limits) for size in sizes)
     if shape.is_integer:
         size = Digits(whole, 0, has_minus_zero=False)
     elif shape.excluded:
@@ -142,7 +143,7 @@ def _limited(shape: Number, limits: Limits) -> Expr:
         options.append(longer)
     if shape.min is None:
         options.append(seq(_MINUS, longer))
-    return _any_of([*options, *_with_exponents(shape, limits)])
+    return any_of([*options, *_with_exponents(shape, limits)])
 
 
 def _bounds(shape: Number) -> list[Compared]:
@@ -153,10 +154,6 @@ def _bounds(shape: Number) -> list[Compared]:
     if shape.max is not None:
         bounds.append(Compared.to(operator.lt if shape.is_max_exclusive else operator.le, shape.max))
     return bounds
-
-
-def _any_of(options: Iterable[Expr]) -> Expr:
-    return alt(*(option for option in options if option != NEVER))
 
 
 def _with_exponents(shape: Number, limits: Limits) -> list[Expr]:
@@ -182,7 +179,7 @@ def _scaled(low: Decimal | None, high: Decimal | None, limits: Limits) -> Expr:
     down = _exponents(max(5, -most), min(_MAX_EXPONENT, -least), limits)
     up = _exponents(max(16, least), min(_MAX_EXPONENT, most), limits)
     parts = [seq(_MINUS, down) if down != NEVER else NEVER, seq(optional(literal("+")), up) if up != NEVER else NEVER]
-    exponent = _any_of(parts)
+    exponent = any_of(parts)
     if exponent == NEVER:
         return NEVER
     return seq(_NOT_ZERO, optional(_fraction(MAX_FRACTION)), ByteSet(((0x45, 0x45), (0x65, 0x65))), exponent)

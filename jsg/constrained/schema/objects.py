@@ -1,21 +1,23 @@
-"""Objects: which members there may be, each with its name and its value; `orders.py` puts them in braces.
+"""Objects as expressions: the members that may be there, each with its name and its value.
 
-Two members with one name are not kept apart where the name is not declared, because a grammar cannot remember names. A
-reader takes the first or the last of them, and each is valid for itself. What must be there is told in a way that holds
-for either reader: `orders.py` does so for counts, and what `Object.some` asks for holds for every member whose name
-could be the one that is asked for (`finish_objects.py`).
+`orders.py` puts them in braces.
+
+A grammar cannot remember names, so two members may have the same name where it is not declared. A reader keeps the
+first of them or the last, and each is valid by itself. What must be there is asked for in a way that holds for either
+reader: `orders.py` does so for counts, and what `Object.some` asks for holds for every member whose name could be the
+one that is asked for (`finish_objects.py`).
 """
 
 import functools
 import itertools
-import json
 
-from jsg.constrained.ir import NEVER, Expr, seq
+from jsg.constrained.ir import NEVER, Expr, any_of, seq
 from jsg.constrained.schema import distinct, strings
+from jsg.constrained.schema.drafts import meet_strings
 from jsg.constrained.schema.json_text import known_string
 from jsg.constrained.schema.orders import Member, Plan, braces
 from jsg.constrained.schema.scope import Scope
-from jsg.constrained.schema.shapes import Const, NodeName, Object, String
+from jsg.constrained.schema.shapes import NodeName, Object, String
 from jsg.errors import GrammarError
 
 _MAX_TRIGGERS = 3
@@ -43,7 +45,7 @@ def object_expr(scope: Scope, shape: Object, where: str) -> Expr:
         if is_possible:
             plan = Plan(tuple(members), needed, others, kinds, shape.min_properties, shape.max_properties)
             options.append(braces(scope, plan, where))
-    return strings.any_of(options)
+    return any_of(options)
 
 
 def _member(scope: Scope, name: Expr, node: NodeName) -> Expr:
@@ -98,10 +100,11 @@ def _other_members(scope: Scope, shape: Object, kind: str | None, where: str) ->
     others: list[Expr] = []
     for names, node in sorts:
         if scope.shapes(node):
-            quoted = _names(scope, strings.both(names, excluded), shape, where)
+            wanted = meet_strings(names, excluded)
+            quoted = NEVER if wanted is None else _names(scope, wanted, shape, where)
             if quoted != NEVER:
                 others.append(_member(scope, quoted, node))
-    return strings.any_of(others)
+    return any_of(others)
 
 
 def _kinds(scope: Scope, shape: Object, where: str) -> list[Expr]:
@@ -118,12 +121,9 @@ def _names(scope: Scope, names: String, shape: Object, where: str) -> Expr:
     """
     options: list[Expr] = []
     for taken in (String(),) if shape.names is None else shape.names:
-        if isinstance(taken, Const):
-            text = json.loads(taken.text)
-            if isinstance(text, str) and strings.accepts(scope, names, text):
-                options.append(known_string(text))
+        wanted = meet_strings(names, taken)
+        if wanted is None:
             continue
-        wanted = strings.both(names, taken)
         if wanted == String():
             options.append(strings.string_expr(scope, wanted, where))
             continue
@@ -131,4 +131,4 @@ def _names(scope: Scope, names: String, shape: Object, where: str) -> Expr:
             options.append(strings.quoted_expr(scope, wanted))
         except GrammarError as error:
             raise GrammarError(f"patternProperties or propertyNames at {where}: {error}") from error
-    return strings.any_of(options)
+    return any_of(options)

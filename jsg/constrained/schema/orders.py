@@ -1,19 +1,33 @@
-"""The members of an object between its braces: in declared order or in any, and how many there are.
+"""The members of an object between its braces: in declared order or in any order, and how many there are.
 
     declared order   {"a": …, "b": …, …others}       optional members may be left out
-    free order       a `Bag`: each declared member once at most, others as often as may be
+    free order       a `Bag`: each declared member at most once, the others as often as one likes
 
-What must be there is counted in a way that a repeated name cannot deceive, whether a reader keeps the first of two or
-the last. Declared names stand once. Of other names one is surely new; where more are needed they must be of different
-kinds (`distinct.py`).
+Members that must be there are counted so that a repeated name deceives nobody, whether a reader keeps the first of two
+or the last. A declared name stands once. One member with another name is surely a new one. Where more than one is
+needed, their names must be of different kinds (`distinct.py`).
 """
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 
-from jsg.constrained.ir import EMPTY, MAX_ONCE, NEVER, Automaton, Bag, BagItem, Expr, Repeat, alt, optional, seq
-from jsg.constrained.schema import distinct, strings
+from jsg.constrained.ir import (
+    EMPTY,
+    MAX_ONCE,
+    NEVER,
+    Automaton,
+    Bag,
+    BagItem,
+    Expr,
+    Repeat,
+    alt,
+    any_of,
+    optional,
+    separated,
+    seq,
+)
+from jsg.constrained.schema import distinct
 from jsg.constrained.schema.scope import Scope
 from jsg.errors import GrammarError
 
@@ -79,7 +93,7 @@ def braces(scope: Scope, plan: Plan, where: str) -> Expr:
         some = arrange(plan, scope.spacing.comma, where)
         if some != NEVER:
             options.append(scope.spacing.enclosed("{", some, "}"))
-    return strings.any_of(options)
+    return any_of(options)
 
 
 def _in_any_order(plan: Plan, comma: Expr, where: str) -> Expr:
@@ -131,7 +145,7 @@ def _in_order(plan: Plan, comma: Expr, where: str) -> Expr:
         others = _others(plan, comma, required, where)
         if not declared:
             return others
-        first = _row([member.expr for member in declared], comma)
+        first = separated([member.expr for member in declared], comma)
         must_have_others = plan.least > required or bool(plan.needed)
         if others == NEVER:
             return NEVER if must_have_others else first
@@ -185,10 +199,6 @@ def _kinds(plan: Plan, least: int, where: str) -> Sequence[Expr]:
             f"{len(kinds)} can; declare their names under properties, or use a smaller minProperties"
         )
     return kinds
-
-
-def _row(exprs: Sequence[Expr], comma: Expr) -> Expr:
-    return seq(*itertools.chain.from_iterable((EMPTY if i == 0 else comma, expr) for i, expr in enumerate(exprs)))
 
 
 def _subsequence(members: Sequence[Member], comma: Expr) -> Expr:

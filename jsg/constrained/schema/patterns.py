@@ -1,4 +1,4 @@
-"""What is known about the patterns of a schema without a text: which strings they find, which exclude each other."""
+"""The patterns of a schema: which strings they are found in, and which of them exclude each other."""
 
 import functools
 

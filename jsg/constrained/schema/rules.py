@@ -1,4 +1,4 @@
-"""The rules of a grammar while it is made: one for each thing that is asked for."""
+"""Collects the rules of a grammar while it is made; what is asked for twice becomes one rule."""
 
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -8,7 +8,7 @@ from jsg.errors import GrammarError
 
 
 class RuleBook:
-    """Rules by name. What is asked for twice is made once.
+    """The rules of a grammar by name. A rule that is asked for twice is made once.
 
     A rule is made in `finish` and not while others are, so that schemas inside one another do not become Python calls
     inside one another, and a schema may contain itself.
@@ -39,7 +39,7 @@ class RuleBook:
         return call
 
     def finish(self) -> dict[str, Expr]:
-        """Makes all that was asked for; every rule by its name.
+        """Makes all rules that were asked for, and gives them by name.
 
         Raises:
             GrammarError: One cannot be made. The message says which.

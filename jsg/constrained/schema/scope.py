@@ -1,4 +1,4 @@
-"""What the parts of the emitter share: the rules so far, how things are spelled, and how to ask for a node."""
+"""What the parts of the emitter share: the rules so far, the spellings, and a way to ask for a node."""
 
 import dataclasses
 from collections.abc import Callable

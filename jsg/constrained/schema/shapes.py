@@ -1,11 +1,10 @@
-"""A JSON Schema after everything that combines schemas was worked out: what each value may be, one type at a time.
+"""Shapes: a JSON Schema when everything that combines schemas is worked out. A shape describes values of one type.
 
-`normalise.py` makes these from a schema's JSON ($ref, allOf, anyOf, oneOf, not, if/then/else and type lists are gone),
-`emit.py` makes a grammar of them. A node is a set of alternatives, kept by name, so that schemas may be recursive: a
-value is valid for a node where it is valid for any of its shapes. No shapes: no value is valid.
+`normalise.py` makes shapes of a schema's JSON; $ref, allOf, anyOf, oneOf, not, if/then/else and lists of types are then
+gone. `emit.py` makes a grammar of them. A node is a list of shapes under a name, so schemas may be recursive. A value
+is valid for a node where it is valid for any of its shapes, and no value is valid for a node without shapes.
 
-Nothing here is only a hint: whatever stands in a shape is enforced by the grammar, and what could not be enforced was
-refused before.
+The grammar enforces everything that stands in a shape. What could not be enforced was refused before.
 """
 
 import dataclasses
@@ -151,7 +150,7 @@ class Object:
     patterns: tuple[NamePattern, ...] = ()
     additional: NodeName = ANY
     additional_excludes: tuple[str, ...] = ()
-    names: tuple[String | Const, ...] | None = None
+    names: tuple[String, ...] | None = None
     some: tuple[tuple[String, NodeName], ...] = ()
     min_properties: int = 0
     max_properties: int | None = None

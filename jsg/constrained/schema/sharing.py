@@ -1,4 +1,7 @@
-"""Equal nodes under one name: parts of a schema that say the same, wherever they stand, become one rule."""
+"""Puts equal nodes under one name, so that parts of a schema that say the same become one rule, wherever they stand.
+
+Alternatives of a node that another alternative covers are left out.
+"""
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -7,20 +10,26 @@ from jsg.constrained.schema.shapes import ANY, EVERY_SHAPE, NEVER, Array, Docume
 
 MAX_ROUNDS = 60
 
+MAX_OBJECTS = 100
+"""Alternatives of one node of which every two are compared."""
+
 Rename = Callable[[NodeName], Hashable]
+IsNever = Callable[[NodeName], bool]
 
 
 def shared(document: Document) -> Document:
-    """The same document, in which no two nodes are alike (as far as can be told in few rounds)."""
+    """The same document without nodes that are alike, as far as a few rounds find them."""
     classes = _classes(document.nodes)
     if classes is None:
-        return document
+        classes = {name: number for number, name in enumerate(document.nodes)}
     names: dict[int, NodeName] = {}
     for name in (ANY, NEVER, document.root, *document.nodes):
         names.setdefault(classes[name], name)
     final = {name: names[classes[name]] for name in document.nodes}
     nodes = {
-        name: shapes if shapes is EVERY_SHAPE else _distinct([_renamed(shape, final) for shape in shapes])
+        name: shapes
+        if shapes is EVERY_SHAPE
+        else _without_covered([_renamed(shape, final) for shape in shapes], lambda node: not document.nodes[node])
         for name, shapes in document.nodes.items()
         if final[name] == name
     }
@@ -69,7 +78,7 @@ def _classes(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, int]
 
 
 def _signature(shape: Shape, rename: Rename) -> Hashable:
-    """All of a shape, other nodes by what `rename` makes of them."""
+    """Everything that a shape says; the nodes that it names are replaced by what `rename` gives for them."""
     if isinstance(shape, Array):
         kind = shape.contains
         return (
@@ -114,28 +123,47 @@ def _renamed(shape: Shape, names: Mapping[NodeName, NodeName]) -> Shape:
     return shape
 
 
-def _distinct(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
-    """Each once, and no object that another one allows anyhow, which asks for fewer members."""
-    if len(shapes) < 2:
-        return tuple(shapes)
-    found: dict[Hashable, Shape] = {}
-    objects: dict[Hashable, list[Object]] = {}
-    for shape in shapes:
-        if isinstance(shape, Object):
-            loose = dataclasses.replace(shape, required=frozenset(), min_properties=0)
-            objects.setdefault(_signature(loose, str), []).append(shape)
-        else:
-            found[shape] = shape
-    for alike in objects.values():
-        for i, shape in enumerate(alike):
-            if not any(j != i and _allows(other, shape, is_first=j < i) for j, other in enumerate(alike)):
-                found[i, _signature(shape, str)] = shape
-    return tuple(found.values())
+def _without_covered(shapes: Sequence[Shape], is_never: IsNever) -> tuple[Shape, ...]:
+    """The shapes, each once, without objects whose values are valid for another one of the shapes anyway.
+
+    Each alternative that is an object is a way of its own to read a text, and a machine follows only a few at once.
+    Working out `oneOf` leaves many that others cover.
+    """
+    objects = [shape for shape in shapes if isinstance(shape, Object)]
+    kept: list[Object] = objects
+    if 1 < len(objects) <= MAX_OBJECTS:
+        kept = []
+        for shape in objects:
+            if not any(_covers(other, shape, is_never) for other in kept):
+                kept = [other for other in kept if not _covers(shape, other, is_never)]
+                kept.append(shape)
+    others = dict.fromkeys(shape for shape in shapes if not isinstance(shape, Object))
+    return (*others, *kept)
 
 
-def _allows(other: Object, shape: Object, is_first: bool) -> bool:
-    """Whether `other`, which differs in what it asks for only, allows all that `shape` does; of equals the first."""
-    least = max(shape.min_properties, len(shape.required) + len(shape.some))
-    if not (other.required <= shape.required and other.min_properties <= least):
+def _covers(outer: Object, inner: Object, is_never: IsNever) -> bool:
+    """Whether every object that is valid for `inner` is valid for `outer`; False where that is not plain to see."""
+    rules = [(one.patterns, one.additional_excludes, one.names, one.some) for one in (outer, inner)]
+    if rules[0] != rules[1] or (outer.dependents and outer.dependents != inner.dependents):
         return False
-    return is_first or other.required != shape.required or other.min_properties != shape.min_properties
+    if rules[0] != ((), (), None, ()) and outer.properties.keys() != inner.properties.keys():
+        return False  # what a pattern or `names` says of a name that only one of them declares
+    most = inner.max_properties
+    # Of members whose names are not told two may have one name, so only one of them surely counts.
+    if outer.min_properties > max(inner.min_properties, len(inner.required) + bool(inner.some)):
+        return False
+    if outer.max_properties is not None and (most is None or most > outer.max_properties):
+        return False
+
+    def is_within(node: NodeName, other: NodeName) -> bool:
+        return node == other or other == ANY or is_never(node)
+
+    names = {*inner.properties, *outer.properties}
+    return (
+        outer.required <= inner.required
+        and is_within(inner.additional, outer.additional)
+        and all(
+            is_within(inner.properties.get(name, inner.additional), outer.properties.get(name, outer.additional))
+            for name in names
+        )
+    )

@@ -1,7 +1,7 @@
-"""Strings: free ones, counted ones, patterns, formats, and names that are any but some.
+"""Strings as expressions: free ones, counted ones, patterns, formats, and names that are any but some.
 
-What is easy stays small: a length beside a simple pattern is a count, and "any string but these" follows the words only
-as long as they can still come. Only what is left is worked out as a deterministic automaton over characters.
+The easy cases stay small. A length beside a simple pattern is a count, and "any string but these" follows the words
+only as long as one of them can still come. The other cases are worked out as a deterministic automaton over characters.
 """
 
 import functools
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from jsg.constrained.chars import charset
 from jsg.constrained.chars.chardfa import CharDfa, as_repeat, fit_length
 from jsg.constrained.chars.lower import lower
-from jsg.constrained.ir import NEVER, Alt, Automaton, Bag, Call, Chars, Expr, Literal, Repeat, Seq, alt, seq
+from jsg.constrained.ir import NEVER, Automaton, Call, Chars, Expr, Literal, Repeat, parts_of, seq
 from jsg.constrained.limits import check
 from jsg.constrained.schema.formats import format_expr
 from jsg.constrained.schema.json_text import character
@@ -28,7 +28,7 @@ def string_expr(scope: Scope, shape: String, where: str) -> Call:
 
 
 def described(shape: String, where: str) -> str:
-    """The string for people, by the keyword that costs most."""
+    """A name for the string in messages, by the keyword that costs most."""
     if shape == String():
         return "string"
     if shape.patterns or shape.not_patterns:
@@ -53,40 +53,12 @@ def _of_format(name: str) -> Expr:
     return seq(_QUOTE, lower(format_expr(name), character), _QUOTE)
 
 
-def accepts(scope: Scope, shape: String, text: str) -> bool:
-    """Whether a string is valid."""
-    if text in shape.excluded or len(text) < shape.min_length:
-        return False
-    if shape.max_length is not None and len(text) > shape.max_length:
-        return False
-    return all(CharDfa.of(part, scope.limits).accepts(text) for part in _parts(scope, shape)) and not any(
-        CharDfa.of(part, scope.limits).accepts(text) for part in _searches(scope, shape.not_patterns)
-    )
-
-
-def both(left: String, right: String) -> String:
-    """The strings that are valid for two shapes."""
-    lengths = [length for length in (left.max_length, right.max_length) if length is not None]
-    return String(
-        min_length=max(left.min_length, right.min_length),
-        max_length=min(lengths, default=None),
-        patterns=_merged(left.patterns, right.patterns),
-        not_patterns=_merged(left.not_patterns, right.not_patterns),
-        formats=_merged(left.formats, right.formats),
-        excluded=left.excluded | right.excluded,
-    )
-
-
-def _merged(left: Iterable[str], right: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([*left, *right]))
-
-
 def _searches(scope: Scope, patterns: Iterable[str]) -> list[Expr]:
     return [search_expr(pattern, scope.limits) for pattern in patterns]
 
 
 def _parts(scope: Scope, shape: String) -> list[Expr]:
-    """What a string must match as a whole, each, over characters."""
+    """Expressions over characters, each of which the whole string must match."""
     return [*_searches(scope, shape.patterns), *map(format_expr, shape.formats)]
 
 
@@ -149,24 +121,12 @@ def _lowered(scope: Scope, expr: Expr) -> Expr:
 
 
 def _count_sets(expr: Expr) -> int:
-    """How many sets of more than one character an expression has, more or less: up to what matters."""
+    """How many sets of more than one character an expression has, counted as far as it matters."""
     count, todo = 0, [expr]
     while todo and count <= _MAX_INLINE_SETS:
-        match todo.pop():
-            case Chars(ranges):
-                count += charset.size(ranges) > 1
-            case Seq(parts):
-                todo.extend(parts)
-            case Alt(options):
-                todo.extend(options)
-            case Repeat(item, _, _, separator):
-                todo.extend((item, separator))
-            case Bag(items, separator):
-                todo.extend((*(item.expr for item in items), separator))
-            case Automaton(edges):
-                todo.extend(label for row in edges for label, _ in row)
-            case _:
-                pass
+        part = todo.pop()
+        count += isinstance(part, Chars) and charset.size(part.ranges) > 1
+        todo.extend(parts_of(part))
     return count
 
 
@@ -211,13 +171,7 @@ def _all_but(signs: tuple[str, ...]) -> charset.CharRanges:
 
 
 def _rest(scope: Scope) -> Call:
-    """Any characters and the closing quote: what free strings and free names end in."""
+    """Any characters and the closing quote, with which free strings and free names end."""
     return scope.book.call(
         "rest", "rest of a string", lambda: seq(Repeat(character(charset.UNIVERSE), 0, None), _QUOTE)
     )
-
-
-def any_of(options: Iterable[Expr]) -> Expr:
-    """Any of the options that can be matched at all."""
-    found = [option for option in options if option != NEVER]
-    return found[0] if len(found) == 1 else alt(*found)

@@ -1,4 +1,4 @@
-"""Which values a node has where they are few, and which nodes have no value in common: for `uniqueItems`."""
+"""For `uniqueItems`: the values of a node where they are few, and whether nodes have no value in common."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from jsg.constrained.schema.values import key_of, type_of
 
 
 def few_values(scope: Scope, node: NodeName) -> dict[str, str] | None:
-    """Each valid value as canonical JSON, by a key that equal values share; None where they are not known to be few."""
+    """The valid values as canonical JSON, by a key that equal values share; None where there may be many."""
     values: dict[str, str] = {}
     for shape in scope.shapes(node):
         texts = _texts(shape)

@@ -1,4 +1,4 @@
-"""`unevaluatedProperties` and `unevaluatedItems`, where what was evaluated does not depend on the value."""
+"""`unevaluatedProperties` and `unevaluatedItems`, where it does not depend on the value what was evaluated."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ _DEPENDS = ("anyOf", "dependencies", "dependentSchemas", "if", "oneOf")
 
 
 def draft(context: Context, place: int, keyword: str) -> Draft:
-    """What the keyword says; a draft that is refused where that depends on the value."""
+    """The draft of what the keyword says. It is refused where that depends on the value."""
     kind = "properties" if keyword == "unevaluatedProperties" else "items"
     node = context.child(place, keyword)
     shape = Members() if kind == "properties" else Items()
@@ -30,7 +30,7 @@ def draft(context: Context, place: int, keyword: str) -> Draft:
 
 
 class _Evaluated:
-    """What is evaluated whatever the value is."""
+    """Names, patterns and items that are evaluated whatever the value is."""
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""JSON values of enum and const: when two are equal, and how one is written."""
+"""The JSON values of enum and const: when two of them are equal, and how one is written."""
 
 import json
 import math
@@ -55,7 +55,7 @@ def decimal_of(value: int | float | Decimal, where: str) -> Decimal:
 
 
 def key_of(value: Json | Decimal, where: str) -> str:
-    """A text that is the same for values that are equal as JSON Schema has it, and only for them."""
+    """A text that two values share exactly where JSON Schema calls them equal."""
     return _write(value, where, is_key=True)
 
 
@@ -101,7 +101,7 @@ def _write_number(number: Decimal) -> str:
 
 
 def described(value: Json) -> dict[str, Json]:
-    """The schema of one array or object, out of the schemas of what is in it."""
+    """A schema that only this array or object is valid for, made of the schemas of its parts."""
     if isinstance(value, list):
         return {"prefixItems": [{"const": item} for item in value], "minItems": len(value), "maxItems": len(value)}
     assert isinstance(value, dict)

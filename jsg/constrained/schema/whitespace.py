@@ -1,7 +1,7 @@
-"""White space between the tokens of JSON: none, the one way of `json.dumps`, or a bounded choice.
+"""White space between the tokens of JSON: none, that of `json.dumps`, or a bounded choice.
 
-A choice is bounded at every place, so that no text can run away in white space, and there is none before a comma or a
-colon, where nobody writes any and each would cost forced text.
+White space is bounded at every place, so that no text runs away in it. There is none before a comma or a colon: nobody
+writes any there, and a choice would cost forced text.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The members of a JSON object, read one by one: what is missing, wrong or unknown is refused by its place."""
+"""Reads the members of a JSON object one by one, and refuses what is missing, wrong or unknown with its place."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ _MISSING = object()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Where something stands.
+    """The place where something stands.
 
     Attributes:
         param: The client's name for the whole grammar.
-        path: For people: the way from there.
+        path: The way from the grammar to the place, as messages show it.
     """
 
     param: str
     path: str
 
     def at(self, step: str) -> "Place":
-        """A place one step further in."""
+        """The place one step further in."""
         return Place(self.param, f"{self.path}{step}")
 
 

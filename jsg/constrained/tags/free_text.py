@@ -1,9 +1,11 @@
-"""Text that is free until a string comes up in it: a trigger, an end, or one that is forbidden."""
+"""Free text that goes on until a string comes up in it: a trigger, an end, or a forbidden string."""
 
 import dataclasses
 from collections import deque
 from collections.abc import Sequence
 
+from jsg.constrained.automata import explore
+from jsg.constrained.chars import charset
 from jsg.constrained.ir import Automaton, ByteSet, Expr, seq
 from jsg.constrained.limits import Limits, check
 from jsg.constrained.special_tokens import FIRST_BYTE
@@ -12,7 +14,7 @@ from jsg.constrained.utf8 import Rest, next_bytes
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Branch:
-    """What happens where `text` comes up.
+    """What follows where `text` comes up.
 
     Attributes:
         text: Not empty; whole characters, or a special token's spelling.
@@ -26,7 +28,7 @@ class Branch:
 
 
 def free_text(branches: Sequence[Branch], limits: Limits, param: str, *, may_end: bool) -> Expr:
-    """UTF-8 in which each branch's text comes up only as the branch says; the one that is complete first counts.
+    """UTF-8 text in which what a branch says follows its text. The text that is complete first counts.
 
     Where two are complete at once any of them may go on, unless one is forbidden.
 
@@ -65,7 +67,7 @@ class _FreeText:
         self._link()
 
     def _link(self) -> None:
-        """Completes the trie: every node's ways, those of its longest proper end included, and its branches."""
+        """Adds to each node the edges and the branches of its longest proper suffix that is in the trie."""
         failure = [0] * len(self._children)
         self._next[0] = dict(self._children[0])
         queue = deque(self._children[0].values())
@@ -83,36 +85,24 @@ class _FreeText:
 
     def automaton(self, may_end: bool) -> Automaton:
         """The automaton; its last state is where a last branch leads."""
-        numbers: dict[tuple[int, Rest], int] = {(0, ()): 0}
-        queue: deque[tuple[int, Rest]] = deque([(0, ())])
-        edges: list[list[tuple[Expr, int]]] = []
-        ends: list[tuple[int, Expr]] = []
-        accepting: set[int] = set()
-        while queue:
-            node, rest = queue.popleft()
-            number = len(edges)
-            edges.append([])
-            if may_end and not rest and not self._is_special[node]:
-                accepting.add(number)
-            targets, matches = self._ways(node, rest)
-            for target, ranges in targets.items():
-                if target not in numbers:
-                    numbers[target] = len(numbers)
-                    queue.append(target)
-                edges[number].append((ByteSet(_join(ranges)), numbers[target]))
-            for byte, branch in matches:
+        matches: dict[tuple[int, Rest], list[tuple[int, Branch]]] = {}
+
+        def steps(state: tuple[int, Rest]) -> list[tuple[Expr, tuple[int, Rest]]]:
+            targets, matches[state] = self._ways(*state)
+            return [(ByteSet(charset.of_ranges(ranges)), target) for target, ranges in targets.items()]
+
+        order, edges = explore((0, ()), steps)
+        end = len(order)
+        accepting = {
+            number for number, (node, rest) in enumerate(order) if may_end and not rest and not self._is_special[node]
+        }
+        for state, row in zip(order, edges, strict=True):
+            for byte, branch in matches[state]:
                 assert branch.then is not None, "forbidden texts lead nowhere"
                 label = seq(ByteSet(((byte, byte),)), branch.then)
-                if branch.is_last:
-                    ends.append((number, label))
-                else:
-                    edges[number].append((label, 0))
-        if ends:
-            for number, label in ends:
-                edges[number].append((label, len(edges)))
-            accepting.add(len(edges))
-            edges.append([])
-        return Automaton(tuple(map(tuple, edges)), frozenset(accepting))
+                row.append((label, end if branch.is_last else 0))
+                accepting.update((end,) if branch.is_last else ())
+        return Automaton((*map(tuple, edges), ()), frozenset(accepting))
 
     def _ways(
         self, node: int, rest: Rest
@@ -145,14 +135,3 @@ class _FreeText:
         if not rest and FIRST_BYTE in ways:
             go(FIRST_BYTE, ())
         return targets, matches
-
-
-def _join(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Ascending ranges that neither touch nor overlap."""
-    joined: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if joined and joined[-1][1] + 1 == first:
-            joined[-1] = (joined[-1][0], last)
-        else:
-            joined.append((first, last))
-    return tuple(joined)

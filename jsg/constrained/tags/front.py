@@ -1,13 +1,13 @@
-"""Structural tags: free text, with places in it that a grammar governs.
+"""Makes a grammar of a structural tag: free text with places in it that a grammar governs.
 
-Two forms are read. The older one, of SGLang: `structures` (begin, schema, end) and `triggers`. The newer one, of
-XGrammar: a tree of formats under `format`, such as
+Two forms are read. The older form is SGLang's; it has `structures` (each with begin, schema and end) and `triggers`.
+The newer form is XGrammar's, a tree of formats under `format`:
 
     {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<f="], "tags": [
         {"type": "tag", "begin": "<f=add>", "content": {"type": "json_schema", "json_schema": {…}}, "end": "</f>"}]}}
 
-Free text inside a tag ends where the tag's end first comes up. A `{"type": "token", "token": "<name>"}` is a special
-token by its written form; it may also stand for a tag's begin or end, and for a trigger.
+Free text inside a tag ends where the end of the tag first comes up. A `{"type": "token", "token": "<name>"}` stands for
+the special token that is written so; it may also be the begin or the end of a tag, or a trigger.
 """
 
 import json
@@ -279,7 +279,7 @@ class _Formats:
     # What formats share.
 
     def _check_reachable(self, fields: Fields, triggers: Sequence[bytes], stops: Sequence[bytes]) -> None:
-        """Refuses a trigger that can never come up, because a shorter string in it comes up before."""
+        """Refuses a trigger that can never come up because a shorter string in it comes up first."""
         for trigger in triggers:
             for other in (*triggers, *stops):
                 is_same = other == trigger
@@ -306,7 +306,7 @@ class _Formats:
         )
 
     def _merge(self, key: tuple[str, ...], place: Place, make: Callable[[], Grammar]) -> Call:
-        """A call of another grammar, of which there is one set of rules however often it stands here."""
+        """A call of another grammar. Its rules are added once, however often it stands in the tag."""
         if key not in self._merged:
             try:
                 grammar = make()
@@ -336,7 +336,7 @@ def _last(ends: Ends) -> list[Branch]:
 
 
 def _shortest(triggers: Sequence[bytes]) -> list[bytes]:
-    """The triggers without those that another one begins: that one comes up before them."""
+    """The triggers without those that begin with another trigger, because the shorter one comes up first."""
     kept: list[bytes] = []
     for trigger in sorted(triggers):
         if not (kept and trigger.startswith(kept[-1])):

@@ -1,4 +1,4 @@
-"""The structural tag that lets a model call tools in the form it was trained on, and in no other."""
+"""Makes the structural tag that lets a model call tools, in the form that it was trained on and in no other."""
 
 import dataclasses
 import json
@@ -95,7 +95,7 @@ class _Markers:
         return {"type": "token", "token": marker} if self.is_special(marker) else marker
 
     def spellings(self, marker: str) -> list[str | Format]:
-        """All that a client's text shows as the marker: the characters may come as text in any case."""
+        """All spellings that look like the marker: as a special token, and as plain characters."""
         return [marker, self.format(marker)] if self.is_special(marker) else [marker]
 
 
@@ -175,7 +175,7 @@ def _triggered(triggers: list[str | Format], tags: list[Format], parallel: bool)
 
 
 def _object_schema(tool: Tool) -> Mapping[str, Any]:
-    """The schema of a tool's arguments, which are an object whether it says so or not."""
+    """The schema of a tool's arguments. They are an object, even where the schema does not say so."""
     schema = tool.parameters
     if schema is None or schema is True:
         return {"type": "object"}

@@ -154,7 +154,7 @@ class ModelRunner:
             needed = MASKED_EVERYTHING  # deterministic: the sums of two programs may differ in their last bits
         keys = buckets.decode if key.phase is Phase.DECODE else buckets.extend
         if batch.has_drafts:
-            keys = buckets.holding(batch.num_tokens, batch.num_rows)
+            keys = buckets.with_room(batch.num_tokens, batch.num_rows)
         if batch.groups and (grouped := buckets.pick_grouped(key.num_tokens)):
             keys = (grouped, *keys)
         for larger in keys:

@@ -160,7 +160,7 @@ def test_memory_of_states_is_bounded_and_given_back():
             held.append(masker)  # what somebody stands on cannot be forgotten
             for token in chance.choices((1, 2), k=40):
                 assert masker.accept(token)
-                assert compiled.describe().num_bytes < 600_000 + MEMO_BYTES
+                assert compiled.num_bytes < 600_000 + MEMO_BYTES
     held.clear()
     for _ in range(100):  # nobody does any more, so that what was made makes room
         masker = compiled.new_masker()

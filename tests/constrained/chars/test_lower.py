@@ -114,7 +114,7 @@ def test_lower_reaches_every_kind_of_expression():
         (BagItem(Literal(b"a"), is_once=True),), Literal(b"a"), 1, 2
     )
     automaton = Automaton((((a, 1), (never, 0)), ()), frozenset([1]))
-    assert lower(automaton) == Automaton((((Literal(b"a"), 1),), ()), frozenset([1]))
+    assert lower(automaton) == Automaton((((Literal(b"a"), 1), (NEVER, 0)), ()), frozenset([1]))
 
 
 def test_lower_uses_the_encoding_and_keeps_shared_parts_shared():

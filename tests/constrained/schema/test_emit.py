@@ -6,22 +6,12 @@ import pytest
 
 from jsg.constrained import ir
 from jsg.constrained.build.builder import build
-from jsg.constrained.ir import Grammar
 from jsg.constrained.limits import LIMITS
-from jsg.constrained.schema.emit import emit
 from jsg.constrained.schema.front import schema_grammar
-from jsg.constrained.schema.shapes import ANY, Document, Object
 from jsg.errors import GrammarError
-from jsg.types import Whitespace
 from tests.constrained import texts
 from tests.constrained.schema.emitted import accepts, forced, machine, verdicts
 from tests.constrained.work import work
-
-
-def json_grammar(whitespace: Whitespace) -> Grammar:
-    """The grammar of all JSON objects."""
-    return emit(Document("object", {"object": (Object(),), ANY: ()}), whitespace, "free", LIMITS)
-
 
 PERSON = {
     "type": "object",
@@ -109,12 +99,11 @@ class TestConstants:
 class TestGenericJson:
     @pytest.mark.parametrize("value", [{}, {"a": [None, True, -1.5e-3, "é"]}, {"": {"": [[], {}]}}])
     def test_objects(self, value: object) -> None:
-        automaton = texts.machine_of(json_grammar("fixed"))
-        assert texts.accepts(automaton, json.dumps(value))
+        assert accepts({"type": "object"}, json.dumps(value))
 
     @pytest.mark.parametrize("text", ["[]", "1", '{"a": 01}', '{"a": .5}', "{'a': 1}", '{"a": 1,}', '{"a": "\n"}'])
     def test_nothing_else(self, text: str) -> None:
-        assert not texts.accepts(texts.machine_of(json_grammar("fixed")), text)
+        assert not accepts({"type": "object"}, text)
 
     def test_true_is_any_value(self) -> None:
         assert verdicts(True, ["1", '"x"', "null", "[]", "{}", "nul"]) == ["1", '"x"', "null", "[]", "{}"]

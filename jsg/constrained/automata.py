@@ -1,13 +1,37 @@
-"""What all deterministic automata here need: which states matter, and which are the same.
+"""Deterministic automata: the states that are reached, those that matter, and those that are equivalent.
 
-An automaton is its rows: of each state the target for each column, `DEAD` where there is none. State 0 is the start.
-What a column stands for (a set of characters, a digit) is the caller's.
+An automaton is given by its rows. The row of a state has its target for each column, or `DEAD` where there is none, and
+state 0 is the start. The caller decides what a column stands for, such as a set of characters or a digit.
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 
 DEAD = -1
 Rows = Sequence[tuple[int, ...]]
+
+
+def explore[State: Hashable, Label](
+    start: State, steps: Callable[[State], Iterable[tuple[Label, State]]], count: Callable[[int], None] | None = None
+) -> tuple[list[State], list[list[tuple[Label, int]]]]:
+    """The states that steps lead to from the start, in the order in which they are met, and the edges of each.
+
+    `count` is told how many states there are whenever there is one more, and may raise.
+    """
+    numbers = {start: 0}
+    order = [start]
+    edges: list[list[tuple[Label, int]]] = []
+    for state in order:  # `order` grows while it is walked.
+        row: list[tuple[Label, int]] = []
+        for label, target in steps(state):
+            number = numbers.get(target)
+            if number is None:
+                number = numbers[target] = len(order)
+                order.append(target)
+                if count is not None:
+                    count(len(order))
+            row.append((label, number))
+        edges.append(row)
+    return order, edges
 
 
 def live_states(rows: Rows, accepting: Iterable[int]) -> list[int]:
