@@ -9,7 +9,7 @@ import pytest
 
 from jsg.errors import GraphError, RequestError
 from jsg.lang.executor.evaluation import Evaluator
-from jsg.lang.executor.frames import Tasks, new_frame
+from jsg.lang.executor.frames import new_frame
 from jsg.lang.executor.limits import ProgramLimits, check_limits
 from jsg.lang.executor.posted import execute
 from jsg.lang.graphs.check import graph_from_json
@@ -122,7 +122,7 @@ def test_m3_a_value_that_is_no_text_is_not_written_as_one():
         large = [large, large]
 
     async def main() -> None:
-        async with Tasks() as tasks:
+        async with asyncio.TaskGroup() as tasks:
             evaluator = Evaluator({}, tasks, 100)
             frame = new_frame(graph_of({"kind": "readtext", "id": 1, **LINE}).block, None)
             variable = Variable()
@@ -136,7 +136,7 @@ def test_m3_a_value_that_is_no_text_is_not_written_as_one():
 
 def test_m3_text_is_charged_piece_by_piece():
     async def main() -> None:
-        async with Tasks() as tasks:
+        async with asyncio.TaskGroup() as tasks:
             evaluator = Evaluator({"a": "a" * 60}, tasks, 100)
             graph = graph_of(append(1))
             with pytest.raises(RequestError, match="more text"):

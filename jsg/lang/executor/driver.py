@@ -6,13 +6,13 @@ another stream waits in that stream's queue, `cond` and `loop` wait for their co
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import assert_never
 
 from jsg.errors import UnknownVariableError
 from jsg.lang.executor.arguments import ArgumentValue, known_media, known_text
 from jsg.lang.executor.evaluation import NOTHING, Evaluator
-from jsg.lang.executor.frames import Frame, Tasks, new_frame
+from jsg.lang.executor.frames import Frame, new_frame
 from jsg.lang.graphs.nodes import (
     MAIN_STREAM,
     REASONING_SUFFIX,
@@ -33,6 +33,7 @@ from jsg.lang.graphs.nodes import (
     Turn,
     ValueRef,
 )
+from jsg.lang.graphs.shapes import defined
 from jsg.lang.ir import (
     Expr,
     Gen,
@@ -65,7 +66,7 @@ class Driver:
         submitted: Variable,
         open_stream: Callable[[Open], Stream],
         arguments: Mapping[str, ArgumentValue],
-        tasks: Tasks,
+        tasks: asyncio.TaskGroup,
         evaluator: Evaluator,
         concatenated: frozenset[int],
     ) -> None:
@@ -76,7 +77,7 @@ class Driver:
             submitted: Set when that has all its nodes.
             open_stream: Makes the stream of a program that the program calls.
             arguments: As of the run.
-            tasks: Of the run.
+            tasks: Those of the run; all end before it does.
             evaluator: Of the run.
             concatenated: Branches that a join takes in as they are, and so ends itself.
         """
@@ -98,7 +99,7 @@ class Driver:
         """Hands the nodes of a block to their streams; ends when those of the stream `holder` are."""
         for number, nodes in frame.nodes.items():
             if isinstance(nodes[0], Open):
-                frame.drivers[number] = self._tasks.spawn(self._drive(number, frame))
+                frame.drivers[number] = self._tasks.create_task(self._drive(number, frame))
         for node in frame.nodes.get(holder, ()) if holder is not None else ():
             await self._step(node, frame)
 
@@ -125,7 +126,7 @@ class Driver:
         try:
             await self._hand_over(node, frame)
         except Exception as error:
-            for name in _defined_names(node):
+            for name in defined(node) or ([_own_name(node)] if isinstance(node, Generate | Choose) else ()):
                 self._define(node, name, _failed(error), frame)
             with contextlib.suppress(Exception):  # of a stream that has ended already
                 frame.streams[node.stream].append_later(_raiser(error), (), place_of(node))
@@ -190,7 +191,7 @@ class Driver:
         stream.append_later(make, (), place_of(node))
 
     def _generate(self, node: Generate, stream: Stream, frame: Frame) -> None:
-        name = node.name or f"(node {node.id})"
+        name = _own_name(node)
         expr: Expr = Gen(name, node.args)
         if node.reasoning is not None:
             expr = SeparateReasoning(expr, node.reasoning)
@@ -200,7 +201,7 @@ class Driver:
         self._define(node, name, stream.variable(name), frame)
 
     def _choose(self, node: Choose, stream: Stream, frame: Frame) -> None:
-        name = node.name or f"(node {node.id})"
+        name = _own_name(node)
 
         def select(choices: Iterable[str]) -> Select:
             return Select(name, tuple(choices), node.method, node.temperature, node.seed)
@@ -221,7 +222,7 @@ class Driver:
         self.streams += branches
         for number, branch in zip(node.branches, branches, strict=True):
             frame.streams[number] = branch
-            frame.drivers[number] = self._tasks.spawn(self._drive(number, frame))
+            frame.drivers[number] = self._tasks.create_task(self._drive(number, frame))
         # The stream ends behind these: its end would be that of its branches.
         self._forked.setdefault(stream, []).extend(frame.drivers[number] for number in node.branches)
 
@@ -238,7 +239,7 @@ class Driver:
         inner.streams[node.stream] = stream
         await self.run_block(inner, node.stream)
         set_here, before = dict(block.outputs), dict(node.before)
-        for name in _defined_names(node):
+        for name in defined(node):
             if name in set_here:
                 variable = self._evaluator.promise(set_here[name], inner)
             elif name in before:
@@ -273,23 +274,8 @@ def place_of(node: Node) -> Place:
     return (name, int(line)) if line.isdecimal() else (node.line, 0)
 
 
-def _defined_names(node: AnyNode) -> Sequence[str]:
-    match node:
-        case Generate():
-            name = node.name or f"(node {node.id})"
-            return (name,) if node.reasoning is None else (name, name + REASONING_SUFFIX)
-        case Choose(name=name):
-            return (name or f"(node {node.id})",)
-        case Scope(name=name, is_begin=False) | Assign(name=name):
-            return (name,)
-        case ReadText():
-            return ("",)
-        case Cond(then=then, otherwise=otherwise, before=before):
-            return tuple(dict.fromkeys(name for name, _ in (*then.outputs, *otherwise.outputs, *before)))
-        case Loop(body=body, before=before):
-            return tuple(dict.fromkeys(name for name, _ in (*body.outputs, *before)))
-        case _:
-            return ()
+def _own_name(node: Generate | Choose) -> str:
+    return node.name or f"(node {node.id})"
 
 
 def _failed(error: BaseException) -> Variable:

@@ -7,7 +7,7 @@ from typing import Any, assert_never
 from jsg.errors import RequestError
 from jsg.lang.executor import conditions
 from jsg.lang.executor.arguments import ArgumentValue
-from jsg.lang.executor.frames import Frame, Tasks, text_len
+from jsg.lang.executor.frames import Frame, text_len
 from jsg.lang.executor.reading import CalledRun, GraphState
 from jsg.lang.graphs.nodes import (
     ArgumentRef,
@@ -34,7 +34,7 @@ MATCH_COST = 64  # characters that are put together in the time in which a patte
 class Evaluator:
     """Puts values together, within a budget of text."""
 
-    def __init__(self, arguments: Mapping[str, ArgumentValue], tasks: Tasks, max_text: int | None) -> None:
+    def __init__(self, arguments: Mapping[str, ArgumentValue], tasks: asyncio.TaskGroup, max_text: int | None) -> None:
         self._arguments = arguments
         self._tasks = tasks
         self._text_left = max_text
@@ -53,7 +53,7 @@ class Evaluator:
         variable = Variable()
         self._promised.add(variable)
         variable.when_done(lambda: self._promised.discard(variable))
-        self._tasks.spawn(self.follow(variable, value, frame))
+        self._tasks.create_task(self.follow(variable, value, frame))
         return variable
 
     def fail_promises(self, error: BaseException) -> None:

@@ -9,7 +9,7 @@ from jsg.lang.backend import Backend
 from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.driver import Driver
 from jsg.lang.executor.evaluation import Evaluator
-from jsg.lang.executor.frames import Tasks, new_frame
+from jsg.lang.executor.frames import new_frame
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import MAIN_STREAM, AnyNode, Join, Open
 from jsg.lang.ir import PUBLISHED, SamplingArgs
@@ -63,7 +63,7 @@ class Execution:
         self.ended = Variable()
         self._graph = graph
         self._loop = loop
-        self._tasks = Tasks()
+        self._tasks = asyncio.TaskGroup()
         self._evaluator = Evaluator(arguments, self._tasks, max_text)
         self._driver = Driver(
             self.stream,
@@ -114,8 +114,8 @@ class Execution:
             async with self._tasks as tasks:
                 frame = new_frame(self._graph.block, None)
                 for name, value in self._graph.block.outputs:
-                    tasks.spawn(self._evaluator.follow(self.outputs[name], value, frame))
-                tasks.spawn(self._evaluator.fulfil(self.returned, self._graph.returns, frame))
+                    tasks.create_task(self._evaluator.follow(self.outputs[name], value, frame))
+                tasks.create_task(self._evaluator.fulfil(self.returned, self._graph.returns, frame))
                 await self._driver.run_block(frame, None)
             self.submitted.finish(None)
             for stream in self.streams:

@@ -2,30 +2,10 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Coroutine
-from typing import Any
 
 from jsg.lang.graphs.nodes import AnyNode, Block
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
-
-
-class Tasks:
-    """The tasks of a run; all end before it does."""
-
-    def __init__(self) -> None:
-        self._group = asyncio.TaskGroup()
-
-    async def __aenter__(self) -> "Tasks":
-        await self._group.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> None:
-        await self._group.__aexit__(*error)
-
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begins one."""
-        return self._group.create_task(coroutine)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -2,36 +2,28 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, Never, assert_never
+from collections.abc import Mapping
+from typing import Any, Never
 
 from jsg.errors import GraphError, ProgramError
 from jsg.lang.graphs import codec
 from jsg.lang.graphs.graph import VERSION, Graph
 from jsg.lang.graphs.nodes import (
     MAIN_STREAM,
-    REASONING_SUFFIX,
     AnyNode,
     Argument,
     ArgumentRef,
-    Assign,
     Block,
     Choose,
     Cond,
-    ConstantValue,
-    DictValue,
     Fork,
-    Generate,
     Join,
-    ListValue,
     Loop,
     Media,
     Node,
     Open,
-    ReadText,
     Scope,
     StateValue,
-    TextValue,
     Turn,
     Value,
     ValueRef,
@@ -40,13 +32,8 @@ from jsg.lang.graphs.nodes import (
     children,
     describe,
 )
+from jsg.lang.graphs.shapes import Shape, defined
 from jsg.lang.nesting import Nesting, check_join
-
-Shape = int | None
-"""Of a variable that text may read: None is one value, a number is the length of a list."""
-OPAQUE = -1
-"""Of a variable that only `returns` may hold: a dictionary, a list of lists, or a list here and one value there."""
-
 
 _FIELDS = {
     "name": str,
@@ -93,29 +80,6 @@ def check_graph(graph: Graph) -> None:
     checker = _Checker(graph)
     checker.run_block(graph.block, None)
     checker.check_reads((graph.returns, graph.block.outputs), graph.block.nodes[-1])
-
-
-def shape_of(value: Value) -> Shape:
-    """How text may read a variable that holds this value."""
-    match value:
-        case ListValue(items):
-            return len(items) if all(isinstance(item, TextValue | ConstantValue) for item in items) else OPAQUE
-        case TextValue() | ConstantValue():
-            return None
-        case DictValue() | StateValue() | VariableValue():
-            return OPAQUE
-        case _:
-            assert_never(value)
-
-
-def merged_shapes(*sides: Iterable[tuple[str, Value]]) -> dict[str, Shape]:
-    """How text may read variables that hold one of several values, by name."""
-    shapes: dict[str, Shape] = {}
-    for side in sides:
-        for name, value in side:
-            shape = shape_of(value)
-            shapes[name] = shape if shapes.get(name, shape) == shape else OPAQUE
-    return shapes
 
 
 @dataclasses.dataclass(slots=True)
@@ -172,31 +136,18 @@ class _Checker:
             self._take(node, self._live(node.stream, node))
         except ProgramError as error:  # it breaks a rule of nesting
             self._fail(str(error), node)
+        self._define(node, defined(node))
 
     def _take(self, node: AnyNode, stream: _Stream) -> None:
         match node:
             case Media():
                 self._check_media(node)
-            case Generate(name=str(name)):
-                shape = node.args.n if node.args.n is not None and node.args.n > 1 else None
-                self._define(node, name, shape)
-                if node.reasoning is not None:
-                    self._define(node, name + REASONING_SUFFIX, shape)
-            case Choose():
-                if not node.choices:
-                    self._fail("there must be at least one choice", node)
-                if node.name is not None:
-                    self._define(node, node.name, None)
+            case Choose(choices=()):
+                self._fail("there must be at least one choice", node)
             case Turn():
                 stream.nesting = stream.nesting.turn(node.role, is_begin=node.is_begin)
             case Scope():
                 stream.nesting = stream.nesting.scope(node.name, is_begin=node.is_begin)
-                if not node.is_begin:
-                    self._define(node, node.name, None)
-            case ReadText():
-                self._define(node, "", None)
-            case Assign():
-                self._define(node, node.name, shape_of(node.value))
             case Fork():
                 if not node.branches or (node.offsets is not None and len(node.offsets) != len(node.branches)):
                     self._fail("a fork must have branches, and an offset for each or none", node)
@@ -235,18 +186,15 @@ class _Checker:
             visible = dict(self._shapes)
             self.run_block(block, node)
             self._shapes = visible
-        self._define_all(node, merged_shapes(node.then.outputs, node.otherwise.outputs, node.before))
 
     def _check_loop(self, node: Loop) -> None:
         if node.max_rounds < 1:
             self._fail(f"max_rounds must be at least 1, but got {node.max_rounds}", node)
-        visible = dict(self._shapes)
-        merged = merged_shapes(node.body.outputs, node.before)
-        self._define_all(node, {name: merged[name] for name, _ in node.before})  # of the rounds behind the first, too
+        visible, shapes = dict(self._shapes), defined(node)
+        self._define(node, {name: shapes[name] for name, _ in node.before})  # of the rounds behind the first, too
         self.run_block(node.body, node)
         self.check_reads(node.until, node)
         self._shapes = visible
-        self._define_all(node, merged)
 
     def check_reads(self, part: Any, node: Node) -> None:
         """Raises GraphError where a part of a node, its blocks aside, reads what is not there."""
@@ -297,12 +245,8 @@ class _Checker:
             self._fail(f"stream {number} was not opened, has ended, or belongs to another block", node)
         return stream
 
-    def _define(self, node: Node, name: str, shape: Shape) -> None:
-        self._shapes[node.id, name] = shape
-
-    def _define_all(self, node: Node, shapes: dict[str, Shape]) -> None:
-        for name, shape in shapes.items():
-            self._define(node, name, shape)
+    def _define(self, node: Node, shapes: dict[str, Shape]) -> None:
+        self._shapes |= {(node.id, name): shape for name, shape in shapes.items()}
 
     def _fail(self, rule: str, node: Node) -> Never:
         raise GraphError(f"{describe(node)}: {rule}", param="graph")

@@ -12,7 +12,7 @@ different streams only wait for the values they name. `cond` and `loop` hold the
 
 A kind of node is a dataclass here and a member of `AnyNode`. By the types of its fields `codec` writes and reads it as
 JSON, and `parts` finds what it refers to. What it means stands in three more places: `tracing.traced_state` makes it,
-`check` says what it defines and which rules hold for it, and `executor.driver` runs it.
+`executor.driver` runs it, and `shapes`, if it sets variables, or `check`, if it has rules of its own.
 """
 
 import dataclasses

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from jsg.lang.graphs.graph import Graph
-from jsg.lang.graphs.nodes import AnyNode, Append, Argument, Block, Cond, Loop, Media, ValueRef, refs
+from jsg.lang.graphs.nodes import AnyNode, Append, Argument, Block, Media, ValueRef, refs
 
 
 def reorder(graph: Graph, varying: Collection[str] = ()) -> Graph:
@@ -46,14 +46,9 @@ def _reorder_block(block: Block, varying: frozenset[str]) -> Block:
 
 
 def _reorder_inner(node: AnyNode, varying: frozenset[str]) -> AnyNode:
-    match node:
-        case Cond():
-            then, otherwise = _reorder_block(node.then, varying), _reorder_block(node.otherwise, varying)
-            return dataclasses.replace(node, then=then, otherwise=otherwise)
-        case Loop():
-            return dataclasses.replace(node, body=_reorder_block(node.body, varying))
-        case _:
-            return node
+    fields = ((field.name, getattr(node, field.name)) for field in dataclasses.fields(node))
+    blocks = {name: _reorder_block(value, varying) for name, value in fields if isinstance(value, Block)}
+    return dataclasses.replace(node, **blocks) if blocks else node
 
 
 def _part_of(node: AnyNode) -> tuple[int, int] | None:

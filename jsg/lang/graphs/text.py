@@ -55,9 +55,9 @@ def to_text(name: str, arguments: Iterable[Argument], block: Block, returns: Val
         argument.name if argument.kind == "text" else f"{argument.name}: {argument.kind}" for argument in arguments
     )
     lines = [f"program {name}({taken})", *_block_lines(block, "")]
-    lines += [f"  {name} = {value_text(value)}" for name, value in block.outputs]
+    lines += [f"  {name} = {shown(value)}" for name, value in block.outputs]
     if returns != ConstantValue(None):
-        lines.append(f"  return {value_text(returns)}")
+        lines.append(f"  return {shown(returns)}")
     return "\n".join(lines)
 
 
@@ -97,7 +97,7 @@ def node_text(node: AnyNode) -> str:
             return f"open {node.program}{_sampling(node.defaults)}"
         case Append():
             free = "" if node.part is None else f" (part {node.part[1]} of an unordered group)"
-            return f"+ {_pieces(node.pieces)}{free}"
+            return f"+ {shown(TextValue(node.pieces))}{free}"
         case Media():
             what = "video" if node.num_frames is not None or isinstance(node.source, Video) else "image"
             if isinstance(node.source, ArgumentRef):
@@ -107,7 +107,7 @@ def node_text(node: AnyNode) -> str:
             reasoning = "" if node.reasoning is None else f" reasoning of {node.reasoning} apart"
             return f"{_set(node.name)}gen{_sampling(node.args)}{reasoning}"
         case Choose():
-            return f"{_set(node.name)}select [{', '.join(_pieces(choice.pieces) for choice in node.choices)}]"
+            return f"{_set(node.name)}select [{_joined(node.choices, ', ')}]"
         case Turn():
             return f"{'begin' if node.is_begin else 'end'} {node.role}"
         case Scope():
@@ -115,57 +115,61 @@ def node_text(node: AnyNode) -> str:
         case ReadText():
             return "read text"
         case Assign():
-            return f"{node.name} = {value_text(node.value)}"
+            return f"{node.name} = {shown(node.value)}"
         case Fork():
             offsets = "" if node.offsets is None else f" at offsets {list(node.offsets)}"
             return f"fork → {', '.join(map(str, node.branches))}{offsets}"
         case Join():
             return f"join {', '.join(map(str, node.branches))} ({node.mode})"
         case Cond():
-            return f"cond {condition_text(node.condition)}"
+            return f"cond {shown(node.condition)}"
         case Loop():
-            until = "" if node.until is None else f" until {condition_text(node.until)}"
+            until = "" if node.until is None else f" until {shown(node.until)}"
             return f"loop, {node.max_rounds} rounds at most{until}"
         case _:
             return kind_of(node)
 
 
-def value_text(value: Value) -> str:
-    """A value, short."""
-    match value:
+def shown(part: Piece | Value | Condition) -> str:
+    """A piece of text, a value or a condition, short."""
+    match part:
+        case str():
+            return repr(part if len(part) <= MAX_SHOWN else f"{part[: MAX_SHOWN // 2]}…{part[-MAX_SHOWN // 2 :]}")
+        case ArgumentRef(name):
+            return f"{{{name}}}"
+        case ValueRef(node, name, index):
+            place = "" if index is None else f"[{index}]"
+            return f"{{{name or 'text'}{place}@{node}}}"
         case TextValue(pieces):
-            return _pieces(pieces)
+            return " ".join(map(shown, pieces)) or "''"
         case ListValue(items):
-            return f"[{', '.join(map(value_text, items))}]"
+            return f"[{_joined(items, ', ')}]"
         case DictValue(items):
-            return f"{{{', '.join(f'{key!r}: {value_text(item)}' for key, item in items)}}}"
+            return f"{{{', '.join(f'{key!r}: {shown(item)}' for key, item in items)}}}"
         case ConstantValue(constant):
             return repr(constant)
         case VariableValue(ref):
-            return _pieces((ref,))
+            return shown(ref)
         case StateValue(stream):
             return f"state of stream {stream}"
-        case _:
-            assert_never(value)
-
-
-def condition_text(condition: Condition) -> str:
-    """A condition, short."""
-    match condition:
         case Equals(value, text):
-            return f"{_pieces(value.pieces)} == {_pieces(text.pieces)}"
+            return f"{shown(value)} == {shown(text)}"
         case Contains(value, text):
-            return f"{_pieces(text.pieces)} in {_pieces(value.pieces)}"
+            return f"{shown(text)} in {shown(value)}"
         case Matches(value, pattern):
-            return f"{_pieces(value.pieces)} matches {pattern!r}"
+            return f"{shown(value)} matches {pattern!r}"
         case Not(inner):
-            return f"not ({condition_text(inner)})"
+            return f"not ({shown(inner)})"
         case AllOf(conditions):
-            return f"({' and '.join(map(condition_text, conditions))})"
+            return f"({_joined(conditions, ' and ')})"
         case AnyOf(conditions):
-            return f"({' or '.join(map(condition_text, conditions))})"
+            return f"({_joined(conditions, ' or ')})"
         case _:
-            assert_never(condition)
+            assert_never(part)
+
+
+def _joined(parts: Iterable[Value | Condition], by: str) -> str:
+    return by.join(map(shown, parts))
 
 
 def _block_lines(block: Block, indent: str) -> Iterator[str]:
@@ -181,23 +185,6 @@ def _block_lines(block: Block, indent: str) -> Iterator[str]:
                 yield from _block_lines(node.body, f"{indent}  ")
             case _:
                 pass
-
-
-def _pieces(pieces: Iterable[Piece]) -> str:
-    return " ".join(map(_piece, pieces)) or "''"
-
-
-def _piece(piece: Piece) -> str:
-    match piece:
-        case str():
-            return repr(piece if len(piece) <= MAX_SHOWN else f"{piece[: MAX_SHOWN // 2]}…{piece[-MAX_SHOWN // 2 :]}")
-        case ArgumentRef(name):
-            return f"{{{name}}}"
-        case ValueRef(node, name, index):
-            place = "" if index is None else f"[{index}]"
-            return f"{{{name or 'text'}{place}@{node}}}"
-        case _:
-            assert_never(piece)
 
 
 def _set(name: str | None) -> str:

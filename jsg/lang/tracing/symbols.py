@@ -9,8 +9,9 @@ class of its own through (`str(x)`, `f"{x}"`, `+`), such text is a `TracedText`,
 import re
 import secrets
 import string
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NoReturn
 
 from jsg.errors import ProgramError, TraceError
 from jsg.lang.graphs.nodes import ArgumentRef, Piece, ValueRef
@@ -105,6 +106,42 @@ def plain(text: str) -> str:
     return str.__str__(text)
 
 
+_LOOKING = {
+    "tested": "bool",
+    "measured": "len",
+    "gone through": "iter",
+    "searched": "contains",
+    "indexed": "getitem",
+    "made a number": "int float index complex",
+    "compared": "eq ne lt le gt ge",
+    "looked up": "hash",
+}
+"""What needs the value itself: what messages call it, and the methods by which Python asks for it."""
+_CALCULATING = "mul rmul sub rsub truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg abs round"
+
+
+def _refusing[Kind: type](operations: Mapping[str, str]) -> Callable[[Kind], Kind]:
+    """Gives a class methods that refuse what they are asked for."""
+
+    def refuse(what: str) -> Callable[..., NoReturn]:
+        return lambda self, *args, **kwargs: _refuse(self, what)
+
+    def decorate(kind: Kind) -> Kind:
+        for what, names in operations.items():
+            for name in names.split():
+                setattr(kind, f"__{name}__", refuse(what))
+        return kind
+
+    return decorate
+
+
+def _refuse(value: "TracedText | Traced", what: str) -> NoReturn:
+    is_text = isinstance(value, TracedText)
+    subject = "text that holds a value of a run" if is_text else f"the {value.kind} {value.name!r}"
+    raise TraceError(f"{subject} is {what} at {program_line()}; {ADVICE}")
+
+
+@_refusing({**_LOOKING, "calculated with": "mul rmul", "used as a format": "mod"})
 class TracedText(str):
     """Text that holds markers. It can be appended and put into other text; whatever looks into it is refused."""
 
@@ -115,7 +152,7 @@ class TracedText(str):
 
     def __format__(self, spec: str) -> str:
         if spec:
-            _refuse(f"formatted as {spec!r}")
+            _refuse(self, f"formatted as {spec!r}")
         return self
 
     def __repr__(self) -> str:
@@ -129,51 +166,11 @@ class TracedText(str):
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("__"):
-            _refuse(f"asked for .{name}")
+            _refuse(self, f"asked for .{name}")
         return super().__getattribute__(name)
 
-    def __bool__(self) -> bool:
-        _refuse("tested")
 
-    def __len__(self) -> int:
-        _refuse("measured")
-
-    def __iter__(self) -> Any:
-        _refuse("gone through")
-
-    def __contains__(self, key: object) -> bool:
-        _refuse("searched")
-
-    def __getitem__(self, key: object) -> Any:
-        _refuse("indexed")
-
-    def __int__(self) -> int:
-        _refuse("made a number")
-
-    __float__ = __index__ = __complex__ = __int__
-
-    def __eq__(self, other: object) -> bool:
-        _refuse("compared")
-
-    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
-
-    def __hash__(self) -> int:
-        _refuse("looked up")
-
-    def __mul__(self, value: SupportsIndex) -> Any:
-        _refuse("calculated with")
-
-    def __rmul__(self, value: SupportsIndex) -> Any:
-        _refuse("calculated with")
-
-    def __mod__(self, value: object) -> Any:
-        _refuse("used as a format")
-
-
-def _refuse(what: str, of: str = "text that holds a value of a run") -> NoReturn:
-    raise TraceError(f"{of} is {what} at {program_line()}; {ADVICE}")
-
-
+@_refusing({**_LOOKING, "calculated with": _CALCULATING, "called": "call"})
 class Traced(Symbol):
     """A value that only a run has. It can be appended, put into text and given to other programs, nothing else."""
 
@@ -202,60 +199,14 @@ class Traced(Symbol):
 
     def __format__(self, spec: str) -> str:
         if spec:
-            self._refuse(f"formatted as {spec!r}")
+            _refuse(self, f"formatted as {spec!r}")
         return self.marker
 
     def __repr__(self) -> str:
         # Half a marker: f"{value!r}" is found out when it is appended, as the quotes of a run would be missing.
         return f"<traced {self.kind} {self.name!r} {plain(self.marker)[:20].strip()}>"
 
-    def _refuse(self, what: str) -> NoReturn:
-        _refuse(what, f"the {self.kind} {self.name!r}")
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)  # what Python itself asks an object
-        self._refuse(f"asked for .{name}")
-
-    def __bool__(self) -> bool:
-        self._refuse("tested")
-
-    def __len__(self) -> int:
-        self._refuse("measured")
-
-    def __iter__(self) -> Any:
-        self._refuse("gone through")
-
-    def __contains__(self, item: object) -> bool:
-        self._refuse("searched")
-
-    def __getitem__(self, key: object) -> Any:
-        self._refuse("indexed")
-
-    def __int__(self) -> int:
-        self._refuse("made a number")
-
-    __float__ = __index__ = __complex__ = __int__
-
-    def __eq__(self, other: object) -> bool:
-        self._refuse("compared")
-
-    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
-
-    def __hash__(self) -> int:
-        self._refuse("looked up")
-
-    def __mul__(self, other: object) -> Any:
-        self._refuse("calculated with")
-
-    __rmul__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mul__
-    __mod__ = __rmod__ = __pow__ = __rpow__ = __mul__
-
-    def __neg__(self) -> Any:
-        self._refuse("calculated with")
-
-    __abs__ = __round__ = __neg__
-
-    def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Refused, as everything that needs the value."""
-        self._refuse("called")
+        _refuse(self, f"asked for .{name}")

@@ -7,9 +7,8 @@ from typing import Any, Never, final
 
 from jsg.errors import ProgramError, TraceError
 from jsg.lang.branches import ProgramStateGroup, Span, joined_at_end
-from jsg.lang.graphs.check import OPAQUE, Shape, merged_shapes
 from jsg.lang.graphs.nodes import (
-    REASONING_SUFFIX,
+    AnyNode,
     Append,
     Assign,
     Block,
@@ -35,6 +34,7 @@ from jsg.lang.graphs.nodes import (
     VariableValue,
     refs,
 )
+from jsg.lang.graphs.shapes import OPAQUE, Shape, defined, merged_shapes
 from jsg.lang.ir import (
     Expr,
     ExprList,
@@ -87,21 +87,16 @@ class TracedState(Readable):
         ret_value: What the program of this stream returned.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        stream: int,
-        variables: dict[str, Any] | None = None,
-        nesting: Nesting = Nesting(),  # noqa: B008 - frozen
-    ) -> None:
+    def __init__(self, recorder: Recorder, stream: int, parent: "TracedState | None" = None) -> None:
         self.stream = stream
-        self.variables: dict[str, Any] = variables or {}
+        self.variables: dict[str, Any] = dict(parent.variables) if parent else {}
         self.ret_value: Any = None
         self._recorder = recorder
-        self._nesting = nesting
+        self._nesting = parent._nesting.fork() if parent else Nesting()
         self._set: dict[str, None] = {}  # variables set since the stream, or the block at hand, began
-        self._perhaps: set[str] = set()  # variables that only one way through the program sets
-        self._missed: dict[str, str] = {}  # asked for by `in` and not set, and where, since the loop body began
+        # Variables that only one way through the program sets; those that `in` asked for in vain, and where.
+        self._perhaps: set[str] = set(parent._perhaps) if parent else set()
+        self._missed: dict[str, str] = parent._missed if parent else {}
         self._is_written = False
         self._is_joined = False
 
@@ -157,7 +152,7 @@ class TracedState(Readable):
                 self._emit(Scope, name=name, is_begin=True)
             case VarScopeEnd(name):
                 self._nesting = self._nesting.scope(name, is_begin=False)
-                self._define(name, self._symbol(self._emit(Scope, name=name, is_begin=False), name))
+                self._set_by(self._emit(Scope, name=name, is_begin=False))
             case SeparateReasoning(body, model_type):
                 for inner in parts_of(body):
                     if isinstance(inner, Gen):
@@ -175,14 +170,7 @@ class TracedState(Readable):
         for value in (gen.name, *_texts_of(gen.args)):
             if value is not None:
                 self._constant(value, "an argument of gen")
-        node = self._emit(Generate, name=gen.name, args=gen.args, reasoning=reasoning)
-        if gen.name is None:
-            return
-        shape = gen.args.n if gen.args.n is not None and gen.args.n > 1 else None
-        self._define(gen.name, self._readable(node, gen.name, shape))
-        if reasoning is not None:
-            name = gen.name + REASONING_SUFFIX
-            self._define(name, self._readable(node, name, shape))
+        self._set_by(self._emit(Generate, name=gen.name, args=gen.args, reasoning=reasoning))
 
     def _choose(self, select: Select) -> None:
         if select.name is not None:
@@ -195,8 +183,7 @@ class TracedState(Readable):
             temperature=select.temperature,
             seed=select.seed,
         )
-        if select.name is not None:
-            self._define(select.name, self._symbol(node, select.name))
+        self._set_by(node)
 
     # Variables
 
@@ -220,7 +207,7 @@ class TracedState(Readable):
             node = self._emit(Assign, name=name, value=value_of(value, self._recorder))
         match value:
             case ExprList():
-                value = self._symbol(node, name)
+                value = self._symbol(node.id, name)
             case str() if self._recorder.symbols.is_symbolic(value):
                 value = TracedText(plain(value))
         self._define(name, value)
@@ -240,7 +227,7 @@ class TracedState(Readable):
         raise TraceError(f"the variable {name!r} is not set at {program_line()}")
 
     def _read(self, what: What) -> Variable:
-        return _given(self._symbol(self._emit(ReadText), "") if what == "text" else None)
+        return _given(self._symbol(self._emit(ReadText).id, "") if what == "text" else None)
 
     def _wait(self, variable: Variable, timeout: float | None = None) -> Any:
         return variable.now()
@@ -283,11 +270,7 @@ class TracedState(Readable):
         branches = tuple(self._recorder.new_stream() for _ in range(size))
         offsets = None if position_ids_offset is None else tuple(position_ids_offset)
         self._emit(Fork, branches=branches, offsets=offsets)
-        states = [
-            TracedState(self._recorder, number, dict(self.variables), self._nesting.fork()) for number in branches
-        ]
-        for state in states:
-            state._perhaps, state._missed = set(self._perhaps), self._missed
+        states = [TracedState(self._recorder, number, self) for number in branches]
         return ProgramStateGroup(states, lambda mode: self._join(states, mode))
 
     def copy(
@@ -341,8 +324,7 @@ class TracedState(Readable):
         )
         self._check_alive()
         self._recorder.emit(node)
-        for name, shape in merged_shapes(blocks[0].outputs, blocks[1].outputs, kept).items():
-            self._define(name, self._readable(number, name, shape))
+        self._set_by(node)
         self._perhaps = self.variables.keys() - (sure[0] & sure[1])
 
     def loop(self, body: Callable[..., object], until: Callable[..., Condition] | None, max_rounds: int) -> None:
@@ -408,11 +390,15 @@ class TracedState(Readable):
 
     # Notes
 
-    def _emit(self, kind: Callable[..., Any], **fields: Any) -> int:
+    def _emit(self, kind: Callable[..., AnyNode], **fields: Any) -> AnyNode:
         self._check_alive()
-        number = self._recorder.next_id()
-        self._recorder.emit(kind(id=number, stream=self.stream, line=program_line(), **fields))
-        return number
+        node = kind(id=self._recorder.next_id(), stream=self.stream, line=program_line(), **fields)
+        self._recorder.emit(node)
+        return node
+
+    def _set_by(self, node: AnyNode) -> None:
+        for name, shape in defined(node).items():
+            self._define(name, self._readable(node.id, name, shape))
 
     def _check_alive(self) -> None:
         if self._is_joined:

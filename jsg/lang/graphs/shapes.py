@@ -1,0 +1,71 @@
+"""Which variables a node sets, and how text may read them."""
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from jsg.lang.graphs.nodes import (
+    REASONING_SUFFIX,
+    AnyNode,
+    Assign,
+    Choose,
+    Cond,
+    ConstantValue,
+    DictValue,
+    Generate,
+    ListValue,
+    Loop,
+    ReadText,
+    Scope,
+    StateValue,
+    TextValue,
+    Value,
+    VariableValue,
+)
+
+Shape = int | None
+"""Of a variable that text may read: None is one value, a number is the length of a list."""
+OPAQUE = -1
+"""Of a variable that only `returns` may hold: a dictionary, a list of lists, or a list here and one value there."""
+
+
+def defined(node: AnyNode) -> dict[str, Shape]:
+    """The shapes of the variables that a node sets, by name; "" is that of a `ReadText`."""
+    match node:
+        case Generate(name=str(name), args=args, reasoning=reasoning):
+            names = (name,) if reasoning is None else (name, name + REASONING_SUFFIX)
+            return dict.fromkeys(names, args.n if args.n is not None and args.n > 1 else None)
+        case Choose(name=str(name)) | Scope(name=name, is_begin=False):
+            return {name: None}
+        case ReadText():
+            return {"": None}
+        case Assign(name=name, value=value):
+            return {name: shape_of(value)}
+        case Cond(then=then, otherwise=otherwise, before=before):
+            return merged_shapes(then.outputs, otherwise.outputs, before)
+        case Loop(body=body, before=before):
+            return merged_shapes(body.outputs, before)
+        case _:
+            return {}
+
+
+def shape_of(value: Value) -> Shape:
+    """How text may read a variable that holds this value."""
+    match value:
+        case ListValue(items):
+            return len(items) if all(isinstance(item, TextValue | ConstantValue) for item in items) else OPAQUE
+        case TextValue() | ConstantValue():
+            return None
+        case DictValue() | StateValue() | VariableValue():
+            return OPAQUE
+        case _:
+            assert_never(value)
+
+
+def merged_shapes(*sides: Iterable[tuple[str, Value]]) -> dict[str, Shape]:
+    """How text may read variables that hold one of several values, by name."""
+    shapes: dict[str, Shape] = {}
+    for side in sides:
+        for name, value in side:
+            shape = shape_of(value)
+            shapes[name] = shape if shapes.get(name, shape) == shape else OPAQUE
+    return shapes
