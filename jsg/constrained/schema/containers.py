@@ -6,7 +6,7 @@ The functions take the place of a schema, its keywords, and the nodes and patter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jsg.constrained.schema.drafts import Draft, Facet, Items, Kind, Members, items_of
+from jsg.constrained.schema.drafts import Draft, Facet, Items, Members, items_of
 from jsg.constrained.schema.keywords import Reader, member
 from jsg.constrained.schema.locations import Locations
 from jsg.constrained.schema.nodes import Nodes
@@ -37,16 +37,12 @@ class Context(NamedTuple):
 def array_says(context: Context, place: int, reader: Reader) -> Items | None:
     """The arrays that all keywords allow; None where there are none."""
     prefix, rest = _item_paths(reader)
-    contains: tuple[Kind, ...] = ()
-    if "contains" in reader.keywords:
-        contains = (Kind(context.child(place, "contains"), *_contained(reader)),)
     return items_of(
         Items(
             prefix=tuple(context.child(place, *path) for path in prefix),
             items=context.child(place, *rest) if rest else ANY,
             min_items=reader.count("minItems") or 0,
             max_items=reader.count("maxItems"),
-            contains=contains,
             is_unique=reader.keywords.get("uniqueItems") is True,
         )
     )
@@ -68,14 +64,7 @@ def array_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
         if wrong == ANY:
             drafts.append(Draft(Items(min_items=len(prefix) + 1)))
         elif wrong != NEVER:
-            drafts.append(Draft(Items(contains=(Kind(wrong, start=len(prefix)),))))
-    if "contains" in reader.keywords:
-        node = context.child(place, "contains")
-        least, most = _contained(reader)
-        if least:
-            drafts.append(Draft(Items(contains=(Kind(node, 0, least - 1),))))
-        if most is not None:
-            drafts.append(Draft(Items(contains=(Kind(node, most + 1),))))
+            drafts.append(Draft(Items(some=((wrong, len(prefix)),))))
     if reader.keywords.get("uniqueItems") is True:
         drafts.append(_refused(Items(min_items=2), context.where(place, "uniqueItems")))
     return drafts
@@ -89,11 +78,6 @@ def _item_paths(reader: Reader) -> tuple[list[tuple[str | int, ...]], tuple[str 
     if isinstance(items, list):
         return prefix, ("additionalItems",) if "additionalItems" in reader.keywords else ()
     return prefix, ("items",) if items is not None else ()
-
-
-def _contained(reader: Reader) -> tuple[int, int | None]:
-    least = reader.count("minContains")
-    return 1 if least is None else least, reader.count("maxContains")
 
 
 def object_says(context: Context, place: int, reader: Reader) -> Members | None:

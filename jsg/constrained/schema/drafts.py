@@ -16,24 +16,18 @@ from jsg.constrained.schema.values import ceiling, floor
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Items:
-    """An array, as in `shapes.Array`, but with any number of `contains`."""
+    """An array, as in `shapes.Array`.
+
+    Attributes:
+        some: (node, number): one of the items from this number on is valid for the node. One item may serve several.
+    """
 
     prefix: tuple[NodeName, ...] = ()
     items: NodeName = ANY
     min_items: int = 0
     max_items: int | None = None
-    contains: tuple["Kind", ...] = ()
+    some: tuple[tuple[NodeName, int], ...] = ()
     is_unique: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Kind:
-    """From `least` to `most` of the items from number `start` on are valid for the node."""
-
-    node: NodeName
-    least: int = 1
-    most: int | None = None
-    start: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -163,7 +157,7 @@ class Meeting:
                 self._conjoin(left.items, right.items),
                 least,
                 most,
-                _united(left.contains, right.contains),
+                _united(left.some, right.some),
                 left.is_unique or right.is_unique,
             )
         )

@@ -19,7 +19,7 @@ from jsg.constrained.schema.containers import (
     object_says,
     without,
 )
-from jsg.constrained.schema.drafts import FREE, Draft, DraftShape, Items, Meeting, Members, string_of
+from jsg.constrained.schema.drafts import FREE, Draft, DraftShape, Meeting, Members, string_of
 from jsg.constrained.schema.judge import Judge, UnderWayError
 from jsg.constrained.schema.keywords import REFERENCES, Reader
 from jsg.constrained.schema.nodes import Literal
@@ -60,7 +60,6 @@ class Formulas:
         self._under_way: dict[tuple[Literal, str], int] = {}
         self._types: dict[int, frozenset[str] | None] = {}
         self._listed: dict[int, dict[str, tuple[str, ...]]] = {}
-        self._plain: dict[NodeName, bool] = {}
         self._num_meetings = 0
         self._level = 0
 
@@ -108,19 +107,6 @@ class Formulas:
             del self._under_way[key]
         self._formulas[key] = formula
         return formula
-
-    def is_plain(self, node: NodeName) -> bool:
-        """Whether a node can surely be enforced: no keyword of it, and of what is in its values, was refused."""
-        if node in self._plain:
-            return self._plain[node]
-        try:
-            drafts = [draft for kind in TYPES for draft in self.of_node(node, kind)]
-        except GrammarError:
-            drafts = None
-        self._plain[node] = drafts is not None and all(
-            not draft.refusals and (draft.is_free or not isinstance(draft.shape, Items | Members)) for draft in drafts
-        )
-        return self._plain[node]
 
     def reduced(self, drafts: Sequence[Draft]) -> Formula:
         """The alternatives without those that another one covers."""
@@ -236,6 +222,7 @@ class Formulas:
                 yield self._any_of((Draft(without(name)), *present))
         if kind in ("array", "object"):
             yield from self._unevaluated(place, kind, reader)
+        yield from self._refused(kind, reader)
 
     def _is_other_type(self, place: int, kind: str) -> bool:
         """Whether `type` of a schema leaves nothing of a kind of values, so that its other keywords do not matter."""
@@ -295,6 +282,11 @@ class Formulas:
         holds = self._product(self.of(condition, kind), then, where)
         return self._any_of((*holds, *self._product(self.of(-condition, kind), otherwise, where)))
 
+    def _refused(self, kind: str, reader: Reader) -> Iterator[Formula]:
+        if kind == "array":
+            for reason in reader.refusals():
+                yield (Draft(FREE[kind], refusals=(reason,)),)
+
     def _unevaluated(self, place: int, kind: str, reader: Reader) -> Iterator[Formula]:
         keyword = "unevaluatedItems" if kind == "array" else "unevaluatedProperties"
         if keyword in reader.keywords:
@@ -339,6 +331,7 @@ class Formulas:
             if keyword in keywords and kind == owner:
                 refusal = f"{reader.where(keyword)} stands under `not`, where it is not supported; remove it"
                 yield (Draft(FREE[kind], refusals=(refusal,)),)
+        yield from self._refused(kind, reader)
 
     def _type_denies(self, reader: Reader, kind: str) -> Formula:
         types = reader.types() or frozenset(TYPES)

@@ -100,7 +100,7 @@ class Judge:
                 return True
         if shape.min_items > len(shape.prefix) and self.is_never(shape.items):
             return True
-        return any(kind.least and self.is_never(kind.node) for kind in shape.contains)
+        return any(self.is_never(node) for node, _ in shape.some)
 
     def _is_no_object(self, shape: Members) -> bool:
         if any(self.is_never(self.member(shape, name)) for name in shape.required):
@@ -226,10 +226,8 @@ class Judge:
         nodes = [*shape.prefix[: len(value)], *[shape.items] * (len(value) - len(shape.prefix))]
         if not all(self.holds(item, node) for item, node in zip(value, nodes, strict=True)):
             return False
-        for kind in shape.contains:
-            count = sum(self.holds(item, kind.node) for item in value[kind.start :])
-            if count < kind.least or (kind.most is not None and count > kind.most):
-                return False
+        if not all(any(self.holds(item, node) for item in value[start:]) for node, start in shape.some):
+            return False
         if shape.is_unique:
             return len({key_of(item, "a value of enum or const") for item in value}) == len(value)
         return True

@@ -26,16 +26,19 @@ STANDARD_FORMATS = frozenset(
 )
 """Formats that have a meaning. Those that are not enforced are refused; any other name is an annotation."""
 
+REFUSED = {"contains": "leave it out, or say in prefixItems which items must be there"}
+"""Keywords about arrays that are not supported, and what to do. `docs/packages/constrained.md` gives the reason."""
+
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-ENFORCED = frozenset(
+CONSTRAINING = frozenset(
     (
         *REFERENCES,
+        *REFUSED,
         "additionalItems",
         "additionalProperties",
         "allOf",
         "anyOf",
         "const",
-        "contains",
         "dependencies",
         "dependentRequired",
         "dependentSchemas",
@@ -69,7 +72,7 @@ ENFORCED = frozenset(
     )
 )
 HELPERS = frozenset(("else", "maxContains", "minContains", "then"))
-"""Keywords that say something only together with one of `ENFORCED`."""
+"""Keywords that say something only beside one of `CONSTRAINING`."""
 
 SAYING_NOTHING = frozenset(
     (
@@ -102,7 +105,7 @@ def enforced(place: Place) -> Mapping[str, Json]:
             raise GrammarError(
                 f"{keyword} at {place.pointer} is a keyword of draft 3, which is not supported; write {successor}"
             )
-    return {k: v for k, v in place.schema.items() if k in ENFORCED or k in HELPERS}
+    return {k: v for k, v in place.schema.items() if k in CONSTRAINING or k in HELPERS}
 
 
 class Reader:
@@ -176,6 +179,10 @@ class Reader:
             for name, value in self.mapping(keyword).items()
             if isinstance(value, list) or keyword == "dependentRequired"
         }
+
+    def refusals(self) -> list[str]:
+        """Why the keywords about arrays cannot be enforced, one reason for each keyword of `REFUSED`."""
+        return [f"{self.where(word)} is not supported; {REFUSED[word]}" for word in REFUSED if word in self.keywords]
 
     def types(self) -> frozenset[str] | None:
         """The names in `type`; None where it is not there."""

@@ -23,7 +23,7 @@ from jsg.constrained.schema.finish_arrays import finish_array
 from jsg.constrained.schema.finish_objects import finish_object
 from jsg.constrained.schema.formats import FORMATS
 from jsg.constrained.schema.formulas import Formulas
-from jsg.constrained.schema.keywords import ENFORCED, HELPERS, SAYING_NOTHING
+from jsg.constrained.schema.keywords import CONSTRAINING, HELPERS, SAYING_NOTHING
 from jsg.constrained.schema.locations import EVERYTHING, Locations, step
 from jsg.constrained.schema.nodes import Nodes
 from jsg.constrained.schema.patterns import Patterns
@@ -67,7 +67,7 @@ def normalise(schema: Json, limits: Limits = LIMITS) -> Document:
 
 def no_value(where: str, keywords: Iterable[str]) -> str:
     """The message for a schema that no value is valid for. It stands at `where` and has these keywords."""
-    names = ", ".join(dict.fromkeys(keyword for keyword in keywords if keyword in ENFORCED))
+    names = ", ".join(dict.fromkeys(keyword for keyword in keywords if keyword in CONSTRAINING))
     return f"{NO_VALUE}: {where} {f'contradicts itself ({names})' if names else 'is false'}; correct it"
 
 
@@ -122,8 +122,8 @@ def _needed(shape: Shape) -> Iterator[NodeName]:
         yield from shape.prefix[: shape.min_items]
         if shape.min_items > len(shape.prefix):
             yield shape.items
-        if shape.contains is not None and shape.contains.least:
-            yield shape.contains.node
+        if shape.some is not None:
+            yield shape.some
     elif isinstance(shape, Object):
         yield from (shape.properties[name] for name in sorted(shape.required))
         yield from (node for _, node in shape.some)
@@ -193,5 +193,5 @@ def _annotations(locations: Locations) -> Iterator[str]:
             if isinstance(name, str) and name not in FORMATS:
                 yield f"format {name!r} at {step(place.pointer, 'format')}"
             for keyword in place.schema:
-                if keyword not in ENFORCED and keyword not in HELPERS and keyword not in SAYING_NOTHING:
+                if keyword not in CONSTRAINING and keyword not in HELPERS and keyword not in SAYING_NOTHING:
                     yield f"{keyword} at {step(place.pointer, keyword)}"

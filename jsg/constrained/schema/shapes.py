@@ -78,29 +78,13 @@ class String:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Contains:
-    """From `least` to `most` (None: without end) of the items of an array after its prefix are of a kind.
-
-    Attributes:
-        node: What is valid for the array's `items` and is of the kind.
-        others: What is valid for the array's `items` and is not of the kind. None where that cannot be told; then
-            `most` is None.
-    """
-
-    node: NodeName
-    others: NodeName | None = None
-    least: int = 1
-    most: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Array:
     """An array.
 
     Attributes:
         prefix: Nodes of the first items.
         items: Node of the others.
-        contains: How many of the items after the prefix are of a kind; None where no kind matters.
+        some: Node that one of the items after the prefix is valid for, which is valid for `items` too; None for none.
         is_unique: No two items are equal.
     """
 
@@ -108,7 +92,7 @@ class Array:
     items: NodeName = ANY
     min_items: int = 0
     max_items: int | None = None
-    contains: Contains | None = None
+    some: NodeName | None = None
     is_unique: bool = False
 
 

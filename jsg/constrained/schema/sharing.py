@@ -40,10 +40,8 @@ def named(shape: Shape) -> Iterator[NodeName]:
     """The nodes that a shape names."""
     if isinstance(shape, Array):
         yield from (*shape.prefix, shape.items)
-        if shape.contains is not None:
-            yield shape.contains.node
-            if shape.contains.others is not None:
-                yield shape.contains.others
+        if shape.some is not None:
+            yield shape.some
     elif isinstance(shape, Object):
         yield from (*shape.properties.values(), *(cell.node for cell in shape.patterns), shape.additional)
         yield from (node for _, node in shape.some)
@@ -80,13 +78,12 @@ def _classes(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, int]
 def _signature(shape: Shape, rename: Rename) -> Hashable:
     """Everything that a shape says; the nodes that it names are replaced by what `rename` gives for them."""
     if isinstance(shape, Array):
-        kind = shape.contains
         return (
             Array,
             tuple(map(rename, shape.prefix)),
             rename(shape.items),
             (shape.min_items, shape.max_items, shape.is_unique),
-            kind and (rename(kind.node), kind.others and rename(kind.others), kind.least, kind.most),
+            shape.some and rename(shape.some),
         )
     if isinstance(shape, Object):
         return (
@@ -106,12 +103,9 @@ def _renamed(shape: Shape, names: Mapping[NodeName, NodeName]) -> Shape:
     if all(names[name] == name for name in named(shape)):
         return shape
     if isinstance(shape, Array):
-        kind = shape.contains
-        if kind is not None:
-            others = None if kind.others is None else names[kind.others]
-            kind = dataclasses.replace(kind, node=names[kind.node], others=others)
         prefix = tuple(names[node] for node in shape.prefix)
-        return dataclasses.replace(shape, prefix=prefix, items=names[shape.items], contains=kind)
+        some = shape.some and names[shape.some]
+        return dataclasses.replace(shape, prefix=prefix, items=names[shape.items], some=some)
     if isinstance(shape, Object):
         return dataclasses.replace(
             shape,

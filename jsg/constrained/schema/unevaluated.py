@@ -54,7 +54,7 @@ def _collect(context: Context, place: int, kind: str, found: _Evaluated, is_top:
         _add_own(reader, kind, found)
         if not is_first and ("unevaluatedProperties" if kind == "properties" else "unevaluatedItems") in keywords:
             found.is_all = True
-        depends: list[str] = [keyword for keyword in _DEPENDS if _applies(keyword, keywords)]
+        depends = [keyword for keyword in _DEPENDS if _applies(keyword, keywords)]
         if kind == "items" and "contains" in keywords:
             depends.append("contains")
         if depends:

@@ -79,7 +79,7 @@ SCHEMAS = {
     "formats": {"items": {"anyOf": [{"format": f} for f in ("date", "uuid", "ipv4", "ipv6")], "type": "string"}},
     "names": {"propertyNames": {"pattern": "^.{1,3}$"}, "type": "object", "minProperties": 1},
     "if": {"if": {"properties": {"k": {"const": 1}}, "required": ["k"]}, "then": {"required": ["v"]}, "type": "object"},
-    "contains": {"type": "array", "contains": {"const": 7}, "minContains": 2, "maxContains": 3, "maxItems": 6},
+    "not items": {"type": "array", "not": {"items": {"const": 7}}, "maxItems": 6},
     "any": True,
 }
 

@@ -123,15 +123,8 @@ def _fits_array(document: Document, value: list, shape: Array) -> bool:
             return False
     if shape.is_unique and any(_same(value[i], value[j]) for i in range(len(value)) for j in range(i)):
         return False
-    if shape.contains is None:
-        return True
     rest = value[len(shape.prefix) :]
-    are_of_kind = [is_valid(document, item, shape.contains.node) for item in rest]
-    if shape.contains.others is not None:
-        are_others = [is_valid(document, item, shape.contains.others) for item in rest]
-        assert [not other for other in are_others] == are_of_kind
-    count = sum(are_of_kind)
-    return shape.contains.least <= count and (shape.contains.most is None or count <= shape.contains.most)
+    return shape.some is None or any(is_valid(document, item, shape.some) for item in rest)
 
 
 def _fits_object(document: Document, value: dict, shape: Object) -> bool:

@@ -35,7 +35,7 @@ SCHEMAS: list[dict[str, Any]] = [
         "additionalProperties": False,
     },
     {"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "minProperties": 1, "maxProperties": 2},
-    {"type": "array", "contains": {"type": "integer"}, "minContains": 1, "maxContains": 2, "maxItems": 4},
+    {"type": "array", "not": {"items": {"type": "integer"}}, "maxItems": 4},
     {
         "anyOf": [
             {"type": "string", "pattern": "^(a|b)+$"},
