@@ -297,9 +297,6 @@ SCHEMAS = {
     ),
     "multiples of a large prime": _schema({"type": "integer", "multipleOf": 10**9 + 7}, "at most 10000"),
     "numbers of 4 000 digits": _schema(f'{{"type":"integer","minimum":-1{"0" * 4000}}}', "at most 400"),
-    "unique of a thousand": _schema(
-        {"type": "array", "uniqueItems": True, "items": {"enum": list(range(1_000))}}, "64"
-    ),
     "a prefix of 5 000": _schema({"type": "array", "prefixItems": [{"const": i} for i in range(5_000)]}, is_long=True),
 }
 CHOICES = {

@@ -43,7 +43,6 @@ def array_says(context: Context, place: int, reader: Reader) -> Items | None:
             items=context.child(place, *rest) if rest else ANY,
             min_items=reader.count("minItems") or 0,
             max_items=reader.count("maxItems"),
-            is_unique=reader.keywords.get("uniqueItems") is True,
         )
     )
 
@@ -65,8 +64,6 @@ def array_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
             drafts.append(Draft(Items(min_items=len(prefix) + 1)))
         elif wrong != NEVER:
             drafts.append(Draft(Items(some=((wrong, len(prefix)),))))
-    if reader.keywords.get("uniqueItems") is True:
-        drafts.append(_refused(Items(min_items=2), context.where(place, "uniqueItems")))
     return drafts
 
 
@@ -166,8 +163,3 @@ def _dependents(reader: Reader) -> list[tuple[str, frozenset[str]]]:
         for name, needed in reader.names_by_name(keyword).items()
         if needed
     ]
-
-
-def _refused(shape: Items | Members, where: str) -> Draft:
-    keyword = where.rpartition("/")[2]
-    return Draft(shape, refusals=(f"{keyword} at {where} stands under `not`, where it is not supported",))

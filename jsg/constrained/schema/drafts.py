@@ -27,7 +27,6 @@ class Items:
     min_items: int = 0
     max_items: int | None = None
     some: tuple[tuple[NodeName, int], ...] = ()
-    is_unique: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +157,6 @@ class Meeting:
                 least,
                 most,
                 _united(left.some, right.some),
-                left.is_unique or right.is_unique,
             )
         )
 

@@ -123,6 +123,6 @@ class _Emitter:
             case String():
                 return strings.string_expr(scope, shape, node)
             case Array():
-                return array_expr(scope, shape, node)
+                return array_expr(scope, shape)
             case Object():
                 return object_expr(scope, shape, node)

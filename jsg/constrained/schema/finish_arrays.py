@@ -22,7 +22,7 @@ def finish_array(formulas: Formulas, shape: Items, where: NodeName) -> Iterator[
             "supported; remove one"
         )
     if not shape.some:
-        alternatives = [Array(shape.prefix, shape.items, shape.min_items, shape.max_items, None, shape.is_unique)]
+        alternatives = [Array(shape.prefix, shape.items, shape.min_items, shape.max_items)]
     else:
         alternatives = _placed(formulas, shape, *shape.some[0])
     for alternative in alternatives:
@@ -35,7 +35,7 @@ def _placed(formulas: Formulas, shape: Items, node: NodeName, start: int) -> Ite
     """An alternative for each place of an item that is valid for the node: those in the prefix, and after it."""
     conjoin = formulas.context.nodes.conjoin
     prefix = shape.prefix + (shape.items,) * (start - len(shape.prefix))
-    array = Array(prefix, shape.items, shape.min_items, shape.max_items, None, shape.is_unique)
+    array = Array(prefix, shape.items, shape.min_items, shape.max_items)
     for i in range(start, len(prefix)):
         chosen = (*prefix[:i], conjoin(prefix[i], node), *prefix[i + 1 :])
         yield dataclasses.replace(array, prefix=chosen, min_items=max(shape.min_items, i + 1))
@@ -56,5 +56,4 @@ def _clipped(formulas: Formulas, array: Array) -> Array | None:
         prefix = prefix[:most]
         if array.min_items > most:
             return None
-    is_unique = array.is_unique and (most is None or most > 1)
-    return Array(prefix, items, array.min_items, most, array.some, is_unique)
+    return Array(prefix, items, array.min_items, most, array.some)

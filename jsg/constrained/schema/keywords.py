@@ -26,7 +26,10 @@ STANDARD_FORMATS = frozenset(
 )
 """Formats that have a meaning. Those that are not enforced are refused; any other name is an annotation."""
 
-REFUSED = {"contains": "leave it out, or say in prefixItems which items must be there"}
+REFUSED = {
+    "contains": "leave it out, or say in prefixItems which items must be there",
+    "uniqueItems": "leave it out, or set maxItems to 1",
+}
 """Keywords about arrays that are not supported, and what to do. `docs/packages/constrained.md` gives the reason."""
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -68,7 +71,6 @@ CONSTRAINING = frozenset(
         "type",
         "unevaluatedItems",
         "unevaluatedProperties",
-        "uniqueItems",
     )
 )
 HELPERS = frozenset(("else", "maxContains", "minContains", "then"))
@@ -182,7 +184,11 @@ class Reader:
 
     def refusals(self) -> list[str]:
         """Why the keywords about arrays cannot be enforced, one reason for each keyword of `REFUSED`."""
-        return [f"{self.where(word)} is not supported; {REFUSED[word]}" for word in REFUSED if word in self.keywords]
+        words = [word for word in REFUSED if word in self.keywords]
+        most = self.count("maxItems")
+        if self.keywords.get("uniqueItems") is False or (most is not None and most <= 1):
+            words = [word for word in words if word != "uniqueItems"]
+        return [f"{self.where(word)} is not supported; {REFUSED[word]}" for word in words]
 
     def types(self) -> frozenset[str] | None:
         """The names in `type`; None where it is not there."""

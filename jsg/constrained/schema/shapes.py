@@ -85,7 +85,6 @@ class Array:
         prefix: Nodes of the first items.
         items: Node of the others.
         some: Node that one of the items after the prefix is valid for, which is valid for `items` too; None for none.
-        is_unique: No two items are equal.
     """
 
     prefix: tuple[NodeName, ...] = ()
@@ -93,7 +92,6 @@ class Array:
     min_items: int = 0
     max_items: int | None = None
     some: NodeName | None = None
-    is_unique: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from jsg.constrained.schema.shapes import ANY, EVERY_SHAPE, NEVER, Array, Docume
 
 MAX_ROUNDS = 60
 
-MAX_OBJECTS = 100
+MAX_OBJECTS = 200
 """Alternatives of one node of which every two are compared."""
 
 Rename = Callable[[NodeName], Hashable]
@@ -82,7 +82,7 @@ def _signature(shape: Shape, rename: Rename) -> Hashable:
             Array,
             tuple(map(rename, shape.prefix)),
             rename(shape.items),
-            (shape.min_items, shape.max_items, shape.is_unique),
+            (shape.min_items, shape.max_items),
             shape.some and rename(shape.some),
         )
     if isinstance(shape, Object):

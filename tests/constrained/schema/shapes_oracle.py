@@ -121,8 +121,6 @@ def _fits_array(document: Document, value: list, shape: Array) -> bool:
     for i, item in enumerate(value):
         if not is_valid(document, item, shape.prefix[i] if i < len(shape.prefix) else shape.items):
             return False
-    if shape.is_unique and any(_same(value[i], value[j]) for i in range(len(value)) for j in range(i)):
-        return False
     rest = value[len(shape.prefix) :]
     return shape.some is None or any(is_valid(document, item, shape.some) for item in rest)
 

@@ -137,7 +137,7 @@ class TestAlternatives:
 
     def test_alternatives_that_others_cover_are_no_ways_of_their_own(self) -> None:
         branch = [
-            {"type": "object", "properties": {"a": {"type": "integer"}}, "required": [f"r{i}"]} for i in range(12)
+            {"type": "object", "properties": {"a": {"type": "integer"}}, "required": [f"r{i}"]} for i in range(150)
         ]
         schema = {"anyOf": [*branch, {"type": "object", "properties": {"a": {"type": "integer"}}}]}
         assert texts.most_heads(machine(schema, order="free"), '{"a": 1, "b": 2}') <= 3

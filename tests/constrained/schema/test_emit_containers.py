@@ -63,63 +63,6 @@ class TestArrays:
             '["a"]',
         ]
 
-    @pytest.mark.parametrize(("least", "most"), [(0, None), (2, None), (0, 2), (3, 3)])
-    def test_unique(self, least: int, most: int | None) -> None:
-        schema = {"type": "array", "items": {"enum": [1, "1", True]}, "uniqueItems": True, "minItems": least}
-        schema |= {} if most is None else {"maxItems": most}
-        for text in arrays([1, "1", True], 4):
-            row = [json.dumps(item) for item in json.loads(text)]
-            expected = len(set(row)) == len(row) and least <= len(row) <= (3 if most is None else most)
-            assert accepts(schema, text) == expected, text
-
-    @pytest.mark.parametrize(
-        "schema",
-        [
-            {"items": {"type": ["boolean", "null"]}},
-            {"items": {"type": "integer", "minimum": 0, "exclusiveMaximum": 2}, "minItems": 1},
-            {"items": {"anyOf": [{"enum": [0, "1", [1]]}, {"type": "boolean"}]}, "maxItems": 2},
-            {"prefixItems": [{"type": "boolean"}, {"type": "boolean"}], "items": False},
-            {"prefixItems": [{"enum": [0, 1]}, {"type": "boolean"}, {"enum": [1, "1"]}], "maxItems": 3, "minItems": 2},
-            {"prefixItems": [{"type": "string"}, {"type": "integer"}, {"type": "null"}], "items": False},
-            {"prefixItems": [{"type": "array"}, {"enum": [0, 1]}, {"enum": [True, "1"]}], "items": False},
-            {"prefixItems": [{"const": {"a": 1, "b": 2}}, {"enum": [{"b": 2, "a": 1.0}, 0]}], "items": False},
-        ],
-    )
-    def test_unique_out_of_a_few(self, schema: dict[str, object]) -> None:
-        """All rows of some values against a validator."""
-        schema = {"type": "array", "uniqueItems": True, **schema}
-        validator = jsonschema.Draft202012Validator(schema)
-        num_valid = 0
-        for text in arrays([0, 1, "1", True, None, [1], {"a": 1, "b": 2}, {"b": 2, "a": 1}], 3):
-            # In an object that is one of a few values the members stand in the order of the schema.
-            if '{"b"' in text or (text.count('"a"') == 1 and '[0, {"a"' in text):
-                continue
-            is_valid = validator.is_valid(json.loads(text))
-            assert accepts(schema, text) == is_valid, text
-            num_valid += is_valid
-        assert num_valid > 1
-
-    @pytest.mark.parametrize(
-        "schema",
-        [
-            {},
-            {"items": {"type": "string"}},
-            {"items": {"type": "integer", "minimum": 0, "maximum": 64}},
-            {"prefixItems": [{"type": "integer"}, {"type": "number"}], "items": False},
-            {"prefixItems": [{"type": "boolean"}, {"type": "boolean"}]},
-            {"items": {"enum": [1, 2]}, "not": {"items": {"const": 1}}},
-        ],
-    )
-    def test_unique_that_is_refused(self, schema: dict[str, object]) -> None:
-        with pytest.raises(GrammarError, match=r"uniqueItems .* at #;"):
-            machine({"type": "array", "uniqueItems": True, **schema})
-
-    def test_unique_where_it_says_nothing(self) -> None:
-        assert verdicts({"type": "array", "uniqueItems": True, "maxItems": 1}, ["[]", "[{}]", "[1, 2]"]) == [
-            "[]",
-            "[{}]",
-        ]
-
     def test_empty_array_with_white_space(self) -> None:
         assert verdicts({"type": "array"}, ["[]", "[ ]", "[\n]", "[  ]"], whitespace="flexible") == [
             "[]",

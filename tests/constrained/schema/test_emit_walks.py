@@ -26,7 +26,7 @@ SCHEMAS: list[dict[str, Any]] = [
         "type": "object",
         "properties": {
             "id": {"type": "integer", "minimum": 1, "maximum": 4711},
-            "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 1},
+            "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "minItems": 1},
             "when": {"type": "string", "format": "date"},
             "size": {"type": "number", "exclusiveMinimum": 0, "maximum": 99.5},
             "note": {"type": ["string", "null"], "minLength": 1, "maxLength": 5},
