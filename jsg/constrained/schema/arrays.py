@@ -14,7 +14,7 @@ def array_expr(scope: Scope, shape: Array) -> Expr:
         return NEVER
     content = _in_places(scope, shape, most)
     options: list[Expr] = []
-    if shape.min_items == 0 and shape.some is None:
+    if shape.min_items == 0 and not shape.some:
         options.append(scope.spacing.empty("[]"))
     if content != NEVER:
         options.append(scope.spacing.enclosed("[", content, "]"))
@@ -46,7 +46,7 @@ def _in_places(scope: Scope, shape: Array, most: int | None) -> Expr:
     edges.append(() if rest == NEVER else ((seq(spacing.comma, rest), count + 1),))
     edges.append(())
     accepting = {count + 1}
-    if shape.some is None:
+    if not shape.some:
         accepting.update(range(max(1, shape.min_items), count + 1))
     return Automaton(tuple(edges), frozenset(accepting))
 
@@ -56,9 +56,10 @@ def _run(scope: Scope, shape: Array, most: int | None) -> Expr:
     if most == 0 or not scope.shapes(shape.items):
         return NEVER
     items, comma, least = scope.value(shape.items), scope.spacing.comma, max(1, shape.min_items)
-    if shape.some is None:
+    if not shape.some:
         return Repeat(items, least, most, comma)
-    if not scope.shapes(shape.some):
+    node = shape.some[0][0]
+    if not scope.shapes(node):
         return NEVER
-    some = BagItem(scope.value(shape.some), is_once=True, is_required=True)
+    some = BagItem(scope.value(node), is_once=True, is_required=True)
     return Bag((some, BagItem(items)), comma, least, most)

@@ -1,9 +1,8 @@
 """The keywords of one schema about numbers and strings: what all of them allow, and what one forbids."""
 
-import dataclasses
 from decimal import Decimal
 
-from jsg.constrained.schema.drafts import Draft, number_of, string_of
+from jsg.constrained.schema.drafts import Draft, meet_numbers, number_of, string_of
 from jsg.constrained.schema.formats import FORMATS
 from jsg.constrained.schema.keywords import STANDARD_FORMATS, Reader
 from jsg.constrained.schema.patterns import Patterns
@@ -13,12 +12,11 @@ from jsg.errors import GrammarError
 
 def number_says(reader: Reader) -> Number | None:
     """The numbers that all keywords allow; None where there are none."""
-    shape = Number()
-    for bound in _bounds(reader):
-        shape = _narrowed(shape, bound)
-    if "multipleOf" in reader.keywords:
-        shape = dataclasses.replace(shape, multiple_of=(_step(reader),))
-    return number_of(shape)
+    shape: Number | None = Number(multiple_of=(_step(reader),) if "multipleOf" in reader.keywords else ())
+    for is_low, value, is_out in _bounds(reader):
+        bound = Number(min=value, is_min_exclusive=is_out) if is_low else Number(max=value, is_max_exclusive=is_out)
+        shape = shape and meet_numbers(shape, bound)
+    return shape and number_of(shape)
 
 
 def number_denies(reader: Reader) -> list[Draft]:
@@ -51,15 +49,6 @@ def _bounds(reader: Reader) -> list[tuple[bool, Decimal, bool]]:
         if exclusive in reader.keywords and not isinstance(flag, bool):
             bounds.append((keyword == "minimum", reader.number(exclusive), True))
     return bounds
-
-
-def _narrowed(shape: Number, bound: tuple[bool, Decimal, bool]) -> Number:
-    is_low, value, is_out = bound
-    if is_low and (shape.min is None or (value, is_out) > (shape.min, shape.is_min_exclusive)):
-        return dataclasses.replace(shape, min=value, is_min_exclusive=is_out)
-    if not is_low and (shape.max is None or (value, not is_out) < (shape.max, not shape.is_max_exclusive)):
-        return dataclasses.replace(shape, max=value, is_max_exclusive=is_out)
-    return shape
 
 
 def string_says(reader: Reader, patterns: Patterns) -> String | None:

@@ -6,12 +6,12 @@ The functions take the place of a schema, its keywords, and the nodes and patter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jsg.constrained.schema.drafts import Draft, Facet, Items, Members, items_of
-from jsg.constrained.schema.keywords import Reader, member
+from jsg.constrained.schema.drafts import Draft, Facet, Members, items_of
+from jsg.constrained.schema.keywords import REFERENCES, Reader
 from jsg.constrained.schema.locations import Locations
 from jsg.constrained.schema.nodes import Nodes
 from jsg.constrained.schema.patterns import Patterns
-from jsg.constrained.schema.shapes import ANY, NEVER, NodeName
+from jsg.constrained.schema.shapes import ANY, NEVER, Array, NodeName
 
 
 class Context(NamedTuple):
@@ -29,16 +29,24 @@ class Context(NamedTuple):
         """The node of the values that are not valid for a schema inside another."""
         return self.nodes.node(-self.locations.child(place, *path))
 
-    def where(self, place: int, *path: str | int) -> str:
-        """The pointer of something inside a schema."""
-        return member(self.locations.places[place], *path)
+    def always(self, place: int, reader: Reader) -> Iterator[int]:
+        """The schemas that every value of a schema is valid for too: those of references and of allOf."""
+        for keyword in REFERENCES:
+            if keyword in reader.keywords:
+                yield self.locations.reference(place, keyword)
+        if "allOf" in reader.keywords:
+            yield from (self.locations.child(place, "allOf", i) for i in range(reader.schemas("allOf")))
+
+    def pointer(self, literal: int) -> str:
+        """The pointer of the schema of a literal."""
+        return self.locations.places[abs(literal)].pointer
 
 
-def array_says(context: Context, place: int, reader: Reader) -> Items | None:
+def array_says(context: Context, place: int, reader: Reader) -> Array | None:
     """The arrays that all keywords allow; None where there are none."""
     prefix, rest = _item_paths(reader)
     return items_of(
-        Items(
+        Array(
             prefix=tuple(context.child(place, *path) for path in prefix),
             items=context.child(place, *rest) if rest else ANY,
             min_items=reader.count("minItems") or 0,
@@ -52,18 +60,18 @@ def array_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
     drafts: list[Draft] = []
     least, most = reader.count("minItems"), reader.count("maxItems")
     if least:
-        drafts.append(Draft(Items(max_items=least - 1)))
+        drafts.append(Draft(Array(max_items=least - 1)))
     if most is not None:
-        drafts.append(Draft(Items(min_items=most + 1)))
+        drafts.append(Draft(Array(min_items=most + 1)))
     prefix, rest = _item_paths(reader)
     for i, path in enumerate(prefix):
-        drafts.append(Draft(Items(prefix=(ANY,) * i + (context.no_child(place, *path),), min_items=i + 1)))
+        drafts.append(Draft(Array(prefix=(ANY,) * i + (context.no_child(place, *path),), min_items=i + 1)))
     if rest:
         wrong = context.no_child(place, *rest)
         if wrong == ANY:
-            drafts.append(Draft(Items(min_items=len(prefix) + 1)))
+            drafts.append(Draft(Array(min_items=len(prefix) + 1)))
         elif wrong != NEVER:
-            drafts.append(Draft(Items(some=((wrong, len(prefix)),))))
+            drafts.append(Draft(Array(some=((wrong, len(prefix)),))))
     return drafts
 
 
@@ -78,7 +86,7 @@ def _item_paths(reader: Reader) -> tuple[list[tuple[str | int, ...]], tuple[str 
 
 
 def object_says(context: Context, place: int, reader: Reader) -> Members | None:
-    """The objects that all keywords but `dependentSchemas` allow; None where there are none."""
+    """The objects that all keywords but those about dependents allow; None where there are none."""
     facets: tuple[Facet, ...] = ()
     if not {"properties", "patternProperties", "additionalProperties"}.isdisjoint(reader.keywords):
         facets = (_facet(context, place, reader),)
@@ -89,11 +97,11 @@ def object_says(context: Context, place: int, reader: Reader) -> Members | None:
     least, most = reader.count("minProperties") or 0, reader.count("maxProperties")
     if most is not None and max(least, len(required)) > most:
         return None
-    return Members(facets, required, names, tuple(_dependents(reader)), (), least, most)
+    return Members(facets, required, names, (), least, most)
 
 
 def object_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
-    """The objects that some keyword but `dependentSchemas` forbids."""
+    """The objects that some keyword but those about dependents forbids."""
     drafts: list[Draft] = []
     least, most = reader.count("minProperties"), reader.count("maxProperties")
     if least:
@@ -105,8 +113,6 @@ def object_denies(context: Context, place: int, reader: Reader) -> list[Draft]:
         wrong = context.no_child(place, "properties", name)
         if wrong != NEVER:
             drafts.append(Draft(Members(facets=(Facet({name: wrong}),), required=(name,))))
-    for name, needed in _dependents(reader):
-        drafts.extend(Draft(Members(without(other).facets, required=(name,))) for other in sorted(needed))
     for names, wrong in _wrong_members(context, place, reader):
         if wrong == NEVER:
             continue
@@ -125,7 +131,7 @@ def without(name: str) -> Members:
 def _facet(context: Context, place: int, reader: Reader) -> Facet:
     patterns: list[tuple[str, NodeName]] = []
     for pattern in reader.mapping("patternProperties"):
-        context.patterns.check(pattern, f"patternProperties at {context.where(place)}")
+        context.patterns.check(pattern, reader.where("patternProperties"))
         patterns.append((pattern, context.child(place, "patternProperties", pattern)))
     is_open = "additionalProperties" not in reader.keywords
     return Facet(
@@ -145,7 +151,7 @@ def _wrong_members(context: Context, place: int, reader: Reader) -> Iterator[tup
     if "propertyNames" in reader.keywords:
         yield context.no_child(place, "propertyNames"), ANY
     for pattern in reader.mapping("patternProperties"):
-        context.patterns.check(pattern, f"patternProperties at {context.where(place)}")
+        context.patterns.check(pattern, reader.where("patternProperties"))
         wrong = context.no_child(place, "patternProperties", pattern)
         yield names(f"names with {pattern}", {"pattern": pattern}), wrong
     if "additionalProperties" in reader.keywords:
@@ -154,12 +160,3 @@ def _wrong_members(context: Context, place: int, reader: Reader) -> Iterator[tup
         conditions.extend({"not": {"pattern": pattern}} for pattern in reader.mapping("patternProperties"))
         wrong = context.no_child(place, "additionalProperties")
         yield (names("other names", *conditions) if conditions else ANY), wrong
-
-
-def _dependents(reader: Reader) -> list[tuple[str, frozenset[str]]]:
-    return [
-        (name, frozenset(needed))
-        for keyword in ("dependentRequired", "dependencies")
-        for name, needed in reader.names_by_name(keyword).items()
-        if needed
-    ]

@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from jsg.constrained.automata import DEAD, explore, keep_states, live_states, merge_equivalent
 from jsg.constrained.chars import charset
-from jsg.constrained.ir import NEVER, Automaton, ByteSet, Expr, Repeat
+from jsg.constrained.ir import NEVER, Automaton, ByteSet, Expr
 from jsg.constrained.limits import Limits, check
 
 MAX_WRITTEN_OUT = 6_000
@@ -70,7 +70,7 @@ class Compared:
             order, count = self._whole_order(count, order), 0
         if order == 0 and count < len(self.fraction):
             order = -1
-        # `order` compares what the two are without their signs.
+        # `order` compares the absolute values.
         if is_negative and self.is_negative:
             order = -order
         elif is_negative:
@@ -78,10 +78,6 @@ class Compared:
         elif self.is_negative:
             order = 1
         return self.relation(order, 0)
-
-    def is_settled(self, state: TrackerState) -> bool:
-        """Whether the numbers differ already, so that no more digits of the fraction change the answer."""
-        return state[0] == 1 and state[2] != 0
 
     def _whole_order(self, count: int, order: int) -> int:
         return order if count == len(self.whole) else _compare(count, len(self.whole))
@@ -126,10 +122,6 @@ class Multiple:
         is_multiple = remainder >= 0 and remainder * 10 ** (self.decimals - count) % self.numerator == 0
         return is_multiple == self.is_wanted
 
-    def is_settled(self, state: TrackerState) -> bool:
-        """Whether it is no multiple any more."""
-        return state[0] < 0
-
 
 Tracker = Compared | Multiple
 
@@ -155,10 +147,8 @@ class Digits:
 _State = tuple[int, int, bool, tuple[TrackerState, ...]]
 """Place, digits since it began, whether negative, and the trackers' states."""
 Edges = list[list[tuple[int, int]]]
-"""Of each state: (label, target)."""
-_START, _SIGN, _ZERO, _WHOLE, _POINT, _FRACTION, _END = range(7)
-_RUN = 256
-"""Labels above it are runs of 1 to label - `_RUN` digits; those below are bytes."""
+"""Of each state: (byte, target)."""
+_START, _SIGN, _ZERO, _WHOLE, _POINT, _FRACTION = range(6)
 
 
 def numbers(digits: Digits, trackers: Iterable[Tracker], limits: Limits) -> Expr:
@@ -191,12 +181,8 @@ class _Machine:
         return all(tracker.holds(own, is_negative) for tracker, own in zip(self._trackers, inner, strict=True))
 
     def steps(self, state: _State) -> Iterable[tuple[int, _State]]:
-        """Each label that may follow, and the state after it."""
+        """Each byte that may follow, and the state after it."""
         place, count, is_negative, inner = state
-        if place == _FRACTION and all(map(_settled, self._trackers, inner)):
-            if count < self._digits.fraction:
-                yield _RUN + self._digits.fraction - count, (_END, 0, is_negative, inner)
-            return
         if place == _START:
             yield ord("-"), (_SIGN, 0, True, inner)
         if place in (_ZERO, _WHOLE) and self._digits.fraction:
@@ -275,20 +261,8 @@ def _automaton(edges: Edges, ends: list[bool]) -> Expr:
         by_target: dict[int, list[int]] = {}
         for label, target in row:
             by_target.setdefault(target, []).append(label)
-        rows.append(tuple((_label(found), target) for target, found in by_target.items()))
+        rows.append(tuple((ByteSet(charset.of(found)), target) for target, found in by_target.items()))
     return Automaton(tuple(rows), frozenset(i for i, is_end in enumerate(ends) if is_end)) if rows else NEVER
-
-
-def _label(found: list[int]) -> Expr:
-    """One of some bytes, or the run of digits that is the only label to its target."""
-    if found[0] > _RUN:
-        assert len(found) == 1
-        return Repeat(ByteSet(((0x30, 0x39),)), 1, found[0] - _RUN)
-    return ByteSet(charset.of(found))
-
-
-def _settled(tracker: Tracker, state: TrackerState) -> bool:
-    return tracker.is_settled(state)
 
 
 def _compare(left: int, right: int) -> int:

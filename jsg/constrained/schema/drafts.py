@@ -1,8 +1,8 @@
-"""Drafts: what one alternative of a schema says about the values of one type, and what two drafts say together.
+"""Drafts: what one alternative of a schema says about the values of one type, and their conjunction.
 
 A draft is nearly a shape. It also has what a shape cannot have before everything about a node is known: candidate
-values of enum and const that are still to be checked, objects as a list of facets, and reasons why the alternative
-cannot be enforced. Such a reason matters only if it turns out that some value is valid for the alternative.
+values of enum and const that are still to be checked, objects as a list of facets, arrays with any number of `some`,
+and reasons why the alternative cannot be enforced. A reason matters only if some value is valid for the alternative.
 """
 
 import dataclasses
@@ -10,23 +10,8 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 
-from jsg.constrained.schema.shapes import ANY, Boolean, NodeName, Null, Number, String
+from jsg.constrained.schema.shapes import ANY, Array, Boolean, NodeName, Null, Number, String
 from jsg.constrained.schema.values import ceiling, floor
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Items:
-    """An array, as in `shapes.Array`.
-
-    Attributes:
-        some: (node, number): one of the items from this number on is valid for the node. One item may serve several.
-    """
-
-    prefix: tuple[NodeName, ...] = ()
-    items: NodeName = ANY
-    min_items: int = 0
-    max_items: int | None = None
-    some: tuple[tuple[NodeName, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +21,7 @@ class Facet:
     Attributes:
         properties: Name → node.
         patterns: (pattern, node).
-        additional: Node of the members that are in neither.
+        additional: Node of the members whose names are in neither.
     """
 
     properties: Mapping[str, NodeName]
@@ -51,30 +36,28 @@ class Members:
     Attributes:
         required: Names that must be there.
         names: Nodes that every name, as a string, is valid for.
-        dependents: (name, names that must be there with it).
         some: (node of the name, node of the value) of members that must be there; one may serve several.
     """
 
     facets: tuple[Facet, ...] = ()
     required: tuple[str, ...] = ()
     names: tuple[NodeName, ...] = ()
-    dependents: tuple[tuple[str, frozenset[str]], ...] = ()
     some: tuple[tuple[NodeName, NodeName], ...] = ()
     min_properties: int = 0
     max_properties: int | None = None
 
 
-DraftShape = Null | Boolean | Number | String | Items | Members
+DraftShape = Null | Boolean | Number | String | Array | Members
 
 FREE: Mapping[str, DraftShape] = {
     "null": Null(),
     "boolean": Boolean(),
     "number": Number(),
     "string": String(),
-    "array": Items(),
+    "array": Array(),
     "object": Members(),
 }
-"""By type: everything of that type. Only these very objects count as free, which is quick to see."""
+"""The draft of all values of each type. Only these objects count as free, because identity is quick to see."""
 
 _FREE_BY_CLASS: Mapping[type, DraftShape] = {type(shape): shape for shape in FREE.values()}
 
@@ -84,9 +67,9 @@ class Draft:
     """One alternative.
 
     Attributes:
-        shape: What holds.
-        values: Keys of the only values that it may be, in the order of the schema; None where `shape` says it all.
-        refusals: Why it cannot be enforced.
+        shape: Shape of its values.
+        values: Keys of the only values that it has, in the order of the schema; None for all values of the shape.
+        refusals: Reasons why it cannot be enforced.
     """
 
     shape: DraftShape
@@ -133,16 +116,16 @@ class Meeting:
     def _shapes(self, left: DraftShape, right: DraftShape) -> DraftShape | None:
         match left, right:
             case Number(), Number():
-                return _numbers(left, right)
+                return meet_numbers(left, right)
             case String(), String():
                 return meet_strings(left, right)
-            case Items(), Items():
+            case Array(), Array():
                 return self._items(left, right)
             case Members(), Members():
                 return _members(left, right)
         return left
 
-    def _items(self, left: Items, right: Items) -> Items | None:
+    def _items(self, left: Array, right: Array) -> Array | None:
         length = max(len(left.prefix), len(right.prefix))
         prefix = tuple(
             self._conjoin(*(side.prefix[i] if i < len(side.prefix) else side.items for side in (left, right)))
@@ -151,7 +134,7 @@ class Meeting:
         most = least_of(left.max_items, right.max_items)
         least = max(left.min_items, right.min_items)
         return items_of(
-            Items(
+            Array(
                 prefix,
                 self._conjoin(left.items, right.items),
                 least,
@@ -161,7 +144,7 @@ class Meeting:
         )
 
 
-def items_of(shape: Items) -> Items | None:
+def items_of(shape: Array) -> Array | None:
     """The same shape; None where its counts contradict each other."""
     if shape.max_items is not None and shape.min_items > shape.max_items:
         return None
@@ -177,7 +160,8 @@ def _united[T](left: tuple[T, ...], right: tuple[T, ...]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(left + right)) if left and right else left or right
 
 
-def _numbers(left: Number, right: Number) -> Number | None:
+def meet_numbers(left: Number, right: Number) -> Number | None:
+    """The numbers of both shapes; None where it is plain that there are none."""
     low, is_low_open = max(
         ((side.min, side.is_min_exclusive) for side in (left, right) if side.min is not None), default=(None, False)
     )
@@ -287,7 +271,6 @@ def _members(left: Members, right: Members) -> Members | None:
         facets=_united(left.facets, right.facets),
         required=required,
         names=_united(left.names, right.names),
-        dependents=_united(left.dependents, right.dependents),
         some=_united(left.some, right.some),
         min_properties=least,
         max_properties=most,

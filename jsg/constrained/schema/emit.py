@@ -38,12 +38,12 @@ def emit(document: Document, whitespace: Whitespace, order: PropertyOrder, limit
 
     Args:
         document: The schema.
-        whitespace: Between tokens; there is none around the whole.
-        order: Of the members of objects.
-        limits: Fuel.
+        whitespace: White space between tokens; there is none around the whole.
+        order: Order of the members of objects.
+        limits: Limits of the work.
 
     Raises:
-        GrammarError: Something that a grammar cannot say, or not within the limits.
+        GrammarError: A grammar cannot express the schema, or only one beyond the limits can.
     """
     emitter = _Emitter(document, whitespace, order, limits)
     start = emitter.rule(document.root).rule

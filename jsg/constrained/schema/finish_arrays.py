@@ -4,13 +4,12 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from jsg.constrained.schema.drafts import Items
 from jsg.constrained.schema.formulas import Formulas
 from jsg.constrained.schema.shapes import NEVER, Array, NodeName
 from jsg.errors import GrammarError
 
 
-def finish_array(formulas: Formulas, shape: Items, where: NodeName) -> Iterator[Array]:
+def finish_array(formulas: Formulas, shape: Array, where: NodeName) -> Iterator[Array]:
     """The shapes whose values are those of the draft.
 
     Raises:
@@ -21,25 +20,21 @@ def finish_array(formulas: Formulas, shape: Items, where: NodeName) -> Iterator[
             f"items at {where}: `not` over the items of more than one schema that the array must be valid for is not "
             "supported; remove one"
         )
-    if not shape.some:
-        alternatives = [Array(shape.prefix, shape.items, shape.min_items, shape.max_items)]
-    else:
-        alternatives = _placed(formulas, shape, *shape.some[0])
-    for alternative in alternatives:
+    for alternative in _placed(formulas, shape, *shape.some[0]) if shape.some else (shape,):
         array = _clipped(formulas, alternative)
         if array is not None:
             yield array
 
 
-def _placed(formulas: Formulas, shape: Items, node: NodeName, start: int) -> Iterator[Array]:
+def _placed(formulas: Formulas, shape: Array, node: NodeName, start: int) -> Iterator[Array]:
     """An alternative for each place of an item that is valid for the node: those in the prefix, and after it."""
     conjoin = formulas.context.nodes.conjoin
     prefix = shape.prefix + (shape.items,) * (start - len(shape.prefix))
-    array = Array(prefix, shape.items, shape.min_items, shape.max_items)
+    array = dataclasses.replace(shape, prefix=prefix, some=())
     for i in range(start, len(prefix)):
         chosen = (*prefix[:i], conjoin(prefix[i], node), *prefix[i + 1 :])
         yield dataclasses.replace(array, prefix=chosen, min_items=max(shape.min_items, i + 1))
-    yield dataclasses.replace(array, some=conjoin(shape.items, node))
+    yield dataclasses.replace(array, some=((conjoin(shape.items, node), len(prefix)),))
 
 
 def _clipped(formulas: Formulas, array: Array) -> Array | None:
@@ -50,7 +45,7 @@ def _clipped(formulas: Formulas, array: Array) -> Array | None:
     items = array.items if len(prefix) == len(array.prefix) and not is_never(array.items) else NEVER
     if items == NEVER:
         most = len(prefix) if most is None else min(most, len(prefix))
-    if array.some is not None and (is_never(array.some) or (most is not None and most <= len(prefix))):
+    if array.some and (is_never(array.some[0][0]) or (most is not None and most <= len(prefix))):
         return None
     if most is not None:
         prefix = prefix[:most]

@@ -17,7 +17,7 @@ MAX_CELLS = 64
 """Combinations of patterns that a name may match."""
 
 MAX_SOME = 3
-"""Members that must be there, whatever their names are."""
+"""Members that must be there and whose names are not declared."""
 
 
 def finish_object(formulas: Formulas, shape: Members, where: NodeName) -> Iterator[Object]:
@@ -140,12 +140,10 @@ class _Finish:
         self._where = where
         judge = formulas.judge
         self._nodes = {name: judge.member(shape, name) for name in judge.declared(shape)}
-        self._required = dict.fromkeys(shape.required)
-        self._dependents: dict[str, frozenset[str]] = {}
 
     def shapes(self, pending: Sequence[tuple[NodeName, NodeName]]) -> Iterator[Object]:
         """The object's shapes; `pending` are members that must be there and are not declared."""
-        if not self._settle_dependents() or any(self._is_never(self._nodes[name]) for name in self._required):
+        if any(self._is_never(self._nodes[name]) for name in self._shape.required):
             return
         cells = self._cells()
         choices = [list(self._some(names, value, cells)) for names, value in pending]
@@ -158,32 +156,6 @@ class _Finish:
 
     def _is_never(self, node: NodeName) -> bool:
         return self._formulas.judge.is_never(node)
-
-    def _settle_dependents(self) -> bool:
-        """Applies what is certain about dependents. Returns False where no object is left."""
-        dependents: dict[str, frozenset[str]] = {}
-        for name, needed in self._shape.dependents:
-            dependents[name] = dependents.get(name, frozenset()) | needed
-        forbidden = {name for name, node in self._nodes.items() if self._is_never(node)}
-        is_changed = True
-        while is_changed:
-            more = [name for name, needed in dependents.items() if name not in forbidden and needed & forbidden]
-            forbidden.update(more)
-            is_changed = bool(more)
-        stack = list(self._required)
-        while stack:
-            for name in sorted(dependents.get(stack.pop(), ())):
-                if name not in self._required:
-                    self._required[name] = None
-                    stack.append(name)
-        if forbidden & self._required.keys():
-            return False
-        self._nodes.update(dict.fromkeys(forbidden, NEVER))
-        for name, needed in dependents.items():
-            left = needed - self._required.keys() - {name}
-            if left and name not in forbidden:
-                self._dependents[name] = left
-        return True
 
     def _cells(self) -> list[NamePattern]:
         """Combinations of patterns that a name outside the declared ones may match, and their nodes."""
@@ -239,7 +211,10 @@ class _Finish:
         return settled
 
     def _alone(self, one: _Some, some: Sequence[_Some]) -> list[tuple[String, NodeName]]:
-        """The member that must be there, with names that are not those of others; where one serves two, it is one."""
+        """The ways in which the member has a name that no other member of `some` may have.
+
+        One member that serves both is another alternative, which `_served` gives.
+        """
         parts = [NamePattern(one.name.patterns, one.name.not_patterns, one.node)]
         for other in some:
             if other is not one and other.cell is one.cell and other.is_narrow:
@@ -262,19 +237,19 @@ class _Finish:
         yield NamePattern(matches, excludes, self._formulas.context.nodes.conjoin(cell.node, one.node))
 
     def _bounded(self, cells: Sequence[NamePattern], some: tuple[tuple[String, NodeName], ...]) -> Object | None:
-        """The object with counts that agree with its names; None where no object does."""
+        """The object with counts that its names can reach; None where there is none."""
         additional = next((cell for cell in cells if not cell.matches), _NO_CELL)
         cells = [cell for cell in cells if cell.matches]
         least, most = self._shape.min_properties, self._shape.max_properties
-        sure = len(self._required) + len(some)
+        required = dict.fromkeys(self._shape.required)
+        sure = len(required) + len(some)
         if most is not None and sure > most:
             return None
         properties: Mapping[str, NodeName] = self._nodes
         is_closed = additional == _NO_CELL and not cells
         if most == sure:
             cells, additional, is_closed = [], _NO_CELL, True
-            properties = {name: node for name, node in properties.items() if name in self._required}
-        required = dict(self._required)
+            properties = {name: node for name, node in properties.items() if name in required}
         if is_closed:
             properties = {name: node for name, node in properties.items() if not self._is_never(node)}
             possible = len(properties) + len(some)
@@ -285,7 +260,6 @@ class _Finish:
                 sure = least
             if most is not None and most >= possible:
                 most = None
-        dependents = {name: needed - required.keys() for name, needed in self._dependents.items() if name in properties}
         return Object(
             properties=properties,
             required=frozenset(required),
@@ -297,7 +271,6 @@ class _Finish:
             # Of members whose names are not told two may have the same name.
             min_properties=least if least > sure - max(0, len(some) - 1) else 0,
             max_properties=most,
-            dependents={name: needed for name, needed in dependents.items() if needed},
         )
 
 

@@ -19,9 +19,10 @@ from jsg.constrained.schema.containers import (
     object_says,
     without,
 )
-from jsg.constrained.schema.drafts import FREE, Draft, DraftShape, Meeting, Members, string_of
+from jsg.constrained.schema.drafts import FREE, Draft, Meeting, Members, string_of
 from jsg.constrained.schema.judge import Judge, UnderWayError
-from jsg.constrained.schema.keywords import REFERENCES, Reader
+from jsg.constrained.schema.keywords import Reader
+from jsg.constrained.schema.locations import EVERYTHING
 from jsg.constrained.schema.nodes import Literal
 from jsg.constrained.schema.shapes import Json, NodeName, Number, String
 from jsg.constrained.schema.values import TYPES, decimal_of, described, key_of, type_of
@@ -29,10 +30,10 @@ from jsg.errors import GrammarError
 
 MAX_ALTERNATIVES = 512
 MANY_ALTERNATIVES = 8
-"""From here on it pays to look for alternatives that can be left out."""
+"""Of more alternatives than this, those that another one covers are left out."""
 
 MAX_REDUCED = 64
-"""More than so many are left as they are."""
+"""More alternatives than this are not compared with one another."""
 
 MAX_MEETINGS = 100_000
 MAX_DEPTH = 100
@@ -95,14 +96,18 @@ class Formulas:
         if len(self._under_way) > MAX_DEPTH:
             raise GrammarError(
                 f"schemas may be combined by $ref, allOf, anyOf, oneOf and not {MAX_DEPTH} levels deep, but "
-                f"{self._pointer(literal)} is deeper; simplify it"
+                f"{self.context.pointer(literal)} is deeper; simplify it"
             )
         if key[0] > 1 and self._is_other_type(*key):
             self._formulas[key] = ()
             return ()
         self._under_way[key] = self._level
         try:
-            formula = self._says(*key) if key[0] > 0 else self._denies(-key[0], kind)
+            parts = self._parts(*key)
+            if key[0] > 0:
+                formula = self._all_of(parts, kind, self.context.pointer(key[0]))
+            else:
+                formula = self._any_of(itertools.chain.from_iterable(parts))
         finally:
             del self._under_way[key]
         self._formulas[key] = formula
@@ -185,44 +190,43 @@ class Formulas:
         meetings = (self._meeting.meet(one, other) for one in left for other in right)
         return all(draft is None or self._is_empty(draft) for draft in meetings)
 
-    # -- a schema holds ------------------------------------------------------------------------------------------------
+    # -- a schema holds, or does not -----------------------------------------------------------------------------------
 
-    def _says(self, place: Literal, kind: str) -> Formula:
-        return self._all_of(self._says_each(place, kind), kind, self._pointer(place))
-
-    def _says_each(self, place: int, kind: str) -> Iterator[Formula]:
-        if place == 1:
-            return
-        reader = self._reader(place)
+    def _parts(self, literal: Literal, kind: str) -> Iterator[Formula]:
+        """What each keyword of a schema allows; where the literal is negative, what each forbids."""
+        place, sign = abs(literal), 1 if literal > 0 else -1
+        reader, where = self._reader(place), self.context.pointer(place)
         keywords = reader.keywords
         if "type" in keywords:
-            yield self._type_says(reader, kind)
+            yield self._type(reader, kind, sign)
         for keyword in ("const", "enum"):
             if keyword in keywords:
                 keys = self._keys(place, keyword, reader).get(kind, ())
-                yield self._listing(keys, kind)
-        shape = self._shape(place, kind, reader)
-        if shape is None:
-            yield ()
-        elif shape != FREE[kind]:
-            yield (Draft(shape),)
-        for child in self._always(place, reader):
-            yield self.of(child, kind)
+                yield self._listing(keys, kind) if sign > 0 else self._without_values(place, keys, kind)
+        yield self._own(place, kind, sign, reader)
+        for child in self.context.always(place, reader):
+            yield self.of(sign * child, kind)
         if "not" in keywords:
-            yield self.of(-self._child(place, "not"), kind)
+            yield self.of(-sign * self._child(place, "not"), kind)
         if "anyOf" in keywords:
-            yield self._any_of(draft for child in self._each(place, "anyOf", reader) for draft in self.of(child, kind))
+            formulas = (self.of(sign * child, kind) for child in self._each(place, "anyOf", reader))
+            yield self._any_of(itertools.chain(*formulas)) if sign > 0 else self._all_of(formulas, kind, where)
         if "oneOf" in keywords:
-            yield self._one_of(self._each(place, "oneOf", reader), kind)
-        if "if" in keywords:
-            yield self._if_says(place, kind, keywords)
+            children = self._each(place, "oneOf", reader)
+            yield self._one_of(children, kind) if sign > 0 else self._not_one_of(children, kind, where)
+        if "then" in keywords or "else" in keywords:
+            yield from self._if(place, kind, sign, keywords)
         if kind == "object":
-            for name, child in self._dependent_schemas(place, reader):
-                present = self._product((Draft(Members(required=(name,))),), self.of(child, kind), self._pointer(place))
-                yield self._any_of((Draft(without(name)), *present))
-        if kind in ("array", "object"):
-            yield from self._unevaluated(place, kind, reader)
-        yield from self._refused(kind, reader)
+            for name, child in self._dependents(place, reader):
+                wrong_or_right = self._product((Draft(Members(required=(name,))),), self.of(sign * child, kind), where)
+                yield self._any_of((Draft(without(name)), *wrong_or_right)) if sign > 0 else wrong_or_right
+        keyword = {"array": "unevaluatedItems", "object": "unevaluatedProperties"}.get(kind)
+        if keyword in keywords:
+            refusal = f"{reader.where(keyword)} stands under `not`, where it is not supported; remove it"
+            denied = Draft(FREE[kind], refusals=(refusal,))
+            yield (unevaluated.draft(self.context, place, keyword) if sign > 0 else denied,)
+        if kind == "array":
+            yield from ((Draft(FREE[kind], refusals=(reason,)),) for reason in reader.refusals())
 
     def _is_other_type(self, place: int, kind: str) -> bool:
         """Whether `type` of a schema leaves nothing of a kind of values, so that its other keywords do not matter."""
@@ -231,23 +235,38 @@ class Formulas:
         types = self._types[place]
         return types is not None and kind not in types and not (kind == "number" and "integer" in types)
 
-    def _type_says(self, reader: Reader, kind: str) -> Formula:
+    def _type(self, reader: Reader, kind: str, sign: int) -> Formula:
         types = reader.types() or frozenset(TYPES)
-        if kind in types:
-            return self._free[kind]
-        return (Draft(Number(is_integer=True)),) if kind == "number" and "integer" in types else ()
+        if kind == "number" and "integer" in types and kind not in types:
+            return (Draft(Number(is_integer=True) if sign > 0 else Number(not_multiple_of=(decimal_of(1, ""),))),)
+        return self._free[kind] if (kind in types) == (sign > 0) else ()
 
-    def _shape(self, place: int, kind: str, reader: Reader) -> DraftShape | None:
-        match kind:
-            case "number":
-                return number_says(reader)
-            case "string":
-                return string_says(reader, self.context.patterns)
-            case "array":
-                return array_says(self.context, place, reader)
-            case "object":
-                return object_says(self.context, place, reader)
-        return FREE[kind]
+    def _own(self, place: int, kind: str, sign: int, reader: Reader) -> Formula:
+        """What the keywords about one type of values allow, or forbid."""
+        patterns, shape = self.context.patterns, FREE[kind]
+        denied: Formula = ()
+        match kind, sign:
+            case "number", 1:
+                shape = number_says(reader)
+            case "number", _:
+                denied = number_denies(reader)
+            case "string", 1:
+                shape = string_says(reader, patterns)
+            case "string", _:
+                denied = string_denies(reader, patterns)
+            case "array", 1:
+                shape = array_says(self.context, place, reader)
+            case "array", _:
+                denied = array_denies(self.context, place, reader)
+            case "object", 1:
+                shape = object_says(self.context, place, reader)
+            case "object", _:
+                denied = object_denies(self.context, place, reader)
+            case _:
+                pass
+        if sign < 0:
+            return denied
+        return () if shape is None else self._free[kind] if shape == FREE[kind] else (Draft(shape),)
 
     def _one_of(self, children: Sequence[int], kind: str) -> Formula:
         """The values that exactly one of the schemas holds for."""
@@ -267,91 +286,20 @@ class Formulas:
         for child, formula in formulas.items():
             overlapping = [o for o in formulas if o != child and not self._is_disjoint(formula, formulas[o])]
             rivals = [self.of(-other, kind) for other in (*overlapping, *others)]
-            result.extend(self._all_of((formula, *rivals), kind, self._pointer(child)))
+            result.extend(self._all_of((formula, *rivals), kind, self.context.pointer(child)))
         return self._any_of(result)
 
-    def _if_says(self, place: int, kind: str, keywords: Mapping[str, Json]) -> Formula:
-        condition = self._child(place, "if")
-        where = self._pointer(place)
-        if "then" not in keywords and "else" not in keywords:
-            return self._free[kind]
-        then = self.of(self._child(place, "then"), kind) if "then" in keywords else self._free[kind]
-        otherwise = self.of(self._child(place, "else"), kind) if "else" in keywords else self._free[kind]
-        if "then" not in keywords:  # `if` holds, or it does not and `else` does: `if` or `else`
-            return self._any_of((*self.of(condition, kind), *otherwise))
-        holds = self._product(self.of(condition, kind), then, where)
-        return self._any_of((*holds, *self._product(self.of(-condition, kind), otherwise, where)))
-
-    def _refused(self, kind: str, reader: Reader) -> Iterator[Formula]:
-        if kind == "array":
-            for reason in reader.refusals():
-                yield (Draft(FREE[kind], refusals=(reason,)),)
-
-    def _unevaluated(self, place: int, kind: str, reader: Reader) -> Iterator[Formula]:
-        keyword = "unevaluatedItems" if kind == "array" else "unevaluatedProperties"
-        if keyword in reader.keywords:
-            yield (unevaluated.draft(self.context, place, keyword),)
-
-    # -- a schema does not hold ----------------------------------------------------------------------------------------
-
-    def _denies(self, place: int, kind: str) -> Formula:
-        return self._any_of(draft for part in self._denies_each(place, kind) for draft in part)
-
-    def _denies_each(self, place: int, kind: str) -> Iterator[Formula]:
-        if place == 1:
+    def _if(self, place: int, kind: str, sign: int, keywords: Mapping[str, Json]) -> Iterator[Formula]:
+        """`then` where `if` holds, and `else` where it does not; a branch that is not there is the schema `true`."""
+        if "if" not in keywords:
             return
-        reader = self._reader(place)
-        keywords = reader.keywords
-        where = self._pointer(place)
-        if "type" in keywords:
-            yield self._type_denies(reader, kind)
-        for keyword in ("const", "enum"):
-            if keyword in keywords:
-                yield self._without_values(place, self._keys(place, keyword, reader).get(kind, ()), kind)
-        yield self._shape_denied(place, kind, reader)
-        for child in self._always(place, reader):
-            yield self.of(-child, kind)
-        if "not" in keywords:
-            yield self.of(self._child(place, "not"), kind)
-        if "anyOf" in keywords:
-            yield self._all_of((self.of(-child, kind) for child in self._each(place, "anyOf", reader)), kind, where)
-        if "oneOf" in keywords:
-            yield self._not_one_of(self._each(place, "oneOf", reader), kind, where)
-        if "if" in keywords:
-            condition = self._child(place, "if")
-            for sign, branch in ((1, "then"), (-1, "else")):
-                if branch in keywords:
-                    yield self._product(
-                        self.of(sign * condition, kind), self.of(-self._child(place, branch), kind), where
-                    )
-        if kind == "object":
-            for name, child in self._dependent_schemas(place, reader):
-                yield self._product((Draft(Members(required=(name,))),), self.of(-child, kind), where)
-        for keyword, owner in (("unevaluatedItems", "array"), ("unevaluatedProperties", "object")):
-            if keyword in keywords and kind == owner:
-                refusal = f"{reader.where(keyword)} stands under `not`, where it is not supported; remove it"
-                yield (Draft(FREE[kind], refusals=(refusal,)),)
-        yield from self._refused(kind, reader)
-
-    def _type_denies(self, reader: Reader, kind: str) -> Formula:
-        types = reader.types() or frozenset(TYPES)
-        if kind in types:
-            return ()
-        if kind == "number" and "integer" in types:
-            return (Draft(Number(not_multiple_of=(decimal_of(1, ""),))),)
-        return self._free[kind]
-
-    def _shape_denied(self, place: int, kind: str, reader: Reader) -> Formula:
-        match kind:
-            case "number":
-                return number_denies(reader)
-            case "string":
-                return string_denies(reader, self.context.patterns)
-            case "array":
-                return array_denies(self.context, place, reader)
-            case "object":
-                return object_denies(self.context, place, reader)
-        return ()
+        condition = self._child(place, "if")
+        drafts: list[Draft] = []
+        for test, word in ((condition, "then"), (-condition, "else")):
+            branch = self._child(place, word) if word in keywords else EVERYTHING
+            if held := self.of(sign * branch, kind):
+                drafts.extend(self._product(self.of(test, kind), held, self.context.pointer(place)))
+        yield self._any_of(drafts)
 
     def _not_one_of(self, children: Sequence[int], kind: str, where: str) -> Formula:
         """The values that none of the schemas holds for, or two of them."""
@@ -382,15 +330,12 @@ class Formulas:
                 shape = string_of(String(excluded=strings))
                 return () if shape is None else (Draft(shape),)
         nodes = (self.context.locations.synthetic(place, key, described(self.values[key])) for key in keys)
-        return self._all_of((self.of(-node, kind) for node in nodes), kind, self._pointer(place))
+        return self._all_of((self.of(-node, kind) for node in nodes), kind, self.context.pointer(place))
 
     # -- parts of a schema ---------------------------------------------------------------------------------------------
 
     def _reader(self, place: int) -> Reader:
         return Reader(self.context.locations.places[place], self.context.nodes.keywords(place))
-
-    def _pointer(self, literal: Literal) -> str:
-        return self.context.locations.places[abs(literal)].pointer
 
     def _child(self, place: int, *path: str | int) -> int:
         return self.context.locations.child(place, *path)
@@ -399,15 +344,12 @@ class Formulas:
         simple = self.context.nodes.simple
         return [simple(self._child(place, keyword, i)) for i in range(reader.schemas(keyword))]
 
-    def _always(self, place: int, reader: Reader) -> Iterator[int]:
-        """The schemas that hold for the same value: references and allOf."""
-        for keyword in REFERENCES:
-            if keyword in reader.keywords:
-                yield self.context.locations.reference(place, keyword)
-        if "allOf" in reader.keywords:
-            yield from self._each(place, "allOf", reader)
-
-    def _dependent_schemas(self, place: int, reader: Reader) -> Iterator[tuple[str, int]]:
+    def _dependents(self, place: int, reader: Reader) -> Iterator[tuple[str, int]]:
+        """(name of a member, schema that an object with this member must be valid for)."""
+        for keyword in ("dependentRequired", "dependencies"):
+            for name, names in reader.names_by_name(keyword).items():
+                what = f"{keyword} of {name!r}"
+                yield name, self.context.locations.synthetic(place, what, {"required": [*names]})
         for keyword in ("dependentSchemas", "dependencies"):
             for name, schema in reader.mapping(keyword).items():
                 if not (keyword == "dependencies" and isinstance(schema, list)):

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 
-from jsg.constrained.schema.drafts import Draft, DraftShape, Items, Members, is_multiple
+from jsg.constrained.schema.drafts import Draft, DraftShape, Members, is_multiple
 from jsg.constrained.schema.nodes import Nodes
 from jsg.constrained.schema.patterns import Patterns
-from jsg.constrained.schema.shapes import ANY, NEVER, Json, NodeName, Number, String
+from jsg.constrained.schema.shapes import ANY, NEVER, Array, Json, NodeName, Number, String
 from jsg.constrained.schema.values import TYPES, decimal_of, key_of, type_of
 from jsg.errors import GrammarError
 
@@ -32,7 +32,7 @@ class Judge:
         self._values = values
         self._never: dict[NodeName, bool] = {ANY: False, NEVER: True}
         self._path: set[NodeName] = set()
-        self._tried: dict[NodeName, int] = {}  # how deep it was looked into, in vain
+        self._tried: dict[NodeName, int] = {}  # levels that were searched without an answer
         self._strings: dict[String, bool] = {}
 
     # -- whether anything is valid -------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class Judge:
         match draft.shape:
             case String() as shape:
                 return self._is_no_string(shape)
-            case Items() as shape:
+            case Array() as shape:
                 return self._is_no_array(shape)
             case Members() as shape:
                 return self._is_no_object(shape)
@@ -94,7 +94,7 @@ class Judge:
         is_too_long = shape.max_length is not None and least > shape.max_length
         return is_too_long or (most is not None and most < shape.min_length)
 
-    def _is_no_array(self, shape: Items) -> bool:
+    def _is_no_array(self, shape: Array) -> bool:
         for i in range(min(shape.min_items, len(shape.prefix))):
             if self.is_never(shape.prefix[i]):
                 return True
@@ -120,8 +120,6 @@ class Judge:
         for facet in shape.facets:
             names.update(dict.fromkeys(facet.properties))
         names.update(dict.fromkeys(shape.required))
-        for name, needed in shape.dependents:
-            names.update(dict.fromkeys((name, *sorted(needed))))
         return list(names)
 
     def member(self, shape: Members, name: str) -> NodeName:
@@ -199,7 +197,7 @@ class Judge:
             case String():
                 assert isinstance(value, str)
                 return self.fits_string(value, shape)
-            case Items():
+            case Array():
                 assert isinstance(value, list)
                 return self._fits_array(value, shape)
             case Members():
@@ -220,7 +218,7 @@ class Judge:
             return False
         return all(self._patterns.has_format(name, value) for name in shape.formats)
 
-    def _fits_array(self, value: list[Json], shape: Items) -> bool:
+    def _fits_array(self, value: list[Json], shape: Array) -> bool:
         if len(value) < shape.min_items or (shape.max_items is not None and len(value) > shape.max_items):
             return False
         nodes = [*shape.prefix[: len(value)], *[shape.items] * (len(value) - len(shape.prefix))]
@@ -232,8 +230,6 @@ class Judge:
         if len(value) < shape.min_properties or not all(name in value for name in shape.required):
             return False
         if shape.max_properties is not None and len(value) > shape.max_properties:
-            return False
-        if not all(needed <= value.keys() for name, needed in shape.dependents if name in value):
             return False
         if not all(self.holds(item, self.member(shape, name)) for name, item in value.items()):
             return False

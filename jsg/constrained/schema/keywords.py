@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Final
 
 from jsg.constrained.schema.formats import FORMATS
-from jsg.constrained.schema.locations import Place, step
+from jsg.constrained.schema.locations import Place
 from jsg.constrained.schema.shapes import Json
 from jsg.constrained.schema.values import decimal_of, is_number
 from jsg.errors import GrammarError
@@ -83,7 +83,7 @@ SAYING_NOTHING = frozenset(
         *("$comment", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
     )
 )
-"""Keywords of the standard that nobody takes for rules."""
+"""Keywords of the standard that do not constrain values, and that users do not take for rules."""
 
 UNREACHABLE: Final = 2**31 - 1
 """More items, members or characters than any text has."""
@@ -118,11 +118,11 @@ class Reader:
         self.keywords = keywords
 
     def where(self, keyword: str) -> str:
-        """The keyword and where it stands, for people."""
+        """The keyword and its pointer, for messages."""
         return f"{keyword} at {self.place.pointer}"
 
     def fail(self, keyword: str, what: str) -> GrammarError:
-        """The error that the keyword's value is not `what` it must be."""
+        """The error for a value of the keyword that is not `what`."""
         return GrammarError(f"{self.where(keyword)} must be {what}; correct it")
 
     def count(self, keyword: str) -> int | None:
@@ -175,7 +175,7 @@ class Reader:
         return self._strings(keyword, self.keywords.get(keyword, []))
 
     def names_by_name(self, keyword: str) -> Mapping[str, tuple[str, ...]]:
-        """An object of arrays of strings; what else is in it (`dependencies` may hold schemas) is left out."""
+        """An object of arrays of strings, without its other values: `dependencies` may hold schemas too."""
         return {
             name: self._strings(keyword, value)
             for name, value in self.mapping(keyword).items()
@@ -205,11 +205,3 @@ class Reader:
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise self.fail(keyword, f"{'an array' if keyword == 'required' else 'arrays'} of strings")
         return tuple(dict.fromkeys(name for name in value if isinstance(name, str)))
-
-
-def member(place: Place, *tokens: str | int) -> str:
-    """The pointer of something inside the schema at a place."""
-    pointer = place.pointer
-    for token in tokens:
-        pointer = step(pointer, token)
-    return pointer

@@ -2,8 +2,8 @@
 
 A node is a set of schemas; a value must be valid for some of them and must not for the others.
 
-A set has one name however it came about, and there are only so many sets. That is why allOf, a $ref beside other
-keywords and recursive schemas all come to an end.
+Equal sets have one name, and a document has finitely many sets. So the work on allOf, on a $ref beside other keywords
+and on recursive schemas ends.
 """
 
 from jsg.constrained.schema.keywords import HELPERS, enforced
@@ -36,7 +36,7 @@ class Nodes:
         return found
 
     def literals(self, name: NodeName) -> tuple[Literal, ...]:
-        """What must hold for a value of the node."""
+        """The literals that hold for every value of the node."""
         return self._sets[name]
 
     def node(self, *literals: Literal) -> NodeName:

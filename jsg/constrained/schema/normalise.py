@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.schema.containers import Context
-from jsg.constrained.schema.drafts import Draft, Items, Members
+from jsg.constrained.schema.drafts import Draft, Members
 from jsg.constrained.schema.finish_arrays import finish_array
 from jsg.constrained.schema.finish_objects import finish_object
 from jsg.constrained.schema.formats import FORMATS
@@ -108,7 +108,7 @@ def _shapes(formulas: Formulas, draft: Draft, node: NodeName) -> Iterator[Shape]
     if draft.refusals:
         raise GrammarError(draft.refusals[0])
     match draft.shape:
-        case Items() as shape:
+        case Array() as shape:
             yield from finish_array(formulas, shape, node)
         case Members() as shape:
             yield from finish_object(formulas, shape, node)
@@ -122,8 +122,7 @@ def _needed(shape: Shape) -> Iterator[NodeName]:
         yield from shape.prefix[: shape.min_items]
         if shape.min_items > len(shape.prefix):
             yield shape.items
-        if shape.some is not None:
-            yield shape.some
+        yield from (node for node, _ in shape.some)
     elif isinstance(shape, Object):
         yield from (shape.properties[name] for name in sorted(shape.required))
         yield from (node for _, node in shape.some)
@@ -175,7 +174,7 @@ def _impossible_part(formulas: Formulas, node: NodeName) -> NodeName:
     match drafts:
         case [Draft(Members() as shape)]:
             parts = (formulas.judge.member(shape, name) for name in shape.required)
-        case [Draft(Items() as shape)]:
+        case [Draft(Array() as shape)]:
             others = (shape.items,) if shape.min_items > len(shape.prefix) else ()
             parts = (*shape.prefix[: shape.min_items], *others)
         case _:

@@ -27,12 +27,12 @@ MAX_WHOLE = 100
 MAX_FRACTION = 20
 MAX_MULTIPLE = 30
 MAX_DIVISOR = 10_000
-"""Of `multipleOf` without its decimals: an automaton keeps the remainder, so it has as many states."""
+"""The largest `multipleOf` without its decimal point: an automaton has a state for each remainder."""
 _DOUBLE_DIGITS = 15
-"""Decimal numbers of so many digits are different doubles when they are different."""
+"""Different decimal numbers of at most this many digits are different doubles."""
 _NO_MULTIPLES = ((1, 15), (5, 11), (9, 7))
-"""Digits before and after the point of numbers that must not be multiples: one of so many digits that is no integer is
-none as a double either."""
+"""(digits before the point, digits after it) of numbers that must not be multiples. With so few digits, a number
+that is no integer is no integer as a double either."""
 _MAX_EXPONENT = 299
 """Keeps most numbers within what a double can hold."""
 _SMALL, _LARGE = Decimal("1e-4"), Decimal("1e16")
@@ -53,13 +53,9 @@ def number_expr(shape: Number, limits: Limits) -> Expr:
     if shape == Number():
         return seq(optional(_MINUS), alt(literal("0"), _long(1)), optional(_fraction(MAX_WHOLE)), optional(_exponent()))
     shape = _tightened(shape)
-    if shape in (Number(min=Decimal(0)), Number(is_integer=True, min=Decimal(0))):
+    if shape == Number(min=Decimal(0)):
         whole = alt(literal("0"), _long(1))
-        if shape.is_integer:
-            return whole
         return alt(seq(whole, optional(_fraction(MAX_WHOLE)), optional(_exponent())), literal("-0.0"))
-    if shape == Number(is_integer=True, min=Decimal(1)):
-        return _long(1)
     return _limited(shape, limits)
 
 
@@ -79,18 +75,12 @@ def _exponent() -> Expr:
 
 
 def _tightened(shape: Number) -> Number:
-    """The same with bounds that are right for readers who know doubles only, and whole ones for integers.
+    """The same with bounds that are right for readers who know doubles only; those of integers are whole already.
 
     A text just inside an exclusive bound would be read as the bound itself. So the bound becomes the next double.
     """
     low, high = shape.min, shape.max
     is_low_exclusive, is_high_exclusive = shape.is_min_exclusive, shape.is_max_exclusive
-    if shape.is_integer:
-        if low is not None:
-            low = Decimal(math.floor(low) + 1 if is_low_exclusive else math.ceil(low))
-        if high is not None:
-            high = Decimal(math.ceil(high) - 1 if is_high_exclusive else math.floor(high))
-        is_low_exclusive = is_high_exclusive = False
     if low and is_low_exclusive:
         low, is_low_exclusive = _next_double(low, math.inf), False
     if high and is_high_exclusive:
@@ -159,7 +149,7 @@ def _bounds(shape: Number) -> list[Compared]:
 def _with_exponents(shape: Number, limits: Limits) -> list[Expr]:
     """The numbers that are so small or so large that `json.dumps` writes them with an exponent.
 
-    Of those with one exponent all must fit or none is taken.
+    An exponent is allowed only where all numbers with it fit.
     """
     if shape.is_integer or any(value and not _SMALL <= abs(value) < _LARGE for value in shape.excluded):
         return []

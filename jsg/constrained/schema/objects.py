@@ -2,14 +2,13 @@
 
 `orders.py` puts them in braces.
 
-A grammar cannot remember names, so two members may have the same name where it is not declared. A reader keeps the
-first of them or the last, and each is valid by itself. What must be there is asked for in a way that holds for either
-reader: `orders.py` does so for counts, and what `Object.some` asks for holds for every member whose name could be the
-one that is asked for (`finish_objects.py`).
+A grammar cannot remember names, so two members may have the same undeclared name. A reader keeps the first of them or
+the last, and each is valid by itself. So whatever an object must have is there for both readers: `orders.py` sees to
+counts. `finish_objects.py` sees to `Object.some`: every member that may have the name of such a member has a value that
+serves.
 """
 
 import functools
-import itertools
 
 from jsg.constrained.ir import NEVER, Expr, any_of, seq
 from jsg.constrained.schema import distinct, strings
@@ -20,67 +19,27 @@ from jsg.constrained.schema.scope import Scope
 from jsg.constrained.schema.shapes import NodeName, Object, String
 from jsg.errors import GrammarError
 
-_MAX_TRIGGERS = 3
-"""Names with dependents: each doubles the ways to read an object, of which a machine follows only so many at once."""
-
 
 def object_expr(scope: Scope, shape: Object, where: str) -> Expr:
     """An object with its braces; NEVER where no object is valid.
 
     Raises:
-        GrammarError: Counts, dependents or an order that a grammar of this size cannot keep.
+        GrammarError: Counts or an order that a grammar of this size cannot keep.
     """
     needed, others = _needed_members(scope, shape), _other_members(scope, shape, None, where)
     kinds = functools.cache(functools.partial(_kinds, scope, shape, where))
-    options: list[Expr] = []
-    for required, forbidden in _cases(shape, where):
-        members: list[Member] = []
-        is_possible = not required & forbidden
-        for name, node in shape.properties.items():
-            is_valid = name not in forbidden and bool(scope.shapes(node))
-            if is_valid:
-                members.append(Member(_member(scope, known_string(name), node), name in required))
-            elif name in required:
-                is_possible = False
-        if is_possible:
-            plan = Plan(tuple(members), needed, others, kinds, shape.min_properties, shape.max_properties)
-            options.append(braces(scope, plan, where))
-    return any_of(options)
+    members: list[Member] = []
+    for name, node in shape.properties.items():
+        if scope.shapes(node):
+            members.append(Member(_member(scope, known_string(name), node), name in shape.required))
+        elif name in shape.required:
+            return NEVER
+    plan = Plan(tuple(members), needed, others, kinds, shape.min_properties, shape.max_properties)
+    return braces(scope, plan, where)
 
 
 def _member(scope: Scope, name: Expr, node: NodeName) -> Expr:
     return seq(name, scope.spacing.colon, scope.value(node))
-
-
-def _cases(shape: Object, where: str) -> list[tuple[frozenset[str], frozenset[str]]]:
-    """The cases of `dependents`, as (required, forbidden) names: one for each set of names that have dependents."""
-    triggers = [name for name, wanted in shape.dependents.items() if name in shape.properties and wanted]
-    required = _closed(shape.required, shape)
-    open_triggers = [name for name in triggers if name not in required and not shape.dependents[name] <= required]
-    if len(open_triggers) > _MAX_TRIGGERS:
-        raise GrammarError(
-            f"dependentRequired can be enforced for at most {_MAX_TRIGGERS} optional names of one object, but there "
-            f"are {len(open_triggers)} at {where}; require some of them or leave some out"
-        )
-    cases: list[tuple[frozenset[str], frozenset[str]]] = []
-    for present in itertools.product((False, True), repeat=len(open_triggers)):
-        chosen = frozenset(name for name, is_there in zip(open_triggers, present, strict=True) if is_there)
-        wanted = _closed(required | chosen, shape)
-        forbidden = frozenset(open_triggers) - chosen
-        if not wanted & forbidden:
-            cases.append((wanted, forbidden))
-    return cases
-
-
-def _closed(names: frozenset[str], shape: Object) -> frozenset[str]:
-    """The names and all that must be there with them."""
-    known, waiting = set(names), list(names)
-    while waiting:
-        for name in shape.dependents.get(waiting.pop(), ()):
-            if name not in known:
-                known.add(name)
-                waiting.append(name)
-    return frozenset(known)
 
 
 def _needed_members(scope: Scope, shape: Object) -> tuple[Expr, ...]:

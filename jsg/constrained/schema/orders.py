@@ -1,7 +1,7 @@
 """The members of an object between its braces: in declared order or in any order, and how many there are.
 
     declared order   {"a": …, "b": …, …others}       optional members may be left out
-    free order       a `Bag`: each declared member at most once, the others as often as one likes
+    free order       a `Bag`: each declared member at most once, the others any number of times
 
 Members that must be there are counted so that a repeated name deceives nobody, whether a reader keeps the first of two
 or the last. A declared name stands once. One member with another name is surely a new one. Where more than one is
@@ -110,7 +110,7 @@ def _in_any_order(plan: Plan, comma: Expr, where: str) -> Expr:
         for member in plan.declared
     ]
     least = max(1, plan.least)
-    # One member more than the required ones surely has another name than they.
+    # If one member more than the required ones is there, its name differs from theirs.
     if plan.least <= plan.num_required + 1 or (is_counted and plan.others == NEVER and not plan.needed):
         items.extend(BagItem(expr, is_once=True, is_required=True) for expr in plan.needed)
         if plan.others != NEVER:
@@ -141,7 +141,7 @@ def _in_order(plan: Plan, comma: Expr, where: str) -> Expr:
         )
     has_others = plan.others != NEVER or bool(plan.needed)
     if required == len(declared):
-        # Counts are left to the others.
+        # Every declared member is there, so only the others are counted.
         others = _others(plan, comma, required, where)
         if not declared:
             return others
@@ -158,7 +158,7 @@ def _in_order(plan: Plan, comma: Expr, where: str) -> Expr:
         return _subsequence(declared, comma)
     if required or plan.needed:
         return _subsequence([*declared, Member(others, bool(plan.needed))], comma)
-    # They may be long, so they are not one more member: that would stand in every half.
+    # The others may be a long expression. As one more member they would be copied into every half.
     return alt(seq(_subsequence(declared, comma), optional(seq(comma, others))), others)
 
 

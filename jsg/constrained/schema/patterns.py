@@ -10,7 +10,7 @@ from jsg.constrained.schema.formats import format_expr
 from jsg.errors import GrammarError
 
 _MAX_KEPT = 4_000
-"""Signs of a pattern that is kept beyond its schema."""
+"""Characters of the longest pattern whose expression is cached for other schemas."""
 
 
 def search_expr(pattern: str, limits: Limits) -> Expr:
@@ -26,7 +26,7 @@ def _parsed(pattern: str, limits: Limits) -> Expr:
     return parse_regex(pattern, search=True, limits=limits)
 
 
-# A pattern is asked for several times in one schema, and those of `distinct.py` in many.
+# One schema asks for a pattern several times, and many schemas ask for those of `distinct.py`.
 _kept = functools.lru_cache(maxsize=256)(_parsed)
 
 
@@ -88,7 +88,7 @@ class Patterns:
     def narrowed(self, automaton: CharDfa, pattern: str, is_found: bool) -> CharDfa | None:
         """The texts of the automaton in which the pattern is found, or is not; None where there are none.
 
-        Where that is too much to work out, some of the others may be left in.
+        Where that is too much to work out, it is the automaton itself.
         """
         try:
             result = automaton.intersect(self.automaton(pattern, is_found))

@@ -20,9 +20,9 @@ class Scope:
         book: Collects the rules.
         characters: Character sets inside strings.
         spacing: White space between tokens.
-        order: Of the members of objects.
-        limits: Fuel.
-        shapes: What may be at a node; none where no value is valid.
+        order: Order of the members of objects.
+        limits: Limits of the work.
+        shapes: The shapes of a node; none where no value is valid.
         value: The expression of a value that is valid for a node.
     """
 

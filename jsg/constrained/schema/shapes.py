@@ -84,14 +84,15 @@ class Array:
     Attributes:
         prefix: Nodes of the first items.
         items: Node of the others.
-        some: Node that one of the items after the prefix is valid for, which is valid for `items` too; None for none.
+        some: (node, number): one of the items from this number on is valid for the node. A grammar is made of an array
+            with at most one, after the prefix, whose node says all that holds for the item.
     """
 
     prefix: tuple[NodeName, ...] = ()
     items: NodeName = ANY
     min_items: int = 0
     max_items: int | None = None
-    some: NodeName | None = None
+    some: tuple[tuple[NodeName, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,7 +125,6 @@ class Object:
             valid where any of them takes it; None where every name is.
         some: (name, node) for members that must be there, each one of its own, outside `properties`. The name's shape
             and the node are all that holds for that member: patterns, `names` and what is declared are worked in.
-        dependents: Name → names that must be there with it, all in `properties`.
     """
 
     properties: Mapping[str, NodeName] = dataclasses.field(default_factory=dict)
@@ -136,7 +136,6 @@ class Object:
     some: tuple[tuple[String, NodeName], ...] = ()
     min_properties: int = 0
     max_properties: int | None = None
-    dependents: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
 
 
 Shape = Const | Boolean | Null | Number | String | Array | Object

@@ -11,14 +11,13 @@ from jsg.constrained.schema.shapes import ANY, EVERY_SHAPE, NEVER, Array, Docume
 MAX_ROUNDS = 60
 
 MAX_OBJECTS = 200
-"""Alternatives of one node of which every two are compared."""
+"""Objects among the alternatives of one node; beyond this number no two are compared."""
 
-Rename = Callable[[NodeName], Hashable]
 IsNever = Callable[[NodeName], bool]
 
 
 def shared(document: Document) -> Document:
-    """The same document without nodes that are alike, as far as a few rounds find them."""
+    """The same document without nodes that are alike, as far as `MAX_ROUNDS` rounds find them."""
     classes = _classes(document.nodes)
     if classes is None:
         classes = {name: number for number, name in enumerate(document.nodes)}
@@ -39,9 +38,7 @@ def shared(document: Document) -> Document:
 def named(shape: Shape) -> Iterator[NodeName]:
     """The nodes that a shape names."""
     if isinstance(shape, Array):
-        yield from (*shape.prefix, shape.items)
-        if shape.some is not None:
-            yield shape.some
+        yield from (*shape.prefix, shape.items, *(node for node, _ in shape.some))
     elif isinstance(shape, Object):
         yield from (*shape.properties.values(), *(cell.node for cell in shape.patterns), shape.additional)
         yield from (node for _, node in shape.some)
@@ -62,7 +59,7 @@ def _classes(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, int]
         for group in groups:
             parts: dict[Hashable, list[NodeName]] = {}
             for name in group:
-                key = tuple(_signature(shape, classes.__getitem__) for shape in nodes[name])
+                key = tuple(_signature(shape, classes) for shape in nodes[name])
                 parts.setdefault(key, []).append(name)
             for part in list(parts.values())[1:]:
                 changes.update(dict.fromkeys(part, num_classes))
@@ -75,28 +72,13 @@ def _classes(nodes: Mapping[NodeName, tuple[Shape, ...]]) -> dict[NodeName, int]
     return None
 
 
-def _signature(shape: Shape, rename: Rename) -> Hashable:
-    """Everything that a shape says; the nodes that it names are replaced by what `rename` gives for them."""
-    if isinstance(shape, Array):
-        return (
-            Array,
-            tuple(map(rename, shape.prefix)),
-            rename(shape.items),
-            (shape.min_items, shape.max_items),
-            shape.some and rename(shape.some),
-        )
-    if isinstance(shape, Object):
-        return (
-            Object,
-            tuple((name, rename(node)) for name, node in shape.properties.items()),
-            shape.required,
-            tuple((cell.matches, cell.excludes, rename(cell.node)) for cell in shape.patterns),
-            (rename(shape.additional), shape.additional_excludes, shape.names),
-            tuple((name, rename(node)) for name, node in shape.some),
-            (shape.min_properties, shape.max_properties),
-            tuple(sorted((name, tuple(sorted(needed))) for name, needed in shape.dependents.items())),
-        )
-    return shape
+def _signature(shape: Shape, classes: Mapping[NodeName, int]) -> Hashable:
+    """Everything that a shape says, with the classes of the nodes that it names in place of their names."""
+    renamed = _renamed(shape, {name: str(classes[name]) for name in named(shape)})
+    if not isinstance(renamed, Object):
+        return renamed
+    values = [getattr(renamed, field.name) for field in dataclasses.fields(renamed) if field.name != "properties"]
+    return (Object, tuple(renamed.properties.items()), *values)
 
 
 def _renamed(shape: Shape, names: Mapping[NodeName, NodeName]) -> Shape:
@@ -104,7 +86,7 @@ def _renamed(shape: Shape, names: Mapping[NodeName, NodeName]) -> Shape:
         return shape
     if isinstance(shape, Array):
         prefix = tuple(names[node] for node in shape.prefix)
-        some = shape.some and names[shape.some]
+        some = tuple((names[node], start) for node, start in shape.some)
         return dataclasses.replace(shape, prefix=prefix, items=names[shape.items], some=some)
     if isinstance(shape, Object):
         return dataclasses.replace(
@@ -138,7 +120,7 @@ def _without_covered(shapes: Sequence[Shape], is_never: IsNever) -> tuple[Shape,
 def _covers(outer: Object, inner: Object, is_never: IsNever) -> bool:
     """Whether every object that is valid for `inner` is valid for `outer`; False where that is not plain to see."""
     rules = [(one.patterns, one.additional_excludes, one.names, one.some) for one in (outer, inner)]
-    if rules[0] != rules[1] or (outer.dependents and outer.dependents != inner.dependents):
+    if rules[0] != rules[1]:
         return False
     if rules[0] != ((), (), None, ()) and outer.properties.keys() != inner.properties.keys():
         return False  # what a pattern or `names` says of a name that only one of them declares

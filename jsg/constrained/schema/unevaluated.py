@@ -1,11 +1,9 @@
 """`unevaluatedProperties` and `unevaluatedItems`, where it does not depend on the value what was evaluated."""
 
-from collections.abc import Iterator
-
 from jsg.constrained.schema.containers import Context
-from jsg.constrained.schema.drafts import Draft, Facet, Items, Members
-from jsg.constrained.schema.keywords import REFERENCES, Reader
-from jsg.constrained.schema.shapes import ANY, Json
+from jsg.constrained.schema.drafts import Draft, Facet, Members
+from jsg.constrained.schema.keywords import Reader
+from jsg.constrained.schema.shapes import ANY, Array, Json
 
 _DEPENDS = ("anyOf", "dependencies", "dependentSchemas", "if", "oneOf")
 
@@ -14,7 +12,7 @@ def draft(context: Context, place: int, keyword: str) -> Draft:
     """The draft of what the keyword says. It is refused where that depends on the value."""
     kind = "properties" if keyword == "unevaluatedProperties" else "items"
     node = context.child(place, keyword)
-    shape = Members() if kind == "properties" else Items()
+    shape = Members() if kind == "properties" else Array()
     if node == ANY:
         return Draft(shape)
     found = _Evaluated()
@@ -22,11 +20,11 @@ def draft(context: Context, place: int, keyword: str) -> Draft:
     if found.is_all:
         return Draft(shape)
     if blocker is not None:
-        refusal = f"{keyword} at {context.where(place)} is not supported beside {blocker}, which the value decides"
+        refusal = f"{keyword} at {context.pointer(place)} is not supported beside {blocker}, which the value decides"
         return Draft(shape, refusals=(refusal,))
     if kind == "properties":
         return Draft(Members((Facet(dict.fromkeys(found.names, ANY), tuple((p, ANY) for p in found.patterns), node),)))
-    return Draft(Items(prefix=(ANY,) * found.length, items=node))
+    return Draft(Array(prefix=(ANY,) * found.length, items=node))
 
 
 class _Evaluated:
@@ -58,8 +56,8 @@ def _collect(context: Context, place: int, kind: str, found: _Evaluated, is_top:
         if kind == "items" and "contains" in keywords:
             depends.append("contains")
         if depends:
-            blocker = blocker or f"{depends[0]} at {context.where(current)}"
-        stack.extend((child, False) for child in _always(context, current, reader))
+            blocker = blocker or f"{depends[0]} at {context.pointer(current)}"
+        stack.extend((child, False) for child in context.always(current, reader))
     return blocker
 
 
@@ -75,14 +73,6 @@ def _add_own(reader: Reader, kind: str, found: _Evaluated) -> None:
     found.length = max(found.length, len(prefix))
     rest = "additionalItems" if isinstance(items, list) else "items"
     found.is_all = found.is_all or rest in keywords
-
-
-def _always(context: Context, place: int, reader: Reader) -> Iterator[int]:
-    for keyword in REFERENCES:
-        if keyword in reader.keywords:
-            yield context.locations.reference(place, keyword)
-    if "allOf" in reader.keywords:
-        yield from (context.locations.child(place, "allOf", i) for i in range(reader.schemas("allOf")))
 
 
 def _applies(keyword: str, keywords: dict[str, Json]) -> bool:

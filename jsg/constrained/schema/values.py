@@ -8,10 +8,10 @@ from jsg.constrained.schema.shapes import Json
 from jsg.errors import GrammarError
 
 MAX_EXPONENT = 400
-"""Numbers in a schema are 0 or between 10 ** -400 and 10 ** 400, and have so many digits at most."""
+"""Numbers in a schema are 0 or between 10 ** -400 and 10 ** 400, and have at most this many digits."""
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
-"""The types that a value has exactly one of: an integer is a number."""
+"""Every value has exactly one of these types; an integer is a number."""
 
 
 def type_of(value: Json | Decimal) -> str:
@@ -105,8 +105,8 @@ def described(value: Json) -> dict[str, Json]:
     if isinstance(value, list):
         return {"prefixItems": [{"const": item} for item in value], "minItems": len(value), "maxItems": len(value)}
     assert isinstance(value, dict)
-    # Where this is denied, another member must be there: one with a new name and not one more, which a name that is
-    # written twice would seem to be.
+    # Where this schema is denied, a member with another name must be there. A count would not do, because a name that
+    # is written twice counts as two members.
     return {
         "properties": {name: {"const": item} for name, item in value.items()},
         "required": list(value),

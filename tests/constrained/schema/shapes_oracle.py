@@ -121,16 +121,13 @@ def _fits_array(document: Document, value: list, shape: Array) -> bool:
     for i, item in enumerate(value):
         if not is_valid(document, item, shape.prefix[i] if i < len(shape.prefix) else shape.items):
             return False
-    rest = value[len(shape.prefix) :]
-    return shape.some is None or any(is_valid(document, item, shape.some) for item in rest)
+    return all(any(is_valid(document, item, node) for item in value[start:]) for node, start in shape.some)
 
 
 def _fits_object(document: Document, value: dict, shape: Object) -> bool:
     if len(value) < shape.min_properties or (shape.max_properties is not None and len(value) > shape.max_properties):
         return False
     if not shape.required <= value.keys():
-        return False
-    if not all(needed <= value.keys() for name, needed in shape.dependents.items() if name in value):
         return False
     if not all(is_valid(document, item, _member(document, shape, name)) for name, item in value.items()):
         return False

@@ -6,9 +6,11 @@ import pytest
 
 from jsg.constrained import ir
 from jsg.constrained.build.builder import build
+from jsg.constrained.compiler import compile_tables
 from jsg.constrained.limits import LIMITS
 from jsg.constrained.schema.front import schema_grammar
 from jsg.errors import GrammarError
+from jsg.types import GrammarSpec
 from tests.constrained import texts
 from tests.constrained.schema.emitted import accepts, forced, machine, verdicts
 from tests.constrained.work import work
@@ -162,7 +164,7 @@ class TestRefusals:
     )
     def test_names_keyword_and_place(self, schema: object, words: list[str]) -> None:
         with pytest.raises(GrammarError) as refusal:
-            schema_grammar(json.dumps(schema))
+            compile_tables(GrammarSpec("json_schema", json.dumps(schema)))
         assert all(word in str(refusal.value) for word in words), str(refusal.value)
         assert refusal.value.param == "json_schema"
 

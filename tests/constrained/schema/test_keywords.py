@@ -183,7 +183,7 @@ def test_what_is_refused_is_named(text: str, words: str | None) -> None:
         assert schema_grammar(text)
         return
     with pytest.raises(GrammarError, match=words) as refusal:
-        schema_grammar(text)
+        compile_tables(GrammarSpec("json_schema", text))
     assert refusal.value.param == "json_schema"
 
 
