@@ -5,10 +5,10 @@ only as long as one of them can still come. The other cases are worked out as a 
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from jsg.constrained.chars import charset
-from jsg.constrained.chars.chardfa import CharDfa, as_repeat, fit_length
+from jsg.constrained.chars.chardfa import CharDfa, fit_length
 from jsg.constrained.chars.lower import lower
 from jsg.constrained.ir import NEVER, Automaton, Call, Chars, Expr, Literal, Repeat, parts_of, seq
 from jsg.constrained.limits import check
@@ -57,14 +57,9 @@ def _searches(scope: Scope, patterns: Iterable[str]) -> list[Expr]:
     return [search_expr(pattern, scope.limits) for pattern in patterns]
 
 
-def _parts(scope: Scope, shape: String) -> list[Expr]:
-    """Expressions over characters, each of which the whole string must match."""
-    return [*_searches(scope, shape.patterns), *map(format_expr, shape.formats)]
-
-
 def _content(scope: Scope, shape: String) -> Expr:
     """The string without its quotes, over characters."""
-    parts = _joined(_parts(scope, shape))
+    parts = [*_searches(scope, shape.patterns), *map(format_expr, shape.formats)]
     least, most = shape.min_length, shape.max_length
     if not shape.not_patterns and not shape.excluded and len(parts) <= 1:
         if not parts:
@@ -91,27 +86,6 @@ def _content(scope: Scope, shape: String) -> Expr:
             return fitted
         dfa = dfa.intersect(CharDfa.length(least, most, scope.limits)).minimised()
     return dfa.to_expr()
-
-
-def _joined(parts: Sequence[Expr]) -> list[Expr]:
-    """The parts, with all that are runs of characters of one set as one."""
-    runs: tuple[charset.CharRanges, int, int | None] | None = None
-    others: list[Expr] = []
-    for part in parts:
-        run = as_repeat(part)
-        if run is None:
-            others.append(part)
-        elif runs is None:
-            runs = run
-        else:
-            most = runs[2] if run[2] is None else run[2] if runs[2] is None else min(runs[2], run[2])
-            runs = charset.intersect(runs[0], run[0]), max(runs[1], run[1]), most
-    if runs is None:
-        return others
-    ranges, least, most = runs
-    if most is not None and most < least:
-        return [NEVER]
-    return [Repeat(Chars(ranges), least, most), *others]
 
 
 def _lowered(scope: Scope, expr: Expr) -> Expr:
