@@ -71,10 +71,10 @@ def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = 
 
 
 def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
-    """The grammar that the front end makes. A front end is imported when it is used, since one needs a library."""
+    """Reads the grammar. The code for a kind of grammar is imported when it is used, so that a process starts sooner."""
     match spec.kind:
         case "regex":
-            from jsg.constrained.regex.front import regex_grammar
+            from jsg.constrained.regex.parse import regex_grammar
 
             return regex_grammar(spec.text, limits=limits)
         case "json_schema":

@@ -16,9 +16,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from jsg.constrained.compose import merge_rules
+from jsg.constrained.ebnf.front import ebnf_grammar
 from jsg.constrained.ir import EMPTY, Call, Expr, Grammar, Repeat, alt, literal, optional, seq
 from jsg.constrained.json_input import read_json
 from jsg.constrained.limits import LIMITS, Limits, check
+from jsg.constrained.regex.parse import regex_grammar
+from jsg.constrained.schema.front import schema_grammar
 from jsg.constrained.special_tokens import FIRST_BYTE, LAST_BYTE, may_be_text, special_bytes
 from jsg.constrained.tags.fields import Fields, Place
 from jsg.constrained.tags.free_text import Branch, free_text
@@ -136,15 +139,11 @@ class _Formats:
         return seq(self._schema(schema, fields.place, "free" if is_free else "declared"), _one_of(ends))
 
     def _regex(self, fields: Fields, ends: Ends) -> Expr:
-        from jsg.constrained.regex.front import regex_grammar
-
         pattern = fields.string("pattern")
         part = self._merge(("regex", pattern), fields.place, lambda: regex_grammar(pattern, self._limits))
         return seq(part, _one_of(ends))
 
     def _grammar(self, fields: Fields, ends: Ends) -> Expr:
-        from jsg.constrained.ebnf.front import ebnf_grammar
-
         text = fields.string("grammar")
         part = self._merge(("ebnf", text), fields.place, lambda: ebnf_grammar(text, self._limits))
         return seq(part, _one_of(ends))
@@ -292,8 +291,6 @@ class _Formats:
         return self._rule("text", free_text(branches, self._limits, PARAM, may_end=may_end))
 
     def _schema(self, schema: Any, place: Place, property_order: PropertyOrder | None = None) -> Expr:
-        from jsg.constrained.schema.front import schema_grammar
-
         order: PropertyOrder = property_order or self._property_order
         text = json.dumps(schema)
         return self._merge(
