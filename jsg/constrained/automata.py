@@ -1,10 +1,10 @@
-"""Deterministic automata: the states that are reached, those that matter, and those that are equivalent.
+"""Algorithms on deterministic automata and on graphs.
 
 An automaton is given by its rows. The row of a state has its target for each column, or `DEAD` where there is none, and
 state 0 is the start. The caller decides what a column stands for, such as a set of characters or a digit.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
 
 DEAD = -1
 Rows = Sequence[tuple[int, ...]]
@@ -154,3 +154,53 @@ def _coarsest_of_any(rows: Rows, accepting: Set[int]) -> list[int]:
                 waiting.append(smaller)
                 is_waiting[smaller] = True
     return block
+
+
+def components[Node: Hashable](edges: Mapping[Node, Collection[Node]]) -> list[list[Node]]:
+    """The strongly connected components, each after all that it leads to.
+
+    Tarjan's algorithm with a stack of its own: a chain of calls may be as long as the grammar.
+
+    Args:
+        edges: For each node where it leads to, among the nodes.
+    """
+    order: dict[Node, int] = {}
+    lowest: dict[Node, int] = {}
+    path: list[Node] = []
+    on_path: set[Node] = set()
+    result: list[list[Node]] = []
+    for root in edges:
+        if root in order:
+            continue
+        order[root] = lowest[root] = len(order)
+        path.append(root)
+        on_path.add(root)
+        todo = [(root, iter(edges[root]))]
+        while todo:
+            node, targets = todo[-1]
+            target = next(targets, None)
+            if target is None:
+                todo.pop()
+                if todo:
+                    caller = todo[-1][0]
+                    lowest[caller] = min(lowest[caller], lowest[node])
+                if lowest[node] == order[node]:
+                    start = len(path) - 1
+                    while path[start] != node:
+                        start -= 1
+                    result.append(path[start:])
+                    on_path.difference_update(path[start:])
+                    del path[start:]
+            elif target not in order:
+                order[target] = lowest[target] = len(order)
+                path.append(target)
+                on_path.add(target)
+                todo.append((target, iter(edges[target])))
+            elif target in on_path:
+                lowest[node] = min(lowest[node], order[target])
+    return result
+
+
+def is_cyclic[Node: Hashable](component: Collection[Node], edges: Mapping[Node, Collection[Node]]) -> bool:
+    """Whether a way leads from the nodes of a component back to them."""
+    return len(component) > 1 or any(node in edges[node] for node in component)

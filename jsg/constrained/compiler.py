@@ -71,7 +71,7 @@ def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = 
 
 
 def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
-    """Reads the grammar. The code for a kind of grammar is imported when it is used, so that a process starts sooner."""
+    """Reads the grammar. The code for each kind is imported when it is used, so that a process starts sooner."""
     match spec.kind:
         case "regex":
             from jsg.constrained.regex.parse import regex_grammar
@@ -82,7 +82,7 @@ def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
 
             return schema_grammar(spec.text, spec.whitespace, spec.property_order, limits=limits)
         case "ebnf":
-            from jsg.constrained.ebnf.front import ebnf_grammar
+            from jsg.constrained.ebnf.parser import ebnf_grammar
 
             return ebnf_grammar(spec.text, limits=limits)
         case "choices":

@@ -1,9 +1,11 @@
 """The last step of building: it finds first bytes and classes of bytes, and fills the flat arrays."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from jsg.constrained.automata import components, is_cyclic
 from jsg.constrained.limits import Limits, check
 from jsg.constrained.tables import BYTE, CALL, LOOP, StaticTables
 from jsg.errors import GrammarError
@@ -179,32 +181,30 @@ def first_bytes(parts: Parts) -> Firsts:
     firsts = [first for _, first in parts.rules]
     firsts += [tuple(p for first, _ in loop.branches for p in first) for loop in parts.loops]
     units = [_unit(parts, first, num_rules) for first in firsts]
+    inner = {unit: children for unit, (_, children) in enumerate(units)}
     known: dict[int, tuple[int, int]] = {}
-    for root in range(len(units)):
-        path, open_units = [(root, iter(units[root][1]))], {root}
-        while path and root not in known:
-            unit, inner = path[-1]
-            child = next((c for c in inner if c not in known), None)
-            if child is None:
-                bits, children = units[unit]
-                depth = 0
-                for c in children:
-                    bits |= known[c][0]
-                    depth = max(depth, 1 + known[c][1])
-                known[unit] = (bits, depth)
-                open_units.discard(unit)
-                path.pop()
-            elif child in open_units:
-                cycle = [u for u, _ in path]
-                names = [parts.rules[u][0] for u in cycle[cycle.index(child) :] if u < num_rules]
-                raise GrammarError(
-                    f"a rule may not begin with itself, but {' → '.join([*names, names[0]])} does; "
-                    "let it begin with something else, or write a repeat (*, +) instead"
-                )
-            else:
-                open_units.add(child)
-                path.append((child, iter(units[child][1])))
+    for component in components(inner):
+        if is_cyclic(component, inner):
+            raise _begins_with_itself(parts, component, inner)
+        (unit,) = component
+        bits, depth = units[unit][0], 0
+        for child in inner[unit]:
+            bits |= known[child][0]
+            depth = max(depth, 1 + known[child][1])
+        known[unit] = (bits, depth)
     return [(bits, depth + 1) for bits, depth in (known[i] for i in range(len(units)))]
+
+
+def _begins_with_itself(parts: Parts, component: list[int], inner: Mapping[int, list[int]]) -> GrammarError:
+    """The error for rules that begin with each other; it names a circle of them."""
+    way = [component[0]]
+    while (following := next(child for child in inner[way[-1]] if child in component)) not in way:
+        way.append(following)
+    names = [parts.rules[unit][0] for unit in way[way.index(following) :] if unit < len(parts.rules)]
+    return GrammarError(
+        f"a rule may not begin with itself, but {' → '.join([*names, names[0]])} does; "
+        "let it begin with something else, or write a repeat (*, +) instead"
+    )
 
 
 def _unit(parts: Parts, first: Positions, num_rules: int) -> tuple[int, list[int]]:

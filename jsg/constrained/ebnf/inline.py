@@ -7,9 +7,8 @@ once. In place, they share their beginning as any other alternatives do.
 from collections.abc import Mapping
 from typing import final
 
-from jsg.constrained.compose import CallRewriter
-from jsg.constrained.ebnf.graph import components, is_cyclic
-from jsg.constrained.ir import ByteSet, Call, Expr, Literal, Repeat, Seq, Words, parts_of
+from jsg.constrained.automata import components, is_cyclic
+from jsg.constrained.ir import ByteSet, Call, CallRewriter, Expr, Literal, Repeat, Seq, Words, parts_of
 
 _MAX_SIZE = 256
 _MAX_SHARED_SIZE = 64

@@ -9,8 +9,8 @@ names of its rules.
 from collections.abc import Collection
 from typing import final
 
+from jsg.constrained.automata import components, is_cyclic
 from jsg.constrained.build.analysis import Facts
-from jsg.constrained.ebnf.graph import components, is_cyclic
 from jsg.constrained.ebnf.lexer import PARAM
 from jsg.constrained.ir import EMPTY, NEVER, Alt, Call, Expr, Repeat, Seq, parts_of, seq
 from jsg.constrained.limits import Limits, check

@@ -15,9 +15,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from jsg.constrained.compose import merge_rules
-from jsg.constrained.ebnf.front import ebnf_grammar
-from jsg.constrained.ir import EMPTY, Call, Expr, Grammar, Repeat, alt, literal, optional, seq
+from jsg.constrained.ebnf.parser import ebnf_grammar
+from jsg.constrained.ir import EMPTY, Call, Expr, Grammar, Repeat, alt, literal, merge_rules, optional, seq
 from jsg.constrained.json_input import read_json
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.regex.parse import regex_grammar
