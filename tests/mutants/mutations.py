@@ -121,7 +121,7 @@ CONSTRAINED = (
     ),
     Mutation(
         "constrained: a rollback goes back by one token",
-        "jsg/constrained/run/masker.py",
+        "jsg/constrained/grammar.py",
         "self._place = self._passed[-num_tokens]",
         "self._place = self._passed[-1]",
         "tests/constrained/run/test_masker.py",
