@@ -15,7 +15,7 @@ def explore[State: Hashable, Label](
 ) -> tuple[list[State], list[list[tuple[Label, int]]]]:
     """The states that steps lead to from the start, in the order in which they are met, and the edges of each.
 
-    `count` is told how many states there are whenever there is one more, and may raise.
+    `count` is called with the number of states each time that there is one more. It may raise.
     """
     numbers = {start: 0}
     order = [start]
@@ -77,11 +77,11 @@ def merge_equivalent(rows: Rows, accepting: Set[int]) -> tuple[tuple[tuple[int, 
 
 def _coarsest(rows: Rows, accepting: Set[int]) -> list[int]:
     """For each state the number of its class of equivalent states."""
-    order = _targets_first(rows)
+    order = targets_first(rows)
     return _coarsest_of_any(rows, accepting) if order is None else _coarsest_of_finite(rows, accepting, order)
 
 
-def _targets_first(rows: Rows) -> list[int] | None:
+def targets_first(rows: Rows) -> list[int] | None:
     """The states, each after all that its edges lead to; None where there is a cycle."""
     sources: list[list[int]] = [[] for _ in rows]
     waiting: list[int] = []
@@ -100,7 +100,10 @@ def _targets_first(rows: Rows) -> list[int] | None:
 
 
 def _coarsest_of_finite(rows: Rows, accepting: Set[int], order: Iterable[int]) -> list[int]:
-    """Of an automaton without a cycle, in time linear in its edges: equal rows are equal states, the last first."""
+    """The classes of an automaton without a cycle, in time linear in its edges.
+
+    States with equal rows are equivalent, and each state is numbered after its targets.
+    """
     numbers: dict[tuple[bool, tuple[int, ...]], int] = {}
     block = [0] * len(rows)
     for state in order:
@@ -110,10 +113,10 @@ def _coarsest_of_finite(rows: Rows, accepting: Set[int], order: Iterable[int]) -
 
 
 def _coarsest_of_any(rows: Rows, accepting: Set[int]) -> list[int]:
-    """Of any automaton (Hopcroft's algorithm).
+    """The classes of any automaton (Hopcroft's algorithm).
 
-    Only live states are there, and a missing edge is a difference; so states are told apart by their accepting and
-    their columns first, and no dead state is needed.
+    All states are live, so equivalent states lack the same edges. The first classes are made by whether a state accepts
+    and which edges it lacks, so no dead state is needed.
     """
     count = len(rows)
     sources: list[dict[int, list[int]]] = [{} for _ in rows[0]]

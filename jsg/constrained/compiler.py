@@ -18,7 +18,7 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
     """The tables of a grammar, which need no vocabulary and can be sent to another process.
 
     Raises:
-        GrammarError: It is wrong, uses something that is not supported, or would cost more than `limits`.
+        GrammarError: The grammar is wrong, uses something that is not supported, or would cost more than `limits`.
     """
     check(len(spec.text.encode()), limits.text_bytes, "bytes of text", param=spec.kind)
     try:
@@ -43,16 +43,16 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
 
 
 def annotations(spec: GrammarSpec, limits: Limits = LIMITS) -> tuple[str, ...]:
-    """What stands in the schemas of a grammar and is not enforced, with its place; see `schema_grammar`.
+    """What the schemas of a grammar have in them that is not enforced, with its place; see `schema_grammar`.
 
     Raises:
-        GrammarError: As `compile_tables`, as far as it is seen before anything is built.
+        GrammarError: The grammar is refused before anything is built; see `compile_tables`.
     """
     return _read(spec, limits.metered()).annotations
 
 
 def warm() -> None:
-    """Imports the front ends and makes the tables of characters, for which the first grammars would otherwise wait."""
+    """Compiles a grammar of each kind, so that the first of a client waits for no import and no table of characters."""
     for spec in (
         GrammarSpec("regex", r"[\w\d\s]+|\p{L}|(?i:s)"),
         GrammarSpec(

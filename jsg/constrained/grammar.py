@@ -151,14 +151,14 @@ class CompiledGrammar:
             )
 
     def forget(self) -> None:
-        """Cuts all links, and forgets the masks, and the places and frames that no cursor uses."""
+        """Cuts all links, and forgets the masks, and the places and frames that no masker uses."""
         with self._lock:
             for place in list(self._by_config.values()):
                 place.next.clear()
                 place.mask = None
             self.masks.forget()
             self._link_bytes = 0
-            # What is still known is held by a cursor. States and frames get new numbers; it stays the same object.
+            # The places that are still known are held by maskers. States and frames get new numbers.
             held = list(self._by_config.values())
             renamed = self.machine.compact([place.config for place in held if place.config is not None])
             self._by_config.clear()
@@ -173,8 +173,8 @@ class CompiledGrammar:
         if config is None:
             return None
         after, forced = self._at(config), place.forced
-        # What is forced after a token is the rest of what was before it, unless that was cut off, or is shorter. Where
-        # there is no rest it is asked anew: the run may have been too much work to follow to its end.
+        # The text that is forced after a token is the rest of the text that was forced before it, if that was not cut
+        # off. Where there is no rest the machine is asked: it may have stopped because the run was too much work.
         is_whole = forced and len(forced) <= MAX_FORCED_BYTES - _MAX_CHAR_BYTES
         if after.forced is None and forced and is_whole and forced.startswith(text) and forced != text:
             after.forced = forced[len(text) :]
@@ -195,7 +195,7 @@ class CompiledGrammar:
                 with self.machine.paid_by(account):
                     return work()
             except GrammarError:
-                # No text is refused for what others have left behind, and none leaves too much to others.
+                # No text is refused for the states of earlier ones, and none leaves too many to later ones.
                 needs_room = self.machine.needs_room
                 if self.machine.fullness > _FULL:
                     self.forget()
@@ -212,8 +212,8 @@ class CompiledGrammar:
         if num_bytes <= self._memo_bytes and self.machine.fullness <= self._fullest:
             return
         self.forget()
-        # What cursors still use stays, so that many of them must not mean forgetting at every step: next time half of
-        # what room they leave has to be used.
+        # The places of maskers stay. Where they are many, forgetting must not come at every step: half of the room that
+        # they leave has to be used first.
         fullness = self.machine.fullness
         self._fullest = max(_FULL, fullness + max(1 - fullness, _LEAST_ROOM) / 2)
 
@@ -319,7 +319,7 @@ class GrammarMasker:
         return other
 
     def _charged(self) -> Account:
-        """The account of this text, with all tokens that it ever had."""
+        """The account of this text, with the most tokens that it ever had."""
         account = self._account
         account.num_tokens = max(account.num_tokens, len(self._passed))
         return account

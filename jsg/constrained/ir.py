@@ -80,9 +80,9 @@ class BagItem:
     """One kind of item in a `Bag`.
 
     Attributes:
-        expr: The item; never empty.
-        is_once: It may stand in the bag once at most.
-        is_required: It must stand in it (then it is also `is_once`).
+        expr: The item, which is never empty.
+        is_once: The item may come at most once.
+        is_required: The item must come, and only once.
     """
 
     expr: "Expr"
@@ -92,7 +92,7 @@ class BagItem:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bag:
-    """`min` to `max` items in any order, with `separator` between each two. `BagItem` says how often each may stand.
+    """`min` to `max` items in any order, with `separator` between each two. `BagItem` says how often each may come.
 
     At most `MAX_ONCE` of the items are `is_once`. The members of a JSON object in free order are a bag, and so are the
     items of an array of unique values.
@@ -135,14 +135,14 @@ MAX_ONCE = 64
 class Grammar:
     """Rules by name, and the one that a whole text must match.
 
-    A rule that is called from several places is built once, and masks found inside it serve them all. So what stands in
-    many places (a JSON string, a JSON value) should be a rule.
+    A rule that is called from several places is built once, and masks found inside it serve all of them. So an
+    expression that stands in many places (a JSON string, a JSON value) should be a rule.
 
     Attributes:
         start: Name of the rule of the whole text.
         rules: All of them.
-        contradiction: The message where no text matches, in the terms of the grammar's kind; None for one about rules.
-        annotations: What stood in its schemas and is not enforced; see `schema_grammar`.
+        contradiction: The error message where no text matches, in words of the client's grammar; None: a general one.
+        annotations: What the schemas had in them that is not enforced; see `schema_grammar`.
     """
 
     start: str
@@ -169,10 +169,14 @@ def separated(parts: Iterable[Expr], separator: Expr) -> Expr:
 
 def alt(*options: Expr) -> Expr:
     """Any of the options, flattened and each once."""
-    flat: dict[Expr, None] = {}
-    for option in options:
-        flat.update(dict.fromkeys(option.options if isinstance(option, Alt) else (option,)))
-    return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))
+    whole = either(*options)
+    return either(*dict.fromkeys(whole.options)) if isinstance(whole, Alt) else whole
+
+
+def either(*options: Expr) -> Expr:
+    """Any of the options, flattened. Unlike `alt` it compares none of them, because deep ones take long to compare."""
+    flat = [each for option in options for each in (option.options if isinstance(option, Alt) else (option,))]
+    return flat[0] if len(flat) == 1 else Alt(tuple(flat))
 
 
 def any_of(options: Iterable[Expr]) -> Expr:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jsg.constrained import ir
 from jsg.constrained.automata import components, is_cyclic
 from jsg.constrained.limits import Limits, check
 from jsg.constrained.tables import BYTE, CALL, LOOP, StaticTables
@@ -25,6 +26,7 @@ class Loop(NamedTuple):
         separator: What begins the separator.
         separator_kind: NO_SEPARATOR and so on.
         once: All bits where no item may be repeated, else 0.
+        origin: The repeat that became it; None for a bag.
     """
 
     min: int
@@ -34,6 +36,7 @@ class Loop(NamedTuple):
     separator: Positions
     separator_kind: int
     once: int
+    origin: ir.Repeat | None
 
 
 class Parts(NamedTuple):

@@ -10,9 +10,9 @@ from jsg.errors import GrammarError
 UNROLLED = 64
 """A repeat of at most so many positions in all is written out; a larger one is counted while a text is read."""
 MOST_UNROLLED = 8192
-"""And one that may be at several counts at once is written out up to so many: it has no one count to keep."""
+"""A repeat that may be at several counts at once is written out up to so many, because it has no single count."""
 _CALL_SIZE = 16
-"""What a call counts as in that: copies of it are states of their own each time, and one loop serves all of them."""
+"""Positions that a call counts as here. Each copy of a call has states of its own; one loop would serve them all."""
 
 
 class Plan(NamedTuple):
@@ -24,7 +24,7 @@ class Plan(NamedTuple):
         has_separator: There is a separator that can be met.
         is_separator_first: The item stands once by itself, and the separator is repeated together with the item.
         is_counted: The repeat becomes a loop.
-        is_turning: The first copy needs its separator, because the way leads back to it.
+        is_turning: The first copy needs its separator, because the repeat leads back to it.
     """
 
     copies: int

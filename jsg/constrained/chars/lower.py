@@ -6,7 +6,21 @@ inside a JSON string a character may be escaped, too.
 
 from collections.abc import Callable, Sequence
 
-from jsg.constrained.ir import EMPTY, NEVER, Alt, CharRanges, Chars, Expr, Literal, Repeat, Seq, Words, seq, with_parts
+from jsg.constrained.ir import (
+    EMPTY,
+    NEVER,
+    Alt,
+    CharRanges,
+    Chars,
+    Expr,
+    Literal,
+    Repeat,
+    Seq,
+    Words,
+    either,
+    seq,
+    with_parts,
+)
 from jsg.constrained.utf8 import utf8
 
 
@@ -63,10 +77,8 @@ def _merge(options: Sequence[Expr]) -> Expr:
     words: set[bytes] = set()
     others: list[Expr] = []
     has_empty = False
-    flat: list[Expr] = []
-    for option in options:
-        flat.extend(option.options if isinstance(option, Alt) else (option,))
-    for option in flat:
+    whole = either(*options)
+    for option in whole.options if isinstance(whole, Alt) else (whole,):
         if isinstance(option, Literal):
             words.add(option.value)
         elif isinstance(option, Words):
@@ -81,4 +93,4 @@ def _merge(options: Sequence[Expr]) -> Expr:
         others.append(Literal(words.pop()))
     if has_empty:
         others.append(EMPTY)
-    return others[0] if len(others) == 1 else Alt(tuple(others))
+    return either(*others)

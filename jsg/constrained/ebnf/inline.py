@@ -31,7 +31,7 @@ def inline_rules(rules: Mapping[str, Expr], start: str) -> dict[str, Expr]:
 class _Inliner:
     """Goes from the rules that are called to those that call.
 
-    Invariants: `_done` holds every rule that was gone through, itself rewritten; sizes are numbers of positions, about.
+    Invariant: `_done` holds every rule that was visited, rewritten. Sizes are approximate numbers of positions.
     """
 
     def __init__(self, rules: Mapping[str, Expr]):
@@ -113,7 +113,7 @@ def _count_calls(expr: Expr) -> dict[str, int]:
 
 
 def _size(expr: Expr, enough: int) -> int:
-    """About how many positions an expression has; where there are more than `enough`, any number from `enough` on."""
+    """About how many positions an expression has. Where they are more than `enough`, counting stops there."""
     total = 0
     todo = [(expr, 1)]
     while todo and total < enough:
@@ -134,7 +134,7 @@ def _size(expr: Expr, enough: int) -> int:
 
 
 def _nesting(expr: Expr, enough: int) -> int:
-    """How deep the expression is; no more than `enough` is looked at."""
+    """How deep the expression is nested, counted up to `enough`."""
     level: list[Expr] = [expr]
     depth = 0
     while level and depth < enough:
@@ -144,5 +144,5 @@ def _nesting(expr: Expr, enough: int) -> int:
 
 
 def _is_delimited(expr: Expr) -> bool:
-    """Whether it can only begin with one text."""
+    """Whether all texts of an expression begin with one literal."""
     return isinstance(expr, Literal) or (isinstance(expr, Seq) and bool(expr.parts) and _is_delimited(expr.parts[0]))

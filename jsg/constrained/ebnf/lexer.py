@@ -23,7 +23,7 @@ _BRACED = re.compile(r"\{([0-9A-Fa-f]{1,6})\}")
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b", "0": "\0"}
 _QUANTIFIERS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _ANY = complement(())
-# What other dialects have and this one does not; said by name where it is met.
+# Signs of other dialects that this one does not have. An error names the construct.
 _FOREIGN = {
     "(?": "look-around and other groups that begin with (?",
     "(=": "the look-ahead assertion (= …)",

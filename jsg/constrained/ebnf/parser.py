@@ -16,7 +16,7 @@ from jsg.constrained.chars.lower import lower
 from jsg.constrained.ebnf.inline import inline_rules
 from jsg.constrained.ebnf.lexer import PARAM, Source, Token, tokens_of
 from jsg.constrained.ebnf.recursion import LeftRecursion
-from jsg.constrained.ir import EMPTY, Alt, Call, Chars, Expr, Grammar, Repeat, literal, seq
+from jsg.constrained.ir import EMPTY, Call, Chars, Expr, Grammar, Repeat, either, literal, seq
 from jsg.constrained.limits import LIMITS, Limits, check
 
 START = "root"
@@ -101,8 +101,7 @@ class _Parser:
             option = self._sequence()
             if option != EMPTY or options[-1] != EMPTY:
                 options.append(option)
-        # Not `alt`: that hashes whole options, at every level of nesting anew.
-        return options[0] if len(options) == 1 else Alt(tuple(options))
+        return either(*options)
 
     def _sequence(self) -> Expr:
         parts: list[Expr] = []

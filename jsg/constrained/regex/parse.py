@@ -81,8 +81,9 @@ def parse_regex(pattern: str, *, search: bool, limits: Limits = LIMITS, param: s
 
     Args:
         pattern: The regular expression.
-        search: ECMA-262, found somewhere in the text; otherwise Python's dialect, matching the whole text.
-        limits: Fuel.
+        search: Whether the dialect is ECMA-262 and the pattern may be found anywhere; otherwise the dialect is
+            Python's and the whole text must match.
+        limits: What the pattern may cost.
         param: The field that an error names.
 
     Raises:
