@@ -149,8 +149,7 @@ class _Formats:
         most = fields.count("max_chars")
         fields.expect_only("max_tokens", None, "a grammar over bytes cannot count tokens; use max_chars")
         if most is None:
-            branches = [Branch(text, None) for text in excluded if text not in ends]
-            return self._free_text([*branches, *_last(ends)], may_end=not ends)
+            return self._free_text([], excluded, ends)
         if excluded or ends:
             raise fields.refusal(
                 "any_text may have max_chars only where nothing is excluded and no end follows it",
@@ -238,14 +237,13 @@ class _Formats:
         tail = _one_of(ends) if is_last else EMPTY
         calls = {trigger: self._rule("tags", alt(*found)) for trigger, found in by_trigger.items()}
         branches = [Branch(trigger, seq(call, tail), is_last=is_last) for trigger, call in calls.items()]
-        branches += [Branch(text, None) for text in excluded if text not in ends]
         self._check_reachable(fields, [*calls], [*excluded, *ends])
         if not at_least_one:
-            return self._free_text([*branches, *_last(ends)], may_end=not ends)
+            return self._free_text(branches, excluded, ends)
         first = alt(*(seq(literal(trigger), call) for trigger, call in calls.items()))
         if is_last:
             return seq(first, tail)
-        return seq(first, self._free_text([*branches, *_last(ends)], may_end=not ends))
+        return seq(first, self._free_text(branches, excluded, ends))
 
     def _tags_with_separator(self, fields: Fields, ends: Ends) -> Expr:
         tag = alt(*(seq(literal(begin), rest) for begin, rest in self._tags(fields)))
@@ -263,8 +261,7 @@ class _Formats:
             tail = _one_of(ends) if is_last else EMPTY
             branches.append(Branch(trigger.encode(), seq(then, tail), is_last=is_last))
         self._check_reachable(fields, [branch.text for branch in branches], [*excluded, *ends])
-        branches += [Branch(text, None) for text in excluded if text not in ends]
-        return self._free_text([*branches, *_last(ends)], may_end=not ends)
+        return self._free_text(branches, excluded, ends)
 
     # What formats share.
 
@@ -283,8 +280,11 @@ class _Formats:
                         "change one of them",
                     )
 
-    def _free_text(self, branches: Sequence[Branch], *, may_end: bool) -> Expr:
-        return self._rule("text", free_text(branches, self._limits, may_end=may_end))
+    def _free_text(self, branches: Sequence[Branch], excluded: Sequence[bytes], ends: Ends) -> Expr:
+        """Free text with branches, without the excluded texts, up to one of `ends`."""
+        forbidden = [Branch(text, None) for text in excluded if text not in ends]
+        last = [Branch(end, EMPTY, is_last=True) for end in ends]
+        return self._rule("text", free_text([*branches, *forbidden, *last], self._limits, may_end=not ends))
 
     def _schema(self, schema: Any, path: str, property_order: PropertyOrder | None = None) -> Expr:
         order: PropertyOrder = property_order or self._property_order
@@ -317,10 +317,6 @@ class _Formats:
 
 def _one_of(ends: Ends) -> Expr:
     return alt(*map(literal, ends)) if ends else EMPTY
-
-
-def _last(ends: Ends) -> list[Branch]:
-    return [Branch(end, EMPTY, is_last=True) for end in ends]
 
 
 def _shortest(triggers: Sequence[bytes]) -> list[bytes]:
