@@ -14,7 +14,7 @@ depend on where it stands (in plain text, or inside a JSON string).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 CharRanges = tuple[tuple[int, int], ...]
 """Code points as closed intervals, ascending, neither touching nor overlapping."""
@@ -209,6 +209,31 @@ def parts_of(expr: Expr) -> Iterable[Expr]:
             return [label for row in edges for label, _ in row]
         case _:
             return ()
+
+
+def parts_first(root: Expr, known: Container[int]) -> Iterator[Expr]:
+    """The expressions in this one, each after its parts, without recursion.
+
+    The caller adds the identity of each to `known`; an expression whose identity is there is left out.
+    """
+    todo = [root]
+    while todo:
+        expr = todo[-1]
+        if id(expr) not in known:
+            missing = [part for part in parts_of(expr) if id(part) not in known]
+            if missing:
+                todo.extend(missing)
+                continue
+            yield expr
+        todo.pop()
+
+
+def depth_of(root: Expr) -> int:
+    """How deep an expression is nested."""
+    depths: dict[int, int] = {}
+    for expr in parts_first(root, depths):
+        depths[id(expr)] = 1 + max((depths[id(part)] for part in parts_of(expr)), default=0)
+    return depths[id(root)]
 
 
 def with_parts(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:

@@ -91,17 +91,9 @@ class Repeats:
 
     def size(self, root: ir.Expr) -> int:
         """About how many positions an expression takes. A part without positions counts as one, because it is work."""
-        sizes, todo = self._sizes, [root]
-        while todo:
-            expr = todo[-1]
-            if id(expr) not in sizes:
-                missing = [part for part in ir.parts_of(expr) if id(part) not in sizes]
-                if missing:
-                    todo.extend(missing)
-                    continue
-                sizes[id(expr)] = min(self._own_size(expr), 1 << 40)
-            todo.pop()
-        return sizes[id(root)]
+        for expr in ir.parts_first(root, self._sizes):
+            self._sizes[id(expr)] = min(self._own_size(expr), 1 << 40)
+        return self._sizes[id(root)]
 
     def _own_size(self, expr: ir.Expr) -> int:
         """The size of an expression whose parts' sizes are known."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import final
 
 from jsg.constrained.automata import components, is_cyclic
-from jsg.constrained.ir import ByteSet, Call, CallRewriter, Expr, Literal, Repeat, Seq, Words, parts_of
+from jsg.constrained.ir import ByteSet, Call, CallRewriter, Expr, Literal, Repeat, Seq, Words, depth_of, parts_of
 
 _MAX_SIZE = 256
 _MAX_SHARED_SIZE = 64
@@ -94,7 +94,7 @@ class _Inliner:
         size = _size(expr, limit + 1)
         if uses > 1 and _is_delimited(expr):
             limit = _MAX_DELIMITED_SIZE
-        if size > limit or _nesting(expr, _MAX_DEPTH + 1) > _MAX_DEPTH or self._total + size * uses > _MAX_TOTAL:
+        if size > limit or depth_of(expr) > _MAX_DEPTH or self._total + size * uses > _MAX_TOTAL:
             return False
         self._total += size * uses
         return True
@@ -131,16 +131,6 @@ def _size(expr: Expr, enough: int) -> int:
                 total += 1  # so that no pile of empty parts goes on for ever
                 todo.extend((inner, times) for inner in parts_of(part))
     return total
-
-
-def _nesting(expr: Expr, enough: int) -> int:
-    """How deep the expression is nested, counted up to `enough`."""
-    level: list[Expr] = [expr]
-    depth = 0
-    while level and depth < enough:
-        depth += 1
-        level = [inner for part in level for inner in parts_of(part)]
-    return depth
 
 
 def _is_delimited(expr: Expr) -> bool:

@@ -13,7 +13,7 @@ import re
 
 from jsg.constrained.chars import charset
 from jsg.constrained.chars.lower import lower
-from jsg.constrained.ir import NEVER, Expr, Grammar, parts_of
+from jsg.constrained.ir import NEVER, Expr, Grammar, depth_of
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.regex.anchored import (
     AT_END,
@@ -91,7 +91,7 @@ def parse_regex(pattern: str, *, search: bool, limits: Limits = LIMITS, param: s
     """
     piece = _parse(pattern, is_ecma=search, limits=limits, param=param)
     expr = found_in(piece) if search else matched(piece)
-    check(_depth(expr), limits.nesting, _NESTING, param)
+    check(depth_of(expr), limits.nesting, _NESTING, param)
     return expr
 
 
@@ -100,7 +100,7 @@ def parse_piece(pattern: str, *, limits: Limits = LIMITS, param: str | None = No
     piece = _parse(pattern, is_ecma=False, limits=limits, param=param)
     for part in piece.parts:
         if part is not None:
-            check(_depth(part.expr), limits.nesting, _NESTING, param)
+            check(depth_of(part.expr), limits.nesting, _NESTING, param)
     return piece
 
 
@@ -204,22 +204,3 @@ class _Parser:
     def _count_symbol(self) -> None:
         self._num_symbols += 1
         check(self._num_symbols, _MAX_SYMBOLS, "quantifiers and anchors in a pattern", self._param)
-
-
-def _depth(expr: Expr) -> int:
-    """How deep an expression is nested. It needs no recursion, and looks at each object once."""
-    depths: dict[int, int] = {}
-    waiting: list[Expr] = [expr]
-    while waiting:
-        node = waiting[-1]
-        if id(node) in depths:
-            waiting.pop()
-            continue
-        inner = parts_of(node)
-        unknown = [part for part in inner if id(part) not in depths]
-        if unknown:
-            waiting.extend(unknown)
-            continue
-        depths[id(node)] = 1 + max((depths[id(part)] for part in inner), default=0)
-        waiting.pop()
-    return depths[id(expr)]
