@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jsg.constrained.automata import explore
 from jsg.constrained.run.trie import SortedTokens, Trie, make_trie
-from jsg.constrained.utf8 import Rest, next_bytes
+from jsg.constrained.utf8 import next_bytes
 
 SHORT_CHARS = 10
 LONG_CHARS = 30
@@ -98,16 +99,11 @@ def mask_of(ids: NDArray[np.int32], num_words: int) -> NDArray[np.uint32]:
 
 def ordinary_chars(excluded: bytes) -> NDArray[np.int16]:
     """All characters but controls (C0, DEL, C1) and those of the ASCII characters `excluded`; see `Slice.chars`."""
-    numbers: dict[Rest, int] = {(): 0}
     rows: list[NDArray[np.int16]] = []
-    waiting: list[Rest] = [()]
-    for rest in waiting:  # `waiting` grows while it is walked.
+    for edges in explore((), lambda rest: [((first, last), after) for first, last, after in next_bytes(rest)])[1]:
         row = np.full(256, _DEAD, np.int16)
-        for first, last, after in next_bytes(rest):
-            if after not in numbers:
-                numbers[after] = len(waiting)
-                waiting.append(after)
-            row[first : last + 1] = numbers[after]
+        for (first, last), after in edges:
+            row[first : last + 1] = after
         rows.append(row)
     rows[0][[*range(0x20), 0x7F, *excluded]] = _DEAD
     # C1 begins with C2 80 to C2 9F, so the byte C2 leads to a state of its own.

@@ -79,8 +79,8 @@ class _Formats:
         self._compilers: dict[str, Callable[[Fields, Ends], Expr]] = {
             "const_string": self._const_string,
             "json_schema": self._json_schema,
-            "regex": self._regex,
-            "grammar": self._grammar,
+            "regex": functools.partial(self._embedded, "pattern", regex_grammar),
+            "grammar": functools.partial(self._embedded, "grammar", ebnf_grammar),
             "any_text": self._any_text,
             "sequence": self._sequence,
             "or": self._or,
@@ -134,14 +134,10 @@ class _Formats:
         is_free = fields.flag("any_order") or self._property_order == "free"
         return seq(self._schema(schema, fields.path, "free" if is_free else "declared"), _one_of(ends))
 
-    def _regex(self, fields: Fields, ends: Ends) -> Expr:
-        pattern = fields.string("pattern")
-        part = self._merge(("regex", pattern), fields.path, lambda: regex_grammar(pattern, self._limits))
-        return seq(part, _one_of(ends))
-
-    def _grammar(self, fields: Fields, ends: Ends) -> Expr:
-        text = fields.string("grammar")
-        part = self._merge(("ebnf", text), fields.path, lambda: ebnf_grammar(text, self._limits))
+    def _embedded(self, member: str, make: Callable[[str, Limits], Grammar], fields: Fields, ends: Ends) -> Expr:
+        """A grammar of another kind, whose text is a member of the format."""
+        text = fields.string(member)
+        part = self._merge((member, text), fields.path, lambda: make(text, self._limits))
         return seq(part, _one_of(ends))
 
     def _any_text(self, fields: Fields, ends: Ends) -> Expr:
