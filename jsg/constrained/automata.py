@@ -76,7 +76,7 @@ def merge_equivalent(rows: Rows, accepting: Set[int]) -> tuple[tuple[tuple[int, 
 
 
 def _coarsest(rows: Rows, accepting: Set[int]) -> list[int]:
-    """For each state the number of its class of equivalent states."""
+    """The number of the class of equivalent states that each state is in."""
     order = targets_first(rows)
     return _coarsest_of_any(rows, accepting) if order is None else _coarsest_of_finite(rows, accepting, order)
 

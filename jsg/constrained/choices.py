@@ -32,7 +32,7 @@ def choices_grammar(text: str, limits: Limits = LIMITS) -> Grammar:
 
 
 def _kind(value: object) -> str:
-    """What a JSON value is, in words."""
+    """The kind of a JSON value, in words."""
     if isinstance(value, list | dict | str) and not value:
         return f"an empty {'list' if isinstance(value, list) else 'object' if isinstance(value, dict) else 'text'}"
     if value is None or isinstance(value, bool):

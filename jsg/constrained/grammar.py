@@ -168,7 +168,7 @@ class CompiledGrammar:
                 self._by_config[place.config] = place
 
     def _after(self, place: Place, text: bytes) -> Place | None:
-        """Where the bytes of a token lead to."""
+        """The place that the bytes of a token lead to; None where they cannot come."""
         config = self.machine.advance(place.known_config, text) if text else None
         if config is None:
             return None

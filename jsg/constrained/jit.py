@@ -69,7 +69,7 @@ def use_kernel_cache(directory: Path) -> bool:
 
 
 def default_kernel_cache() -> Path:
-    """Where compiled kernels are kept unless `use_kernel_cache` says otherwise: beside Python's own compiled files."""
+    """The directory of compiled kernels unless `use_kernel_cache` names another: beside Python's compiled files."""
     return Path(__file__).parent / "__pycache__"
 
 

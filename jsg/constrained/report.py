@@ -41,7 +41,7 @@ class TextReport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GrammarReport:
-    """What a grammar compiled to.
+    """The result of compiling a grammar.
 
     Attributes:
         compile_ms: Wall time of compiling, in milliseconds.

@@ -125,7 +125,7 @@ class _Automaton:
         return StopPatternFinder(self)
 
     def move(self, state: _State, char: str) -> tuple[_State, tuple[int, ...], int | None]:
-        """Where a character leads; see `_State.moves`."""
+        """The move that a character makes; see `_State.moves`."""
         char_class = self._class_of.get(char)
         if char_class is None:
             char_class = self._classify(char)

@@ -47,7 +47,7 @@ Stack = tuple[Frame, ...]
 
 
 class Way(NamedTuple):
-    """What a reading may become when it reads one more byte.
+    """A way in which a reading may read one more byte.
 
     Attributes:
         bits: The bytes.
@@ -134,7 +134,7 @@ class _Levels:
         return self.firsts[level][0] if kind == tables.END_SEPARATOR else self.after[level]
 
     def turning(self, loop: int) -> Positions:
-        """What may come between two items of a loop, or begins the next."""
+        """Positions that may come behind an item of a loop if it goes on: of its separator, or of its next item."""
         row = self.parts.loops[loop]
         if row.max <= 1:
             return ()
@@ -283,7 +283,7 @@ class _Search:
         return ways
 
     def _ended(self, kind: int, stack: Stack, below: Stack, level: int) -> Iterable[_Start]:
-        """What may come next where the uppermost level ends."""
+        """The positions that may come next where the uppermost level ends."""
         parts, levels = self._parts, self._levels
         if kind == tables.END_SEPARATOR:
             loop = (levels.entered(stack[-1][0]) if stack else level) - levels.num_rules

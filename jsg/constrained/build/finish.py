@@ -22,8 +22,8 @@ class Loop(NamedTuple):
     Attributes:
         min, max: Bounds that can be met.
         required: Bits of the items that must stand in it.
-        branches: For each item what begins it, and its bit (0: it may be repeated).
-        separator: What begins the separator.
+        branches: The positions that begin each item, and its bit (0: it may be repeated).
+        separator: The positions that begin the separator.
         separator_kind: NO_SEPARATOR and so on.
         once: All bits where no item may be repeated, else 0.
         origin: The repeat that became it; None for a bag.
@@ -43,10 +43,11 @@ class Parts(NamedTuple):
     """A grammar's positions as the builder collected them.
 
     Attributes:
-        kinds, arguments: Of each position; the argument of BYTE is a set of bytes as bits, of CALL a rule's number.
-        follow: Of each position the groups of positions that may come next.
+        kinds, arguments: The kind and the argument of each position. The argument of BYTE is a set of bytes as bits,
+            and that of CALL is a rule's number.
+        follow: The groups of positions that may come next, for each position.
         loops: Every counted repeat and bag.
-        rules: The name of each rule and what begins it.
+        rules: The name of each rule, and the positions that begin it.
     """
 
     kinds: list[int]
@@ -57,7 +58,7 @@ class Parts(NamedTuple):
 
 
 Firsts = list[tuple[int, int]]
-"""For each rule and then each loop: the bytes that it can begin with, as bits, and how many frames those open."""
+"""The bytes that each rule, and then each loop, can begin with, as bits; and how many frames they open."""
 
 
 def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, limits: Limits) -> StaticTables:
@@ -141,12 +142,12 @@ class _Lists:
         return number
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where each list begins, and the positions of all."""
+        """The place where each list begins, and the positions of all lists."""
         return np.array(self._starts, np.int32), np.array(self._items, np.int32)
 
 
 def _bits_of(kind: int, argument: int, firsts: Firsts, num_rules: int) -> int:
-    """Bytes that a position can begin with, one bit each; of an END none."""
+    """Bytes that a position can begin with, one bit each. An END has none."""
     if kind == BYTE:
         return argument
     if kind == CALL:
@@ -175,7 +176,7 @@ def _signed(bits: int) -> int:
 
 
 def first_bytes(parts: Parts) -> Firsts:
-    """For each rule and then each loop: the bytes that it can begin with, and how many frames those open at most.
+    """The bytes that each rule, and then each loop, can begin with, and how many frames they open at most.
 
     Raises:
         GrammarError: A rule can begin with itself.

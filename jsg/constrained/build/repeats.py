@@ -37,7 +37,7 @@ class Plan(NamedTuple):
 
 
 class Repeats:
-    """What becomes of each repeat of a grammar."""
+    """The plans of all repeats of a grammar."""
 
     def __init__(self, facts: Facts, written_out: Mapping[int, ir.Repeat]):
         """Makes the plans of a grammar; `written_out` has the repeats that may not be counted, by identity."""

@@ -179,7 +179,7 @@ def where(predicate: Callable[[str], bool]) -> CharRanges:
 
 @functools.cache
 def unicode_word() -> CharRanges:
-    r"""What `\w` is in Python's `re`: letters, digits and other alphanumeric characters, and the underscore."""
+    r"""The set of `\w` in Python's `re`: letters, digits and other alphanumeric characters, and the underscore."""
     return union(where(str.isalnum), of("_"))
 
 
@@ -226,7 +226,7 @@ def _categories() -> dict[str, CharRanges]:
 
 
 def _by_value[Value: Hashable](value_of: Callable[[str], Value]) -> dict[Value, CharRanges]:
-    """For each value of a function of characters the characters that have it."""
+    """The characters that each value of a function of characters stands for."""
     runs: dict[Value, list[tuple[int, int]]] = {}
     for low, high in UNIVERSE:
         point = low

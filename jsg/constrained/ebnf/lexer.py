@@ -76,7 +76,7 @@ class Source:
         raise GrammarError(f"{PARAM}, {self.where(offset)}: {rule}; {remedy}", PARAM)
 
     def found(self, offset: int) -> str:
-        """What stands at `offset`, as a message may hold it."""
+        """An excerpt of the text at `offset` for a message."""
         return ascii(self.text[offset : offset + 20]) if offset < len(self.text) else "the end of the grammar"
 
 

@@ -31,7 +31,7 @@ class Reader:
 
     Attributes:
         pattern: The whole pattern.
-        position: Of the next character.
+        position: The position of the next character.
         is_ecma: Whether the dialect is ECMA-262 as JSON Schema uses it, or else Python's `re`.
     """
 
@@ -148,7 +148,7 @@ class Reader:
         return flags.union(added), False
 
     def dot(self, flags: frozenset[str]) -> CharRanges:
-        """What a dot matches."""
+        """The set that a dot matches."""
         if "s" in flags:
             return charset.UNIVERSE
         return charset.complement(charset.ECMA_LINE_ENDS if self.is_ecma else charset.of("\n"))

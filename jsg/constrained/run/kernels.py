@@ -42,9 +42,9 @@ from jsg.constrained.run.steps import may_finish, step_heads, step_row
 from jsg.constrained.tables import ARGUMENT, BRANCH_BIT, END_SEPARATOR, KIND, StaticTables
 
 _VISIT_STEPS = 8
-"""For a node of a trie."""
+"""Steps for a node of a trie."""
 _MOST_TEXT_STEPS = 600_000
-"""To find out whether ordinary text may come, for each head. A walk finds it too, for two or three million."""
+"""The most steps for each head to find out whether ordinary text may come. A walk takes two or three million for it."""
 
 
 @compiled
@@ -313,7 +313,8 @@ def text_room(
         if others:
             return 2 * room + 1
         room += 1
-        # What is behind the character becomes the next round. Where that is what this round began with, so are all.
+        # The nodes behind the character begin the next round. If they are those that this round began with, so is each
+        # later round.
         after = 0
         is_same = first == 1
         for i in range(first, size):

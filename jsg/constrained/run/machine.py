@@ -69,7 +69,7 @@ class Machine:
 
         Args:
             static: The grammar.
-            limits: What states, stacks and walks may cost.
+            limits: The most that states, stacks and walks may cost.
             max_token_len: Bytes of the longest token, for `frames_read`; None: counts are told apart exactly.
         """
         from jsg.constrained.run import kernels, states  # they load numba, which only those who mask should pay for
@@ -84,7 +84,7 @@ class Machine:
         self._memory = new_memory(static, limits)
         # By identity, so it holds the key.
         self._alphabets: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
-        # For the nodes of `accepts_all`, and their hash table. What is never touched of these takes no memory.
+        # The nodes of `accepts_all` and their hash table. Pages of these arrays that are never touched take no memory.
         self._room = np.empty((_CHAR_NODES, 2 + 2 * limits.heads), np.int32), np.empty(2 * _CHAR_NODES, np.int32)
         self._known_text: dict[tuple[int, int], dict[int, bool]] = {}
         sizes = np.bincount(static.classes, minlength=static.num_classes)
@@ -186,7 +186,7 @@ class Machine:
             return self._tried(self._kernels.walk, config, *arrays, mask)[1]
 
     def frames_read(self, config: Config, depth: int) -> Hashable:
-        """What the uppermost `depth` frames hold, so far as it can matter to one token.
+        """A description of the uppermost `depth` frames, as far as they can matter to one token.
 
         A mask that was made by a walk which read `depth` frames is right for every configuration of the same states
         with an equal value.
@@ -405,7 +405,7 @@ class Machine:
         return self._tried(self._kernels.possible_classes, config, most, classes)[0], classes
 
     def _tried(self, kernel: Callable[..., int], config: Config, *args: object) -> tuple[int, int]:
-        """What a kernel finds, and how many open frames, from the top, it read. Forgets the frames that it made."""
+        """The result of a kernel, and how many open frames, from the top, it read. Forgets the frames that it made."""
         keep, counters = self.num_frames, self._memory.counters
         counters[LOWEST] = UNBOUNDED
         try:
@@ -416,7 +416,7 @@ class Machine:
         return found, max(0, top - int(counters[LOWEST]) + 1)
 
     def _run(self, kernel: Callable[..., int], config: Config, *args: object) -> int:
-        """What a kernel finds for the heads of a configuration, with as much room as it needs."""
+        """The result of a kernel for the heads of a configuration, with as much room as it needs."""
         if not self._is_paid:
             self._memory.counters[FUEL] = self._limits.mask_steps
         while True:

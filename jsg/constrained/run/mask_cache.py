@@ -90,7 +90,7 @@ class MaskCache:
         self.ended = self._store(self.ended.words)
 
     def _taken(self, config: Config) -> tuple[NDArray[np.uint32], Trie, int]:
-        """What is allowed without a walk: the largest slice of the vocabulary of which that is known.
+        """The largest slice of the vocabulary that is known to be allowed without a walk.
 
         Returns:
             A mask of it, a trie of all other tokens, and how many frames were read to find out.

@@ -30,7 +30,7 @@ WITH_SEPARATOR, MISSING_ONLY = 1, 2
 
 
 class Memory(NamedTuple):
-    """What a machine has made so far.
+    """All that a machine has made so far.
 
     Attributes:
         trans: int32[states, classes]: UNKNOWN, DEAD, a state + 1, or -(place in `actions` + 2).

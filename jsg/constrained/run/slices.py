@@ -124,7 +124,7 @@ def _ascii_chars(chars: bytes) -> NDArray[np.int16]:
 
 
 def _is_made_of(tokens: SortedTokens, chars: NDArray[np.int16]) -> NDArray[np.bool_]:
-    """For each token whether it is whole characters of this set."""
+    """bool[n], whether each token is made of whole characters of this set."""
     lengths = np.diff(tokens.start)
     states = np.zeros(len(lengths), np.int16)
     rows = np.arange(len(lengths))

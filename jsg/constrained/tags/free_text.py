@@ -15,7 +15,7 @@ from jsg.constrained.utf8 import Rest, next_bytes
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Branch:
-    """What follows where `text` comes up.
+    """A text that may come up in free text, and what follows it.
 
     Attributes:
         text: Whole characters, or a special token's spelling; never empty.

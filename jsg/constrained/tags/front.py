@@ -182,7 +182,7 @@ class _Formats:
         return seq(literal(begin), rest, _one_of(ends))
 
     def _tag_parts(self, fields: Fields) -> tuple[bytes, Expr]:
-        """What a tag begins with, and the rest of it."""
+        """The text that a tag begins with, and an expression of the rest."""
         begin = _text_or_token(fields, "begin", fields.value("begin"))
         end = fields.value("end")
         choices = [_text_or_token(fields, "end", each) for each in (end if isinstance(end, list) else [end])]

@@ -53,8 +53,8 @@ def tools_to_structural_tag(
     it is calls and nothing else, at least one; with a named tool exactly one call of that.
 
     Args:
-        tools: What may be called.
-        tool_choice: What the client asks for.
+        tools: The tools that may be called.
+        tool_choice: The choice of the client.
         dialect: How the model writes a call.
         parallel: An answer may have several calls; after the only one nothing follows.
         special_tokens: Written forms of the tokenizer's special tokens. A marker of the dialect that is among them
@@ -124,7 +124,7 @@ def _llama3(tools: Sequence[Tool], is_auto: bool, parallel: bool, special: Colle
     if opening in special:
         triggers.append(_marker(opening, special))
         tags.append({"type": "tag", "begin": _marker(opening, special), "content": calls, "end": ""})
-    # What else a reader of the answer takes for the beginning of a call.
+    # A reader of the answer takes these, too, for the beginning of a call.
     excludes = [opening, '{"type": "function"']
     return _triggered(triggers, tags, parallel) | {"excludes": excludes}
 
