@@ -4,6 +4,7 @@ The caller tells `lower` how a set of characters is written where the expression
 inside a JSON string a character may be escaped, too.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from jsg.constrained.ir import (
@@ -57,18 +58,12 @@ def lower(expr: Expr, encode: Callable[[CharRanges], Expr] = utf8) -> Expr:
 def _join(parts: Sequence[Expr]) -> Expr:
     """The parts in a row, with neighbouring literals as one."""
     joined: list[Expr] = []
-    run: list[bytes] = []
     row = seq(*parts)
-    for part in row.parts if isinstance(row, Seq) else (row,):
-        if isinstance(part, Literal):
-            run.append(part.value)
-            continue
-        if run:
-            joined.append(Literal(b"".join(run)))
-            run = []
-        joined.append(part)
-    if run:
-        joined.append(Literal(b"".join(run)))
+    items = row.parts if isinstance(row, Seq) else (row,)
+    for _, group in itertools.groupby(items, lambda part: isinstance(part, Literal)):
+        neighbours = list(group)
+        texts = [part.value for part in neighbours if isinstance(part, Literal)]
+        joined.extend([Literal(b"".join(texts))] if texts else neighbours)
     return joined[0] if len(joined) == 1 else Seq(tuple(joined))
 
 

@@ -11,6 +11,7 @@ these, and nothing is left to assert when the pattern is whole.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 
 from jsg.constrained.chars import charset
@@ -62,18 +63,10 @@ def anchor(asserted: int) -> Piece:
 def concatenate(pieces: Sequence[Piece]) -> Piece:
     """The pieces in a row."""
     row: list[Piece] = []
-    run: list[Part] = []
-    for piece in pieces:
-        plain = piece.parts[0]
-        if piece.is_plain and plain is not None:
-            run.append(plain)
-            continue
-        if run:
-            row.append(_plain(run))
-            run = []
-        row.append(piece)
-    if run or not row:
-        row.append(_plain(run))
+    for is_run, group in itertools.groupby(pieces, lambda piece: piece.is_plain and piece.parts[0] is not None):
+        run = list(group)
+        row += [_plain([piece.parts[0] for piece in run if piece.parts[0]])] if is_run else run
+    row = row or [_plain([])]
     # In halves: one after another would nest the result as deep as the row is long.
     while len(row) > 1:
         row = [_pair(*row[i : i + 2]) if i + 1 < len(row) else row[i] for i in range(0, len(row), 2)]
