@@ -211,7 +211,7 @@ def _merged_counts(inner: tuple[int, int | None], outer: tuple[int, int | None])
 
 def _shortest(expr: Expr, end: int) -> Expr:
     """A smaller expression of the same texts where anything may come before (`end` 0) or after (`end` -1)."""
-    parts = list(expr.parts) if isinstance(expr, Seq) else [expr]
+    parts: list[Expr] = [*expr.parts] if isinstance(expr, Seq) else [expr]
     while parts and isinstance(part := parts[end], Repeat):
         if part.min > 0:
             parts[end] = _repeated(part.item, part.min, part.min)

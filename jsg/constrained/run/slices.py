@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from jsg.constrained.automata import explore
 from jsg.constrained.run.trie import SortedTokens, Trie, make_trie
-from jsg.constrained.utf8 import next_bytes
+from jsg.constrained.utf8 import Rest, next_bytes
 
 SHORT_CHARS = 10
 LONG_CHARS = 30
@@ -100,7 +100,8 @@ def mask_of(ids: NDArray[np.int32], num_words: int) -> NDArray[np.uint32]:
 def ordinary_chars(excluded: bytes) -> NDArray[np.int16]:
     """All characters but controls (C0, DEL, C1) and those of the ASCII characters `excluded`; see `Slice.chars`."""
     rows: list[NDArray[np.int16]] = []
-    for edges in explore((), lambda rest: [((first, last), after) for first, last, after in next_bytes(rest)])[1]:
+    boundary: Rest = ()
+    for edges in explore(boundary, lambda rest: [((first, last), after) for first, last, after in next_bytes(rest)])[1]:
         row = np.full(256, _DEAD, np.int16)
         for (first, last), after in edges:
             row[first : last + 1] = after
