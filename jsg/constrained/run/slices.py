@@ -99,9 +99,12 @@ def mask_of(ids: NDArray[np.int32], num_words: int) -> NDArray[np.uint32]:
 
 def ordinary_chars(excluded: bytes) -> NDArray[np.int16]:
     """All characters but controls (C0, DEL, C1) and those of the ASCII characters `excluded`; see `Slice.chars`."""
+
+    def steps(rest: Rest) -> list[tuple[tuple[int, int], Rest]]:
+        return [((first, last), after) for first, last, after in next_bytes(rest)]
+
     rows: list[NDArray[np.int16]] = []
-    boundary: Rest = ()
-    for edges in explore(boundary, lambda rest: [((first, last), after) for first, last, after in next_bytes(rest)])[1]:
+    for edges in explore((), steps)[1]:
         row = np.full(256, _DEAD, np.int16)
         for (first, last), after in edges:
             row[first : last + 1] = after
