@@ -31,7 +31,7 @@ HOST_MODULES = (
 )
 DEVICE_FILES = ("cache/pool.py",)  # in a host package, but on the device side
 DEVICE_LIBRARIES = ("jax", "jaxlib", "flax", "orbax")
-SERVER_LIBRARIES = ("fastapi", "zmq", "msgspec")
+SERVER_LIBRARIES = ("fastapi", "zmq", "msgspec", "interegular")
 
 
 def host_modules() -> list[str]:

@@ -71,7 +71,7 @@ def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = 
 
 
 def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
-    """Reads the grammar. The code for each kind is imported when it is used, so that a process starts sooner."""
+    """Reads the grammar. The code for each kind is imported when it is used, because some of it needs a library."""
     match spec.kind:
         case "regex":
             from jsg.constrained.regex.parse import regex_grammar

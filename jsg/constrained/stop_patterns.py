@@ -16,7 +16,6 @@ from jsg.constrained.chars import charset
 from jsg.constrained.chars.char_nfa import Nfa, char_nfa
 from jsg.constrained.ir import Alt, Expr
 from jsg.constrained.limits import Limits
-from jsg.constrained.regex.parse import parse_piece
 from jsg.errors import GrammarError, RequestError
 from jsg.types import SamplingParams
 
@@ -69,6 +68,8 @@ def _compile(patterns: tuple[str, ...]) -> "_Automaton":
 
 def _parts(pattern: str) -> tuple[list[Expr], list[Expr]]:
     """The parts of a pattern that may begin anywhere, and those that only begin where the answer begins."""
+    from jsg.constrained.regex.parse import parse_piece
+
     plain, starts, ends, spans = parse_piece(pattern).parts
     if ends is not None or spans is not None:
         raise GrammarError("the end of an answer ($) is not known while it grows; leave it out")

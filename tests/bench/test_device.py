@@ -55,7 +55,7 @@ def bare_environment(tmp_path: pathlib.Path) -> dict[str, str]:
         for module, owners in importlib.metadata.packages_distributions().items()
         if not {canonical(owner) for owner in owners} & allowed and module.isidentifier()
     )
-    assert {"safetensors", "transformers", "tokenizers", "msgspec", "zmq", "fastapi"} <= set(blocked)
+    assert {"safetensors", "transformers", "tokenizers", "msgspec", "zmq", "fastapi", "interegular"} <= set(blocked)
     assert not {"jax", "flax", "numpy", "jaxtyping", "jsg", "bench"} & set(blocked)
     (tmp_path / "sitecustomize.py").write_text(BLOCK.format(names=blocked))
     return os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}

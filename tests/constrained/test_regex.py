@@ -418,7 +418,7 @@ def test_the_work_for_a_pattern_is_linear_in_its_length(monkeypatch, name, searc
 
 def test_as_many_quantifiers_anchors_and_intervals_as_the_limits_say():
     for pattern, refusal in (
-        ("a*" * 110_000, "quantifiers"),
+        ("a*" * 60_000, "quantifiers"),
         ("^" * 110_000, "anchors"),
         (r"\p{L}" * 4_000, "intervals"),
     ):

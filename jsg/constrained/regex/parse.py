@@ -1,7 +1,8 @@
 """Parses a regular expression into an expression over characters.
 
-`Reader` says what each atom of the pattern matches, and the parser puts the atoms of each group together. Open groups
-are kept in a list, so nothing recurses, however deep the pattern is.
+`Reader` says what each atom of the pattern matches. The atom is then replaced by a single stand-in character, and
+interegular parses what is left of one group: atoms, bars and quantifiers. The innermost groups come first, so nothing
+recurses, however deep the pattern is.
 
 There are two dialects. With `search=True` a pattern is of ECMA-262 with the flag u, as `pattern` of JSON Schema is, and
 may be found anywhere in a text. With `search=False` it is of Python's `re`, and the whole text must match. In both
@@ -10,6 +11,8 @@ dialects a dollar stands for the end of the text and nothing else.
 
 import dataclasses
 import re
+
+from interegular.patterns import Pattern, _CharGroup, _Concatenation, _Repeated, parse_pattern
 
 from jsg.constrained.chars import charset
 from jsg.constrained.chars.lower import lower
@@ -30,9 +33,11 @@ from jsg.constrained.regex.anchored import (
 from jsg.constrained.regex.reader import Reader
 from jsg.errors import GrammarError
 
+_STAND_IN = 0x100  # The code point of the first stand-in: beyond all that interegular gives a meaning.
 _MAX_BARS = 50_000
 _MAX_SYMBOLS = 100_000
-"""Quantifiers and anchors in a whole pattern."""
+"""Quantifiers, anchors and what stands between them, in a whole pattern. interegular takes 10 µs for each."""
+_SYMBOLS = "quantifiers and anchors in a pattern"
 _ORDINARY = re.compile(r"[^\\^$.|?*+()\[{]+")
 _QUANTIFIERS = ("*", "+", "?", "{")
 _NESTING = "levels of nesting in a pattern"
@@ -40,28 +45,11 @@ _NESTING = "levels of nesting in a pattern"
 
 @dataclasses.dataclass(slots=True)
 class _Group:
-    """A group that is being read.
-
-    Attributes:
-        start: The position of its opening parenthesis.
-        flags: The flags that hold inside.
-        alternatives: The pieces of each alternative so far.
-        can_repeat: Whether a quantifier may come next, for the last piece.
-    """
+    """A group that is being read: where it opened, the flags inside it, and its atoms and operators so far."""
 
     start: int
     flags: frozenset[str]
-    alternatives: list[list[Piece]] = dataclasses.field(default_factory=lambda: [[]])
-    can_repeat: bool = False
-
-    def add(self, piece: Piece) -> None:
-        """Adds a piece to the last alternative."""
-        self.alternatives[-1].append(piece)
-        self.can_repeat = True
-
-    def whole(self) -> Piece:
-        """The piece that the group makes."""
-        return any_of([concatenate(row) for row in self.alternatives])
+    items: list[Piece | str]
 
 
 def regex_grammar(text: str, limits: Limits = LIMITS) -> Grammar:
@@ -117,11 +105,12 @@ class _Parser:
         self._param = param
         self._num_symbols = 0
         self._num_bars = 0
+        self._atoms: dict[str, Piece] = {}
         self._characters: dict[tuple[str, bool], Piece] = {}
 
     def run(self) -> Piece:
         reader = self._reader
-        stack = [_Group(0, frozenset())]
+        stack = [_Group(0, frozenset(), [])]
         while reader.position < len(self._pattern):
             group = stack[-1]
             start = reader.position
@@ -133,18 +122,16 @@ class _Parser:
                 continue
             character = self._pattern[start]
             if character in _QUANTIFIERS and (counts := reader.quantifier()) is not None:
-                if not group.can_repeat:
+                if not group.items or isinstance(group.items[-1], str):
                     reader.refuse("a quantifier has nothing to repeat", start, "write what it repeats before it")
-                self._count_symbol()
-                row = group.alternatives[-1]
-                row[-1] = repeat(row[-1], *counts)
-                group.can_repeat = False
+                least, most = counts
+                group.items.append(f"{{{least},{'' if most is None else most}}}")
                 continue
             reader.position = start + 1
             if character == "(":
                 flags, is_group = reader.group(group.flags)
                 if is_group:
-                    stack.append(_Group(start, flags))
+                    stack.append(_Group(start, flags, []))
                     check(len(stack) - 1, self._limits.nesting, _NESTING, self._param)
                 else:
                     group.flags = flags
@@ -152,25 +139,24 @@ class _Parser:
                 if len(stack) == 1:
                     reader.refuse("a parenthesis closes nothing", start, r"write \) for a parenthesis")
                 stack.pop()
-                stack[-1].add(group.whole())
+                stack[-1].items.append(self._assembled(group.items))
             elif character == "|":
                 self._num_bars += 1
                 check(self._num_bars, _MAX_BARS, "alternatives in a pattern", self._param)
-                group.alternatives.append([])
-                group.can_repeat = False
+                group.items.append("|")
             else:
-                group.add(self._atom(character, start, group.flags))
+                group.items.append(self._atom(character, start, group.flags))
         if len(stack) > 1:
             reader.refuse("a parenthesis is not closed", stack[-1].start, "close it with )")
-        return stack[0].whole()
+        return self._assembled(stack[0].items)
 
     def _add_text(self, group: _Group, text: str, *, is_repeated: bool) -> None:
         """Adds ordinary characters to a group; the last by itself where it may be repeated."""
         head, tail = (text[:-1], text[-1:]) if is_repeated else (text, "")
         if head:
-            group.add(concatenate([self._character(character, group.flags) for character in head]))
+            group.items.append(concatenate([self._character(character, group.flags) for character in head]))
         if tail:
-            group.add(self._character(tail, group.flags))
+            group.items.append(self._character(tail, group.flags))
 
     def _character(self, character: str, flags: frozenset[str]) -> Piece:
         key = (character, "i" in flags)
@@ -198,9 +184,69 @@ class _Parser:
         return self._character(character, flags)
 
     def _anchor(self, asserted: int) -> Piece:
-        self._count_symbol()
+        self._num_symbols += 1
+        check(self._num_symbols, _MAX_SYMBOLS, _SYMBOLS, self._param)
         return anchor(asserted)
 
-    def _count_symbol(self) -> None:
-        self._num_symbols += 1
-        check(self._num_symbols, _MAX_SYMBOLS, "quantifiers and anchors in a pattern", self._param)
+    def _assembled(self, items: list[Piece | str]) -> Piece:
+        """The piece that the atoms and operators of one group make."""
+        alternatives: list[list[Piece | str]] = [[]]
+        for item in items:
+            if item == "|":
+                alternatives.append([])
+            else:
+                alternatives[-1].append(item)
+        # Alternatives without quantifiers are put together at once: of thousands of words, the parser sees one atom.
+        rows = [[item for item in alternative if not isinstance(item, str)] for alternative in alternatives]
+        plain = [concatenate(row) for row, alternative in zip(rows, alternatives, strict=True) if row == alternative]
+        if len(plain) == len(alternatives):
+            return any_of(plain)
+        self._atoms.clear()
+        texts = [self._stand_in(any_of(plain))] if plain else []
+        texts.extend(
+            self._quantified(alternative)
+            for row, alternative in zip(rows, alternatives, strict=True)
+            if len(row) < len(alternative)
+        )
+        return self._piece(parse_pattern("|".join(texts)))
+
+    def _quantified(self, items: list[Piece | str]) -> str:
+        """An alternative for the parser, with a stand-in for each atom that is repeated and for each run of others."""
+        symbols: list[str] = []
+        run: list[Piece] = []
+        for i, item in enumerate(items):
+            if isinstance(item, str):
+                symbols.append(item)
+                continue
+            is_repeated = i + 1 < len(items) and isinstance(items[i + 1], str)
+            if is_repeated and run:
+                symbols.append(self._stand_in(concatenate(run)))
+                run = []
+            if is_repeated:
+                symbols.append(self._stand_in(item))
+            else:
+                run.append(item)
+        if run:
+            symbols.append(self._stand_in(concatenate(run)))
+        self._num_symbols += len(symbols)
+        check(self._num_symbols, _MAX_SYMBOLS, _SYMBOLS, self._param)
+        return "".join(symbols)
+
+    def _stand_in(self, piece: Piece) -> str:
+        character = chr(_STAND_IN + len(self._atoms))
+        self._atoms[character] = piece
+        return character
+
+    def _piece(self, node: object) -> Piece:
+        """The piece of a node of interegular's tree, which is four levels deep at most as there are no groups in it."""
+        match node:
+            case Pattern(options=options):
+                return any_of([self._piece(option) for option in options])
+            case _Concatenation(parts=parts):
+                return concatenate([self._piece(part) for part in parts])
+            case _Repeated(base=base, min=least, max=most):
+                return repeat(self._piece(base), least, most)
+            case _CharGroup(chars=chars):
+                return self._atoms[next(iter(chars))]
+            case _:
+                raise TypeError(f"interegular made a {type(node).__name__} of atoms, bars and quantifiers")
