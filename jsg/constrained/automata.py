@@ -1,10 +1,10 @@
-"""Deterministic automata: the states that are reached, those that matter, and those that are equivalent.
+"""Algorithms on deterministic automata and on graphs.
 
 An automaton is given by its rows. The row of a state has its target for each column, or `DEAD` where there is none, and
 state 0 is the start. The caller decides what a column stands for, such as a set of characters or a digit.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
 
 DEAD = -1
 Rows = Sequence[tuple[int, ...]]
@@ -15,7 +15,7 @@ def explore[State: Hashable, Label](
 ) -> tuple[list[State], list[list[tuple[Label, int]]]]:
     """The states that steps lead to from the start, in the order in which they are met, and the edges of each.
 
-    `count` is told how many states there are whenever there is one more, and may raise.
+    `count` is called with the number of states each time that there is one more. It may raise.
     """
     numbers = {start: 0}
     order = [start]
@@ -76,12 +76,12 @@ def merge_equivalent(rows: Rows, accepting: Set[int]) -> tuple[tuple[tuple[int, 
 
 
 def _coarsest(rows: Rows, accepting: Set[int]) -> list[int]:
-    """For each state the number of its class of equivalent states."""
-    order = _targets_first(rows)
+    """The number of the class of equivalent states that each state is in."""
+    order = targets_first(rows)
     return _coarsest_of_any(rows, accepting) if order is None else _coarsest_of_finite(rows, accepting, order)
 
 
-def _targets_first(rows: Rows) -> list[int] | None:
+def targets_first(rows: Rows) -> list[int] | None:
     """The states, each after all that its edges lead to; None where there is a cycle."""
     sources: list[list[int]] = [[] for _ in rows]
     waiting: list[int] = []
@@ -100,7 +100,10 @@ def _targets_first(rows: Rows) -> list[int] | None:
 
 
 def _coarsest_of_finite(rows: Rows, accepting: Set[int], order: Iterable[int]) -> list[int]:
-    """Of an automaton without a cycle, in time linear in its edges: equal rows are equal states, the last first."""
+    """The classes of an automaton without a cycle, in time linear in its edges.
+
+    States with equal rows are equivalent, and each state is numbered after its targets.
+    """
     numbers: dict[tuple[bool, tuple[int, ...]], int] = {}
     block = [0] * len(rows)
     for state in order:
@@ -110,10 +113,10 @@ def _coarsest_of_finite(rows: Rows, accepting: Set[int], order: Iterable[int]) -
 
 
 def _coarsest_of_any(rows: Rows, accepting: Set[int]) -> list[int]:
-    """Of any automaton (Hopcroft's algorithm).
+    """The classes of any automaton (Hopcroft's algorithm).
 
-    Only live states are there, and a missing edge is a difference; so states are told apart by their accepting and
-    their columns first, and no dead state is needed.
+    All states are live, so equivalent states lack the same edges. The first classes are made by whether a state accepts
+    and which edges it lacks, so no dead state is needed.
     """
     count = len(rows)
     sources: list[dict[int, list[int]]] = [{} for _ in rows[0]]
@@ -154,3 +157,53 @@ def _coarsest_of_any(rows: Rows, accepting: Set[int]) -> list[int]:
                 waiting.append(smaller)
                 is_waiting[smaller] = True
     return block
+
+
+def components[Node: Hashable](edges: Mapping[Node, Collection[Node]]) -> list[list[Node]]:
+    """The strongly connected components, each after all that it leads to.
+
+    Tarjan's algorithm with a stack of its own: a chain of calls may be as long as the grammar.
+
+    Args:
+        edges: For each node where it leads to, among the nodes.
+    """
+    order: dict[Node, int] = {}
+    lowest: dict[Node, int] = {}
+    path: list[Node] = []
+    on_path: set[Node] = set()
+    result: list[list[Node]] = []
+    for root in edges:
+        if root in order:
+            continue
+        order[root] = lowest[root] = len(order)
+        path.append(root)
+        on_path.add(root)
+        todo = [(root, iter(edges[root]))]
+        while todo:
+            node, targets = todo[-1]
+            target = next(targets, None)
+            if target is None:
+                todo.pop()
+                if todo:
+                    caller = todo[-1][0]
+                    lowest[caller] = min(lowest[caller], lowest[node])
+                if lowest[node] == order[node]:
+                    start = len(path) - 1
+                    while path[start] != node:
+                        start -= 1
+                    result.append(path[start:])
+                    on_path.difference_update(path[start:])
+                    del path[start:]
+            elif target not in order:
+                order[target] = lowest[target] = len(order)
+                path.append(target)
+                on_path.add(target)
+                todo.append((target, iter(edges[target])))
+            elif target in on_path:
+                lowest[node] = min(lowest[node], order[target])
+    return result
+
+
+def is_cyclic[Node: Hashable](component: Collection[Node], edges: Mapping[Node, Collection[Node]]) -> bool:
+    """Whether a way leads from the nodes of a component back to them."""
+    return len(component) > 1 or any(node in edges[node] for node in component)

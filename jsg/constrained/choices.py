@@ -12,7 +12,7 @@ def choices_grammar(text: str, limits: Limits = LIMITS) -> Grammar:
     """The grammar of a JSON list of texts. One may be the beginning of another; equal ones count once.
 
     Raises:
-        GrammarError: It is no list of such texts, or has too many.
+        GrammarError: The text is no JSON list of texts, or has too many of them.
     """
     choices = read_json(text, _PARAM, limits)
     rule = "a JSON list of one or more texts, none empty"
@@ -32,7 +32,7 @@ def choices_grammar(text: str, limits: Limits = LIMITS) -> Grammar:
 
 
 def _kind(value: object) -> str:
-    """What a JSON value is, in words."""
+    """The kind of a JSON value, in words."""
     if isinstance(value, list | dict | str) and not value:
         return f"an empty {'list' if isinstance(value, list) else 'object' if isinstance(value, dict) else 'text'}"
     if value is None or isinstance(value, bool):

@@ -18,7 +18,7 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
     """The tables of a grammar, which need no vocabulary and can be sent to another process.
 
     Raises:
-        GrammarError: It is wrong, uses something that is not supported, or would cost more than `limits`.
+        GrammarError: The grammar is wrong, uses something that is not supported, or would cost more than `limits`.
     """
     check(len(spec.text.encode()), limits.text_bytes, "bytes of text", param=spec.kind)
     try:
@@ -43,16 +43,16 @@ def compile_tables(spec: GrammarSpec, limits: Limits = LIMITS) -> StaticTables:
 
 
 def annotations(spec: GrammarSpec, limits: Limits = LIMITS) -> tuple[str, ...]:
-    """What stands in the schemas of a grammar and is not enforced, with its place; see `schema_grammar`.
+    """What the schemas of a grammar have in them that is not enforced, with its place; see `schema_grammar`.
 
     Raises:
-        GrammarError: As `compile_tables`, as far as it is seen before anything is built.
+        GrammarError: The grammar is refused before anything is built; see `compile_tables`.
     """
     return _read(spec, limits.metered()).annotations
 
 
 def warm() -> None:
-    """Imports the front ends and makes the tables of characters, for which the first grammars would otherwise wait."""
+    """Compiles a grammar of each kind, so that the first of a client waits for no import and no table of characters."""
     for spec in (
         GrammarSpec("regex", r"[\w\d\s]+|\p{L}|(?i:s)"),
         GrammarSpec(
@@ -71,10 +71,10 @@ def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary, limits: Limits = 
 
 
 def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
-    """The grammar that the front end makes. A front end is imported when it is used, since one needs a library."""
+    """Reads the grammar. The code for each kind is imported when it is used, because some of it needs a library."""
     match spec.kind:
         case "regex":
-            from jsg.constrained.regex.front import regex_grammar
+            from jsg.constrained.regex.parse import regex_grammar
 
             return regex_grammar(spec.text, limits=limits)
         case "json_schema":
@@ -82,7 +82,7 @@ def _read(spec: GrammarSpec, limits: Limits) -> Grammar:
 
             return schema_grammar(spec.text, spec.whitespace, spec.property_order, limits=limits)
         case "ebnf":
-            from jsg.constrained.ebnf.front import ebnf_grammar
+            from jsg.constrained.ebnf.parser import ebnf_grammar
 
             return ebnf_grammar(spec.text, limits=limits)
         case "choices":

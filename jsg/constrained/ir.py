@@ -14,7 +14,7 @@ depend on where it stands (in plain text, or inside a JSON string).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 CharRanges = tuple[tuple[int, int], ...]
 """Code points as closed intervals, ascending, neither touching nor overlapping."""
@@ -80,9 +80,9 @@ class BagItem:
     """One kind of item in a `Bag`.
 
     Attributes:
-        expr: The item; never empty.
-        is_once: It may stand in the bag once at most.
-        is_required: It must stand in it (then it is also `is_once`).
+        expr: The item, which is never empty.
+        is_once: The item may come at most once.
+        is_required: The item must come, and only once.
     """
 
     expr: "Expr"
@@ -92,7 +92,7 @@ class BagItem:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bag:
-    """`min` to `max` items in any order, with `separator` between each two. `BagItem` says how often each may stand.
+    """`min` to `max` items in any order, with `separator` between each two. `BagItem` says how often each may come.
 
     At most `MAX_ONCE` of the items are `is_once`. The members of a JSON object in free order are a bag, and so are the
     items of an array of unique values.
@@ -135,14 +135,14 @@ MAX_ONCE = 64
 class Grammar:
     """Rules by name, and the one that a whole text must match.
 
-    A rule that is called from several places is built once, and masks found inside it serve them all. So what stands in
-    many places (a JSON string, a JSON value) should be a rule.
+    A rule that is called from several places is built once, and masks found inside it serve all of them. So an
+    expression that stands in many places (a JSON string, a JSON value) should be a rule.
 
     Attributes:
         start: Name of the rule of the whole text.
         rules: All of them.
-        contradiction: The message where no text matches, in the terms of the grammar's kind; None for one about rules.
-        annotations: What stood in its schemas and is not enforced; see `schema_grammar`.
+        contradiction: The error message where no text matches, in words of the client's grammar; None: a general one.
+        annotations: What the schemas had in them that is not enforced; see `schema_grammar`.
     """
 
     start: str
@@ -169,10 +169,14 @@ def separated(parts: Iterable[Expr], separator: Expr) -> Expr:
 
 def alt(*options: Expr) -> Expr:
     """Any of the options, flattened and each once."""
-    flat: dict[Expr, None] = {}
-    for option in options:
-        flat.update(dict.fromkeys(option.options if isinstance(option, Alt) else (option,)))
-    return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))
+    whole = either(*options)
+    return either(*dict.fromkeys(whole.options)) if isinstance(whole, Alt) else whole
+
+
+def either(*options: Expr) -> Expr:
+    """Any of the options, flattened. Unlike `alt` it compares none of them, because deep ones take long to compare."""
+    flat = [each for option in options for each in (option.options if isinstance(option, Alt) else (option,))]
+    return flat[0] if len(flat) == 1 else Alt(tuple(flat))
 
 
 def any_of(options: Iterable[Expr]) -> Expr:
@@ -207,6 +211,31 @@ def parts_of(expr: Expr) -> Iterable[Expr]:
             return ()
 
 
+def parts_first(root: Expr, known: Container[int]) -> Iterator[Expr]:
+    """The expressions in this one, each after its parts, without recursion.
+
+    The caller adds the identity of each to `known`; an expression whose identity is there is left out.
+    """
+    todo = [root]
+    while todo:
+        expr = todo[-1]
+        if id(expr) not in known:
+            missing = [part for part in parts_of(expr) if id(part) not in known]
+            if missing:
+                todo.extend(missing)
+                continue
+            yield expr
+        todo.pop()
+
+
+def depth_of(root: Expr) -> int:
+    """How deep an expression is nested."""
+    depths: dict[int, int] = {}
+    for expr in parts_first(root, depths):
+        depths[id(expr)] = 1 + max((depths[id(part)] for part in parts_of(expr)), default=0)
+    return depths[id(root)]
+
+
 def with_parts(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
     """The expression with each of its parts replaced by what `change` gives for it."""
     match expr:
@@ -223,3 +252,29 @@ def with_parts(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
             return Automaton(tuple([tuple([(change(label), to) for label, to in row]) for row in edges]), accepting)
         case _:
             return expr
+
+
+def merge_rules(grammar: Grammar, prefix: str) -> tuple[str, dict[str, Expr]]:
+    """The grammar's rules under names that begin with `prefix`, and the new name of its start rule."""
+    names = {name: prefix + name for name in grammar.rules}
+    rename = CallRewriter(lambda name: Call(names.get(name, prefix + name)))
+    return prefix + grammar.start, {names[name]: rename(expr) for name, expr in grammar.rules.items()}
+
+
+class CallRewriter:
+    """Replaces every call in an expression. Parts that were shared stay shared."""
+
+    def __init__(self, in_place_of: Callable[[str], Expr]):
+        """Makes a rewriter; `in_place_of` gives the replacement of a call of a rule."""
+        self._in_place_of = in_place_of
+        # By identity: equal expressions may be large to compare. The expressions are kept, so ids stay theirs.
+        self._done: dict[int, tuple[Expr, Expr]] = {}
+
+    def __call__(self, expr: Expr) -> Expr:
+        """The expression, rewritten."""
+        if isinstance(expr, Call):
+            return self._in_place_of(expr.rule)
+        known = self._done.get(id(expr))
+        if known is None:
+            known = self._done[id(expr)] = (expr, with_parts(expr, self))
+        return known[1]

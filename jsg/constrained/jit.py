@@ -54,9 +54,10 @@ def inlined[F: Callable[..., Any]](function: F) -> F:
 def use_kernel_cache(directory: Path) -> bool:
     """Keeps compiled kernels in this directory, which must be its owner's alone: what lies in it is run.
 
+    Without a call they are kept beside Python's own compiled files.
+
     Returns:
-        Whether it has an effect: not where the kernels are already loaded, or numba is not installed. Without a call
-        they lie where Python's own compiled files do.
+        Whether the call has an effect. It has none where numba is not installed, or kernels are already loaded.
     """
     numba = _numba()
     if numba is None:
@@ -68,7 +69,7 @@ def use_kernel_cache(directory: Path) -> bool:
 
 
 def default_kernel_cache() -> Path:
-    """Where compiled kernels are kept unless `use_kernel_cache` says otherwise: beside Python's own compiled files."""
+    """The directory of compiled kernels unless `use_kernel_cache` names another: beside Python's compiled files."""
     return Path(__file__).parent / "__pycache__"
 
 

@@ -2,11 +2,14 @@
 
 import json
 import math
+import re
 from collections import Counter
 from typing import Any
 
 from jsg.constrained.limits import Limits, check
 from jsg.errors import GrammarError
+
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
 def read_json(text: str, param: str, limits: Limits) -> Any:
@@ -14,11 +17,11 @@ def read_json(text: str, param: str, limits: Limits) -> Any:
 
     Args:
         text: What the client wrote.
-        param: The client's name for it; errors say it.
-        limits: Bound its length and nesting.
+        param: The field that errors name.
+        limits: They bound length and nesting.
 
     Raises:
-        GrammarError: It is no JSON, has a key twice, a number that no JSON has, a lone surrogate, or is too large.
+        GrammarError: The text is no JSON, has a key twice, has a number that JSON does not have, or is too large.
     """
     # A character has up to four bytes: most texts need not be encoded to see that they are short.
     if len(text) * 4 > limits.text_bytes:
@@ -61,21 +64,12 @@ def read_json(text: str, param: str, limits: Limits) -> Any:
 def _nesting(text: str) -> int:
     """How deep brackets outside of strings are nested. It may be wrong where the text is no JSON."""
     depth = deepest = 0
-    is_string = is_escaped = False
-    for char in text:
-        if is_string:
-            if is_escaped:
-                is_escaped = False
-            elif char == "\\":
-                is_escaped = True
-            elif char == '"':
-                is_string = False
-        elif char == '"':
-            is_string = True
-        elif char in "[{":
+    for token in _STRING_OR_BRACKET.finditer(text):
+        bracket = token[0]
+        if bracket in "[{":
             depth += 1
             deepest = max(deepest, depth)
-        elif char in "]}":
+        elif bracket in "]}":
             depth -= 1
     return deepest
 

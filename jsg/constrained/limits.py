@@ -12,7 +12,7 @@ from jsg.errors import GrammarError
 
 @dataclasses.dataclass(slots=True)
 class Meter:
-    """What one compilation has used of the limits that hold for all of its parts together."""
+    """What one compilation has used of the limits that its parts share."""
 
     char_steps: int = 0
 
@@ -22,21 +22,21 @@ class Limits:
     """The most that one grammar may take.
 
     Attributes:
-        text_bytes: Of the grammar as the client wrote it.
+        text_bytes: Bytes of the grammar as the client wrote it.
         nesting: Depth of parentheses, schemas or rules inside one another.
         choices: Values of one enum, or choices.
-        positions: Places in the expanded grammar where a byte may stand: what a compiled grammar's size goes by.
-        transitions: Pairs of positions that may follow one another, as far as they are written out one by one.
-        char_states: States of one automaton that is made whole, for the intersection or complement of patterns.
-        char_steps: Transitions of all such automata that one compilation makes, those included that it throws away.
-        states: States of the byte automaton that are ever made; they are made when they are first met.
+        positions: Places in the expanded grammar where a byte may stand; the size of the tables grows with them.
+        transitions: Pairs of positions that may follow one another, where they are written out one by one.
+        char_states: States of one automaton over characters, which is made whole to combine patterns.
+        char_steps: Transitions of all such automata that one compilation makes, also of those that it throws away.
+        states: States of the byte automaton that texts have met.
         stack: Rules that are open at once in a text.
         heads: Ways to read a text that are followed at once.
         machine_bytes: Memory of states, frames and what finds them; at half of it those that nobody uses are forgotten.
-        mask_steps: Work for one mask, or to read one token, counted as in `states.py`: a nanosecond or two each.
-        text_steps: Work for all of one text that no other text had done before, and
-        token_steps: how much more of it for each of the text's tokens.
-        meter: Of the compilation that these limits were handed to, which its parts share; None: each stands alone.
+        mask_steps: Work for one mask, or to read one token, in the steps of `states.py`: a nanosecond or two each.
+        text_steps: Work for one text; what other texts had worked out before is free.
+        token_steps: Work that each token of a text adds to `text_steps`.
+        meter: What the parts of a compilation have used together; None where nothing is counted.
     """
 
     text_bytes: int = 1 << 20
@@ -88,10 +88,10 @@ class Account:
 
 
 LIMITS = Limits()
-"""Of a server."""
+"""The limits of a server."""
 STEP_STEPS = 40_000_000
-"""Work for all texts of an engine together from one of its steps to the next, counted as `mask_steps`. It refuses none:
-who comes when it is spent waits for another step."""
+"""Work for all texts of an engine together from one of its steps to the next, counted as `mask_steps`. No text is
+refused for it: one that comes when it is spent waits for the next step."""
 
 
 def check(value: int, limit: int, what: str, param: str | None = None) -> None:

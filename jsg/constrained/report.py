@@ -8,8 +8,8 @@ from jsg.constrained.compiler import annotations, compile_tables
 from jsg.constrained.run.machine import Machine
 from jsg.types import GrammarSpec
 
-MAX_FORCED = 200  # bytes that are shown
-CONTEXT = 30  # bytes before the place where a text goes wrong
+MAX_FORCED = 200  # bytes of forced text that are shown
+CONTEXT = 30  # bytes that are shown before the place where a text leaves the grammar
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -17,12 +17,12 @@ class TextReport:
     """How far a grammar matches a text.
 
     Attributes:
-        num_read: How many of its bytes may begin a text of the grammar.
-        num_bytes: How many bytes it has.
+        num_read: How many bytes of the text, from its start, begin a text of the grammar.
+        num_bytes: How many bytes the text has.
         is_complete: Whether a text may end after the bytes that were read.
-        forced: The bytes that must come next there.
-        allowed: The bytes that may come next there.
-        num_readings_dropped: How often a way to read it was given up because there were too many. If there are any, a
+        forced: The bytes that must come after them.
+        allowed: The bytes that may come after them.
+        num_readings_dropped: How often a way to read the text was given up because there were too many. After that, a
             text that seems not to match may match.
     """
 
@@ -41,16 +41,16 @@ class TextReport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GrammarReport:
-    """What a grammar compiled to.
+    """The result of compiling a grammar.
 
     Attributes:
-        compile_ms: Wall time.
-        num_positions: Places where a byte or a rule may stand: what its size goes by.
+        compile_ms: Wall time of compiling, in milliseconds.
+        num_positions: Places where a byte or a rule may stand; the size of the tables grows with them.
         num_rules, num_loops: Rules, and repetitions that are counted while a text is read.
-        num_bytes: Of its tables.
-        forced: What every text begins with.
-        annotations: What stands in its schemas and is not enforced, and where.
-        text: How far it matches a given text.
+        num_bytes: Bytes of the tables.
+        forced: The bytes that every text begins with.
+        annotations: What the schemas have in them that is not enforced, and where.
+        text: The report on a given text; None without a text.
     """
 
     compile_ms: float
@@ -127,8 +127,8 @@ def describe_text(report: TextReport, text: bytes) -> str:
         )
     if report.num_readings_dropped:
         head += (
-            f"\ndropped:  {report.num_readings_dropped} ways to read it, for it has too many at once: texts may be "
-            "refused that match; make the grammar less ambiguous"
+            f"\ndropped:  {report.num_readings_dropped} ways to read it, because it has too many at once: texts "
+            "that match may be refused; make the grammar less ambiguous"
         )
     if report.forced:
         return f"{head}\nnext:     {_shown(report.forced)} is forced"

@@ -31,14 +31,14 @@ def may_be_text(token: bytes) -> bool:
 def check_names(grammar: GrammarSpec, known: Collection[str]) -> None:
     """Refuses a grammar that names a special token which the model does not have.
 
-    It would compile, for compiling knows no model; and then nothing could come where the token should.
+    Compiling it would succeed, because the compiler knows no model, and then nothing could come where the token should.
 
     Args:
-        grammar: Of any kind; only a structural tag can name tokens. One that is no JSON is left to the compiler.
-        known: Written forms of those that a grammar may name with this model.
+        grammar: A grammar of any kind. Only a structural tag can name tokens; the compiler refuses one that is no JSON.
+        known: Written forms of the special tokens that a grammar may name with this model.
 
     Raises:
-        GrammarError: It names another.
+        GrammarError: The grammar names another token.
     """
     for name in named_tokens(grammar):
         if name not in known:
@@ -51,8 +51,8 @@ def check_names(grammar: GrammarSpec, known: Collection[str]) -> None:
 
 
 def named_tokens(grammar: GrammarSpec) -> list[str]:
-    """The special tokens that a grammar names, each once. Raises GrammarError where it has more than `MAX_PARTS`."""
-    # Keys may be written with escapes; without either there is no such key, and nothing need be read.
+    """The special tokens that a grammar names, each once. Raises GrammarError for more parts than `MAX_PARTS`."""
+    # A text without the word and without escapes, in which it might be written, has no such key and is not read.
     if grammar.kind != "structural_tag" or ("token" not in grammar.text and "\\u" not in grammar.text):
         return []
     try:

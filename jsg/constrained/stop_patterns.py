@@ -14,19 +14,19 @@ from typing import final
 
 from jsg.constrained.chars import charset
 from jsg.constrained.chars.char_nfa import Nfa, char_nfa
-from jsg.constrained.ir import Alt, CharRanges, Expr
+from jsg.constrained.ir import Alt, Expr
 from jsg.constrained.limits import Limits
 from jsg.errors import GrammarError, RequestError
 from jsg.types import SamplingParams
 
 PARAM = "stop_regex"
 MAX_POSITIONS = 512
-"""Of all patterns of a request together: what a character of the text takes, at the worst, goes by it."""
+"""Positions of all patterns of a request together. They bound what a character of the text costs."""
 MAX_TRANSITIONS = 4096
 MAX_AUTOMATA = 32
-"""Kept for requests to come."""
+"""Automata that are kept for later requests."""
 MAX_BYTES = 2**20
-"""About what an automaton keeps of what it has worked out; then it begins anew."""
+"""About how much an automaton remembers of its work; beyond it, it forgets everything."""
 _STATE_BYTES = 400  # an empty one, its places in two dicts included
 _MOVE_BYTES = 300
 _POSITION_BYTES = 8
@@ -61,7 +61,7 @@ def _compile(patterns: tuple[str, ...]) -> "_Automaton":
         anywhere += found[0]
         at_start += found[1]
     try:
-        return _Automaton(char_nfa(Alt(tuple(anywhere)), _LIMITS), char_nfa(Alt(tuple(at_start)), _LIMITS))
+        return _Automaton(char_nfa(Alt(tuple(anywhere)), _LIMITS, also=Alt(tuple(at_start))))
     except GrammarError as error:
         raise RequestError(f"the stop patterns are refused: {error}", param=PARAM) from None
 
@@ -85,9 +85,9 @@ class _State:
     """Positions at which the next character may stand. Those of matches that began earlier come first.
 
     Attributes:
-        moves: By the sets that have a character: the next state; for each of its positions the index of the one it is
-            reached from, -1 where a way begins; and the index of the one from which the longest match ends, None where
-            none does.
+        moves: For each class of characters three things: the next state; for each position of it, the index of the
+            position that it is reached from, -1 where a match begins; and the index of the position from which the
+            longest match ends, None where no match ends. A class is a bit for each set that has the character.
     """
 
     __slots__ = ("moves", "positions")
@@ -101,26 +101,22 @@ class _State:
 class _Automaton:
     """The automaton of some patterns, which all answers with them share. It keeps what it worked out, up to a bound."""
 
-    def __init__(self, anywhere: Nfa, at_start: Nfa):
-        shift = len(anywhere.label)
-        sets = len(anywhere.sets)
-        self._sets: tuple[CharRanges, ...] = anywhere.sets + at_start.sets
-        self._label = anywhere.label + tuple(label + sets for label in at_start.label)
-        self._follow = [tuple(sorted(follow)) for follow in anywhere.follow]
-        self._follow += [tuple(sorted(position + shift for position in follow)) for follow in at_start.follow]
-        self._ends = frozenset((anywhere.end, at_start.end + shift))
+    def __init__(self, nfa: Nfa):
+        """`nfa` is that of the patterns that may begin anywhere, and of those that only begin where an answer does."""
+        self._sets, self._label, self._end = nfa.sets, nfa.label, nfa.end
+        self._follow = [tuple(sorted(follow)) for follow in nfa.follow]
         num_transitions = sum(map(len, self._follow))
-        if len(self._label) > MAX_POSITIONS or num_transitions > MAX_TRANSITIONS:
+        if num_transitions > MAX_TRANSITIONS:
             raise RequestError(
-                f"stop_regex may have at most {MAX_POSITIONS} characters, repeated ones counted as often as they may "
-                f"stand there, and {MAX_TRANSITIONS} pairs of them that may follow each other, but has "
-                f"{len(self._label)} and {num_transitions}; simplify the patterns",
+                f"stop_regex may have at most {MAX_TRANSITIONS} pairs of characters that may follow each other, "
+                f"repeated ones counted as often as they may stand there, but has {num_transitions}; simplify the "
+                "patterns",
                 param=PARAM,
             )
-        self._begin = tuple(sorted(anywhere.start))
-        first = self._begin + tuple(sorted(position + shift for position in at_start.start))
+        self._begin = tuple(sorted(nfa.start))
+        first = self._begin + tuple(sorted(nfa.also_start))
         self._states: dict[tuple[int, ...], _State] = {}
-        self._with_moves: list[_State] = []  # some of them forgotten, but finders are in them
+        self._with_moves: list[_State] = []  # also states that were forgotten while finders are in them
         self._class_of: dict[str, int] = {}
         self._num_bytes = 0
         self.first = self._state(first)
@@ -130,7 +126,7 @@ class _Automaton:
         return StopPatternFinder(self)
 
     def move(self, state: _State, char: str) -> tuple[_State, tuple[int, ...], int | None]:
-        """Where a character leads; see `_State.moves`."""
+        """The move that a character makes; see `_State.moves`."""
         char_class = self._class_of.get(char)
         if char_class is None:
             char_class = self._classify(char)
@@ -152,7 +148,7 @@ class _Automaton:
             if not char_class >> self._label[position] & 1:
                 continue
             for following in self._follow[position]:
-                if following not in self._ends:
+                if following != self._end:
                     reached.setdefault(following, index)
                 elif ending is None:
                     ending = index

@@ -1,4 +1,4 @@
-"""A compiled grammar as flat arrays. They know no vocabulary and no Python objects, so they can be sent to a process.
+"""A compiled grammar as flat arrays. They hold nothing of a vocabulary, and another process can receive them as bytes.
 
     position   a place where a byte may stand, where a rule is called or where a loop stands, or the END of a level
     list       positions that may come next; every position has one (its follow list), every rule one (its first list)
@@ -25,7 +25,7 @@ KIND, ARGUMENT, SET, FOLLOW = range(4)
 
 MIN, MAX, REQUIRED, NUM_REQUIRED, BRANCHES, BRANCHES_END, SEPARATOR, SEPARATOR_KIND, ONCE = range(9)
 """Columns of `loops`. REQUIRED: bits of items that must stand in it. ONCE: all bits where no item may be repeated, else
-0 (then it can always go on). SEPARATOR: its first list, -1 for none."""
+0, because then another item may always come. SEPARATOR: its first list, -1 for none."""
 
 NO_SEPARATOR, PLAIN_SEPARATOR, EMPTY_SEPARATOR = range(3)
 """Kinds of separator; the last may be empty."""
@@ -62,8 +62,8 @@ class StaticTables(NamedTuple):
         loops: int64[loops, 9].
         branches: int64[branches, 2].
         start: List of positions that a text may begin with; holds position 0 where it may be empty.
-        num_rules: Rules that were built. For people.
-        max_push: Frames that one byte pushes at most.
+        num_rules: How many rules were built, for reports.
+        max_push: The most frames that one byte pushes.
     """
 
     classes: Bytes1

@@ -24,8 +24,8 @@ _LEADS: tuple[tuple[tuple[int, int], Rest], ...] = (
     ((0xF1, 0xF3), (_TAIL, _TAIL, _TAIL)),
     ((0xF4, 0xF4), ((0x80, 0x8F), _TAIL, _TAIL)),
 )
-"""The first bytes of characters of several bytes, and what each lacks then. There are neither surrogates nor spellings
-longer than need be (RFC 3629, section 4)."""
+"""The first bytes of characters of several bytes, and what a character lacks after each. Surrogates and overlong
+spellings are left out (RFC 3629, section 4)."""
 _CONTINUATION = ByteSet((_TAIL,))
 _BLOCKS = (  # first and last code point of each length, and what is added to the bits of the lead byte
     (0x80, 0x7FF, 0xC0),
@@ -80,7 +80,7 @@ def _tails(
 ) -> list[Expr]:
     """The bytes of `values`: one that is `base` + the upper bits, and `depth` continuation bytes of 6 bits each.
 
-    What is better written with shared continuation bytes is appended to `complete` and not returned.
+    Beginnings that share their continuation bytes with others are appended to `complete` and not returned.
     """
     if depth == 0:
         return [_byte_set(values, base)]

@@ -136,7 +136,7 @@ def test_compiling_needs_neither_jax_nor_numba_nor_a_library_that_is_not_used():
     code = (
         "import sys\n"
         "from jsg.constrained import compiler\n"
-        "from jsg.constrained.run import masker\n"
+        "from jsg.constrained import grammar\n"
         "from jsg.types import GrammarSpec\n"
         "compiler.compile_tables(GrammarSpec('choices', '[\"a\"]'))\n"
         "print(sorted({'jax', 'numba', 'interegular'} & set(sys.modules)))"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from jsg.constrained.build.builder import build
-from jsg.constrained.ebnf.front import ebnf_grammar
-from jsg.constrained.ebnf.parser import MAX_WORDS, parse
+from jsg.constrained.ebnf.parser import MAX_WORDS, ebnf_grammar, parse
 from jsg.constrained.ir import Alt, Call, Chars, Expr, Literal, Repeat, Seq
 from jsg.constrained.limits import LIMITS
 from jsg.errors import GrammarError
@@ -219,7 +218,7 @@ def _check_language(text: str, most: int) -> bool:
         is only known that none is accepted that should not be.
     """
     machine = machine_of(ebnf_grammar(text), heads=500)  # random grammars are as ambiguous as can be
-    rules = parse(text, LIMITS).exprs
+    rules = parse(text, LIMITS)
     expected = _derive(rules, most)
     for length in range(most + 1):
         for chars in itertools.product("ab", repeat=length):

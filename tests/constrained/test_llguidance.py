@@ -20,7 +20,7 @@ import pytest
 from bench.constrained import engines
 from bench.constrained.cases import CASES, Case
 from jsg.constrained.compiler import compile_grammar
-from jsg.constrained.run.masker import GrammarMasker
+from jsg.constrained.grammar import GrammarMasker
 from jsg.errors import GrammarError
 from jsg.types import GrammarSpec
 from tests.constrained import aids

@@ -11,8 +11,7 @@ from jsg.constrained.chars.chardfa import CharDfa
 from jsg.constrained.ir import NEVER, Alt, Automaton, Chars, Expr, Repeat, Seq
 from jsg.constrained.limits import LIMITS, Limits
 from jsg.constrained.regex import parse, reader
-from jsg.constrained.regex.front import regex_grammar
-from jsg.constrained.regex.parse import parse_regex
+from jsg.constrained.regex.parse import parse_regex, regex_grammar
 from jsg.errors import GrammarError
 from tests.constrained.chars.test_lower import byte_pattern
 from tests.constrained.work import work

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from jsg.constrained.compiler import compile_grammar
-from jsg.constrained.grammar import CompiledGrammar
-from jsg.constrained.run.masker import GrammarMasker
+from jsg.constrained.grammar import CompiledGrammar, GrammarMasker
 from jsg.constrained.run.vocab import Vocabulary
 from jsg.errors import GrammarError
 from jsg.types import GrammarSpec

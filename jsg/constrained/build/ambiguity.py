@@ -23,32 +23,23 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from jsg.constrained import tables
 from jsg.constrained.build.finish import Firsts, Parts, Positions
-from jsg.constrained.tables import (
-    BYTE,
-    CALL,
-    EMPTY_SEPARATOR,
-    END_BRANCH,
-    END_RULE,
-    END_SEPARATOR,
-    LOOP,
-    NO_SEPARATOR,
-    UNBOUNDED,
-)
 
 _FUEL = 300_000
-"""Ways to read one more byte that are compared: less than a tenth of a second."""
+"""Pairs of ways that the search compares; it takes less than a tenth of a second."""
 _STEP = 10
-"""What it takes, in that, to make a way or to look at two that can be read by the same byte."""
+"""Fuel to make a way, or to compare two ways that can read the same byte."""
 _FUEL_AFTER_FIND = 100_000
-"""What is left once something was found: the grammar is built anew and looked at again."""
+"""Fuel that is left once something was found, because the grammar is then built anew and searched again."""
 _LONGEST_CHAR = 12
-"""Bytes of a character: in a JSON string two escapes. Two that begin alike may be two counts until one of them ends."""
+"""Bytes of a character; in a JSON string it may be two escapes. Readings of two characters that begin alike may have
+two counts until one of the characters ends."""
 _MOST_TOGETHER = 24
-"""Loops that may be open beside one another; with what is between them they have to be fewer than `Limits.heads`."""
+"""Loops that may be open beside one another. The machine follows each of them: they are fewer than `Limits.heads`."""
 _DEEPEST = 12
 _FRESH, _TURNED, _OLD = range(3)
-"""What is known of a count: nothing was counted yet, something was, or the loop was open when the readings parted."""
+"""What is known of a count: it is zero, it is more, or the loop was open before the readings parted."""
 
 Frame = tuple[int, int]
 """The position of a call or loop, and what is known of its count."""
@@ -56,7 +47,7 @@ Stack = tuple[Frame, ...]
 
 
 class Way(NamedTuple):
-    """What a reading may become when it reads one more byte.
+    """A way in which a reading may read one more byte.
 
     Attributes:
         bits: The bytes.
@@ -73,7 +64,7 @@ class Way(NamedTuple):
 
 Reading = tuple[int, Stack]
 _Start = tuple[Iterable[int], Stack, Stack, int]
-"""Positions that may come next, frames above the base, frames of the base that were left, its level."""
+"""Positions that may come next, frames above the base, frames of the base that were left, and the level of the base."""
 
 
 def several_counts(parts: Parts, firsts: Firsts, repeats: Iterable[int]) -> set[int]:
@@ -89,7 +80,7 @@ def several_counts(parts: Parts, firsts: Firsts, repeats: Iterable[int]) -> set[
 def _counts(parts: Parts, number: int) -> bool:
     """Whether the frames of a loop differ from each other, by a count or by the items that they have held."""
     loop = parts.loops[number]
-    return loop.min > 1 or loop.max < UNBOUNDED or any(bit for _, bit in loop.branches)
+    return loop.min > 1 or loop.max < tables.UNBOUNDED or any(bit for _, bit in loop.branches)
 
 
 class _Levels:
@@ -123,7 +114,7 @@ class _Levels:
             if of[position] >= 0 or position == 0:
                 continue
             of[position] = level
-            if kinds[position] in (CALL, LOOP):
+            if kinds[position] in (tables.CALL, tables.LOOP):
                 self.callers[self.entered(position)].append(position)
             for group in follow[position]:
                 todo.extend(group)
@@ -131,25 +122,25 @@ class _Levels:
     def entered(self, position: int) -> int:
         """The level that a call or loop enters."""
         argument = self.parts.arguments[position]
-        return argument if self.parts.kinds[position] == CALL else self.num_rules + argument
+        return argument if self.parts.kinds[position] == tables.CALL else self.num_rules + argument
 
     def bits(self, position: int, level: int) -> int:
         """Bytes that may come where a position may."""
         kind, argument = self.parts.kinds[position], self.parts.arguments[position]
-        if kind == BYTE:
+        if kind == tables.BYTE:
             return argument
-        if kind in (CALL, LOOP):
+        if kind in (tables.CALL, tables.LOOP):
             return self.firsts[self.entered(position)][0]
-        return self.firsts[level][0] if kind == END_SEPARATOR else self.after[level]
+        return self.firsts[level][0] if kind == tables.END_SEPARATOR else self.after[level]
 
     def turning(self, loop: int) -> Positions:
-        """What may come between two items of a loop, or begins the next."""
+        """Positions that may come behind an item of a loop if it goes on: of its separator, or of its next item."""
         row = self.parts.loops[loop]
         if row.max <= 1:
             return ()
-        if row.separator_kind == NO_SEPARATOR:
+        if row.separator_kind == tables.NO_SEPARATOR:
             return tuple(self.branches[loop])
-        return (*row.separator, *(self.branches[loop] if row.separator_kind == EMPTY_SEPARATOR else ()))
+        return (*row.separator, *(self.branches[loop] if row.separator_kind == tables.EMPTY_SEPARATOR else ()))
 
     def _after(self) -> list[int]:
         """The bytes that may come once each level ends: a least fixpoint, as a level may end where another ends."""
@@ -160,7 +151,7 @@ class _Levels:
             bits = 0
             for caller in callers:
                 for position in itertools.chain.from_iterable(self.parts.follow[caller]):
-                    if self.parts.kinds[position] > LOOP and self.parts.kinds[position] != END_SEPARATOR:
+                    if self.parts.kinds[position] > tables.LOOP and self.parts.kinds[position] != tables.END_SEPARATOR:
                         users[self.of[caller]].append(level)
                     else:
                         bits |= self.bits(position, self.of[caller])
@@ -179,7 +170,7 @@ class _Levels:
 
 
 class _Search:
-    """The pairs of readings that were met, and what they tell."""
+    """The search: pairs of readings that were met, and the loops that they show to be ambiguous."""
 
     def __init__(self, levels: _Levels):
         self._levels = levels
@@ -218,7 +209,7 @@ class _Search:
             else:
                 self._meet_each(near, far, age)
         if self._fuel <= 0 and not self._found and self._levels.num_rules == 1:
-            return set(range(len(self._parts.loops)))  # not known: rather exact than small
+            return set(range(len(self._parts.loops)))  # It is not known, so all are written out, which is exact.
         return self._found
 
     def _forks(self) -> Iterable[tuple[Positions, int]]:
@@ -235,7 +226,7 @@ class _Search:
                     yield items, level
         for position, kind in enumerate(self._parts.kinds):
             level = levels.of[position]
-            if kind == END_BRANCH and level >= 0 and levels.callers[level]:
+            if kind == tables.END_BRANCH and level >= 0 and levels.callers[level]:
                 caller = levels.callers[level][0]
                 after = dict.fromkeys(itertools.chain.from_iterable(follow[caller]))
                 turns = [levels.bits(item, level) for item in levels.turning(level - levels.num_rules)]
@@ -277,12 +268,12 @@ class _Search:
                 seen.add((item, stack, below))
                 self._fuel -= _STEP
                 kind = parts.kinds[item]
-                if kind == BYTE:
+                if kind == tables.BYTE:
                     ways.append(Way(parts.arguments[item], item, stack, below))
-                elif kind in (CALL, LOOP):
+                elif kind in (tables.CALL, tables.LOOP):
                     first = (
                         parts.rules[parts.arguments[item]][1]
-                        if kind == CALL
+                        if kind == tables.CALL
                         else levels.branches[parts.arguments[item]]
                     )
                     if len(stack) + len(below) < _DEEPEST:
@@ -292,9 +283,9 @@ class _Search:
         return ways
 
     def _ended(self, kind: int, stack: Stack, below: Stack, level: int) -> Iterable[_Start]:
-        """What may come next where the uppermost level ends."""
+        """The positions that may come next where the uppermost level ends."""
         parts, levels = self._parts, self._levels
-        if kind == END_SEPARATOR:
+        if kind == tables.END_SEPARATOR:
             loop = (levels.entered(stack[-1][0]) if stack else level) - levels.num_rules
             yield levels.branches[loop], stack, below, level
             return
@@ -305,7 +296,7 @@ class _Search:
             left, at = (below, level) if stack else (((caller, _OLD), *below), levels.of[caller])
             after = itertools.chain.from_iterable(parts.follow[caller])
             yield after, rest, left, at
-            if kind != END_RULE:
+            if kind != tables.END_RULE:
                 yield levels.turning(parts.arguments[caller]), (*rest, (caller, _TURNED)), left, at
 
     def _meet(self, way: Way, other: Way, age: int) -> None:
@@ -333,7 +324,7 @@ class _Search:
         for (caller, count), (caller2, count2) in zip(left, right, strict=False):
             if caller != caller2:
                 break
-            if count != count2 and self._parts.kinds[caller] == LOOP:
+            if count != count2 and self._parts.kinds[caller] == tables.LOOP:
                 loop = self._parts.arguments[caller]
                 if _counts(self._parts, loop):
                     older = age + 1
@@ -355,7 +346,7 @@ class _Search:
         """Whether one reading leaves a loop with a fixed count and the other one goes on in it with the same count."""
         for depth in range(1, min(len(way.below), len(other.below)) + 1):
             caller = way.below[-depth][0]
-            if caller != other.below[-depth][0] or self._parts.kinds[caller] != LOOP:
+            if caller != other.below[-depth][0] or self._parts.kinds[caller] != tables.LOOP:
                 continue
             loop = self._parts.loops[self._parts.arguments[caller]]
             if loop.min == loop.max and _turns(way, depth) != _turns(other, depth):
@@ -371,7 +362,7 @@ class _Search:
             if common < most:
                 caller, other = left[1][-1 - common][0], right[1][-1 - common][0]
                 kinds, arguments = self._parts.kinds, self._parts.arguments
-                if kinds[caller] == kinds[other] == CALL and arguments[caller] == arguments[other]:
+                if kinds[caller] == kinds[other] == tables.CALL and arguments[caller] == arguments[other]:
                     return (caller, left[1][: -1 - common]), (other, right[1][: -1 - common])
         return left, right
 
@@ -379,7 +370,7 @@ class _Search:
         """Notes which loops are open beside each other. Readings with the same open loops are one head of a machine."""
         level = self._levels.of[left[1][0][0] if left[1] else left[0]]
         open_left, open_right = tuple([c for c, _ in left[1]]), tuple([c for c, _ in right[1]])
-        if open_left == open_right or any(self._parts.kinds[c] != LOOP for c in (*open_left, *open_right)):
+        if open_left == open_right or any(self._parts.kinds[c] != tables.LOOP for c in (*open_left, *open_right)):
             return
         for one, two in ((open_left, open_right), (open_right, open_left)):
             beside = self._beside.setdefault((level, one), set())

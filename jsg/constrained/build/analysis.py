@@ -1,4 +1,4 @@
-"""Finds out of each expression, before anything is built, whether it may be empty and whether it matches anything.
+"""Says of each expression, before anything is built, whether it may be empty and whether it matches anything.
 
 Both properties are least fixpoints over all rules. They are found in time linear in the size of the grammar: every
 expression is a node of a graph, and every way to make it true is a clause.
@@ -17,7 +17,7 @@ class Facts:
     """Facts about every expression that the start rule reaches. Expressions are told apart by identity.
 
     Attributes:
-        rules: Rules that are reached, in the order they were met.
+        rules: The rules that are reached, in the order in which they were met.
         nullable: Identities of expressions that match the empty text.
         productive: Identities of expressions that match some text.
         expressions: Keeps the expressions, so that identities stay theirs.
@@ -41,7 +41,7 @@ def analyse(grammar: ir.Grammar, limits: Limits) -> Facts:
     """The facts of a grammar.
 
     Raises:
-        GrammarError: A rule is called that does not exist, or an expression is not fit for building.
+        GrammarError: A rule that is called does not exist, or an expression cannot be built.
     """
     rules, expressions = _reachable(grammar, limits)
     index = {id(expr): i for i, expr in enumerate(expressions)}

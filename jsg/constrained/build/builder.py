@@ -8,29 +8,17 @@ Expressions that never match are left out first (`analysis.py`), so that no posi
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from jsg.constrained import ir
+from jsg.constrained import ir, tables
 from jsg.constrained.automata import live_states
 from jsg.constrained.build.ambiguity import several_counts
 from jsg.constrained.build.analysis import Facts, analyse
 from jsg.constrained.build.finish import Loop, Parts, Positions, finish, first_bytes
 from jsg.constrained.build.repeats import Plan, Repeats, is_single
 from jsg.constrained.limits import LIMITS, Limits, check
-from jsg.constrained.tables import (
-    BYTE,
-    CALL,
-    EMPTY_SEPARATOR,
-    END_BRANCH,
-    END_RULE,
-    END_SEPARATOR,
-    LOOP,
-    NO_SEPARATOR,
-    PLAIN_SEPARATOR,
-    UNBOUNDED,
-    StaticTables,
-)
+from jsg.constrained.tables import StaticTables
 from jsg.errors import GrammarError
 
 
@@ -64,7 +52,9 @@ def build(grammar: ir.Grammar, limits: Limits = LIMITS) -> StaticTables:
             builder.add_rule(name)
         parts = builder.parts()
         firsts = first_bytes(parts)
-        ambiguous = builder.repeats_of(several_counts(parts, firsts, builder.counted()))
+        counted = {number: loop.origin for number, loop in enumerate(parts.loops) if loop.origin is not None}
+        several = several_counts(parts, firsts, counted)
+        ambiguous = {id(repeat): repeat for number, repeat in counted.items() if number in several}
         if not ambiguous:
             return finish(parts, firsts, grammar.start, facts.is_nullable(facts.rules[grammar.start]), limits)
         written_out |= ambiguous
@@ -77,8 +67,7 @@ class _Builder:
         """Makes a builder; `written_out` has the repeats that may not be counted, by identity."""
         self._facts = facts
         self._limits = limits
-        self._origins: list[ir.Repeat | None] = []
-        self._kinds = [END_RULE]
+        self._kinds = [tables.END_RULE]
         self._arguments = [0]
         self._follow: list[list[Positions]] = [[]]
         self._loops: list[Loop] = []
@@ -105,15 +94,6 @@ class _Builder:
         fragment = self._fold(root)
         self._join(fragment.last, (0,))
         self._rules.append((name, fragment.first))
-
-    def counted(self) -> list[int]:
-        """The loops that repeats became."""
-        return [number for number, repeat in enumerate(self._origins) if repeat is not None]
-
-    def repeats_of(self, loops: Iterable[int]) -> dict[int, ir.Repeat]:
-        """The repeats that became these loops, by identity; a bag is none."""
-        repeats = [self._origins[loop] for loop in sorted(loops)]
-        return {id(repeat): repeat for repeat in repeats if repeat is not None}
 
     # -- Folding
 
@@ -161,7 +141,7 @@ class _Builder:
             case ir.Literal(value):
                 return self._literal(value)
             case ir.ByteSet():
-                return self._leaf(BYTE, _bits(expr))
+                return self._leaf(tables.BYTE, _bits(expr))
             case ir.Words(words):
                 return self._trie(words)
             case ir.Seq():
@@ -175,7 +155,7 @@ class _Builder:
             case ir.Automaton():
                 return self._automaton(expr, parts)
             case ir.Call(rule):
-                leaf = self._leaf(CALL, self._numbers[rule])
+                leaf = self._leaf(tables.CALL, self._numbers[rule])
                 return leaf._replace(nullable=self._facts.is_nullable(expr))
             case ir.Chars():
                 raise AssertionError("analyse() let a set of characters pass")
@@ -209,7 +189,7 @@ class _Builder:
     def _literal(self, value: bytes) -> Fragment:
         begin, end = len(self._kinds), len(self._kinds) + len(value)
         check(end, self._limits.positions, "positions")
-        self._kinds.extend([BYTE] * len(value))
+        self._kinds.extend([tables.BYTE] * len(value))
         self._arguments.extend([1 << byte for byte in value])
         self._follow.extend([[(following,)] for following in range(begin + 1, end)])
         self._follow.append([])
@@ -230,7 +210,7 @@ class _Builder:
                 shared += 1
             del path[shared:]
             for byte in word[shared:]:
-                position = self._position(BYTE, 1 << byte)
+                position = self._position(tables.BYTE, 1 << byte)
                 (children.setdefault(path[-1], []) if path else first).append(position)
                 path.append(position)
             last.append(path[-1])
@@ -264,7 +244,7 @@ class _Builder:
         for option in options:
             bits |= _bits(option) if is_single(option) else 0
         if bits:
-            parts = [self._leaf(BYTE, bits), *parts]
+            parts = [self._leaf(tables.BYTE, bits), *parts]
         return Fragment(
             any(part.nullable for part in parts),
             tuple(itertools.chain.from_iterable(part.first for part in parts)),
@@ -310,7 +290,7 @@ class _Builder:
             parts = parts if plan.is_turning else [NOTHING, *parts]
             separators, parts = parts[0::2], parts[1::2]
         if plan.is_counted:
-            high = UNBOUNDED if plan.max is None else plan.max
+            high = tables.UNBOUNDED if plan.max is None else plan.max
             repeated = self._loop([(parts[0], 0)], separators[0], plan.min, high, 0, repeat)
         else:
             repeated = self._unrolled(plan, parts, separators)
@@ -345,7 +325,7 @@ class _Builder:
         items = self._items_of(bag)
         if not items:
             return NOTHING
-        high = UNBOUNDED if bag.max is None else bag.max
+        high = tables.UNBOUNDED if bag.max is None else bag.max
         separator = parts.pop() if len(parts) > len(items) else NOTHING
         if not self._facts.is_productive(bag.separator):
             high = 1
@@ -370,13 +350,12 @@ class _Builder:
         """A repeat or bag whose items are counted while a text is read: one position for all of it."""
         number, is_once = len(self._loops), all(bit for _, bit in branches)
         for part, _ in branches:
-            self._join(part.last, (self._position(END_BRANCH, self._branches),))
+            self._join(part.last, (self._position(tables.END_BRANCH, self._branches),))
             self._branches += 1
-        kind = NO_SEPARATOR
+        kind = tables.NO_SEPARATOR
         if separator.first:
-            kind = EMPTY_SEPARATOR if separator.nullable else PLAIN_SEPARATOR
-            self._join(separator.last, (self._position(END_SEPARATOR, number),))
-        self._origins.append(origin)
+            kind = tables.EMPTY_SEPARATOR if separator.nullable else tables.PLAIN_SEPARATOR
+            self._join(separator.last, (self._position(tables.END_SEPARATOR, number),))
         self._loops.append(
             Loop(
                 min=max(low, required.bit_count()),
@@ -386,9 +365,10 @@ class _Builder:
                 separator=separator.first,
                 separator_kind=kind,
                 once=sum(bit for _, bit in branches) if is_once else 0,
+                origin=origin,
             )
         )
-        fragment = self._leaf(LOOP, number)
+        fragment = self._leaf(tables.LOOP, number)
         return fragment._replace(nullable=low == 0 and not required)
 
 

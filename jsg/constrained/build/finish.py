@@ -1,9 +1,12 @@
 """The last step of building: it finds first bytes and classes of bytes, and fills the flat arrays."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from jsg.constrained import ir
+from jsg.constrained.automata import components, is_cyclic
 from jsg.constrained.limits import Limits, check
 from jsg.constrained.tables import BYTE, CALL, LOOP, StaticTables
 from jsg.errors import GrammarError
@@ -19,10 +22,11 @@ class Loop(NamedTuple):
     Attributes:
         min, max: Bounds that can be met.
         required: Bits of the items that must stand in it.
-        branches: For each item what begins it, and its bit (0: it may be repeated).
-        separator: What begins the separator.
+        branches: The positions that begin each item, and its bit (0: it may be repeated).
+        separator: The positions that begin the separator.
         separator_kind: NO_SEPARATOR and so on.
         once: All bits where no item may be repeated, else 0.
+        origin: The repeat that became it; None for a bag.
     """
 
     min: int
@@ -32,16 +36,18 @@ class Loop(NamedTuple):
     separator: Positions
     separator_kind: int
     once: int
+    origin: ir.Repeat | None
 
 
 class Parts(NamedTuple):
     """A grammar's positions as the builder collected them.
 
     Attributes:
-        kinds, arguments: Of each position; the argument of BYTE is a set of bytes as bits, of CALL a rule's number.
-        follow: Of each position the groups of positions that may come next.
+        kinds, arguments: The kind and the argument of each position. The argument of BYTE is a set of bytes as bits,
+            and that of CALL is a rule's number.
+        follow: The groups of positions that may come next, for each position.
         loops: Every counted repeat and bag.
-        rules: The name of each rule and what begins it.
+        rules: The name of each rule, and the positions that begin it.
     """
 
     kinds: list[int]
@@ -52,7 +58,7 @@ class Parts(NamedTuple):
 
 
 Firsts = list[tuple[int, int]]
-"""For each rule and then each loop: the bytes that it can begin with, as bits, and how many frames those open."""
+"""The bytes that each rule, and then each loop, can begin with, as bits; and how many frames they open."""
 
 
 def finish(parts: Parts, firsts: Firsts, start: str, is_start_nullable: bool, limits: Limits) -> StaticTables:
@@ -136,12 +142,12 @@ class _Lists:
         return number
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where each list begins, and the positions of all."""
+        """The place where each list begins, and the positions of all lists."""
         return np.array(self._starts, np.int32), np.array(self._items, np.int32)
 
 
 def _bits_of(kind: int, argument: int, firsts: Firsts, num_rules: int) -> int:
-    """Bytes that a position can begin with, one bit each; of an END none."""
+    """Bytes that a position can begin with, one bit each. An END has none."""
     if kind == BYTE:
         return argument
     if kind == CALL:
@@ -170,7 +176,7 @@ def _signed(bits: int) -> int:
 
 
 def first_bytes(parts: Parts) -> Firsts:
-    """For each rule and then each loop: the bytes that it can begin with, and how many frames those open at most.
+    """The bytes that each rule, and then each loop, can begin with, and how many frames they open at most.
 
     Raises:
         GrammarError: A rule can begin with itself.
@@ -179,32 +185,30 @@ def first_bytes(parts: Parts) -> Firsts:
     firsts = [first for _, first in parts.rules]
     firsts += [tuple(p for first, _ in loop.branches for p in first) for loop in parts.loops]
     units = [_unit(parts, first, num_rules) for first in firsts]
+    inner = {unit: children for unit, (_, children) in enumerate(units)}
     known: dict[int, tuple[int, int]] = {}
-    for root in range(len(units)):
-        path, open_units = [(root, iter(units[root][1]))], {root}
-        while path and root not in known:
-            unit, inner = path[-1]
-            child = next((c for c in inner if c not in known), None)
-            if child is None:
-                bits, children = units[unit]
-                depth = 0
-                for c in children:
-                    bits |= known[c][0]
-                    depth = max(depth, 1 + known[c][1])
-                known[unit] = (bits, depth)
-                open_units.discard(unit)
-                path.pop()
-            elif child in open_units:
-                cycle = [u for u, _ in path]
-                names = [parts.rules[u][0] for u in cycle[cycle.index(child) :] if u < num_rules]
-                raise GrammarError(
-                    f"a rule may not begin with itself, but {' → '.join([*names, names[0]])} does; "
-                    "let it begin with something else, or write a repeat (*, +) instead"
-                )
-            else:
-                open_units.add(child)
-                path.append((child, iter(units[child][1])))
+    for component in components(inner):
+        if is_cyclic(component, inner):
+            raise _begins_with_itself(parts, component, inner)
+        (unit,) = component
+        bits, depth = units[unit][0], 0
+        for child in inner[unit]:
+            bits |= known[child][0]
+            depth = max(depth, 1 + known[child][1])
+        known[unit] = (bits, depth)
     return [(bits, depth + 1) for bits, depth in (known[i] for i in range(len(units)))]
+
+
+def _begins_with_itself(parts: Parts, component: list[int], inner: Mapping[int, list[int]]) -> GrammarError:
+    """The error for rules that begin with each other; it names a circle of them."""
+    way = [component[0]]
+    while (following := next(child for child in inner[way[-1]] if child in component)) not in way:
+        way.append(following)
+    names = [parts.rules[unit][0] for unit in way[way.index(following) :] if unit < len(parts.rules)]
+    return GrammarError(
+        f"a rule may not begin with itself, but {' → '.join([*names, names[0]])} does; "
+        "let it begin with something else, or write a repeat (*, +) instead"
+    )
 
 
 def _unit(parts: Parts, first: Positions, num_rules: int) -> tuple[int, list[int]]:

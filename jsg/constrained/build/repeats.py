@@ -10,9 +10,9 @@ from jsg.errors import GrammarError
 UNROLLED = 64
 """A repeat of at most so many positions in all is written out; a larger one is counted while a text is read."""
 MOST_UNROLLED = 8192
-"""And one that may be at several counts at once is written out up to so many: it has no one count to keep."""
+"""A repeat that may be at several counts at once is written out up to so many, because it has no single count."""
 _CALL_SIZE = 16
-"""What a call counts as in that: copies of it are states of their own each time, and one loop serves all of them."""
+"""Positions that a call counts as here. Each copy of a call has states of its own; one loop would serve them all."""
 
 
 class Plan(NamedTuple):
@@ -24,7 +24,7 @@ class Plan(NamedTuple):
         has_separator: There is a separator that can be met.
         is_separator_first: The item stands once by itself, and the separator is repeated together with the item.
         is_counted: The repeat becomes a loop.
-        is_turning: The first copy needs its separator, because the way leads back to it.
+        is_turning: The first copy needs its separator, because the repeat leads back to it.
     """
 
     copies: int
@@ -37,7 +37,7 @@ class Plan(NamedTuple):
 
 
 class Repeats:
-    """What becomes of each repeat of a grammar."""
+    """The plans of all repeats of a grammar."""
 
     def __init__(self, facts: Facts, written_out: Mapping[int, ir.Repeat]):
         """Makes the plans of a grammar; `written_out` has the repeats that may not be counted, by identity."""
@@ -91,17 +91,9 @@ class Repeats:
 
     def size(self, root: ir.Expr) -> int:
         """About how many positions an expression takes. A part without positions counts as one, because it is work."""
-        sizes, todo = self._sizes, [root]
-        while todo:
-            expr = todo[-1]
-            if id(expr) not in sizes:
-                missing = [part for part in ir.parts_of(expr) if id(part) not in sizes]
-                if missing:
-                    todo.extend(missing)
-                    continue
-                sizes[id(expr)] = min(self._own_size(expr), 1 << 40)
-            todo.pop()
-        return sizes[id(root)]
+        for expr in ir.parts_first(root, self._sizes):
+            self._sizes[id(expr)] = min(self._own_size(expr), 1 << 40)
+        return self._sizes[id(root)]
 
     def _own_size(self, expr: ir.Expr) -> int:
         """The size of an expression whose parts' sizes are known."""

@@ -1,10 +1,10 @@
 """Position automata of expressions over characters, from which deterministic automata are made (`chardfa.py`)."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
 
 from jsg.constrained.chars import charset
-from jsg.constrained.ir import EMPTY, Alt, Automaton, CharRanges, Chars, Expr, Literal, Repeat, Seq, Words
+from jsg.constrained.ir import EMPTY, NEVER, Alt, Automaton, CharRanges, Chars, Expr, Literal, Repeat, Seq, Words
 from jsg.constrained.limits import Limits, check
 from jsg.errors import GrammarError
 
@@ -24,6 +24,7 @@ class Nfa:
         follow: For each position those that may come after it.
         start: Positions of the first character.
         end: The position of the end; nothing follows it, and its label is an empty set.
+        also_start: The same as `start` for the other expression.
     """
 
     sets: tuple[CharRanges, ...]
@@ -31,16 +32,19 @@ class Nfa:
     follow: tuple[frozenset[int], ...]
     start: frozenset[int]
     end: int
+    also_start: frozenset[int]
 
 
-def char_nfa(expr: Expr, limits: Limits) -> Nfa:
-    """The position automaton of an expression over characters; literals and words are UTF-8 text.
+def char_nfa(expr: Expr, limits: Limits, also: Expr = NEVER) -> Nfa:
+    """The position automaton of an expression over characters, and of another one beside it.
+
+    Literals and words are UTF-8 text.
 
     Raises:
         GrammarError: It has more than `limits.char_states` positions, or holds calls or bags, which have no such
             automaton.
     """
-    return _Construction(limits).run(expr)
+    return _Construction(limits).run(expr, also)
 
 
 class _Construction:
@@ -53,9 +57,9 @@ class _Construction:
         self._follow: list[set[int]] = [set()]
         self._work = 0
 
-    def run(self, expr: Expr) -> Nfa:
-        start = self._before(expr, frozenset((0,)))
-        return Nfa(tuple(self._sets), tuple(self._label), tuple(map(frozenset, self._follow)), start, 0)
+    def run(self, expr: Expr, also: Expr) -> Nfa:
+        start, also_start = (self._before(each, frozenset((0,))) for each in (expr, also))
+        return Nfa(tuple(self._sets), tuple(self._label), tuple(map(frozenset, self._follow)), start, 0, also_start)
 
     def _position(self, ranges: CharRanges, after: Iterable[int]) -> int:
         self._label.append(self._sets.setdefault(ranges, len(self._sets)))
@@ -105,50 +109,36 @@ class _Construction:
 
     def _repeat(self, expr: Repeat, after: frozenset[int]) -> frozenset[int]:
         """Built from the last item to the first; `rest` is what may come after the items that are still to be built."""
-        item = expr.item if expr.separator == EMPTY else Seq((expr.separator, expr.item))
         if expr.max == 0:
             return after
-        rest = after
-        copies = max(expr.min, 1)
-        if expr.max is None and expr.separator == EMPTY:
-            rest = self._loop(item, after)
+        if expr.separator != EMPTY:
+            most = None if expr.max is None else expr.max - 1
+            others = Repeat(Seq((expr.separator, expr.item)), max(expr.min - 1, 0), most)
+            begin = self._before(Seq((expr.item, others)), after)
+            return begin | after if expr.min == 0 else begin
+        rest, copies = after, max(expr.min, 1)
+        if expr.max is None:
+            rest = self._loop(expr.item, after)
             copies -= 1
-        elif expr.max is None:
-            rest |= self._loop(item, after)
         for _ in range((expr.max or 0) - copies):
-            rest = self._before(item, rest) | after
+            rest = self._before(expr.item, rest) | after
             self._spend(len(rest))
-        if expr.separator != EMPTY:
-            copies -= 1
         for _ in range(copies):
-            rest = self._before(item, rest)
-        if expr.separator != EMPTY:
-            rest = self._before(expr.item, rest)  # The first item has no separator before it.
+            rest = self._before(expr.item, rest)
         return rest | after if expr.min == 0 else rest
 
     def _loop(self, item: Expr, after: frozenset[int]) -> frozenset[int]:
-        """The beginning of one or more items.
-
-        The end of an item is a gate at first: a position that is replaced, once the beginning of an item is known, by
-        what may come after an item.
-        """
+        """The beginning of one or more items."""
         gate = self._position(charset.NONE, ())
         begin = self._before(item, frozenset((gate,)))
         if gate in begin:
             begin = begin - {gate} | after
-        target = begin | after
-        self._spend(len(self._label) - gate)
-        for position in range(gate + 1, len(self._label)):
-            if gate in self._follow[position]:
-                self._follow[position].remove(gate)
-                self._follow[position] |= target
-                self._spend(len(target))
+        self._open(gate, [begin | after])
         return begin
 
     def _automaton(
         self, edges: tuple[tuple[tuple[Expr, int], ...], ...], accepting: frozenset[int], after: frozenset[int]
     ) -> frozenset[int]:
-        """Each state is a gate at first, and is replaced by what begins there once all edges are built."""
         first = len(self._label)
         for _ in edges:
             self._position(charset.NONE, ())
@@ -159,10 +149,21 @@ class _Construction:
                 begin |= self._before(label, frozenset((first + target,)))
             self._spend(len(begin))
             begins.append(begin)
-        gates = set(range(first, first + len(edges)))
-        for position in range(first + len(edges), len(self._label)):
-            for gate in self._follow[position] & gates:
-                self._follow[position] |= begins[gate - first]
-                self._spend(len(begins[gate - first]))
-            self._follow[position] -= gates
+        self._open(first, begins)
         return frozenset(begins[0])
+
+    def _open(self, first: int, begins: Sequence[Set[int]]) -> None:
+        """Replaces gates by what begins there.
+
+        A gate is a position that stands for others until these are built: the end of an item, or a state of an
+        automaton. The gates are the positions from `first` on, one for each of `begins`; only later positions lead to
+        them.
+        """
+        last = first + len(begins)
+        gates = set(range(first, last))
+        self._spend(len(self._label) - first)
+        for follow in self._follow[last:]:
+            for gate in follow & gates:
+                follow |= begins[gate - first]
+                self._spend(len(begins[gate - first]))
+            follow -= gates

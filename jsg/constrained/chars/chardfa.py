@@ -9,7 +9,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-from jsg.constrained.automata import DEAD, live_states, merge_equivalent
+from jsg.constrained.automata import DEAD, live_states, merge_equivalent, targets_first
 from jsg.constrained.chars import charset
 from jsg.constrained.chars.char_nfa import STATES, STEPS, WORK_PER_STATE, Nfa, char_nfa
 from jsg.constrained.ir import (
@@ -169,7 +169,7 @@ class CharDfa:
         return CharDfa(classes, rows, accepting, self.limits, is_trimmed=True)
 
     def minimised(self) -> "CharDfa":
-        """The smallest automaton of the same texts; two that match the same texts have the same number of states."""
+        """The smallest automaton of the same texts. Automata of the same texts then have the same number of states."""
         dfa = self.trimmed()
         rows, accepting = merge_equivalent(dfa.rows, dfa.accepting)
         return CharDfa(dfa.classes, rows, accepting, self.limits)
@@ -179,9 +179,9 @@ class CharDfa:
         return 0 not in live_states(self.rows, self.accepting)
 
     def lengths(self) -> tuple[int, int | None] | None:
-        """The lengths of the shortest and the longest matching text (None: there is no longest); None without any.
+        """The lengths of the shortest and the longest matching text (None: there is no longest); None without any text.
 
-        A length that a schema asks for beside a pattern changes nothing where this lies within.
+        Bounds on the length that a schema has beside a pattern change nothing where these lie within them.
         """
         dfa = self.trimmed()
         if not dfa.accepting:
@@ -192,20 +192,13 @@ class CharDfa:
             frontier = set().union(*(successors[state] for state in frontier)) - seen
             seen |= frontier
             least += 1
-        # In topological order; states on a cycle never become ready, and then there is no longest text.
-        waiting = [0] * len(successors)
-        for targets in successors:
-            for target in targets:
-                waiting[target] += 1
-        depth = [0] * len(successors)
-        ready = [state for state, count in enumerate(waiting) if count == 0]
-        for state in ready:
-            for target in successors[state]:
-                depth[target] = max(depth[target], depth[state] + 1)
-                waiting[target] -= 1
-                if waiting[target] == 0:
-                    ready.append(target)
-        return least, (max(depth[state] for state in dfa.accepting) if len(ready) == len(successors) else None)
+        order = targets_first(dfa.rows)
+        if order is None:
+            return least, None
+        longest = [0] * len(dfa.rows)  # the longest text from each state; all states lead to an accepting one
+        for state in order:
+            longest[state] = max((1 + longest[target] for target in successors[state]), default=0)
+        return least, longest[0]
 
     def to_expr(self) -> Expr:
         """The same texts as an expression over `Chars`: an automaton without dead states, or something simpler."""

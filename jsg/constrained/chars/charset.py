@@ -8,7 +8,7 @@ import functools
 import itertools
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 from jsg.constrained.ir import CharRanges
 
@@ -174,20 +174,12 @@ def partition(sets: Iterable[CharRanges]) -> list[CharRanges]:
 @functools.cache
 def where(predicate: Callable[[str], bool]) -> CharRanges:
     """The characters that a method of `str` such as `str.isalnum` is true for. Takes about 0.1 s once for each."""
-    runs: list[tuple[int, int]] = []
-    for low, high in UNIVERSE:
-        point = low
-        for is_in, group in itertools.groupby(map(predicate, map(chr, range(low, high + 1)))):
-            length = sum(1 for _ in group)
-            if is_in:
-                runs.append((point, point + length - 1))
-            point += length
-    return of_ranges(runs)
+    return _by_value(predicate).get(True, NONE)
 
 
 @functools.cache
 def unicode_word() -> CharRanges:
-    r"""What `\w` is in Python's `re`: letters, digits and other alphanumeric characters, and the underscore."""
+    r"""The set of `\w` in Python's `re`: letters, digits and other alphanumeric characters, and the underscore."""
     return union(where(str.isalnum), of("_"))
 
 
@@ -230,14 +222,19 @@ def _short_names() -> dict[str, str]:
 
 @functools.cache
 def _categories() -> dict[str, CharRanges]:
-    runs: dict[str, list[tuple[int, int]]] = {}
+    return _by_value(unicodedata.category)
+
+
+def _by_value[Value: Hashable](value_of: Callable[[str], Value]) -> dict[Value, CharRanges]:
+    """The characters that each value of a function of characters stands for."""
+    runs: dict[Value, list[tuple[int, int]]] = {}
     for low, high in UNIVERSE:
         point = low
-        for name, group in itertools.groupby(map(unicodedata.category, map(chr, range(low, high + 1)))):
+        for value, group in itertools.groupby(map(value_of, map(chr, range(low, high + 1)))):
             length = sum(1 for _ in group)
-            runs.setdefault(name, []).append((point, point + length - 1))
+            runs.setdefault(value, []).append((point, point + length - 1))
             point += length
-    return {name: of_ranges(intervals) for name, intervals in runs.items()}
+    return {value: of_ranges(intervals) for value, intervals in runs.items()}
 
 
 @functools.cache

@@ -4,9 +4,24 @@ The caller tells `lower` how a set of characters is written where the expression
 inside a JSON string a character may be escaped, too.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
-from jsg.constrained.ir import EMPTY, NEVER, Alt, CharRanges, Chars, Expr, Literal, Repeat, Seq, Words, seq, with_parts
+from jsg.constrained.ir import (
+    EMPTY,
+    NEVER,
+    Alt,
+    CharRanges,
+    Chars,
+    Expr,
+    Literal,
+    Repeat,
+    Seq,
+    Words,
+    either,
+    seq,
+    with_parts,
+)
 from jsg.constrained.utf8 import utf8
 
 
@@ -43,18 +58,12 @@ def lower(expr: Expr, encode: Callable[[CharRanges], Expr] = utf8) -> Expr:
 def _join(parts: Sequence[Expr]) -> Expr:
     """The parts in a row, with neighbouring literals as one."""
     joined: list[Expr] = []
-    run: list[bytes] = []
     row = seq(*parts)
-    for part in row.parts if isinstance(row, Seq) else (row,):
-        if isinstance(part, Literal):
-            run.append(part.value)
-            continue
-        if run:
-            joined.append(Literal(b"".join(run)))
-            run = []
-        joined.append(part)
-    if run:
-        joined.append(Literal(b"".join(run)))
+    items = row.parts if isinstance(row, Seq) else (row,)
+    for _, group in itertools.groupby(items, lambda part: isinstance(part, Literal)):
+        neighbours = list(group)
+        texts = [part.value for part in neighbours if isinstance(part, Literal)]
+        joined.extend([Literal(b"".join(texts))] if texts else neighbours)
     return joined[0] if len(joined) == 1 else Seq(tuple(joined))
 
 
@@ -63,10 +72,8 @@ def _merge(options: Sequence[Expr]) -> Expr:
     words: set[bytes] = set()
     others: list[Expr] = []
     has_empty = False
-    flat: list[Expr] = []
-    for option in options:
-        flat.extend(option.options if isinstance(option, Alt) else (option,))
-    for option in flat:
+    whole = either(*options)
+    for option in whole.options if isinstance(whole, Alt) else (whole,):
         if isinstance(option, Literal):
             words.add(option.value)
         elif isinstance(option, Words):
@@ -81,4 +88,4 @@ def _merge(options: Sequence[Expr]) -> Expr:
         others.append(Literal(words.pop()))
     if has_empty:
         others.append(EMPTY)
-    return others[0] if len(others) == 1 else Alt(tuple(others))
+    return either(*others)

@@ -7,9 +7,8 @@ once. In place, they share their beginning as any other alternatives do.
 from collections.abc import Mapping
 from typing import final
 
-from jsg.constrained.compose import CallRewriter
-from jsg.constrained.ebnf.graph import components, is_cyclic
-from jsg.constrained.ir import ByteSet, Call, Expr, Literal, Repeat, Seq, Words, parts_of
+from jsg.constrained.automata import components, is_cyclic
+from jsg.constrained.ir import ByteSet, Call, CallRewriter, Expr, Literal, Repeat, Seq, Words, depth_of, parts_of
 
 _MAX_SIZE = 256
 _MAX_SHARED_SIZE = 64
@@ -32,7 +31,7 @@ def inline_rules(rules: Mapping[str, Expr], start: str) -> dict[str, Expr]:
 class _Inliner:
     """Goes from the rules that are called to those that call.
 
-    Invariants: `_done` holds every rule that was gone through, itself rewritten; sizes are numbers of positions, about.
+    Invariant: `_done` holds every rule that was visited, rewritten. Sizes are approximate numbers of positions.
     """
 
     def __init__(self, rules: Mapping[str, Expr]):
@@ -95,7 +94,7 @@ class _Inliner:
         size = _size(expr, limit + 1)
         if uses > 1 and _is_delimited(expr):
             limit = _MAX_DELIMITED_SIZE
-        if size > limit or _nesting(expr, _MAX_DEPTH + 1) > _MAX_DEPTH or self._total + size * uses > _MAX_TOTAL:
+        if size > limit or depth_of(expr) > _MAX_DEPTH or self._total + size * uses > _MAX_TOTAL:
             return False
         self._total += size * uses
         return True
@@ -114,7 +113,7 @@ def _count_calls(expr: Expr) -> dict[str, int]:
 
 
 def _size(expr: Expr, enough: int) -> int:
-    """About how many positions an expression has; where there are more than `enough`, any number from `enough` on."""
+    """About how many positions an expression has. Where they are more than `enough`, counting stops there."""
     total = 0
     todo = [(expr, 1)]
     while todo and total < enough:
@@ -134,16 +133,6 @@ def _size(expr: Expr, enough: int) -> int:
     return total
 
 
-def _nesting(expr: Expr, enough: int) -> int:
-    """How deep the expression is; no more than `enough` is looked at."""
-    level: list[Expr] = [expr]
-    depth = 0
-    while level and depth < enough:
-        depth += 1
-        level = [inner for part in level for inner in parts_of(part)]
-    return depth
-
-
 def _is_delimited(expr: Expr) -> bool:
-    """Whether it can only begin with one text."""
+    """Whether all texts of an expression begin with one literal."""
     return isinstance(expr, Literal) or (isinstance(expr, Seq) and bool(expr.parts) and _is_delimited(expr.parts[0]))

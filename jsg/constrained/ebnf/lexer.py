@@ -23,7 +23,7 @@ _BRACED = re.compile(r"\{([0-9A-Fa-f]{1,6})\}")
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b", "0": "\0"}
 _QUANTIFIERS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _ANY = complement(())
-# What other dialects have and this one does not; said by name where it is met.
+# Signs of other dialects that this one does not have. An error names the construct.
 _FOREIGN = {
     "(?": "look-around and other groups that begin with (?",
     "(=": "the look-ahead assertion (= …)",
@@ -76,7 +76,7 @@ class Source:
         raise GrammarError(f"{PARAM}, {self.where(offset)}: {rule}; {remedy}", PARAM)
 
     def found(self, offset: int) -> str:
-        """What stands at `offset`, as a message may hold it."""
+        """An excerpt of the text at `offset` for a message."""
         return ascii(self.text[offset : offset + 20]) if offset < len(self.text) else "the end of the grammar"
 
 
@@ -133,12 +133,10 @@ def _repeat(source: Source, offset: int) -> tuple[Token, int]:
             f"expected a repeat such as {{2}}, {{2,}} or {{2,5}}, but found {source.found(offset)}",
             "correct it",
         )
-    if max(len(match[1]), len(match[3] or "")) > 10:
+    if any(len(count) > 10 or int(count or 0) > MAX_REPEATS for count in (match[1], match[3] or "")):
         source.refuse(offset, f"a repeat may be at most {MAX_REPEATS}", "write {m,} for one without end")
     least = int(match[1] or 0)
     most = least if match[2] is None else None if match[3] in ("", "-1") else int(match[3])
-    if max(least, most or 0) > MAX_REPEATS:
-        source.refuse(offset, f"a repeat may be at most {MAX_REPEATS}", "write {m,} for one without end")
     if most is not None and most < least:
         source.refuse(offset, f"a repeat must have its smaller number first, but found {match[0]}", "swap them")
     return Token("repeat", offset, bounds=(least, most)), match.end()
@@ -183,16 +181,8 @@ def _class(source: Source, start: int) -> tuple[CharRanges, int]:
         source.refuse(start, "a class must end with ] on its line", "close it, or write \\n for a line break")
     if not ranges and not is_negated:
         source.refuse(start, "a class must have a character in it, but found []", "add one, or leave it out")
-    return complement(of_ranges(ranges)) if is_negated else of_ranges(_without_surrogates(ranges)), offset + 1
-
-
-def _without_surrogates(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The ranges without the surrogates, U+D800 to U+DFFF, which are no characters."""
-    for first, last in ranges:
-        if first <= 0xD7FF:
-            yield first, min(last, 0xD7FF)
-        if last >= 0xE000:
-            yield max(first, 0xE000), last
+    found = of_ranges(ranges)
+    return complement(found) if is_negated else found, offset + 1
 
 
 def _char(source: Source, offset: int) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-r"""Parses an EBNF text into rules.
+r"""Makes a grammar of an EBNF text.
 
 The dialect is that of GBNF and XGrammar:
 
@@ -9,12 +9,15 @@ An alternative may be empty. The escapes are \n \t \r \b \f \v \a \e \0, \xHH, \
 code points, and a backslash before any punctuation.
 """
 
-import dataclasses
 from typing import final
 
+from jsg.constrained.build.analysis import analyse
+from jsg.constrained.chars.lower import lower
+from jsg.constrained.ebnf.inline import inline_rules
 from jsg.constrained.ebnf.lexer import PARAM, Source, Token, tokens_of
-from jsg.constrained.ir import EMPTY, Alt, Call, Chars, Expr, Repeat, literal, seq
-from jsg.constrained.limits import Limits, check
+from jsg.constrained.ebnf.recursion import LeftRecursion
+from jsg.constrained.ir import EMPTY, Call, Chars, Expr, Grammar, Repeat, either, literal, seq
+from jsg.constrained.limits import LIMITS, Limits, check
 
 START = "root"
 MAX_RULES = 10_000
@@ -22,23 +25,25 @@ MAX_WORDS = 50_000
 _MACROS = frozenset(("TagDispatch", "Token", "ExcludeToken", "AnyTokens", "TokenTagDispatch", "Regex"))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rules:
-    """The rules of a grammar as written.
+def ebnf_grammar(text: str, limits: Limits = LIMITS) -> Grammar:
+    """The grammar of an EBNF text in the dialect of GBNF and XGrammar.
 
-    Attributes:
-        exprs: What each rule matches, over `Chars`.
-        offsets: Where each rule's name stands before its `::=`.
-        source: The text.
+    Rules that the rule `root` does not lead to are dropped, left recursion is turned into repeats, and small rules are
+    put in place where they are called.
+
+    Raises:
+        GrammarError: It is not of the dialect, cannot be rewritten, or is too large.
     """
+    check(len(text.encode(errors="surrogatepass")), limits.text_bytes, "bytes of text", PARAM)
+    rules = parse(text, limits)
+    lowered = {name: lower(expr) for name, expr in rules.items()}
+    facts = analyse(Grammar(START, lowered), limits)
+    exprs = LeftRecursion(facts, limits).removed()
+    return Grammar(START, inline_rules(exprs, START))
 
-    exprs: dict[str, Expr]
-    offsets: dict[str, int]
-    source: Source
 
-
-def parse(text: str, limits: Limits) -> Rules:
-    """The rules of a grammar; every rule that is called is there.
+def parse(text: str, limits: Limits) -> dict[str, Expr]:
+    """The rules of an EBNF text, over `Chars`. Every rule that is called is among them.
 
     Raises:
         GrammarError: It is not of the dialect.
@@ -60,7 +65,7 @@ class _Parser:
         self._calls: dict[str, int] = {}
         self._num_words = 0
 
-    def rules(self) -> Rules:
+    def rules(self) -> dict[str, Expr]:
         """All rules."""
         exprs: dict[str, Expr] = {}
         offsets: dict[str, int] = {}
@@ -87,7 +92,7 @@ class _Parser:
             if name not in exprs:
                 hint = "; macros of that name are not supported" if name in _MACROS else ""
                 self._source.refuse(offset, f"there is no rule {name!r}{hint}", "define it, or quote it if it is text")
-        return Rules(exprs, offsets, self._source)
+        return exprs
 
     def _choice(self) -> Expr:
         options = [self._sequence()]
@@ -96,8 +101,7 @@ class _Parser:
             option = self._sequence()
             if option != EMPTY or options[-1] != EMPTY:
                 options.append(option)
-        # Not `alt`: that hashes whole options, at every level of nesting anew.
-        return options[0] if len(options) == 1 else Alt(tuple(options))
+        return either(*options)
 
     def _sequence(self) -> Expr:
         parts: list[Expr] = []

@@ -9,17 +9,17 @@ names of its rules.
 from collections.abc import Collection
 from typing import final
 
+from jsg.constrained.automata import components, is_cyclic
 from jsg.constrained.build.analysis import Facts
-from jsg.constrained.ebnf.graph import components, is_cyclic
 from jsg.constrained.ebnf.lexer import PARAM
-from jsg.constrained.ir import EMPTY, NEVER, Alt, Call, Expr, Repeat, Seq, parts_of, seq
+from jsg.constrained.ir import EMPTY, NEVER, Alt, Call, Expr, Repeat, Seq, either, parts_of, seq
 from jsg.constrained.limits import Limits, check
 from jsg.errors import GrammarError
 
 _MAX_EMPTY_PARTS = 16
 
 Head = tuple[str, Expr]
-"""A rule that is called before anything is read, and what follows it."""
+"""A rule that is called before anything is read, and the expression that follows the call."""
 
 
 @final
@@ -112,15 +112,15 @@ class LeftRecursion:
                     continue
                 more, other = self._split(seq(self._exprs[rule], rest), circle)
                 waiting.extend(more)
-                others = _either(others, other)
+                others = either(others, other)
             self._exprs[name] = self._without_own_heads(name, heads, others)
 
     def _without_own_heads(self, name: str, heads: list[Head], others: Expr) -> Expr:
         """The expression of the rule `name`, which begins with one of `heads` or is one of `others`."""
         later = [(rule, rest) for rule, rest in heads if rule != name]
-        first = _either(others, *(seq(Call(rule), rest) for rule, rest in later))
+        first = either(others, *(seq(Call(rule), rest) for rule, rest in later))
         loops = [self._not_empty(rest, frozenset()) for rule, rest in heads if rule == name]
-        loop = _either(*loops)
+        loop = either(*loops)
         if first == NEVER:
             raise GrammarError(
                 f"{PARAM}: a rule must have a way to end, but {name!r} does nothing but call itself first; add an "
@@ -165,7 +165,7 @@ class LeftRecursion:
                 return [(rule, EMPTY)], NEVER
             case Alt(options):
                 split = [self._split(option, circle) for option in options]
-                return [head for heads, _ in split for head in heads], _either(*(other for _, other in split))
+                return [head for heads, _ in split for head in heads], either(*(other for _, other in split))
             case Seq(parts):
                 self._spend(len(parts))
                 heads, other = self._split(parts[0], circle)
@@ -174,7 +174,7 @@ class LeftRecursion:
                 if not (self._is_nullable(other) and self._left_calls(rest) & circle):
                     return heads, seq(other, rest)
                 more, rest_other = self._split(rest, circle)
-                return [*heads, *more], _either(seq(self._not_empty(other, circle), rest), rest_other)
+                return [*heads, *more], either(seq(self._not_empty(other, circle), rest), rest_other)
             case Repeat(item, least, most):
                 if self._is_nullable(item):
                     item, least = self._not_empty(item, circle), 0
@@ -183,7 +183,7 @@ class LeftRecursion:
                 more_items = EMPTY if most == 1 else Repeat(item, max(0, least - 1), None if most is None else most - 1)
                 heads, other = self._split(item, circle)
                 heads = [(rule, seq(after, more_items)) for rule, after in heads]
-                return heads, _either(seq(other, more_items), *([EMPTY] if least == 0 else []))
+                return heads, either(seq(other, more_items), *([EMPTY] if least == 0 else []))
             case _:
                 raise _refusal(circle)
 
@@ -195,11 +195,11 @@ class LeftRecursion:
         match expr:
             case Seq(parts):
                 check(len(parts), _MAX_EMPTY_PARTS, "parts in a row that may all be empty in a left recursion", PARAM)
-                return _either(
+                return either(
                     *(seq(self._not_empty(part, open_rules), *parts[i + 1 :]) for i, part in enumerate(parts))
                 )
             case Alt(options):
-                return _either(*(self._not_empty(option, open_rules) for option in options))
+                return either(*(self._not_empty(option, open_rules) for option in options))
             case Repeat(item, _, most):
                 return NEVER if most == 0 else Repeat(self._not_empty(item, open_rules), 1, most)
             case Call(rule) if rule not in open_rules:
@@ -212,17 +212,6 @@ class LeftRecursion:
     def _spend(self, amount: int = 1) -> None:
         self._work += amount
         check(self._work, self._limits.positions // 4, "steps to remove its left recursion", PARAM)
-
-
-def _either(*options: Expr) -> Expr:
-    """Any of the options; those that match nothing are left out."""
-    kept: list[Expr] = []
-    for option in options:
-        if isinstance(option, Alt):
-            kept.extend(option.options)
-        else:
-            kept.append(option)
-    return kept[0] if len(kept) == 1 else Alt(tuple(kept))
 
 
 def _refusal(names: Collection[str]) -> GrammarError:

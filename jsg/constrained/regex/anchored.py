@@ -11,10 +11,11 @@ these, and nothing is left to assert when the pattern is whole.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 from jsg.constrained.chars import charset
-from jsg.constrained.ir import EMPTY, NEVER, Alt, CharRanges, Chars, Expr, Repeat, Seq, seq
+from jsg.constrained.ir import EMPTY, NEVER, Alt, CharRanges, Chars, Expr, Repeat, Seq, either, seq
 
 AT_START = 1
 AT_END = 2
@@ -62,18 +63,10 @@ def anchor(asserted: int) -> Piece:
 def concatenate(pieces: Sequence[Piece]) -> Piece:
     """The pieces in a row."""
     row: list[Piece] = []
-    run: list[Part] = []
-    for piece in pieces:
-        plain = piece.parts[0]
-        if piece.is_plain and plain is not None:
-            run.append(plain)
-            continue
-        if run:
-            row.append(_plain(run))
-            run = []
-        row.append(piece)
-    if run or not row:
-        row.append(_plain(run))
+    for is_run, group in itertools.groupby(pieces, lambda piece: piece.is_plain and piece.parts[0] is not None):
+        run = list(group)
+        row += [_plain([piece.parts[0] for piece in run if piece.parts[0]])] if is_run else run
+    row = row or [_plain([])]
     # In halves: one after another would nest the result as deep as the row is long.
     while len(row) > 1:
         row = [_pair(*row[i : i + 2]) if i + 1 < len(row) else row[i] for i in range(0, len(row), 2)]
@@ -91,35 +84,22 @@ def repeat(piece: Piece, least: int, most: int | None) -> Piece:
     Of the repetitions that are not empty only the first can be at the start and only the last at the end. Empty ones
     may stand anywhere among them and make up for any number that is missing.
     """
-    plain, starts, ends, spans = piece.parts
+    plain, _, _, spans = piece.parts
     if most == 0:
         return _piece({0: [Part(EMPTY, True)]})
-    if piece.is_plain:
-        return _piece({0: _times(plain, least, most)})
-
-    def fewer(count: int, fillers: Sequence[Part | None]) -> int:
-        has_empty = any(part is not None and part.is_nullable for part in fillers)
-        return 0 if has_empty else max(least - count, 0)
-
-    def more(count: int) -> int | None:
-        return None if most is None else most - count
-
-    found: dict[int, list[Part]] = {0: _times(plain, least, most)}
-    found[AT_START] = [
-        _in_row(first, rest) for first in _some(starts) for rest in _times(plain, fewer(1, (plain, starts)), more(1))
-    ]
-    found[AT_END] = [
-        _in_row(rest, last) for last in _some(ends) for rest in _times(plain, fewer(1, (plain, ends)), more(1))
-    ]
-    both: list[Part] = []
-    if most is None or most >= 2:
-        inner = _times(plain, fewer(2, (plain, starts, ends)), more(2))
-        both = [
-            _in_row(_in_row(first, rest), last) for first in _some(starts) for rest in inner for last in _some(ends)
-        ]
-    if least <= 1 or fewer(1, piece.parts) == 0:
-        both.extend(_some(spans))
-    found[AT_START | AT_END] = both
+    found: dict[int, list[Part]] = {}
+    for asserted in _ALL:
+        before = [piece.parts[AT_START]] if asserted & AT_START else []
+        behind = [piece.parts[AT_END]] if asserted & AT_END else []
+        ends = before + behind
+        if None in ends or (most is not None and most < len(ends)):
+            continue
+        fewest = 0 if ends and _has_empty((plain, *ends)) else max(least - len(ends), 0)
+        inner = _times(plain, fewest, None if most is None else most - len(ends))
+        rows = [[part for part in (*before, rest, *behind) if part is not None] for rest in inner]
+        found[asserted] = [functools.reduce(_in_row, row) for row in rows]
+    if spans is not None and (least <= 1 or _has_empty(piece.parts)):
+        found.setdefault(AT_START | AT_END, []).append(spans)
     return _piece(found)
 
 
@@ -135,18 +115,18 @@ def found_in(piece: Piece) -> Expr:
         return ANYTHING
     options: list[Expr] = []
     if plain is not None:
-        options.append(seq(ANYTHING, _shortest_end(_shortest_start(plain.expr)), ANYTHING))
+        options.append(seq(ANYTHING, _shortest(_shortest(plain.expr, 0), -1), ANYTHING))
     if starts is not None:
-        options.append(ANYTHING if starts.is_nullable else seq(_shortest_end(starts.expr), ANYTHING))
+        options.append(ANYTHING if starts.is_nullable else seq(_shortest(starts.expr, -1), ANYTHING))
     if ends is not None:
-        options.append(ANYTHING if ends.is_nullable else seq(ANYTHING, _shortest_start(ends.expr)))
+        options.append(ANYTHING if ends.is_nullable else seq(ANYTHING, _shortest(ends.expr, 0)))
     if spans is not None:
         options.append(spans.expr)
     return ANYTHING if any(option is ANYTHING for option in options) else _alt(options)
 
 
-def _some(part: Part | None) -> list[Part]:
-    return [] if part is None else [part]
+def _has_empty(parts: Iterable[Part | None]) -> bool:
+    return any(part is not None and part.is_nullable for part in parts)
 
 
 def _plain(parts: Sequence[Part]) -> Piece:
@@ -183,10 +163,9 @@ def _piece(found: dict[int, list[Part]]) -> Piece:
 
 
 def _alt(options: Sequence[Expr]) -> Expr:
-    """Any of the options, with single characters as one set. Compares nothing deep, unlike `ir.alt`."""
-    flat: list[Expr] = []
-    for option in options:
-        flat.extend(option.options if isinstance(option, Alt) else (option,))
+    """Any of the options, with single characters as one set."""
+    whole = either(*options)
+    flat = whole.options if isinstance(whole, Alt) else (whole,)
     sets = [option.ranges for option in flat if isinstance(option, Chars)]
     has_empty = any(option == EMPTY for option in flat)
     others: list[Expr] = [option for option in flat if not isinstance(option, Chars) and option != EMPTY]
@@ -194,7 +173,7 @@ def _alt(options: Sequence[Expr]) -> Expr:
         others.append(Chars(charset.union(*sets)))
     if has_empty:
         others.append(EMPTY)
-    return others[0] if len(others) == 1 else Alt(tuple(others))
+    return either(*others)
 
 
 def _times(part: Part | None, least: int, most: int | None) -> list[Part]:
@@ -230,24 +209,12 @@ def _merged_counts(inner: tuple[int, int | None], outer: tuple[int, int | None])
     return least, most
 
 
-def _shortest_start(expr: Expr) -> Expr:
-    """A smaller expression of the same texts where anything may come before."""
-    parts = list(expr.parts) if isinstance(expr, Seq) else [expr]
-    for i, part in enumerate(parts):
-        if not isinstance(part, Repeat):
-            return seq(*parts[i:])
+def _shortest(expr: Expr, end: int) -> Expr:
+    """A smaller expression of the same texts where anything may come before (`end` 0) or after (`end` -1)."""
+    parts: list[Expr] = [*expr.parts] if isinstance(expr, Seq) else [expr]
+    while parts and isinstance(part := parts[end], Repeat):
         if part.min > 0:
-            return seq(_repeated(part.item, part.min, part.min), *parts[i + 1 :])
-    return EMPTY
-
-
-def _shortest_end(expr: Expr) -> Expr:
-    """A smaller expression of the same texts where anything may come after."""
-    parts = list(expr.parts) if isinstance(expr, Seq) else [expr]
-    for i in range(len(parts) - 1, -1, -1):
-        part = parts[i]
-        if not isinstance(part, Repeat):
-            return seq(*parts[: i + 1])
-        if part.min > 0:
-            return seq(*parts[:i], _repeated(part.item, part.min, part.min))
-    return EMPTY
+            parts[end] = _repeated(part.item, part.min, part.min)
+            break
+        del parts[end]
+    return seq(*parts)

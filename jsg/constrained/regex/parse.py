@@ -1,12 +1,12 @@
 """Parses a regular expression into an expression over characters.
 
-`Reader` finds out what each atom of the pattern matches. The atom is then replaced by a single stand-in character, and
-interegular parses what is left of one group: atoms, bars and quantifiers. The innermost groups come first, so that
-nothing recurses, however deep the pattern is.
+`Reader` says what each atom of the pattern matches. The atom is then replaced by a single stand-in character, and
+interegular parses what is left of one group: atoms, bars and quantifiers. The innermost groups come first, so nothing
+recurses, however deep the pattern is.
 
-There are two dialects. With `search=True` it is ECMA-262 with the flag u, as `pattern` of JSON Schema has it, and the
-pattern may be found anywhere in a text. With `search=False` it is Python's `re`, and the whole text must match. In both
-a dollar is the end of the text and nothing else.
+There are two dialects. With `search=True` a pattern is of ECMA-262 with the flag u, as `pattern` of JSON Schema is, and
+may be found anywhere in a text. With `search=False` it is of Python's `re`, and the whole text must match. In both
+dialects a dollar stands for the end of the text and nothing else.
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ import re
 from interegular.patterns import Pattern, _CharGroup, _Concatenation, _Repeated, parse_pattern
 
 from jsg.constrained.chars import charset
-from jsg.constrained.ir import Expr, parts_of
+from jsg.constrained.chars.lower import lower
+from jsg.constrained.ir import NEVER, Expr, Grammar, depth_of
 from jsg.constrained.limits import LIMITS, Limits, check
 from jsg.constrained.regex.anchored import (
     AT_END,
@@ -30,11 +31,12 @@ from jsg.constrained.regex.anchored import (
     repeat,
 )
 from jsg.constrained.regex.reader import Reader
+from jsg.errors import GrammarError
 
 _STAND_IN = 0x100  # The code point of the first stand-in: beyond all that interegular gives a meaning.
 _MAX_BARS = 50_000
 _MAX_SYMBOLS = 100_000
-"""Quantifiers, what stands between them and anchors, in a whole pattern. interegular takes 10 µs for each."""
+"""Quantifiers, anchors and what stands between them, in a whole pattern. interegular takes 10 µs for each."""
 _SYMBOLS = "quantifiers and anchors in a pattern"
 _ORDINARY = re.compile(r"[^\\^$.|?*+()\[{]+")
 _QUANTIFIERS = ("*", "+", "?", "{")
@@ -43,11 +45,23 @@ _NESTING = "levels of nesting in a pattern"
 
 @dataclasses.dataclass(slots=True)
 class _Group:
-    """A group that is being read: where it opened, the flags inside, and its atoms and operators so far."""
+    """A group that is being read: where it opened, the flags inside it, and its atoms and operators so far."""
 
     start: int
     flags: frozenset[str]
     items: list[Piece | str]
+
+
+def regex_grammar(text: str, limits: Limits = LIMITS) -> Grammar:
+    """The grammar of the texts that a regular expression (Python's dialect) matches as a whole, in UTF-8.
+
+    Raises:
+        GrammarError: The pattern is wrong, uses something that is not supported, is too large, or matches no text.
+    """
+    expr = lower(parse_regex(text, search=False, limits=limits, param="regex"))
+    if expr == NEVER:
+        raise GrammarError("the regular expression matches no text at all; correct it", param="regex")
+    return Grammar("root", {"root": expr})
 
 
 def parse_regex(pattern: str, *, search: bool, limits: Limits = LIMITS, param: str | None = None) -> Expr:
@@ -55,8 +69,9 @@ def parse_regex(pattern: str, *, search: bool, limits: Limits = LIMITS, param: s
 
     Args:
         pattern: The regular expression.
-        search: ECMA-262, found somewhere in the text; otherwise Python's dialect, matching the whole text.
-        limits: Fuel.
+        search: Whether the dialect is ECMA-262 and the pattern may be found anywhere; otherwise the dialect is
+            Python's and the whole text must match.
+        limits: What the pattern may cost.
         param: The field that an error names.
 
     Raises:
@@ -64,7 +79,7 @@ def parse_regex(pattern: str, *, search: bool, limits: Limits = LIMITS, param: s
     """
     piece = _parse(pattern, is_ecma=search, limits=limits, param=param)
     expr = found_in(piece) if search else matched(piece)
-    check(_depth(expr), limits.nesting, _NESTING, param)
+    check(depth_of(expr), limits.nesting, _NESTING, param)
     return expr
 
 
@@ -73,7 +88,7 @@ def parse_piece(pattern: str, *, limits: Limits = LIMITS, param: str | None = No
     piece = _parse(pattern, is_ecma=False, limits=limits, param=param)
     for part in piece.parts:
         if part is not None:
-            check(_depth(part.expr), limits.nesting, _NESTING, param)
+            check(depth_of(part.expr), limits.nesting, _NESTING, param)
     return piece
 
 
@@ -235,22 +250,3 @@ class _Parser:
                 return self._atoms[next(iter(chars))]
             case _:
                 raise TypeError(f"interegular made a {type(node).__name__} of atoms, bars and quantifiers")
-
-
-def _depth(expr: Expr) -> int:
-    """How deep an expression is nested. It needs no recursion, and looks at each object once."""
-    depths: dict[int, int] = {}
-    waiting: list[Expr] = [expr]
-    while waiting:
-        node = waiting[-1]
-        if id(node) in depths:
-            waiting.pop()
-            continue
-        inner = parts_of(node)
-        unknown = [part for part in inner if id(part) not in depths]
-        if unknown:
-            waiting.extend(unknown)
-            continue
-        depths[id(node)] = 1 + max((depths[id(part)] for part in inner), default=0)
-        waiting.pop()
-    return depths[id(expr)]

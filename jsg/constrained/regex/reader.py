@@ -16,8 +16,9 @@ from jsg.errors import GrammarError
 _CONTROL = {"t": 0x9, "n": 0xA, "v": 0xB, "f": 0xC, "r": 0xD}
 _HEX = {"x": 2, "u": 4, "U": 8}
 _CLASS_WORK = 2_000_000
-"""Intervals that all classes of a pattern may be made of together."""
-_CASE_WORK = 3_000  # Characters that have cases: what ignoring it may cost for one set.
+"""The most intervals of all classes of a pattern together."""
+_CASE_WORK = 3_000
+"""The most that ignoring case adds to them for one set: about as many characters have cases."""
 _NAME = re.compile(r"[^\W\d]\w*")
 _HEX_DIGITS = re.compile(r"[0-9a-fA-F]+")
 _OCTAL = re.compile(r"0[0-7]{0,2}|[1-3][0-7]{2}")
@@ -30,7 +31,7 @@ class Reader:
 
     Attributes:
         pattern: The whole pattern.
-        position: Of the next character.
+        position: The position of the next character.
         is_ecma: Whether the dialect is ECMA-262 as JSON Schema uses it, or else Python's `re`.
     """
 
@@ -147,7 +148,7 @@ class Reader:
         return flags.union(added), False
 
     def dot(self, flags: frozenset[str]) -> CharRanges:
-        """What a dot matches."""
+        """The set that a dot matches."""
         if "s" in flags:
             return charset.UNIVERSE
         return charset.complement(charset.ECMA_LINE_ENDS if self.is_ecma else charset.of("\n"))

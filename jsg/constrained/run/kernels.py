@@ -42,9 +42,9 @@ from jsg.constrained.run.steps import may_finish, step_heads, step_row
 from jsg.constrained.tables import ARGUMENT, BRANCH_BIT, END_SEPARATOR, KIND, StaticTables
 
 _VISIT_STEPS = 8
-"""For a node of a trie."""
+"""Steps for a node of a trie."""
 _MOST_TEXT_STEPS = 600_000
-"""To find out whether ordinary text may come, for each head. A walk finds it too, for two or three million."""
+"""The most steps for each head to find out whether ordinary text may come. A walk takes two or three million for it."""
 
 
 @compiled
@@ -186,25 +186,11 @@ def copy_heads(source: Ints2, row: int, target: Ints2, target_row: int, column: 
 
 
 @inlined
-def add_node(m: Memory, nodes: Ints2, size: int, spelled: int) -> int:
-    """Adds row 1 of the heads with a state of the characters to `nodes`, once; returns how many there are."""
-    nodes[size, 0] = spelled
-    copy_heads(m.heads, 1, nodes, size, 1)
-    same, k = 0, 0
-    while True:
-        k = 0
-        while k < 2 + 2 * m.heads[1, 0] and nodes[same, k] == nodes[size, k]:
-            k += 1
-        m.counters[FUEL] -= k + 4
-        if k == 2 + 2 * m.heads[1, 0]:
-            break
-        same += 1
-    return size + 1 if same == size else size
-
-
-@inlined
 def find_node(m: Memory, nodes: Ints2, slots: Ints1, size: int, spelled: int) -> int:
-    """The same as `add_node` with a hash table of nodes, `slots` int32[2^n]."""
+    """Adds row 1 of the heads with a state of the characters to `nodes`, once; returns how many nodes there are.
+
+    `slots` int32[2^n] is a hash table of the nodes.
+    """
     nodes[size, 0] = spelled
     copy_heads(m.heads, 1, nodes, size, 1)
     length, total = 2 + 2 * m.heads[1, 0], 0
@@ -292,7 +278,9 @@ def accepts_all(t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenIn
 
 
 @compiled
-def text_room(t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenInts1, nodes: Ints2, most: int) -> int:
+def text_room(
+    t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenInts1, nodes: Ints2, slots: Ints1, most: int
+) -> int:
     """Twice the number of characters, at most `most`, of which every text may come next; one more if no longer one may.
 
     One character a round. Arguments are as for `accepts_all`; heads behind the character of this round have -1 for a
@@ -302,6 +290,8 @@ def text_room(t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenInts
     copy_heads(m.heads, 0, nodes, 0, 1)
     first, room, least = 1, 0, m.counters[FUEL] - _MOST_TEXT_STEPS * m.heads[0, 0]
     while room < most:
+        for slot in range(len(slots)):
+            slots[slot] = -1
         size, done = first, 0
         some, others = False, False  # whether some texts can go on, and others cannot
         while done < size:
@@ -318,12 +308,13 @@ def text_room(t: StaticTables, m: Memory, starts: GivenInts1, spelled: GivenInts
                     if (some and others) or size == len(nodes) or m.counters[FUEL] < least:
                         return 2 * room
                     if number > 0:
-                        size = add_node(m, nodes, size, after if after > 0 else -1)
+                        size = find_node(m, nodes, slots, size, after if after > 0 else -1)
             done += 1
         if others:
             return 2 * room + 1
         room += 1
-        # What is behind the character becomes the next round. Where that is what this round began with, so are all.
+        # The nodes behind the character begin the next round. If they are those that this round began with, so is each
+        # later round.
         after = 0
         is_same = first == 1
         for i in range(first, size):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 import numpy as np
 
 from jsg.constrained.limits import LIMITS, Account, Limits
-from jsg.constrained.run.frames import FramesRead
 from jsg.constrained.run.memory import (
     DEAD,
     DEPTH,
@@ -34,23 +33,27 @@ from jsg.constrained.run.memory import (
     renewed,
 )
 from jsg.constrained.run.trie import Trie
-from jsg.constrained.tables import UNBOUNDED, StaticTables
+from jsg.constrained.tables import MAX, MIN, NUM_REQUIRED, UNBOUNDED, StaticTables
 from jsg.errors import GrammarError
 
 Config = tuple[tuple[int, int], ...]
-"""What a machine knows of a text: (state, frame) of each way to read it; frame -1 is the bottom. The order is that in
-which the ways were found; it does not depend on how the text was cut into tokens."""
+"""What a machine knows of a text: (state, frame) of each way to read it; frame -1 is the bottom. The ways stand in the
+order in which they were found, which does not depend on how the text was cut into tokens."""
 
 _CHAR_NODES = 2048
 _ROOM_NODES = 256
 _BYTES_PER_TEXT = 80
-"""To know whether a state takes all text of a kind, about."""
+"""About what it takes to remember whether a state takes all text of a kind."""
 _BYTES_PER_STEP = 2
-"""Of memory that comes to what there was."""
+"""Bytes of new memory that cost one step."""
+_MOST_CONTENTS = 64
+"""The most frames whose contents are compared. Where there are more, frames are told apart by their numbers."""
+_STEPS_PER_FRAME = 1000
+"""Steps to compare the contents of a frame."""
 _HINT_STEPS = 10_000_000
-"""What it may take to find the bytes that must come next, and what is left to the text in any case."""
+"""Steps that finding forced bytes may take, and steps that it leaves to the text in any case."""
 _LEAST_GROWTH = 1.25
-"""Where there is no room to double."""
+"""The factor by which an array grows where there is no room to double it."""
 
 
 class Machine:
@@ -66,7 +69,7 @@ class Machine:
 
         Args:
             static: The grammar.
-            limits: What states, stacks and walks may cost.
+            limits: The most that states, stacks and walks may cost.
             max_token_len: Bytes of the longest token, for `frames_read`; None: counts are told apart exactly.
         """
         from jsg.constrained.run import kernels, states  # they load numba, which only those who mask should pay for
@@ -76,13 +79,12 @@ class Machine:
         self._static = static
         self._limits = limits
         self._max_token_len = max_token_len
-        self._frames = FramesRead(static, max_token_len)
         self._lock = threading.Lock()
         self._is_paid = False
         self._memory = new_memory(static, limits)
         # By identity, so it holds the key.
         self._alphabets: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
-        # For the nodes of `accepts_all`, and their hash table. What is never touched of these takes no memory.
+        # The nodes of `accepts_all` and their hash table. Pages of these arrays that are never touched take no memory.
         self._room = np.empty((_CHAR_NODES, 2 + 2 * limits.heads), np.int32), np.empty(2 * _CHAR_NODES, np.int32)
         self._known_text: dict[tuple[int, int], dict[int, bool]] = {}
         sizes = np.bincount(static.classes, minlength=static.num_classes)
@@ -94,9 +96,9 @@ class Machine:
 
     @contextlib.contextmanager
     def paid_by(self, account: Account | None) -> Iterator[None]:
-        """Counts what is asked inside as the work for one mask, and adds it to the account. For one thread at a time.
+        """Counts all questions inside as the work for one mask, and adds it to the account. For one thread at a time.
 
-        Outside each question may take as much as a mask. What is asked raises GrammarError where no steps are left.
+        Outside of it, each question may take as much as a mask. A question raises GrammarError where no steps are left.
         """
         limits = self._limits
         most = limits.mask_steps if account is None else min(limits.mask_steps, account.steps_left(limits))
@@ -140,7 +142,8 @@ class Machine:
     def forced_run(self, config: Config, max_bytes: int) -> bytes:
         """The bytes that must come next, as far as nothing else may and the text may not end; whole characters only.
 
-        There may be more where they are many and hard to find: it is a hint, and no text shall run dry for it.
+        Where they are many and hard to find, only the first of them are given: they are a hint, and no text may run out
+        of steps for it.
         """
         out = np.zeros(max_bytes, np.uint8)
         with self._lock:
@@ -178,31 +181,34 @@ class Machine:
         Raises:
             GrammarError: It took more fuel than there is.
         """
-        kernels = self._kernels
         arrays = [_read_only(array) for array in trie]
         with self._lock:
-            keep = self.num_frames
-            self._memory.counters[LOWEST] = UNBOUNDED
-            try:
-                self._run(kernels.walk, config, *arrays, mask)
-            finally:
-                self._forget_frames(keep)
-            top = max((self._depth(frame) for _, frame in config), default=0)
-            return max(0, top - int(self._memory.counters[LOWEST]) + 1)
+            return self._tried(self._kernels.walk, config, *arrays, mask)[1]
 
     def frames_read(self, config: Config, depth: int) -> Hashable:
-        """What the uppermost `depth` frames hold, so far as it can matter to one token.
+        """A description of the uppermost `depth` frames, as far as they can matter to one token.
 
-        A mask made by a walk that read `depth` frames is right for every configuration of the same states for which
-        this is equal.
+        A mask that was made by a walk which read `depth` frames is right for every configuration of the same states
+        with an equal value.
         """
         with self._lock:
             top = max([self._depth(frame) for _, frame in config])
             near_limit = top if self._is_near_limit(top) else -1
             if depth == 0 and len(config) == 1:
                 return near_limit
-            read = self._frames.read([frame for _, frame in config], top - depth, self._memory, self._spend)
-            return (near_limit, *read)
+            frames = [frame for _, frame in config]
+            found: list[tuple[Hashable, int]] = []
+            # Whether two ways of reading become one depends on all frames below them, so where the frames below differ,
+            # whole stacks are compared.
+            for floor in (max(top - depth, -1), -1):
+                num_frames = sum([max(self._depth(frame) - max(floor, 0), 0) for frame in frames])
+                if num_frames > _MOST_CONTENTS:  # Equal numbers mean equal contents; such a mask serves less often.
+                    return (near_limit, *frames)
+                self._spend(_STEPS_PER_FRAME * num_frames)
+                found = [self._above(frame, floor) for frame in frames]
+                if len({below for _, below in found}) == 1:
+                    break
+            return (near_limit, *[contents for contents, _ in found])
 
     def accepts_all(self, config: Config, chars: np.ndarray, max_chars: int) -> tuple[bool, int]:
         """Whether every text of at most `max_chars` characters of a set may come next, and how many frames it read.
@@ -219,21 +225,19 @@ class Machine:
             state, frame = config[0]
             known = self._known_text.setdefault((id(chars), max_chars), {})
             top = max([self._depth(frame) for _, frame in config])
-            # What no frame has a say in is so wherever the state stands, unless the stack is about to be full.
+            # An answer that read no frame holds wherever the state stands, unless the stack is about to be full.
             is_lasting = len(config) == 1 and not self._is_near_limit(top)
             if is_lasting and (answer := known.get(state)) is not None:
                 return answer, 0
             starts, spelled, firsts = self._spelled(chars)
             if self._is_barred(config, firsts):
                 return False, 0
-            (nodes, slots), keep, counters = self._room, self.num_frames, self._memory.counters
-            counters[FROZEN], counters[FROZEN_DEPTH], counters[FAILED], counters[LOWEST] = max_chars, top, 0, UNBOUNDED
+            (nodes, slots), counters = self._room, self._memory.counters
+            counters[FROZEN], counters[FROZEN_DEPTH], counters[FAILED] = max_chars, top, 0
             try:
-                size = self._run(self._kernels.accepts_all, config, starts, spelled, nodes, slots)
+                size, depth = self._tried(self._kernels.accepts_all, config, starts, spelled, nodes, slots)
             finally:
                 counters[FROZEN] = 0
-                self._forget_frames(keep)
-            depth = max(0, top - int(counters[LOWEST]) + 1)
             if is_lasting and not depth:
                 known[state] = size > 0
                 found = nodes[:size]
@@ -257,14 +261,9 @@ class Machine:
             if self._is_barred(config, firsts):
                 # Some cannot come. It is exact only where none can, which is not worth a look.
                 return 0, False, 0
-            nodes, keep, counters = self._room[0][:_ROOM_NODES], self.num_frames, self._memory.counters
-            counters[LOWEST] = UNBOUNDED
-            try:
-                found = self._run(self._kernels.text_room, config, starts, spelled, nodes, most)
-            finally:
-                self._forget_frames(keep)
-            top = max([self._depth(frame) for _, frame in config])
-            return found >> 1, bool(found & 1), max(0, top - int(counters[LOWEST]) + 1)
+            nodes, slots = self._room[0][:_ROOM_NODES], self._room[1][: 2 * _ROOM_NODES]
+            found, depth = self._tried(self._kernels.text_room, config, starts, spelled, nodes, slots, most)
+            return found >> 1, bool(found & 1), depth
 
     def is_dead(self, config: Config, byte: int) -> bool:
         """Whether a look at the states shows that a byte cannot come next. No frame is read."""
@@ -346,6 +345,27 @@ class Machine:
             return bool((self._memory.trans[config[0][0], firsts] == DEAD).any())
         return bool((self._memory.trans[[state for state, _ in config]][:, firsts] == DEAD).all(axis=0).any())
 
+    def _above(self, frame: int, floor: int) -> tuple[Hashable, int]:
+        """What the frames of a stack above a depth hold (negative: all of them), and the frame below them."""
+        contents = []
+        while frame >= 0:
+            parent, back, loop, count, mask, depth, _ = self._memory.frames[frame].tolist()
+            if depth <= floor:
+                break
+            contents.append((back, loop, mask, *self._count_left(loop, count)))
+            frame = parent
+        return (*contents, "bottom") if frame < 0 and floor < 0 else tuple(contents), frame
+
+    def _count_left(self, loop: int, count: int) -> tuple[int, int]:
+        """How far a count is from both bounds of its loop, where one token can tell."""
+        if loop < 0:
+            return 0, 0
+        row, longest = self._static.loops[loop], self._max_token_len
+        least, most = max(int(row[MIN]) - count, 0), int(row[MAX]) - count
+        if longest is not None:
+            least, most = min(least, longest + 2), min(most, longest + 2 + int(row[NUM_REQUIRED]))
+        return least, -1 if row[MAX] == UNBOUNDED else most
+
     def _needed_frames(self, configs: Iterable[Config]) -> np.ndarray:
         """The frames of these configurations and all that lie below them, ascending: parents first."""
         frames, needed = self._memory.frames, set[int]()
@@ -382,14 +402,21 @@ class Machine:
     def _possible(self, config: Config, most: int) -> tuple[int, np.ndarray]:
         """How many classes of bytes may come next, counted up to `most`, and which."""
         classes = np.zeros(self._static.num_classes, np.uint8)
-        keep = self.num_frames
+        return self._tried(self._kernels.possible_classes, config, most, classes)[0], classes
+
+    def _tried(self, kernel: Callable[..., int], config: Config, *args: object) -> tuple[int, int]:
+        """The result of a kernel, and how many open frames, from the top, it read. Forgets the frames that it made."""
+        keep, counters = self.num_frames, self._memory.counters
+        counters[LOWEST] = UNBOUNDED
         try:
-            return self._run(self._kernels.possible_classes, config, most, classes), classes
+            found = self._run(kernel, config, *args)
         finally:
             self._forget_frames(keep)
+        top = max([self._depth(frame) for _, frame in config])
+        return found, max(0, top - int(counters[LOWEST]) + 1)
 
     def _run(self, kernel: Callable[..., int], config: Config, *args: object) -> int:
-        """What a kernel finds for the heads of a configuration, with as much room as it needs."""
+        """The result of a kernel for the heads of a configuration, with as much room as it needs."""
         if not self._is_paid:
             self._memory.counters[FUEL] = self._limits.mask_steps
         while True:

@@ -18,10 +18,10 @@ from jsg.constrained.run.vocab import Vocabulary
 from jsg.errors import GrammarError
 
 _BYTES_PER_ENTRY, _BYTES_PER_HEAD, _BYTES_PER_FRAME = 400, 70, 250
-"""Of a dictionary entry with its keys, about: for each, for each way to read the text, for each frame that was read."""
+"""About what an entry of the dictionary takes, each way to read the text in its key, and each frame in its key."""
 _MAX_NAMED_BYTES = 8
 _COMMON_BYTE = ord("e")
-"""Where it may not come next there is no text of ordinary characters."""
+"""Where this byte may not come next, no text of ordinary characters may."""
 
 
 class Mask(NamedTuple):
@@ -34,14 +34,6 @@ class Mask(NamedTuple):
 
     words: NDArray[np.uint32]
     key: bytes | None
-
-
-class _Part(NamedTuple):
-    """Tokens that are allowed together, a trie that holds all others, and how many frames were read to see that."""
-
-    depth: int
-    mask: NDArray[np.uint32] | None
-    rest: Trie
 
 
 class MaskCache:
@@ -58,7 +50,7 @@ class MaskCache:
         self._entry_bytes = 0
         self._all_digest = hashlib.sha256(vocabulary.all_mask).digest()
         self.ended = self._store(vocabulary.eos_mask)
-        """Of a text that an EOS token ended."""
+        """The mask of a text that an EOS token has ended."""
 
     @property
     def num_bytes(self) -> int:
@@ -78,9 +70,8 @@ class MaskCache:
             mask = masks.get(machine.frames_read(config, depth))
             if mask is not None:
                 return mask
-        part = self._part_taken(config)
-        words = np.zeros(self._vocabulary.num_words, np.uint32) if part.mask is None else part.mask.copy()
-        depth = max(part.depth, machine.walk(config, part.rest, words))
+        words, rest, depth = self._taken(config)
+        depth = max(depth, machine.walk(config, rest, words))
         if is_complete:
             words |= self._vocabulary.eos_mask
         if not words.any():
@@ -98,8 +89,12 @@ class MaskCache:
         self._entry_bytes = 0
         self.ended = self._store(self.ended.words)
 
-    def _part_taken(self, config: Config) -> _Part:
-        """The largest part of the vocabulary that is known to be allowed as a whole without a walk."""
+    def _taken(self, config: Config) -> tuple[NDArray[np.uint32], Trie, int]:
+        """The largest slice of the vocabulary that is known to be allowed without a walk.
+
+        Returns:
+            A mask of it, a trie of all other tokens, and how many frames were read to find out.
+        """
         slices, deepest = self._vocabulary.slices, 0
 
         def accepts(part: Slice) -> bool:
@@ -108,9 +103,10 @@ class MaskCache:
             deepest = max(deepest, depth)
             return is_so
 
+        part = None
         if self._machine.is_dead(config, _COMMON_BYTE):
-            return _Part(deepest, None, self._vocabulary.trie)
-        if accepts(slices.json):
+            pass
+        elif accepts(slices.json):
             part = slices.text if accepts(slices.text) else slices.json
         elif accepts(slices.long):
             part = slices.long
@@ -119,14 +115,14 @@ class MaskCache:
             room, is_exact, depth = self._machine.text_room(config, slices.json.chars, LONG_CHARS)
             deepest = max(deepest, depth)
             if room and is_exact:
-                return _Part(deepest, slices.room[room], slices.json.rest)
+                return slices.room[room].copy(), slices.json.rest, deepest
             if room >= SHORT_CHARS:
                 part = slices.short
             elif accepts(slices.lower):
                 part = slices.words if accepts(slices.words) else slices.lower
-            else:
-                return _Part(deepest, None, self._vocabulary.trie)
-        return _Part(deepest, part.mask, part.rest)
+        if part is None:
+            return np.zeros(self._vocabulary.num_words, np.uint32), self._vocabulary.trie, deepest
+        return part.mask.copy(), part.rest, deepest
 
     def _store(self, words: NDArray[np.uint32]) -> Mask:
         digest = hashlib.sha256(words).digest()

@@ -10,7 +10,7 @@ from jsg.constrained.tables import StaticTables
 
 STOPPED, TOO_DEEP, DEAD, UNKNOWN = -(1 << 30), -2, -1, 0
 
-# Places in `counters`. First what is used of each array that grows, in the order of GROWING in machine.py.
+# Indices of `counters`. The first of them say how much is used of each array that grows.
 STATES, MEMBERS, ACTIONS, FRAMES, ENTRIES, DEPTHS = range(6)
 FULL, STAMP, LOWEST, FUEL, MAX_STACK, MAX_HEADS, DROPPED, FROZEN, FROZEN_DEPTH, OFF_BOUNDARY, FAILED = range(6, 17)
 NUM_COUNTERS = 17
@@ -30,7 +30,7 @@ WITH_SEPARATOR, MISSING_ONLY = 1, 2
 
 
 class Memory(NamedTuple):
-    """What a machine has made so far.
+    """All that a machine has made so far.
 
     Attributes:
         trans: int32[states, classes]: UNKNOWN, DEAD, a state + 1, or -(place in `actions` + 2).
@@ -66,6 +66,7 @@ class Memory(NamedTuple):
     counters: Longs1
 
 
+_GROWING = {STATES: ("trans", "states"), MEMBERS: ("members",), ACTIONS: ("actions",), FRAMES: ("frames",)}
 _INDEX_SLOTS = 4  # of a hash table for each entry: few collisions
 _ROWS = 130  # of heads: tokens of 128 bytes
 
@@ -109,20 +110,16 @@ def enlarged(memory: Memory, which: int, most_states: int, by: float = 2) -> Mem
 
     That of entries and the rows of heads are doubled in any case.
     """
-    if which == STATES:
-        size = min(int(by * len(memory.states)), most_states)
-        memory = memory._replace(trans=_longer(memory.trans, size), states=_longer(memory.states, size))
-    elif which == MEMBERS:
-        memory = memory._replace(members=_longer(memory.members, int(by * len(memory.members))))
-    elif which == ACTIONS:
-        memory = memory._replace(actions=_longer(memory.actions, int(by * len(memory.actions))))
-    elif which == FRAMES:
-        memory = memory._replace(frames=_longer(memory.frames, int(by * len(memory.frames))))
-    elif which == ENTRIES:
+    if which == ENTRIES:
         # Only a memo: what is forgotten is found again.
         memory = memory._replace(entries=np.zeros((2 * len(memory.entries), 4), np.int64))
     elif which == DEPTHS:
         memory = memory._replace(heads=_longer(memory.heads, 2 * len(memory.heads)))
+    else:
+        names = _GROWING[which]
+        size = int(by * len(getattr(memory, names[0])))
+        size = min(size, most_states) if which == STATES else size
+        memory = memory._replace(**{name: _longer(getattr(memory, name), size) for name in names})
     return _without_indexes(memory)
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jsg.constrained.automata import explore
 from jsg.constrained.run.trie import SortedTokens, Trie, make_trie
 from jsg.constrained.utf8 import Rest, next_bytes
 
@@ -98,16 +99,15 @@ def mask_of(ids: NDArray[np.int32], num_words: int) -> NDArray[np.uint32]:
 
 def ordinary_chars(excluded: bytes) -> NDArray[np.int16]:
     """All characters but controls (C0, DEL, C1) and those of the ASCII characters `excluded`; see `Slice.chars`."""
-    numbers: dict[Rest, int] = {(): 0}
+
+    def steps(rest: Rest) -> list[tuple[tuple[int, int], Rest]]:
+        return [((first, last), after) for first, last, after in next_bytes(rest)]
+
     rows: list[NDArray[np.int16]] = []
-    waiting: list[Rest] = [()]
-    for rest in waiting:  # `waiting` grows while it is walked.
+    for edges in explore((), steps)[1]:
         row = np.full(256, _DEAD, np.int16)
-        for first, last, after in next_bytes(rest):
-            if after not in numbers:
-                numbers[after] = len(waiting)
-                waiting.append(after)
-            row[first : last + 1] = numbers[after]
+        for (first, last), after in edges:
+            row[first : last + 1] = after
         rows.append(row)
     rows[0][[*range(0x20), 0x7F, *excluded]] = _DEAD
     # C1 begins with C2 80 to C2 9F, so the byte C2 leads to a state of its own.
@@ -128,7 +128,7 @@ def _ascii_chars(chars: bytes) -> NDArray[np.int16]:
 
 
 def _is_made_of(tokens: SortedTokens, chars: NDArray[np.int16]) -> NDArray[np.bool_]:
-    """For each token whether it is whole characters of this set."""
+    """bool[n], whether each token is made of whole characters of this set."""
     lengths = np.diff(tokens.start)
     states = np.zeros(len(lengths), np.int16)
     rows = np.arange(len(lengths))

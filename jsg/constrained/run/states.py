@@ -341,7 +341,7 @@ def expand_plain(t: StaticTables, m: Memory, state: int) -> int:
 
 @inlined
 def frame_slot(m: Memory, parent: int, back: int, loop: int, count: int, mask: int) -> int:
-    """Where in `frame_index` a frame is, or would be."""
+    """The slot of `frame_index` in which a frame is, or would be."""
     slots = len(m.frame_index) - 1
     slot = mixed((mixed(parent + 2) + mixed(back * 3 + 1) + mixed(loop + 7)) & 0xFFFFFFF)
     slot += mixed(count & 0xFFFFFFF) + mixed((mask & 0xFFFFFFF) ^ ((mask >> 32) & 0xFFFFFFF))

@@ -52,9 +52,9 @@ from jsg.constrained.tables import (
 )
 
 _ITEM_STEPS = 12
-"""For one head and one byte."""
+"""Steps for one head and one byte."""
 _MOST_JOINED = 1024
-"""Positions. Each head that joins makes a state, so thousands of them would take time that grows with the square."""
+"""Positions of a state that a head may join. Each join makes a state, so thousands of joins take quadratic time."""
 
 
 @inlined

@@ -115,7 +115,7 @@ def make_trie(tokens: SortedTokens) -> Trie:
 
 
 def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where pieces of these lengths begin that lie one after another, and where the last one ends."""
+    """The offsets at which pieces of these lengths begin in a row, and the end of the last one."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
 
 
@@ -136,7 +136,7 @@ def _shared_with_previous(
 
 
 def _ends_of_subtrees(depth: NDArray[np.uint16]) -> NDArray[np.int32]:
-    """For each node of a preorder the first node behind its subtree."""
+    """The first node behind the subtree of each node of a preorder."""
     num_nodes = len(depth)
     by_depth = np.argsort(depth, kind="stable")
     level_start = _offsets(np.bincount(depth))

@@ -87,7 +87,7 @@ class Vocabulary:
         return self.trie.num_bytes + self.eos_mask.nbytes + self.all_mask.nbytes + self.slices.num_bytes
 
     def _texts_of(self, special_names: Mapping[int, str]) -> list[bytes]:
-        """For each token what a grammar reads for it."""
+        """The bytes that a grammar reads for each token."""
         # A token with bytes that UTF-8 never has is no text either, so that no text can spell a special token.
         texts = [token if may_be_text(token) else b"" for token in self.tokens]
         for i in self.special_ids.union(self.eos_ids).intersection(range(len(texts))):

@@ -1,51 +1,38 @@
-"""Reads the members of a JSON object one by one, and refuses what is missing, wrong or unknown with its place."""
+"""Reads the JSON objects of a structural tag member by member, and refuses what is missing, wrong or unknown."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, final
 
 from jsg.errors import GrammarError
 
+PARAM = "structural_tag"
 _MAX_COUNT = 2**31 - 1
 _MISSING = object()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """The place where something stands.
-
-    Attributes:
-        param: The client's name for the whole grammar.
-        path: The way from the grammar to the place, as messages show it.
-    """
-
-    param: str
-    path: str
-
-    def at(self, step: str) -> "Place":
-        """The place one step further in."""
-        return Place(self.param, f"{self.path}{step}")
-
-
 @final
 class Fields:
-    """The members of one object. `end` refuses those that nobody has asked for, so that none is ignored."""
+    """The members of one object. `end` refuses those that nobody has asked for, so that none is ignored.
 
-    def __init__(self, members: dict[str, Any], place: Place):
-        self.place = place
+    Attributes:
+        path: The way from the grammar to the object, as messages show it.
+    """
+
+    def __init__(self, members: dict[str, Any], path: str):
+        self.path = path
         self._members = members
         self._unread = set(members)
 
     @classmethod
-    def read(cls, value: Any, place: Place) -> "Fields":
+    def read(cls, value: Any, path: str) -> "Fields":
         """The members of a value that must be an object."""
         if not isinstance(value, dict):
-            raise GrammarError(f"{place.path} must be an object, but is {_shown(value)}; correct it", place.param)
-        return cls(value, place)
+            raise GrammarError(f"{path} must be an object, but is {_shown(value)}; correct it", PARAM)
+        return cls(value, path)
 
     def refusal(self, rule: str, received: str, remedy: str) -> GrammarError:
         """The error for a rule that does not hold here."""
-        return GrammarError(f"{self.place.path}: {rule}, but got {received}; {remedy}", self.place.param)
+        return GrammarError(f"{self.path}: {rule}, but got {received}; {remedy}", PARAM)
 
     def end(self) -> None:
         """Refuses members that were not asked for."""
@@ -94,11 +81,11 @@ class Fields:
 
     def object(self, name: str) -> "Fields":
         """A member that must be an object."""
-        return Fields.read(self.value(name), self.place.at(f".{name}"))
+        return Fields.read(self.value(name), f"{self.path}.{name}")
 
     def objects(self, name: str) -> "list[Fields]":
         """A member that must be a list of one or more objects."""
-        return [Fields.read(each, self.place.at(f".{name}[{i}]")) for i, each in enumerate(self.list(name))]
+        return [Fields.read(each, f"{self.path}.{name}[{i}]") for i, each in enumerate(self.list(name))]
 
     def pairs(self, name: str) -> "list[tuple[str, Fields]]":
         """A member that must be a list of pairs (text, object)."""
@@ -106,7 +93,7 @@ class Fields:
         for i, each in enumerate(self.list(name)):
             if not isinstance(each, list) or len(each) != 2 or not isinstance(each[0], str) or not each[0]:
                 raise self._wrong(name, "a list of pairs of a text and a format", each)
-            result.append((self.checked(name, each[0]), Fields.read(each[1], self.place.at(f".{name}[{i}][1]"))))
+            result.append((self.checked(name, each[0]), Fields.read(each[1], f"{self.path}.{name}[{i}][1]")))
         return result
 
     def flag(self, name: str, *, default: bool = False) -> bool:

@@ -9,17 +9,18 @@ from jsg.constrained.chars import charset
 from jsg.constrained.ir import Automaton, ByteSet, Expr, seq
 from jsg.constrained.limits import Limits, check
 from jsg.constrained.special_tokens import FIRST_BYTE
+from jsg.constrained.tags.fields import PARAM
 from jsg.constrained.utf8 import Rest, next_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Branch:
-    """What follows where `text` comes up.
+    """A text that may come up in free text, and what follows it.
 
     Attributes:
-        text: Not empty; whole characters, or a special token's spelling.
+        text: Whole characters, or a special token's spelling; never empty.
         then: What must follow; None where the text must not come up at all.
-        is_last: Nothing more follows after that; otherwise free text goes on.
+        is_last: Whether the whole text ends after that; otherwise free text goes on.
     """
 
     text: bytes
@@ -27,18 +28,17 @@ class Branch:
     is_last: bool = False
 
 
-def free_text(branches: Sequence[Branch], limits: Limits, param: str, *, may_end: bool) -> Expr:
+def free_text(branches: Sequence[Branch], limits: Limits, *, may_end: bool) -> Expr:
     """UTF-8 text in which what a branch says follows its text. The text that is complete first counts.
 
     Where two are complete at once any of them may go on, unless one is forbidden.
 
     Args:
         branches: No two with the same text.
-        limits: Bound the states.
-        param: The client's name for the grammar.
-        may_end: Whether the text may end while it is free, be it within the beginning of a branch's text.
+        limits: They bound the states.
+        may_end: Whether the free text may end anywhere, even where the beginning of a branch's text has come up.
     """
-    return _FreeText(branches, limits, param).automaton(may_end)
+    return _FreeText(branches, limits).automaton(may_end)
 
 
 class _FreeText:
@@ -47,11 +47,11 @@ class _FreeText:
     A state is (node of the trie of texts, rest of the character); the free text begins at (0, ()).
     """
 
-    def __init__(self, branches: Sequence[Branch], limits: Limits, param: str):
+    def __init__(self, branches: Sequence[Branch], limits: Limits):
         self._children: list[dict[int, int]] = [{}]
         self._branches: list[list[Branch]] = [[]]
         self._is_special = [False]
-        check(sum(len(branch.text) for branch in branches), limits.char_states, "bytes of triggers and ends", param)
+        check(sum(len(branch.text) for branch in branches), limits.char_states, "bytes of triggers and ends", PARAM)
         for branch in branches:
             node = 0
             for byte in branch.text:

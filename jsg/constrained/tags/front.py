@@ -15,20 +15,19 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from jsg.constrained.compose import merge_rules
-from jsg.constrained.ir import EMPTY, Call, Expr, Grammar, Repeat, alt, literal, optional, seq
+from jsg.constrained.chars import charset
+from jsg.constrained.ebnf.parser import ebnf_grammar
+from jsg.constrained.ir import EMPTY, Call, Expr, Grammar, Repeat, alt, literal, merge_rules, optional, seq
 from jsg.constrained.json_input import read_json
 from jsg.constrained.limits import LIMITS, Limits, check
+from jsg.constrained.regex.parse import regex_grammar
+from jsg.constrained.schema.front import schema_grammar
 from jsg.constrained.special_tokens import FIRST_BYTE, LAST_BYTE, may_be_text, special_bytes
-from jsg.constrained.tags.fields import Fields, Place
+from jsg.constrained.tags.fields import PARAM, Fields
 from jsg.constrained.tags.free_text import Branch, free_text
 from jsg.constrained.utf8 import utf8
 from jsg.errors import GrammarError
 from jsg.types import PropertyOrder, Whitespace
-
-PARAM = "structural_tag"
-_ALL = ((0, 0xD7FF), (0xE000, 0x10FFFF))
-_START = "structural_tag"
 
 Ends = tuple[bytes, ...]
 """Strings, one of which must follow a format. () where nothing need follow."""
@@ -45,20 +44,20 @@ def structural_tag_grammar(
 
     Args:
         text: The tag as JSON.
-        limits: Fuel.
-        whitespace: In the JSON of its schemas.
-        property_order: Of its schemas.
+        limits: What the grammar may cost.
+        whitespace: The whitespace in the JSON of its schemas.
+        property_order: The order of the properties in its schemas.
 
     Raises:
-        GrammarError: It is no structural tag, or uses something that is not supported.
+        GrammarError: The text is no structural tag, or uses something that is not supported.
     """
-    fields = Fields.read(read_json(text, PARAM, limits), Place(PARAM, "the structural tag"))
+    fields = Fields.read(read_json(text, PARAM, limits), "the structural tag")
     fields.expect_type("structural_tag")
     formats = _Formats(limits, whitespace, property_order)
     is_tree = fields.has("format")
     expr = formats.of(fields.object("format"), ()) if is_tree else formats.of_structures(fields)
     fields.end()
-    return Grammar(_START, {_START: expr, **formats.rules}, annotations=tuple(formats.annotations))
+    return Grammar(PARAM, {PARAM: expr, **formats.rules}, annotations=tuple(formats.annotations))
 
 
 @final
@@ -67,7 +66,7 @@ class _Formats:
 
     Attributes:
         rules: The rules so far; none is called `structural_tag`.
-        annotations: What its schemas have in them that is not enforced, and where, for people.
+        annotations: What its schemas have in them that is not enforced, and where, for reports.
     """
 
     def __init__(self, limits: Limits, whitespace: Whitespace, property_order: PropertyOrder):
@@ -80,8 +79,8 @@ class _Formats:
         self._compilers: dict[str, Callable[[Fields, Ends], Expr]] = {
             "const_string": self._const_string,
             "json_schema": self._json_schema,
-            "regex": self._regex,
-            "grammar": self._grammar,
+            "regex": functools.partial(self._embedded, "pattern", regex_grammar),
+            "grammar": functools.partial(self._embedded, "grammar", ebnf_grammar),
             "any_text": self._any_text,
             "sequence": self._sequence,
             "or": self._or,
@@ -115,7 +114,7 @@ class _Formats:
         tags: list[tuple[bytes, Expr]] = []
         for structure in fields.objects("structures"):
             begin = structure.string("begin").encode()
-            schema = self._schema(structure.value("schema"), structure.place)
+            schema = self._schema(structure.value("schema"), structure.path)
             end = structure.string("end")
             structure.end()
             tags.append((begin, seq(schema, literal(end))))
@@ -133,20 +132,12 @@ class _Formats:
         schema = fields.value("json_schema")
         fields.expect_only("style", "json", "JSON is the only style here")
         is_free = fields.flag("any_order") or self._property_order == "free"
-        return seq(self._schema(schema, fields.place, "free" if is_free else "declared"), _one_of(ends))
+        return seq(self._schema(schema, fields.path, "free" if is_free else "declared"), _one_of(ends))
 
-    def _regex(self, fields: Fields, ends: Ends) -> Expr:
-        from jsg.constrained.regex.front import regex_grammar
-
-        pattern = fields.string("pattern")
-        part = self._merge(("regex", pattern), fields.place, lambda: regex_grammar(pattern, self._limits))
-        return seq(part, _one_of(ends))
-
-    def _grammar(self, fields: Fields, ends: Ends) -> Expr:
-        from jsg.constrained.ebnf.front import ebnf_grammar
-
-        text = fields.string("grammar")
-        part = self._merge(("ebnf", text), fields.place, lambda: ebnf_grammar(text, self._limits))
+    def _embedded(self, member: str, make: Callable[[str, Limits], Grammar], fields: Fields, ends: Ends) -> Expr:
+        """A grammar of another kind, whose text is a member of the format."""
+        text = fields.string(member)
+        part = self._merge((member, text), fields.path, lambda: make(text, self._limits))
         return seq(part, _one_of(ends))
 
     def _any_text(self, fields: Fields, ends: Ends) -> Expr:
@@ -154,15 +145,14 @@ class _Formats:
         most = fields.count("max_chars")
         fields.expect_only("max_tokens", None, "a grammar over bytes cannot count tokens; use max_chars")
         if most is None:
-            branches = [Branch(text, None) for text in excluded if text not in ends]
-            return self._free_text([*branches, *_last(ends)], may_end=not ends)
+            return self._free_text([], excluded, ends)
         if excluded or ends:
             raise fields.refusal(
                 "any_text may have max_chars only where nothing is excluded and no end follows it",
                 "both",
                 "leave max_chars out",
             )
-        return Repeat(utf8(_ALL), 0, most)
+        return Repeat(utf8(charset.UNIVERSE), 0, most)
 
     # Formats made of others.
 
@@ -192,7 +182,7 @@ class _Formats:
         return seq(literal(begin), rest, _one_of(ends))
 
     def _tag_parts(self, fields: Fields) -> tuple[bytes, Expr]:
-        """What a tag begins with, and the rest of it."""
+        """The text that a tag begins with, and an expression of the rest."""
         begin = _text_or_token(fields, "begin", fields.value("begin"))
         end = fields.value("end")
         choices = [_text_or_token(fields, "end", each) for each in (end if isinstance(end, list) else [end])]
@@ -243,14 +233,13 @@ class _Formats:
         tail = _one_of(ends) if is_last else EMPTY
         calls = {trigger: self._rule("tags", alt(*found)) for trigger, found in by_trigger.items()}
         branches = [Branch(trigger, seq(call, tail), is_last=is_last) for trigger, call in calls.items()]
-        branches += [Branch(text, None) for text in excluded if text not in ends]
         self._check_reachable(fields, [*calls], [*excluded, *ends])
         if not at_least_one:
-            return self._free_text([*branches, *_last(ends)], may_end=not ends)
+            return self._free_text(branches, excluded, ends)
         first = alt(*(seq(literal(trigger), call) for trigger, call in calls.items()))
         if is_last:
             return seq(first, tail)
-        return seq(first, self._free_text([*branches, *_last(ends)], may_end=not ends))
+        return seq(first, self._free_text(branches, excluded, ends))
 
     def _tags_with_separator(self, fields: Fields, ends: Ends) -> Expr:
         tag = alt(*(seq(literal(begin), rest) for begin, rest in self._tags(fields)))
@@ -268,8 +257,7 @@ class _Formats:
             tail = _one_of(ends) if is_last else EMPTY
             branches.append(Branch(trigger.encode(), seq(then, tail), is_last=is_last))
         self._check_reachable(fields, [branch.text for branch in branches], [*excluded, *ends])
-        branches += [Branch(text, None) for text in excluded if text not in ends]
-        return self._free_text([*branches, *_last(ends)], may_end=not ends)
+        return self._free_text(branches, excluded, ends)
 
     # What formats share.
 
@@ -288,28 +276,29 @@ class _Formats:
                         "change one of them",
                     )
 
-    def _free_text(self, branches: Sequence[Branch], *, may_end: bool) -> Expr:
-        return self._rule("text", free_text(branches, self._limits, PARAM, may_end=may_end))
+    def _free_text(self, branches: Sequence[Branch], excluded: Sequence[bytes], ends: Ends) -> Expr:
+        """Free text with branches, without the excluded texts, up to one of `ends`."""
+        forbidden = [Branch(text, None) for text in excluded if text not in ends]
+        last = [Branch(end, EMPTY, is_last=True) for end in ends]
+        return self._rule("text", free_text([*branches, *forbidden, *last], self._limits, may_end=not ends))
 
-    def _schema(self, schema: Any, place: Place, property_order: PropertyOrder | None = None) -> Expr:
-        from jsg.constrained.schema.front import schema_grammar
-
+    def _schema(self, schema: Any, path: str, property_order: PropertyOrder | None = None) -> Expr:
         order: PropertyOrder = property_order or self._property_order
         text = json.dumps(schema)
         return self._merge(
-            ("json_schema", order, text), place, lambda: schema_grammar(text, self._whitespace, order, self._limits)
+            ("json_schema", order, text), path, lambda: schema_grammar(text, self._whitespace, order, self._limits)
         )
 
-    def _merge(self, key: tuple[str, ...], place: Place, make: Callable[[], Grammar]) -> Call:
+    def _merge(self, key: tuple[str, ...], path: str, make: Callable[[], Grammar]) -> Call:
         """A call of another grammar. Its rules are added once, however often it stands in the tag."""
         if key not in self._merged:
             try:
                 grammar = make()
             except GrammarError as error:
-                raise GrammarError(f"{place.path}: {error}", PARAM) from error
+                raise GrammarError(f"{path}: {error}", PARAM) from error
             start, rules = merge_rules(grammar, f"{len(self._merged)}:")
             self.rules |= rules
-            self.annotations += [f"{annotation} in {place.path}" for annotation in grammar.annotations]
+            self.annotations += [f"{annotation} in {path}" for annotation in grammar.annotations]
             self._merged[key] = Call(start)
         return self._merged[key]
 
@@ -324,10 +313,6 @@ class _Formats:
 
 def _one_of(ends: Ends) -> Expr:
     return alt(*map(literal, ends)) if ends else EMPTY
-
-
-def _last(ends: Ends) -> list[Branch]:
-    return [Branch(end, EMPTY, is_last=True) for end in ends]
 
 
 def _shortest(triggers: Sequence[bytes]) -> list[bytes]:
@@ -347,7 +332,7 @@ def _text_or_token(fields: Fields, name: str, value: Any) -> bytes:
     """The bytes of a text, or of the special token that a format of type token names."""
     if isinstance(value, str):
         return fields.checked(name, value).encode()
-    token = Fields.read(value, fields.place.at(f".{name}"))
+    token = Fields.read(value, f"{fields.path}.{name}")
     token.expect_type("token")
     spelling = _spelling(token)
     token.end()

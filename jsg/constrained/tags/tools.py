@@ -53,14 +53,14 @@ def tools_to_structural_tag(
     it is calls and nothing else, at least one; with a named tool exactly one call of that.
 
     Args:
-        tools: What may be called.
-        tool_choice: What the client asks for.
+        tools: The tools that may be called.
+        tool_choice: The choice of the client.
         dialect: How the model writes a call.
         parallel: An answer may have several calls; after the only one nothing follows.
-        special_tokens: Written forms of the tokenizer's special tokens. Where the dialect's markers are among them they
-            stand as such, not as text.
-        whitespace: In the arguments.
-        property_order: Of the arguments.
+        special_tokens: Written forms of the tokenizer's special tokens. A marker of the dialect that is among them
+            stands as a special token, not as text.
+        whitespace: The whitespace in the arguments.
+        property_order: The order of the properties in the arguments.
 
     Raises:
         GrammarError: The named tool is not among the tools, two have one name, or arguments could not be an object.
@@ -71,35 +71,23 @@ def tools_to_structural_tag(
     if isinstance(tool_choice, NamedTool):
         tools = [tool for tool in tools if tool.name == tool_choice.name]
         parallel = False
-    markers = _Markers(frozenset(special_tokens))
+    special = frozenset(special_tokens)
     make = {"hermes": _hermes, "mistral": _mistral, "llama3_json": _llama3}[dialect]
-    tag = {"type": "structural_tag", "format": make(tools, tool_choice == "auto", parallel, markers)}
+    tag = {"type": "structural_tag", "format": make(tools, tool_choice == "auto", parallel, special)}
     return GrammarSpec("structural_tag", json.dumps(tag, ensure_ascii=False), whitespace, property_order)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Markers:
-    """The markers of a dialect, which may be special tokens.
-
-    Attributes:
-        special_tokens: Written forms of all special tokens.
-    """
-
-    special_tokens: frozenset[str]
-
-    def is_special(self, marker: str) -> bool:
-        return marker in self.special_tokens
-
-    def format(self, marker: str) -> str | Format:
-        """How a tag names the marker."""
-        return {"type": "token", "token": marker} if self.is_special(marker) else marker
-
-    def spellings(self, marker: str) -> list[str | Format]:
-        """All spellings that look like the marker: as a special token, and as plain characters."""
-        return [marker, self.format(marker)] if self.is_special(marker) else [marker]
+def _marker(text: str, special: Collection[str]) -> str | Format:
+    """How a tag names a marker of a dialect: as a special token where it is one."""
+    return {"type": "token", "token": text} if text in special else text
 
 
-def _hermes(tools: Sequence[Tool], is_auto: bool, parallel: bool, markers: _Markers) -> Format:
+def _spellings(text: str, special: Collection[str]) -> list[str | Format]:
+    """All spellings that look like a marker: as plain characters, and as a special token where it is one."""
+    return [text, _marker(text, special)] if text in special else [text]
+
+
+def _hermes(tools: Sequence[Tool], is_auto: bool, parallel: bool, special: Collection[str]) -> Format:
     def tag(tool: Tool, begin: str | Format, end: str | Format | list[str | Format]) -> Format:
         head, body, tail = _call(tool, "arguments")
         content = _sequence(_text("\n" + head), body, _text(tail + "\n"))
@@ -107,36 +95,36 @@ def _hermes(tools: Sequence[Tool], is_auto: bool, parallel: bool, markers: _Mark
 
     opening, closing = "<tool_call>", "</tool_call>"
     if is_auto:
-        triggers = markers.spellings(opening)
-        ends = markers.spellings(closing)
+        triggers = _spellings(opening, special)
+        ends = _spellings(closing, special)
         return _triggered(triggers, [tag(tool, begin, ends) for tool in tools for begin in triggers], parallel)
-    tags = [tag(tool, markers.format(opening), markers.format(closing)) for tool in tools]
+    tags = [tag(tool, _marker(opening, special), _marker(closing, special)) for tool in tools]
     return _list(tags, "\n", parallel)
 
 
-def _mistral(tools: Sequence[Tool], is_auto: bool, parallel: bool, markers: _Markers) -> Format:
+def _mistral(tools: Sequence[Tool], is_auto: bool, parallel: bool, special: Collection[str]) -> Format:
     calls = _list([_plain_tag(tool, "arguments") for tool in tools], ", ", parallel)
     content = _sequence(_text("["), calls, _text("]"))
     opening = "[TOOL_CALLS]"
     if is_auto:
-        triggers = markers.spellings(opening)
+        triggers = _spellings(opening, special)
         tags = [{"type": "tag", "begin": begin, "content": content, "end": ""} for begin in triggers]
         return _triggered(triggers, tags, parallel=False)
-    return {"type": "tag", "begin": markers.format(opening), "content": content, "end": ""}
+    return {"type": "tag", "begin": _marker(opening, special), "content": content, "end": ""}
 
 
-def _llama3(tools: Sequence[Tool], is_auto: bool, parallel: bool, markers: _Markers) -> Format:
+def _llama3(tools: Sequence[Tool], is_auto: bool, parallel: bool, special: Collection[str]) -> Format:
     tags = [_plain_tag(tool, "parameters") for tool in tools]
     calls = _list([*tags], "; ", parallel)
     opening = "<|python_tag|>"
     if not is_auto:
         optional_tag = {"type": "optional", "content": {"type": "token", "token": opening}}
-        return _sequence(optional_tag, calls) if markers.is_special(opening) else calls
+        return _sequence(optional_tag, calls) if opening in special else calls
     triggers: list[str | Format] = ['{"name"']
-    if markers.is_special(opening):
-        triggers.append(markers.format(opening))
-        tags.append({"type": "tag", "begin": markers.format(opening), "content": calls, "end": ""})
-    # What else a reader of the answer takes for the beginning of a call.
+    if opening in special:
+        triggers.append(_marker(opening, special))
+        tags.append({"type": "tag", "begin": _marker(opening, special), "content": calls, "end": ""})
+    # A reader of the answer takes these, too, for the beginning of a call.
     excludes = [opening, '{"type": "function"']
     return _triggered(triggers, tags, parallel) | {"excludes": excludes}
 

@@ -12,8 +12,8 @@ from typing import final
 
 import numpy as np
 
+from jsg.constrained.grammar import GrammarMasker
 from jsg.constrained.limits import STEP_STEPS
-from jsg.constrained.run.masker import GrammarMasker
 from jsg.engine.device.mask_pool import MaskPool, num_words
 from jsg.engine.device.packing import needs_tables
 from jsg.engine.grammars.jump import MOST_LOOKED_BACK, Tokens

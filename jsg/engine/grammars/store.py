@@ -4,8 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import final
 
-from jsg.constrained.grammar import CompiledGrammar
-from jsg.constrained.run.masker import GrammarMasker
+from jsg.constrained.grammar import CompiledGrammar, GrammarMasker
 from jsg.constrained.tables import StaticTables
 from jsg.engine.grammars.lexicon import Lexicon, LexiconLoader
 from jsg.errors import QueueFullError, RequestError

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from jsg.constrained.ebnf.front import ebnf_grammar
+from jsg.constrained.ebnf.parser import ebnf_grammar
 from jsg.constrained.limits import LIMITS
 from jsg.constrained.run.machine import Machine
 from tests.constrained.texts import accepts, machine_of, most_heads

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from jsg.constrained.compiler import compile_tables
-from jsg.constrained.grammar import MEMO_BYTES, CompiledGrammar
+from jsg.constrained.grammar import MAX_FORCED_BYTES, MEMO_BYTES, CompiledGrammar
 from jsg.constrained.limits import LIMITS, Account, Limits
 from jsg.constrained.run.machine import Machine
 from jsg.constrained.run.mask_cache import MaskCache
-from jsg.constrained.run.places import MAX_FORCED_BYTES
 from jsg.constrained.run.slices import ordinary_chars
 from jsg.constrained.run.trie import make_trie, sort_tokens
 from jsg.constrained.tables import StaticTables
@@ -123,13 +122,13 @@ def test_tokens_that_are_taken_back_have_paid_only_once():
     with pytest.raises(GrammarError, match=NO_STEPS):  # noqa: PT012 - at some turn of many
         for turn in range(1_000):
             assert masker.accept(1 + turn % 26)
-            masker.places.forget()
+            masker.grammar.forget()
             masker.mask_key()
             masker.rollback(1)
     other = masker.fork()
     with pytest.raises(GrammarError, match=NO_STEPS):
         other.mask_key()
-    assert masker.places.start is not None and masker.num_accepted == 1
+    assert masker.grammar.start is not None and masker.num_accepted == 1
 
 
 def test_a_text_without_fuel_leaves_the_others_theirs():

@@ -13,7 +13,7 @@ import pytest
 from jsg.constrained import ir
 from jsg.constrained.build import ambiguity
 from jsg.constrained.compiler import compile_tables
-from jsg.constrained.regex.front import regex_grammar
+from jsg.constrained.regex.parse import regex_grammar
 from jsg.constrained.run.machine import Machine
 from jsg.errors import GrammarError
 from jsg.types import GrammarKind, GrammarSpec

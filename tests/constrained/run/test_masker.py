@@ -2,17 +2,16 @@
 
 import random
 import threading
+import unittest.mock
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from jsg.constrained.build.builder import build
-from jsg.constrained.grammar import CompiledGrammar
+from jsg.constrained.grammar import CompiledGrammar, GrammarMasker
 from jsg.constrained.ir import ByteSet, Grammar, Literal, Repeat, Words, alt, literal, optional, seq
 from jsg.constrained.limits import LIMITS, Limits
-from jsg.constrained.run.masker import GrammarMasker
-from jsg.constrained.run.places import Places
 from jsg.constrained.run.slices import make_slices
 from jsg.constrained.run.trie import sort_tokens
 from jsg.constrained.run.vocab import Vocabulary
@@ -34,7 +33,8 @@ def new_masker(request: pytest.FixtureRequest) -> MakeMasker:
     ) -> GrammarMasker:
         if request.param == "machine":
             return CompiledGrammar(build(grammar), vocabulary, limits, memo_bytes).new_masker()
-        return GrammarMasker(Places(OracleMachine(grammar), vocabulary, memo_bytes))  # pyright: ignore[reportArgumentType]
+        with unittest.mock.patch("jsg.constrained.grammar.Machine", return_value=OracleMachine(grammar)):
+            return CompiledGrammar(build(grammar), vocabulary, memo_bytes=memo_bytes).new_masker()
 
     return make
 
@@ -162,7 +162,7 @@ def test_far_from_the_ends_of_a_count_masks_are_shared():
         assert masker.accept(letter)
     far = keys[10 : 2_000 - vocabulary.max_token_len]
     assert len(set(far)) == 1 and keys[0] != far[0] != keys[-1]
-    assert compiled._places.masks._entry_bytes < 200 * 1_000  # pyright: ignore[reportPrivateUsage]
+    assert compiled.masks._entry_bytes < 200 * 1_000  # pyright: ignore[reportPrivateUsage]
 
 
 def replay(masker: GrammarMasker, fresh: GrammarMasker, history: list[int], vocabulary: Vocabulary) -> None:
@@ -207,15 +207,15 @@ def test_rollback_fork_and_replay_in_any_order(new_masker: MakeMasker, sample: s
             break
         if step % 5 == 0:
             for masker, history in cursors:
-                replay(masker, GrammarMasker(reference.places), history, vocabulary)
+                replay(masker, GrammarMasker(reference.grammar), history, vocabulary)
     for masker, history in cursors:
-        replay(masker, GrammarMasker(reference.places), history, vocabulary)
+        replay(masker, GrammarMasker(reference.grammar), history, vocabulary)
 
 
 def test_maskers_of_one_grammar_do_not_disturb_each_other(new_masker: MakeMasker):
     vocabulary = odd_vocabulary()
     first = new_masker(json_grammar(), vocabulary)
-    second = GrammarMasker(first.places)
+    second = GrammarMasker(first.grammar)
     start = allowed(second, vocabulary)
     for token in tokenize(vocabulary, b'{"a": [1, 2'):
         assert first.accept(token)
@@ -238,9 +238,9 @@ def test_forgetting_changes_no_answer_and_keeps_what_cursors_stand_on(new_masker
         keys.append(masker.mask_key())
         assert masker.accept(token)
     other = masker.fork()
-    masker.places.forget()
+    masker.grammar.forget()
     masker.rollback(3)
-    masker.places.forget()
+    masker.grammar.forget()
     for back in range(len(tokens) - 4, -1, -1):
         masker.rollback(1)
         assert masker.mask_key() == keys[back]
@@ -252,14 +252,14 @@ def test_the_memo_is_bounded(new_masker: MakeMasker):
     limit = 100_000
     masker = new_masker(json_grammar(), vocabulary, limit)
     rng = np.random.default_rng(3)
-    places, start = masker.places, masker.fork()
+    bound, start = masker.grammar, masker.fork()
     most = 0
     for _ in range(40):
         masker = start.fork()
         for _ in range(30):
             tokens = sorted(allowed(masker, vocabulary))
             assert masker.accept(int(rng.choice(tokens)))
-            most = max(most, places.num_bytes - places.machine.num_bytes)
+            most = max(most, bound.masks.num_bytes + bound._link_bytes)
     assert limit / 2 < most <= limit
 
 
@@ -275,7 +275,7 @@ def test_keys_name_masks(new_masker: MakeMasker):
         keys.append(key)
         assert masker.accept(token)
     assert len({frozenset(mask) for mask in by_key.values()}) == len(by_key) < len(keys)
-    again = GrammarMasker(masker.places)
+    again = GrammarMasker(masker.grammar)
     for token, key in zip(tokenize(vocabulary, b'{"a": [1'), keys, strict=False):
         assert again.mask_key() == key
         assert again.accept(token)
@@ -299,7 +299,7 @@ def test_after_eos_the_text_is_over(new_masker: MakeMasker):
     assert masker.is_complete() and masker.is_finished() and masker.forced_bytes() == b""
     assert allowed(masker, vocabulary) == {1, 4}
     assert not masker.accept(ab) and masker.accept(4) and masker.num_accepted == 3
-    masker.places.forget()
+    masker.grammar.forget()
     assert allowed(masker, vocabulary) == {1, 4} and masker.accept(1)
     masker.rollback(3)
     assert masker.num_accepted == 1 and masker.accept(ab) and masker.is_finished()
@@ -396,7 +396,7 @@ def test_one_text_that_needs_too_many_states_leaves_the_others_theirs():
             assert masker.accept(token)
             text += ("", "a", "b", "ab", "bb")[token]
             assert masker.is_complete() == (len(text) > 20 and text[-21] == "a")
-        assert masker.places.machine.num_states <= 300
+        assert masker.grammar.machine.num_states <= 300
     text = "ab"
     for token in (1, 2, 3, 4) * 5:
         assert early.accept(token)
@@ -422,9 +422,9 @@ def test_threads_share_a_grammar_without_disturbing_each_other(new_masker: MakeM
     texts = [b'{"a": [1, 2, true], "b": {}}', b'[[["abc", 12], []], {"x": "y"}]', b'"abcabcabcabcabc"', b"-1.25"]
     expected = []
     for text in texts:
-        masker = GrammarMasker(reference.places)
+        masker = GrammarMasker(reference.grammar)
         expected.append([(masker.mask_key(), masker.accept(token)) for token in tokenize(vocabulary, text)])
-    shared = new_masker(json_grammar(), vocabulary, memo_bytes=30_000, limits=Limits(machine_bytes=500_000)).places
+    shared = new_masker(json_grammar(), vocabulary, memo_bytes=30_000, limits=Limits(machine_bytes=500_000)).grammar
     wrong: list[bytes] = []
 
     def read(text: bytes, answers: list[tuple[bytes | None, bool]]) -> None:
@@ -452,4 +452,3 @@ def test_a_grammar_says_how_much_memory_it_takes():
         masker.mask_key()
         assert masker.accept(token)
     assert grammar.num_bytes > before > tables.num_bytes
-    assert grammar.num_bytes == tables.num_bytes + masker.places.num_bytes

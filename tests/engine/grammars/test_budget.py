@@ -10,8 +10,8 @@ import pytest
 from jsg.cache.node import Root
 from jsg.cache.radix import PrefixLock
 from jsg.constrained.compiler import compile_tables
+from jsg.constrained.grammar import GrammarMasker
 from jsg.constrained.limits import STEP_STEPS
-from jsg.constrained.run.masker import GrammarMasker
 from jsg.engine.core import EngineCore
 from jsg.engine.device.mask_pool import MaskPool
 from jsg.engine.grammars.constraints import Constraints

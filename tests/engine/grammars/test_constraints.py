@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsg.constrained.compiler import compile_grammar
-from jsg.constrained.run.masker import GrammarMasker
+from jsg.constrained.grammar import GrammarMasker
 from jsg.engine.core import EngineCore
 from jsg.engine.device.executables import Executables
 from jsg.engine.device.mask_pool import MaskPool, num_words

@@ -63,7 +63,7 @@ def test_a_grammar_is_bound_when_it_is_first_needed_and_once(store: GrammarStore
     grammars = [held(store, 0) for _ in range(3)]
     assert len(set(map(id, grammars))) == 1 and grammars[0].machine is None
     maskers = [store.new_masker(grammar) for grammar in grammars]
-    assert len({id(masker.places) for masker in maskers}) == 1
+    assert len({id(masker.grammar) for masker in maskers}) == 1
     assert list(store._machines) == ["0"]
 
 
