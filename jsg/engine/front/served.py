@@ -1,4 +1,4 @@
-"""What a server asks of its engine, be it one process (`client.py`) or several (`fleet.py`). No JAX here."""
+"""What a server asks of its engine, which is one process (`client.py`) or several (`fleet.py`)."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -23,7 +23,7 @@ class Generating(Protocol):
         ...
 
     def abort(self, rid: str, owner: str = "") -> bool:
-        """Ends a live request of the owner. False when there is none of that rid."""
+        """Ends a live request of the owner; False where none has that rid."""
         ...
 
     def abort_all(self, owner: str | None = None, error: JsgError | None = None) -> int:
@@ -37,7 +37,7 @@ class Generating(Protocol):
 
 @runtime_checkable
 class EngineProcess(Protocol):
-    """One engine process, as those see it who watch a server. Nothing here changes anything."""
+    """One engine process as monitoring sees it. No member changes anything."""
 
     @property
     def info(self) -> ModelInfo:
@@ -46,21 +46,28 @@ class EngineProcess(Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is ready and has not ended."""
+        """Whether the engine is ready and has not ended."""
         ...
 
     @property
     def is_stalled(self) -> bool:
-        """Whether it lives, and has given no sign of life for some seconds."""
+        """Whether the engine lives, but has given no sign of life for some seconds."""
         ...
 
     async def stats(self) -> dict[str, int | float]:
-        """Counters and gauges. Raises EngineDeadError, or JsgError when it failed to tell."""
+        """Counters and gauges. Raises EngineDeadError, or JsgError where the engine fails to count them."""
         ...
 
 
-class Watched(Protocol):
-    """The state of the whole, and its caches."""
+@runtime_checkable
+class ServedEngine(Generating, Protocol):
+    """An engine process or several, and their caches.
+
+    Attributes:
+        grammars: Compiles the grammars of requests.
+    """
+
+    grammars: GrammarCompiler
 
     @property
     def is_alive(self) -> bool:
@@ -69,7 +76,7 @@ class Watched(Protocol):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether nothing that lives has given a sign of life for some seconds."""
+        """Whether no living engine has given a sign of life for some seconds."""
         ...
 
     @property
@@ -79,7 +86,7 @@ class Watched(Protocol):
 
     @property
     def routed(self) -> Mapping[tuple[int, Reason], int]:
-        """How many requests were given to which of them, and why; empty where there is one."""
+        """Requests that each engine has begun, by the reason for its choice; empty for one engine."""
         ...
 
     async def flush_cache(self) -> bool:
@@ -90,23 +97,12 @@ class Watched(Protocol):
         """The shape of the prefix cache, without any token. Raises JsgError."""
         ...
 
-
-@runtime_checkable
-class ServedEngine(Generating, Watched, Protocol):
-    """All of it.
-
-    Attributes:
-        grammars: Compiles what requests name.
-    """
-
-    grammars: GrammarCompiler
-
     async def ready(self) -> ModelInfo:
         """Waits for the end of the warm-up. Raises what the start raised, or EngineDeadError."""
         ...
 
     async def death(self) -> EngineDeadError:
-        """Waits until no request can be served any more, and says why."""
+        """Waits until no request can be served any more; returns an error that says why."""
         ...
 
     async def close(self, grace_s: float = ...) -> None:

@@ -1,6 +1,7 @@
-"""Grammars on their way to the engine: the processes that compile them, and the ledger of what the engine has."""
+"""Grammars on their way to the engine: the processes that compile them."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -16,7 +17,6 @@ from jsg.constrained.run.machine import Machine
 from jsg.constrained.tables import StaticTables
 from jsg.engine.front import grammar_workers
 from jsg.engine.front.grammar_compiler import GrammarCompiler
-from jsg.engine.front.grammar_ledger import GrammarLedger
 from jsg.engine.front.grammar_queue import MOST_AT_ONCE
 from jsg.engine.front.grammar_workers import GrammarWorkers
 from jsg.errors import GrammarError, JsgError, QueueFullError
@@ -110,8 +110,9 @@ def test_a_process_that_dies_fails_its_grammar_only_and_for_a_while(run):
         with pytest.raises(GrammarError, match="ended the process"):
             await compiler.tables(spec("a"))
         assert compiler.num_refused == 1
-        compiler._cache[spec("a").key] = compiler._cache[spec("a").key][0], 0.0  # long ago
-        return await compiler.tables(spec("b")), await compiler.tables(spec("a")), compiler._cached_bytes
+        known = compiler._cache.get(spec("a").key)
+        compiler._cache.put(spec("a").key, dataclasses.replace(known, until=0.0))  # long ago
+        return await compiler.tables(spec("b")), await compiler.tables(spec("a")), compiler._cache.num_bytes
 
     b, a, cached_bytes = run(use)
     assert matches(b, "b") and matches(a, "a") and cached_bytes == len(a) + len(b)
@@ -189,7 +190,7 @@ def test_old_tables_are_dropped_by_bytes(run):
     async def use(compiler):
         for i in range(20):
             await compiler.tables(spec(f"x{i}"))
-        return compiler._cached_bytes, len(compiler._cache)
+        return compiler._cache.num_bytes, len(compiler._cache._values)
 
     one = compile_tables(spec("x0")).to_bytes()
     cached_bytes, count = run(use, cache_bytes=5 * len(one))
@@ -214,20 +215,6 @@ def test_closing_ends_every_process(run):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-
-
-def test_the_ledger_forgets_the_least_recently_used_and_never_the_one_in_use():
-    ledger = GrammarLedger(max_bytes=100)
-    forgotten: list[str] = []
-    for key in "abc":
-        ledger.add(key, 40)
-        forgotten = ledger.use(key)
-    assert forgotten == ["a"] and "a" not in ledger
-    assert ledger.use("b") == []
-    ledger.add("d", 40)
-    assert ledger.use("d") == ["c"]
-    ledger.add("huge", 1000)
-    assert ledger.use("huge") == ["b", "d"] and "huge" in ledger
 
 
 def test_a_process_that_ends_while_idle_is_no_fault_of_the_next_grammar(run):

@@ -25,8 +25,8 @@ def directory(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-def test_a_marker_that_is_a_special_token_stands_as_one_where_the_grammar_names_it(directory):
-    lexicon = LexiconLoader(directory, 512, frozenset({257}), None).get()
+def test_a_marker_that_is_a_special_token_stands_as_one_where_the_grammar_names_it(directory, compile_cache_dir: str):
+    lexicon = LexiconLoader(directory, 512, frozenset({257}), pathlib.Path(compile_cache_dir)).get()
     tokenizer, vocabulary = lexicon.tokenizer, lexicon.vocabulary
     marker = tokenizer.token_id("[TOOL_CALLS]")
     assert marker in tokenizer.special_ids
