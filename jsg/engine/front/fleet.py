@@ -21,7 +21,6 @@ from jsg.engine.front.children import EngineChild
 from jsg.engine.front.client import STOP_GRACE_S, EngineClient
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.routing import Reason, Routed, Router
-from jsg.engine.front.served import ServedEngine
 from jsg.engine.front.streams import name_in_use
 from jsg.errors import EngineDeadError, JsgError
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
@@ -36,7 +35,7 @@ OnProgress = Callable[[Progress], None]
 
 def open_engines(
     children: Sequence[EngineChild], config: EngineConfig, on_progress: OnProgress | None = None
-) -> ServedEngine:
+) -> "EngineClient | EngineFleet":
     """The front's side of these engine processes. Must run on the event loop that will use it."""
     if len(children) == 1:
         return EngineClient(children[0], config, on_progress)
@@ -65,7 +64,7 @@ class _Live:
 
 @final
 class EngineFleet:
-    """Engine processes and the requests that are live in them; the interface is that of `EngineClient`.
+    """Engine processes and the requests that are live in them, with the methods of `EngineClient`.
 
     Attributes:
         engines: One client for each, in the order of their numbers.

@@ -81,11 +81,6 @@ class GrammarQueue[Worker, Result]:
         self._has_worker = False
         self._is_closed = False
 
-    @property
-    def num_waiting(self) -> int:
-        """Grammars that have not begun."""
-        return len(self._jobs) - self._begun.total()
-
     async def run(self, spec: GrammarSpec, owner: str) -> Result:
         """Compiles a grammar. A compilation that has begun goes on even if nobody waits for it any more.
 

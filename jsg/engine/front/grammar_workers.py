@@ -36,11 +36,6 @@ class GrammarWorkers:
         self._taken: set[Process] = set()
         self._is_closed = False
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the idle processes."""
-        return [process.pid for process in self._idle]
-
     async def take(self) -> Process:
         """An idle or a new process that is ready; hand it to `compile`.
 

@@ -101,11 +101,6 @@ class Router:
         )
 
     @property
-    def loads(self) -> list[int]:
-        """The load of each engine, in prompt tokens."""
-        return [lane.load for lane in self._lanes]
-
-    @property
     def routed(self) -> Mapping[tuple[int, Reason], int]:
         """Requests that each engine has begun, by the reason for its choice."""
         return self._routed

@@ -40,7 +40,7 @@ class Tokens:
     """
 
     def __init__(self, lexicon: Lexicon):
-        self._tokenizer = lexicon.tokenizer
+        self._lexicon = lexicon
         self._vocabulary = lexicon.vocabulary
         self._memo: dict[tuple[tuple[int, ...], bytes, Cut], tuple[int, ...]] = {}
         self._chosen: dict[tuple[int, bytes], tuple[int, int]] = {}  # the token that was chosen, and how sure it is
@@ -119,10 +119,10 @@ class Tokens:
 
     def _encode(self, text: bytes) -> list[int] | None:
         """The tokens of a text inside a longer one; None where no tokens spell exactly this text."""
-        puts_space = self._tokenizer.strips_leading_space
+        puts_space = self._lexicon.puts_space
         try:
             before = LINE_BREAK if puts_space else ""
-            tokens = self._tokenizer.encode(before + text.decode(), add_special_tokens=False, parse_special=False)
+            tokens = self._lexicon.encode(before + text.decode())
         except UnicodeDecodeError:
             return None
         if puts_space:

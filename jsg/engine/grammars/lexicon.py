@@ -1,11 +1,13 @@
 """What grammars need: the model's tokenizer, the bytes of its tokens, and loaded kernels."""
 
 import dataclasses
+import functools
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Protocol, final, runtime_checkable
+from typing import final
 
 from jsg.constrained.jit import default_kernel_cache, use_kernel_cache
 from jsg.constrained.run import kernel_cache
@@ -23,32 +25,18 @@ FIRST_REQUEST_S = 1.0
 half a second, which the request that the engine was started for should not feel."""
 
 
-@runtime_checkable
-class TextTokenizer(Protocol):
-    """What the engine needs of `jsg.processing.tokenizer.Tokenizer`, which only `LexiconLoader` imports.
-
-    Attributes:
-        strips_leading_space: Whether encoding puts a space before a text.
-        special_ids: Tokens that are no text.
-    """
-
-    strips_leading_space: bool
-    special_ids: frozenset[int]
-
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
-        """The tokens of a text."""
-        ...
-
-    def token_id(self, token: str) -> int | None:
-        """The id of a token by its written form, or None."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lexicon:
-    """The tokens of a model as text and as bytes."""
+    """The tokens of a model as text and as bytes.
 
-    tokenizer: TextTokenizer
+    Attributes:
+        encode: Gives the tokens of a text, in which no special token is read.
+        puts_space: Whether encoding puts a space before a text.
+        vocabulary: The bytes of all tokens.
+    """
+
+    encode: Callable[[str], list[int]]
+    puts_space: bool
     vocabulary: Vocabulary
 
 
@@ -158,7 +146,8 @@ class LexiconLoader:
         self._check_open()
         use_kernel_cache(self._kernels)
         _load_kernels(vocabulary)
-        return Lexicon(tokenizer, vocabulary)
+        encode = functools.partial(tokenizer.encode, add_special_tokens=False, parse_special=False)
+        return Lexicon(encode, tokenizer.strips_leading_space, vocabulary)
 
 
 def _load_kernels(vocabulary: Vocabulary) -> None:

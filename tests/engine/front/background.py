@@ -10,6 +10,8 @@ from jsg.config import EngineConfig
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.client import EngineClient
 from jsg.engine.front.fleet import EngineFleet
+from jsg.engine.front.grammar_queue import GrammarQueue
+from jsg.engine.front.grammar_workers import GrammarWorkers
 
 RUN_S = 120.0
 """No test takes so long, however busy the machine is."""
@@ -46,6 +48,16 @@ async def start_client(config: EngineConfig, *, core: str) -> EngineClient:
 def num_live(client: EngineClient | EngineFleet, owner: str | None = None) -> int:
     """Requests of an owner, or of everybody, that have begun and not ended."""
     return sum(len(engine._streams.all_of(owner)) for engine in client.engines)
+
+
+def idle_pids(workers: GrammarWorkers) -> list[int]:
+    """Process ids of the grammar processes that are idle."""
+    return [process.pid for process in workers._idle]
+
+
+def num_waiting(queue: GrammarQueue) -> int:
+    """Grammars that have not begun."""
+    return len(queue._jobs) - queue._begun.total()
 
 
 async def until(condition: Callable[[], bool]) -> None:

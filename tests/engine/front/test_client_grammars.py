@@ -11,7 +11,7 @@ from jsg.engine.front.client import EngineClient
 from jsg.errors import GrammarError, JsgError, ShuttingDownError
 from jsg.types import FinishReason, FinishType, GrammarSpec
 from tests.engine.fake_core import LATE
-from tests.engine.front.background import num_live, until
+from tests.engine.front.background import idle_pids, num_live, num_waiting, until
 from tests.engine.front.conftest import Use
 from tests.engine.front.test_client import collect, fake_engine, request, tokens_of
 
@@ -31,9 +31,9 @@ async def stopped_processes(client: EngineClient) -> list[int]:
     workers = client.grammars.workers
     await until(lambda: not workers._taken)
     await client.grammars.warm()
-    for pid in workers.pids:
+    for pid in idle_pids(workers):
         os.kill(pid, signal.SIGSTOP)
-    return workers.pids
+    return idle_pids(workers)
 
 
 def sizes_of_messages(client: EngineClient) -> list[int]:
@@ -129,11 +129,11 @@ def test_who_goes_while_the_grammar_waits_takes_it_out_of_the_line(use: Use):
         pids = await stopped_processes(client)
         asked = [asyncio.create_task(collect(client, with_grammar(str(i), f"b{i}"))) for i in range(30)]
         queue = client.grammars._queue
-        await until(lambda: queue.num_waiting > 20)
+        await until(lambda: num_waiting(queue) > 20)
         for task in asked:
             task.cancel()
         await asyncio.wait(asked)
-        assert queue.num_waiting == 0 and num_live(client) == 0
+        assert num_waiting(queue) == 0 and num_live(client) == 0
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
 
@@ -144,7 +144,7 @@ def test_an_engine_that_ends_leaves_nobody_waiting_for_a_grammar():
     async def main() -> None:
         async with fake_engine() as client:
             await client.grammars.warm()
-            (pid,) = client.grammars.workers.pids
+            (pid,) = idle_pids(client.grammars.workers)
             os.kill(pid, signal.SIGSTOP)
             asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
             await until(lambda: num_live(client) == 1)

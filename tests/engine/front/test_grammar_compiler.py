@@ -21,7 +21,7 @@ from jsg.engine.front.grammar_queue import MOST_AT_ONCE
 from jsg.engine.front.grammar_workers import GrammarWorkers
 from jsg.errors import GrammarError, JsgError, QueueFullError
 from jsg.types import GrammarSpec
-from tests.engine.front.background import BackgroundLoop, until
+from tests.engine.front.background import BackgroundLoop, idle_pids, until
 
 SLOW = GrammarSpec("json_schema", json.dumps({"enum": [f"{i:x} of many" for i in range(20_000)]}))
 
@@ -72,7 +72,7 @@ def run(loop: BackgroundLoop, processes: Processes) -> Callable[..., Any]:
 async def stopped_process(compiler: GrammarCompiler) -> int:
     """The process that will compile the next grammar; it does nothing until it is killed or continued."""
     await compiler.warm()
-    (pid,) = compiler.workers.pids
+    (pid,) = idle_pids(compiler.workers)
     os.kill(pid, signal.SIGSTOP)
     return pid
 
@@ -92,8 +92,8 @@ def test_a_refusal_is_remembered_and_the_process_goes_on(run):
         for _ in range(2):
             with pytest.raises(GrammarError, match="look"):
                 await compiler.tables(spec("(?=a)b"))
-        (pid,) = compiler.workers.pids
-        return await compiler.tables(spec("b")), compiler.num_refused, compiler.workers.pids == [pid]
+        (pid,) = idle_pids(compiler.workers)
+        return await compiler.tables(spec("b")), compiler.num_refused, idle_pids(compiler.workers) == [pid]
 
     tables, num_refused, is_same = run(use, blame_s=0.0)
     assert matches(tables, "b") and num_refused == 1 and is_same
@@ -103,7 +103,7 @@ def test_a_process_that_dies_fails_its_grammar_only_and_for_a_while(run):
     async def use(compiler):
         pid = await stopped_process(compiler)  # so that the grammar is still there when it dies
         asked = asyncio.ensure_future(compiler.tables(spec("a")))
-        await until(lambda: not compiler.workers.pids)
+        await until(lambda: not idle_pids(compiler.workers))
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(GrammarError, match="ended the process"):
             await asked
@@ -200,11 +200,11 @@ def test_old_tables_are_dropped_by_bytes(run):
 def test_closing_ends_every_process(run):
     async def use(compiler):
         await asyncio.gather(*(compiler.tables(spec(f"y{i}")) for i in range(8)))
-        pids = compiler.workers.pids
+        pids = idle_pids(compiler.workers)
         slow = [asyncio.ensure_future(compiler.tables(spec(f"z{i}"))) for i in range(8)]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        await until(lambda: not compiler.workers.pids)
+        await until(lambda: not idle_pids(compiler.workers))
         await compiler.close()
         for failure in await asyncio.gather(*slow, return_exceptions=True):
             assert isinstance(failure, JsgError) and "ending" in str(failure)
@@ -220,7 +220,7 @@ def test_closing_ends_every_process(run):
 def test_a_process_that_ends_while_idle_is_no_fault_of_the_next_grammar(run):
     async def use(compiler):
         await compiler.warm()
-        (pid,) = compiler.workers.pids
+        (pid,) = idle_pids(compiler.workers)
         process = compiler.workers._idle[0]
         os.kill(pid, signal.SIGKILL)
         await process.wait()
