@@ -86,7 +86,7 @@ class EngineCore:
         try:
             return self._step()
         except Exception:
-            self._runner.find_out()
+            self._runner.calls.find_out()
             raise
 
     def _step(self) -> list[RequestOutput]:
@@ -187,7 +187,7 @@ class EngineCore:
         try:
             self._outputs += self._commit_in_flight()
         except Exception:
-            self._runner.find_out()
+            self._runner.calls.find_out()
             raise
         return True
 
@@ -260,5 +260,5 @@ class EngineCore:
         if self._profiler is not None:
             self._profiler.close()
         self.grammars.close()
-        self._runner.close()
+        self._runner.calls.close()
         self._executables.close()

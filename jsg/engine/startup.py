@@ -164,6 +164,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
         JsgError: The model, the options or the memory do not allow it.
     """
     settings = _begin(config, report)
+    eos_ids = frozenset(settings.model.eos_token_ids)
     lexicon = _lexicon_loader(settings)  # before the long work, because its directory may be refused
     runner, plan = _make_runner(settings, report)
     if isinstance(settings.party, Leader):
@@ -178,7 +179,7 @@ def start(config: EngineConfig, report: Report) -> Parts:
         scheduler=Scheduler(_scheduler_config(settings), allocator, cache),
         cache=cache,
         runner=runner,
-        constraints=_constraints(settings, lexicon),
+        constraints=Constraints(lexicon, settings.model.vocab_size, eos_ids, cast(JumpForward, config.jump_forward)),
     )
 
 
@@ -192,7 +193,7 @@ def follow(config: EngineConfig, report: Report) -> None:
     assert isinstance(settings.party, Follower), "a host that follows has a rank above 0"
     runner, _ = _make_runner(settings, report)
     settings.party.follow(runner.replica, runner.programs.executables)
-    runner.close()
+    runner.calls.close()
     runner.programs.executables.close()  # a thread that still compiles when Python ends would abort the process
 
 
@@ -265,11 +266,6 @@ def _lexicon_loader(settings: _Settings) -> LexiconLoader:
     directory = settings.directory if config.tokenizer_path is None else resolve_model(config.tokenizer_path)
     cache = None if config.disable_compilation_cache else compilation_cache_path(config.compilation_cache_dir)
     return LexiconLoader(directory, model.vocab_size, frozenset(model.eos_token_ids), cache)
-
-
-def _constraints(settings: _Settings, lexicon: LexiconLoader) -> Constraints:
-    eos_token_ids, jump = frozenset(settings.model.eos_token_ids), cast(JumpForward, settings.config.jump_forward)
-    return Constraints(lexicon, settings.model.vocab_size, eos_token_ids, jump)
 
 
 def _compiler_options(config: EngineConfig, platform: str, quantization: str) -> dict[str, str | bool]:

@@ -270,7 +270,7 @@ class Programs:
                 declare(step.write_rows, state.page_table, _host(k), _host(k, config.columns), donate=(0,))
             case ("write_masks", int() as k):
                 masks = _host(k, state.masks.shape[1], dtype=jnp.uint32)
-                declare(step.write_masks, state.masks, _host(k), masks, donate=(0,))
+                declare(step.write_rows, state.masks, _host(k), masks, donate=(0,))
             case ("copy_slots",):
                 slots = _host(COPY_CHUNK)
                 declare(copy_slots, state.pool, slots, slots, donate=(0,), out_specs=HEADS)

@@ -190,14 +190,6 @@ class ModelRunner:
             offset += entry.num_new
         return self.calls.call(("prompt_logprobs", key.num_tokens), targets, chosen)
 
-    def find_out(self) -> None:
-        """See `Calls.find_out`."""
-        self.calls.find_out()
-
-    def close(self) -> None:
-        """Frees the device."""
-        self.calls.close()
-
     # Runs on padding, which make programs ready. They read and write the dump row and the dump page only.
 
     @property

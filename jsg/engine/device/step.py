@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Float, Int, Shaped
 
 from jsg.cache.pool import KVPool
 from jsg.engine.device.sampling import (
@@ -224,14 +224,9 @@ def prompt_logprobs(
     return Logprobs(*(x.reshape(-1, *x.shape[2:]) for x in lax.map(one_part, tuple(parts))))
 
 
-def write_rows(page_table: Int[Array, "R C"], rows: Int[Array, " k"], pages: Int[Array, "k C"]) -> Int[Array, "R C"]:
-    """The page table with whole rows replaced; row 0 is the dump."""
-    return page_table.at[rows].set(pages)
-
-
-def write_masks(pool: UInt[Array, "N W"], rows: Int[Array, " k"], masks: UInt[Array, "k W"]) -> UInt[Array, "N W"]:
-    """The pool of token masks with some rows replaced. Row 0 may only be replaced by what it holds."""
-    return pool.at[rows].set(masks)
+def write_rows(table: Shaped[Array, "N C"], rows: Int[Array, " k"], new: Shaped[Array, "k C"]) -> Shaped[Array, "N C"]:
+    """A page table or a pool of token masks with whole rows replaced. Row 0 of masks may only get what it holds."""
+    return table.at[rows].set(new)
 
 
 def write_counts(

@@ -66,11 +66,6 @@ class EngineChild:
         """The socket at which the front listens for the engine."""
         return _address(self._directory.name)
 
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
     def wait(self) -> int:
         """Blocks until the process ends; returns its exit status."""
         return self._process.wait()

@@ -243,7 +243,12 @@ class EngineClient:
     def _open(self, request: Request, owner: str) -> Stream:
         if self._death.done():
             raise EngineDeadError(self._death.result())
-        _check_encodable(request.namespace, "namespace")
+        try:
+            request.namespace.encode()
+        except UnicodeEncodeError:  # UTF-8 has no lone surrogates, and a whole message would be lost
+            raise RequestError(
+                "namespace must be Unicode text, but has a lone surrogate; leave it out", param="namespace"
+            ) from None
         if self.is_full:
             raise QueueFullError(f"at most {self._limit} requests may run and wait, and so many do; try again later")
         return self._streams.open(owner, request.rid)
@@ -434,13 +439,3 @@ class EngineClient:
             if not waiting.done():
                 waiting.set_exception(EngineDeadError(reason))
         self._calls.clear()
-
-
-def _check_encodable(text: str, param: str) -> None:
-    """Raises RequestError for a lone surrogate. UTF-8 cannot encode it, and the whole message would be lost."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RequestError(
-            f"{param} must be Unicode text, but has a lone surrogate; leave it out", param=param
-        ) from None

@@ -62,9 +62,6 @@ class GrammarCompiler:
         self._blame_s = blame_s
         self._cache = ByteCache[str, _Known](cache_bytes, lambda known: known.num_bytes)
         self._is_closed = False
-        self.num_compiled = 0
-        self.num_refused = 0
-        self.num_found = 0
 
     async def tables(self, spec: GrammarSpec, owner: str = "") -> bytes:
         """The tables of a grammar, as `jsg.constrained.tables` reads them.
@@ -81,8 +78,6 @@ class GrammarCompiler:
         known = self._cache.get(spec.key)
         if known is None or (known.until is not None and time.monotonic() >= known.until):
             known = await self._queue.run(spec, owner)
-        else:
-            self.num_found += 1
         if isinstance(known.result, Failure):
             raise known.result.to_error()
         return known.result
@@ -107,10 +102,6 @@ class GrammarCompiler:
             result = await self.workers.compile(process, spec)
         except GrammarError as error:
             result, until = Failure.of(error), time.monotonic() + self._blame_s
-        if isinstance(result, Failure):
-            self.num_refused += 1
-        else:
-            self.num_compiled += 1
         known = _Known(result, until)
         self._cache.put(spec.key, known)
         return known

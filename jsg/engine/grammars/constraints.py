@@ -216,7 +216,7 @@ class Constraints:
         first_rows = batch.first_rows
         masks = MaskRows(np.zeros(first_rows[-1] + batch.entries[-1].num_rows, np.int32), [])
         is_first = True
-        for entry, row in sorted(zip(batch.entries, first_rows, strict=True), key=_arrival):
+        for entry, row in sorted(zip(batch.entries, first_rows, strict=True), key=lambda pair: pair[0].running.arrival):
             constraint = self._live.get(entry.running.request.rid)
             if constraint is None or not entry.samples or entry.is_stale or constraint.failure is not None:
                 continue
@@ -387,10 +387,6 @@ class Constraints:
         else:
             logger.error("a grammar failed", exc_info=error)
             constraint.failure = BUG
-
-
-def _arrival(entry_and_row: tuple[BatchEntry, int]) -> int:
-    return entry_and_row[0].running.arrival
 
 
 def _why_not(request: Request, constraint: Constraint, token: int) -> Exception:

@@ -3,15 +3,19 @@
 import asyncio
 import contextlib
 import threading
+from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from jsg.config import EngineConfig
+from jsg.engine.child.protocol import Failure
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.client import EngineClient
 from jsg.engine.front.fleet import EngineFleet
+from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.grammar_queue import GrammarQueue
 from jsg.engine.front.grammar_workers import GrammarWorkers
+from jsg.types import GrammarSpec
 
 RUN_S = 120.0
 """No test takes so long, however busy the machine is."""
@@ -53,6 +57,21 @@ def num_live(client: EngineClient | EngineFleet, owner: str | None = None) -> in
 def idle_pids(workers: GrammarWorkers) -> list[int]:
     """Process ids of the grammar processes that are idle."""
     return [process.pid for process in workers._idle]
+
+
+def note_compilations(compiler: GrammarCompiler) -> list[str]:
+    """The texts of grammars whose compilation ends from now on."""
+    texts: list[str] = []
+    compile = compiler.workers.compile
+
+    async def noted(process: Process, spec: GrammarSpec) -> bytes | Failure:
+        try:
+            return await compile(process, spec)
+        finally:
+            texts.append(spec.text)
+
+    compiler.workers.compile = noted
+    return texts
 
 
 def num_waiting(queue: GrammarQueue) -> int:

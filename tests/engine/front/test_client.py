@@ -420,7 +420,7 @@ async def main():
     child = EngineChild.spawn(config, core={FAKE_CORE!r})
     client = EngineClient(child, config)
     await client.ready()
-    print(child.pid, flush=True)
+    print(child._process.pid, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())

@@ -20,7 +20,7 @@ from jsg.engine.front.fleet import EngineFleet, open_engines
 from jsg.errors import EngineDeadError, JsgError, MemoryPlanError, QueueFullError, RequestError, ShuttingDownError
 from jsg.types import FinishType, GrammarSpec, Request, RequestOutput, SamplingParams
 from tests.engine.fake_core import CRASHING, CRASHING_TOKEN, ENDLESS_TOKEN, TOO_LARGE
-from tests.engine.front.background import num_live, until
+from tests.engine.front.background import note_compilations, num_live, until
 from tests.engine.front.conftest import FAKE_CORE
 
 DEADLINE_S = 60  # on a busy machine too
@@ -166,11 +166,11 @@ class TestRequests:
     def test_each_engine_gets_the_grammars_of_its_requests_from_one_compiler(self):
         async def run() -> None:
             async with fleet_of() as fleet:
-                grammar = GrammarSpec("regex", "[a-z]+")
+                grammar, compiled = GrammarSpec("regex", "[a-z]+"), note_compilations(fleet.grammars)
                 wanted = [request(f"r{i}", (10 + i, 60 + i), grammar=grammar) for i in range(6)]
                 await asyncio.gather(*(collect(fleet, one) for one in wanted))
                 assert [(await engine.stats())["num_grammars"] for engine in fleet.engines] == [1, 1]
-                assert fleet.grammars.num_compiled == 1
+                assert compiled == ["[a-z]+"]
 
         asyncio.run(run())
 
@@ -237,11 +237,14 @@ class TestDeath:
         async def run() -> None:
             async with fleet_of(max_running_requests=1) as fleet:
                 lasting = [await begun(fleet, endless(f"l{i}", i)) for i in range(2)]
-                wanted = request("g", grammar=GrammarSpec("regex", "[a-z]+"))
+                wanted, compiled = (
+                    request("g", grammar=GrammarSpec("regex", "[a-z]+")),
+                    note_compilations(fleet.grammars),
+                )
                 waiting = asyncio.create_task(collect(fleet, wanted))
                 await until(lambda: num_live(fleet) == 3)
                 at = next(i for i, engine in enumerate(fleet.engines) if "g" in engine.live_rids(""))
-                await until(lambda: fleet.grammars.num_compiled == 1)
+                await until(lambda: compiled)
                 assert (await fleet.engines[1 - at].stats())["num_grammars"] == 0
                 os.kill((await pids(fleet))[at], signal.SIGKILL)
                 (dead,) = (task for task, engine in lasting if engine == at)
@@ -394,7 +397,7 @@ class TestStart:
             fleet = open_engines(children, EngineConfig())
             await fleet.ready()
             for number, child in enumerate(children):
-                assert f"GROUP={number}" in Path(f"/proc/{child.pid}/environ").read_text().split("\0")
+                assert f"GROUP={number}" in Path(f"/proc/{child._process.pid}/environ").read_text().split("\0")
             await fleet.close()
 
         asyncio.run(run())

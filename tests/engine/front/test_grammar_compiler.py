@@ -21,7 +21,7 @@ from jsg.engine.front.grammar_queue import MOST_AT_ONCE
 from jsg.engine.front.grammar_workers import GrammarWorkers
 from jsg.errors import GrammarError, JsgError, QueueFullError
 from jsg.types import GrammarSpec
-from tests.engine.front.background import BackgroundLoop, idle_pids, until
+from tests.engine.front.background import BackgroundLoop, idle_pids, note_compilations, until
 
 SLOW = GrammarSpec("json_schema", json.dumps({"enum": [f"{i:x} of many" for i in range(20_000)]}))
 
@@ -79,28 +79,31 @@ async def stopped_process(compiler: GrammarCompiler) -> int:
 
 def test_a_grammar_is_compiled_once_however_many_ask(run):
     async def use(compiler):
+        compiled = note_compilations(compiler)
         results = await asyncio.gather(*(compiler.tables(spec("a+b")) for _ in range(20)))
-        return results, await compiler.tables(spec("a+b")), compiler.num_compiled, compiler.num_found
+        return results, await compiler.tables(spec("a+b")), compiled
 
-    results, later, num_compiled, num_found = run(use)
-    assert set(results) == {later} and (num_compiled, num_found) == (1, 1)
+    results, later, compiled = run(use)
+    assert set(results) == {later} and compiled == ["a+b"]
     assert matches(later, "aab") and not matches(later, "aba")
 
 
 def test_a_refusal_is_remembered_and_the_process_goes_on(run):
     async def use(compiler):
+        compiled = note_compilations(compiler)
         for _ in range(2):
             with pytest.raises(GrammarError, match="look"):
                 await compiler.tables(spec("(?=a)b"))
         (pid,) = idle_pids(compiler.workers)
-        return await compiler.tables(spec("b")), compiler.num_refused, idle_pids(compiler.workers) == [pid]
+        return await compiler.tables(spec("b")), compiled, idle_pids(compiler.workers) == [pid]
 
-    tables, num_refused, is_same = run(use, blame_s=0.0)
-    assert matches(tables, "b") and num_refused == 1 and is_same
+    tables, compiled, is_same = run(use, blame_s=0.0)
+    assert matches(tables, "b") and compiled == ["(?=a)b", "b"] and is_same
 
 
 def test_a_process_that_dies_fails_its_grammar_only_and_for_a_while(run):
     async def use(compiler):
+        compiled = note_compilations(compiler)
         pid = await stopped_process(compiler)  # so that the grammar is still there when it dies
         asked = asyncio.ensure_future(compiler.tables(spec("a")))
         await until(lambda: not idle_pids(compiler.workers))
@@ -109,7 +112,7 @@ def test_a_process_that_dies_fails_its_grammar_only_and_for_a_while(run):
             await asked
         with pytest.raises(GrammarError, match="ended the process"):
             await compiler.tables(spec("a"))
-        assert compiler.num_refused == 1
+        assert compiled == ["a"]
         known = compiler._cache.get(spec("a").key)
         compiler._cache.put(spec("a").key, dataclasses.replace(known, until=0.0))  # long ago
         return await compiler.tables(spec("b")), await compiler.tables(spec("a")), compiler._cache.num_bytes
@@ -120,11 +123,12 @@ def test_a_process_that_dies_fails_its_grammar_only_and_for_a_while(run):
 
 def test_a_grammar_that_takes_too_much_time_is_refused_for_a_while_and_the_next_one_compiles(run):
     async def use(compiler):
+        compiled = note_compilations(compiler)
         for _ in range(2):
             with pytest.raises(GrammarError, match=r"json_schema: .* within 0\.2 s of CPU time") as refusal:
                 await compiler.tables(SLOW)
             assert refusal.value.param == "json_schema"
-        assert compiler.num_refused == 2, "it was forgotten at once"
+        assert len(compiled) == 2, "it was forgotten at once"
         return await compiler.tables(spec("b"))
 
     assert matches(run(use, compile_s=0.2, blame_s=0.0), "b")

@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -88,7 +89,7 @@ def test_an_orderly_end_is_told(led: Led):
 
 
 def test_after_a_failed_step_the_end_is_not_an_orderly_one(led: Led):
-    core = create_autospec(EngineCore, instance=True, _runner=led.leader)
+    core = create_autospec(EngineCore, instance=True, _runner=SimpleNamespace(calls=led.leader))
     core._step.side_effect = lambda: led.leader.call(CALL)
     with pytest.raises(RuntimeError, match="out of memory"):
         EngineCore.step(core)
