@@ -76,7 +76,9 @@ def test_a_host_that_follows_comes_to_the_same_state(new_core_of, monkeypatch: p
     leading._runner.calls = leader
     outcomes = small.run(leading, small.traffic(0, count=6))
     assert any(outcome.token_ids for outcome in outcomes.values())
-    leader._codec.send_end(list(leader._plans.values()))
+    leading._runner.calls = states[0]
+    monkeypatch.setattr(states[0], "close", lambda: None)  # its state is looked at below
+    leader.close()
     thread.join()
     for mine, theirs in zip(*(jax.tree.leaves(replica.state) for replica in states), strict=True):
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
