@@ -1,4 +1,4 @@
-"""The grammar process: `python -m jsg.engine.child.grammar_process PID SECONDS`. Only `grammar_workers.py` starts it.
+"""The grammar process: `python -m jsg.engine.child.grammar_process PID`. Only `grammar_workers.py` starts it.
 
 It reads grammars from standard input, and writes the tables of each, or the reason why there are none, to standard
 output. Each message is a frame: a length, then msgpack. An empty frame comes first and says that the process is ready.
@@ -64,8 +64,8 @@ def answer(spec: GrammarSpec) -> bytes | Failure:
         return Failure.of(GrammarError(BUG, param=spec.kind))
 
 
-def main(parent_pid: int, cpu_s: float) -> None:
-    """Answers until the input ends. A grammar may take `cpu_s` seconds of CPU time."""
+def main(parent_pid: int) -> None:
+    """Answers until the input ends. With each grammar comes the CPU time that it may take, in seconds."""
     die_with_parent(parent_pid)
     for number in (signal.SIGINT, signal.SIGTERM):  # the front's to obey
         signal.signal(number, signal.SIG_IGN)
@@ -84,7 +84,7 @@ def main(parent_pid: int, cpu_s: float) -> None:
         sink.write(frame(b""))
         sink.flush()
         while (payload := read_frame(source)) is not None:
-            spec = msgspec.msgpack.decode(payload, type=GrammarSpec)
+            spec, cpu_s = msgspec.msgpack.decode(payload, type=tuple[GrammarSpec, float])
             signal.setitimer(signal.ITIMER_PROF, cpu_s)  # CPU time: a busy machine refuses no grammar
             compiled = answer(spec)
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -95,4 +95,4 @@ def main(parent_pid: int, cpu_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(int(sys.argv[1]))

@@ -66,7 +66,7 @@ class GrammarWorkers:
         """
         try:
             async with asyncio.timeout(self._stall_s):
-                answer = await _converse(process, spec)
+                answer = await _converse(process, spec, self._compile_s)
         except TimeoutError:
             await self._end(process)
             raise QueueFullError(
@@ -108,7 +108,7 @@ class GrammarWorkers:
         process = None
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "jsg.engine.child.grammar_process", str(os.getpid()), str(self._compile_s),
+                sys.executable, "-P", "-m", "jsg.engine.child.grammar_process", str(os.getpid()),
                 stdin=PIPE,
                 stdout=PIPE,
                 process_group=0,
@@ -139,9 +139,9 @@ class GrammarWorkers:
         return await process.wait()
 
 
-async def _converse(process: Process, spec: GrammarSpec) -> bytes | Failure:
+async def _converse(process: Process, spec: GrammarSpec, cpu_s: float) -> bytes | Failure:
     assert process.stdin is not None, "it is a pipe"
-    process.stdin.write(frame(msgspec.msgpack.encode(spec)))
+    process.stdin.write(frame(msgspec.msgpack.encode((spec, cpu_s))))
     await process.stdin.drain()
     return msgspec.msgpack.decode(await _read(process), type=bytes | Failure)
 
