@@ -19,10 +19,10 @@ from jsg.types import Request, RequestOutput
 
 
 class EngineCore:
-    """Tokens only, one thread only; `offline.py` and `process.py` put text and sockets around it.
+    """An engine for tokens and for one thread. `offline/` puts text around it, and `child/process.py` a socket.
 
     Raises from its constructor:
-        JsgError: The model, the knobs or the memory do not allow it; the message says what to change.
+        JsgError: The model, the options or the memory do not allow it. The message says what to change.
     """
 
     def __init__(self, config: EngineConfig, *, report: Callable[[Progress], None] | None = None):
@@ -32,11 +32,11 @@ class EngineCore:
         self._cache = parts.cache
         self._runner = parts.runner
         self.grammars = parts.constraints
-        self._executables = parts.executables
+        self._executables = parts.runner.programs.executables
         self._decode_steps = parts.decode_steps
         self._overlaps = not config.disable_overlap_schedule
         self._in_flight: InFlight | None = None
-        self._outputs: list[RequestOutput] = []  # of a step that was committed between two steps
+        self._outputs: list[RequestOutput] = []  # of a step that was committed outside of `step`
         self._num_steps = 0
         self._num_generated = 0
         self._gatherer = Gatherer()
@@ -45,17 +45,17 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something: serve requests, or run a program that has just been compiled."""
+        """Whether a step would serve requests, or run a program that has just been compiled."""
         return self._serves or not self._runner.is_warm
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has all that it loads and compiles in the background, or has failed to."""
+        """Whether all loading and compiling in the background has ended, with or without success."""
         return self.grammars.are_loaded and not self._executables.is_compiling
 
     @property
     def _serves(self) -> bool:
-        """Whether a step would serve requests, or give out what another one made."""
+        """Whether a step would serve requests, or return outputs of an earlier step."""
         return self._in_flight is not None or bool(self._outputs) or not self.scheduler.is_idle
 
     def add(self, request: Request) -> None:
@@ -63,7 +63,7 @@ class EngineCore:
 
         Raises:
             RequestError: It can never run, its rid is in use, or its grammar is not known.
-            QueueFullError: Too many wait.
+            QueueFullError: Too many requests wait.
         """
         constraint = self.grammars.prepare(request)
         self.scheduler.add(request, time.monotonic())
@@ -73,20 +73,20 @@ class EngineCore:
             self._gatherer.add(request.rid)
 
     def abort(self, rid: str) -> None:
-        """Ends a request and frees what it holds; its last output comes with the next step. Ignores an unknown rid."""
+        """Ends a request and frees its memory. Its last output comes with the next step. Ignores an unknown rid."""
         self.scheduler.abort(rid)
 
     def step(self) -> list[RequestOutput]:
-        """Plans and starts the next step, then takes the results of the one before it.
+        """Plans and starts the next step, then takes the results of the step before it.
 
-        The device works on the new step while the host handles the old one. Where a grammar may force what follows a
-        token, or has proposed tokens, the old one is taken first: which step comes next depends on it. A program that
-        was compiled in the background makes its first runs here, one a step.
+        The device works on the new step while the host handles the old one. Where a grammar may force text behind the
+        next token, or has proposed tokens, the old step is taken first, because the new one depends on it. A program
+        that was compiled in the background makes one of its first runs here.
         """
         try:
             return self._step()
         except Exception:
-            self._runner.find_out()
+            self._runner.calls.find_out()
             raise
 
     def _step(self) -> list[RequestOutput]:
@@ -102,7 +102,7 @@ class EngineCore:
         if not self._overlaps:
             outputs += self._commit_in_flight()
         outputs += self.scheduler.take_finished()
-        self.scheduler.table.check_integrity()  # better no answer than one from another request's pages
+        self.scheduler.table.check_integrity()  # one that lost count would use pages of other requests
         for output in outputs:
             self._num_generated += len(output.token_ids)
             if output.finish is not None:
@@ -116,7 +116,7 @@ class EngineCore:
         return flight.batch.has_drafts or self.grammars.must_know_tokens(self.scheduler.running)
 
     def _run(self, batch: Batch | None) -> list[RequestOutput]:
-        """Starts a step and commits the one before it: with masks between forward pass and sampling, which need it."""
+        """Starts a step and commits the one before. Masks need that commit, so they are made before the sampling."""
         if batch is None:
             return self._commit_in_flight()
         self._num_steps += 1
@@ -125,12 +125,12 @@ class EngineCore:
             flight = self._runner.dispatch(batch, table)
             outputs = self._commit_in_flight()
         else:
-            started = self._runner.begin(batch, table)
+            sample = self._runner.begin(batch, table)
             outputs = self._commit_in_flight()
             masks = self.grammars.mask_rows(batch, self._runner.masks)
             for entry in masks.put_off:
                 put_off(entry, table)
-            flight = self._runner.sample(started, masks.rows)
+            flight = sample(masks.rows)
         self._in_flight = flight
         return outputs
 
@@ -139,12 +139,12 @@ class EngineCore:
         if flight is None:
             return []
         result = flight.read()
-        self._in_flight = None  # not before: what the device raises here, the next step raises again
+        self._in_flight = None  # after the read, so that an error of the device is raised by the next step too
         self.grammars.accept(flight.batch, result)
         return self.scheduler.commit(flight.batch, result)
 
     def refuse_overdue(self) -> list[Refusal]:
-        """Takes out the requests that have waited longer than `--queue-timeout` for their first step."""
+        """Removes the requests that have waited longer than `--queue-timeout` for their first step."""
         if self._queue_timeout_s is None:
             return []
         message = (
@@ -169,10 +169,10 @@ class EngineCore:
                 return self._cache.dump(call.max_depth, call.max_nodes)
 
     def flush_cache(self) -> bool:
-        """Forgets every cached prefix, held ones too, and encoded images.
+        """Forgets every cached prefix, even held ones, and encoded images.
 
         Returns:
-            False, and nothing is changed, while requests run or wait.
+            False, without any change, while requests run or wait.
         """
         if not self._end_stale_step():
             return False
@@ -181,18 +181,18 @@ class EngineCore:
         return self._cache.reset()
 
     def _end_stale_step(self) -> bool:
-        """Whether no request runs or waits. Where none does, the step in flight is nobody's any more, and ends here."""
+        """Whether no request runs or waits. If so, a step that is still in flight serves no request, and ends here."""
         if self.scheduler.num_waiting or self.scheduler.running:
             return False
         try:
             self._outputs += self._commit_in_flight()
         except Exception:
-            self._runner.find_out()
+            self._runner.calls.find_out()
             raise
         return True
 
     def selfcheck(self, budget_s: float) -> SelfCheck:
-        """Times decode steps against what the device can do at best, in about so many seconds.
+        """Times decode steps and the best that the device can do, in about `budget_s` seconds.
 
         Raises:
             JsgError: Requests run or wait.
@@ -227,7 +227,7 @@ class EngineCore:
         }
 
     def _pool_stats(self) -> dict[str, int | float]:
-        """Who holds the KV pool, in tokens. What only the cache holds is free to whoever needs it."""
+        """How the KV pool is used, in tokens. Pages that only the cache holds can be evicted when they are needed."""
         table, size = self.scheduler.table, self._cache.page_size
         held = self._cache.num_protected + table.num_uncached_pages
         return {
@@ -255,10 +255,10 @@ class EngineCore:
         self._runner.masks.check_integrity()
 
     def close(self) -> None:
-        """Ends background work and frees the device. Requests that still run are forgotten."""
+        """Ends background work and frees the device. Forgets requests that still run."""
         self._in_flight = None
         if self._profiler is not None:
             self._profiler.close()
         self.grammars.close()
-        self._runner.close()
+        self._runner.calls.close()
         self._executables.close()

@@ -1,13 +1,13 @@
-"""Outputs of requests that nobody reads as they grow, several as one: each message costs the front as much as a step.
+"""Joins outputs of requests that nobody reads as they grow, because each output costs the front as much as a step.
 
-A request's first output goes out at once, so that the time to the first token stays what it was, and so does its last.
-Those between wait for each other, until one is made 0.1 s after the last that went out. What waits when a client aborts
-is lost with the rest of its answer.
+The first output of a request goes out at once, so that the time to the first token stays true, and so does the last.
+The outputs between them wait until 0.1 s have passed since one went out. Outputs that wait when a client aborts are
+lost with the rest of the answer.
 """
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import final
 
 from jsg.types import RequestOutput
@@ -17,7 +17,7 @@ PERIOD_S = 0.1
 
 @dataclasses.dataclass(slots=True)
 class _Gathered:
-    """What waits of one request, and until when; no output has gone out before `due_s` is set."""
+    """The outputs of one request that wait, and the time until which they do."""
 
     outputs: list[RequestOutput] = dataclasses.field(default_factory=list)
     due_s: float = 0.0
@@ -27,7 +27,7 @@ class _Gathered:
 class Gatherer:
     """Holds outputs back.
 
-    Invariant: a request is known from `add` until its last output has passed, or it was forgotten.
+    Invariant: a request is known from `add` until its last output has gone out, or until it is forgotten.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -35,15 +35,15 @@ class Gatherer:
         self._known: dict[str, _Gathered] = {}
 
     def add(self, rid: str) -> None:
-        """The outputs of this request may come together."""
+        """Says that the outputs of this request may be joined."""
         self._known[rid] = _Gathered()
 
     def forget(self, rid: str) -> None:
-        """The request has ended without a last output. An unknown one is ignored."""
+        """Forgets a request that has ended without a last output. Ignores an unknown one."""
         self._known.pop(rid, None)
 
     def gather(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """What goes out after a step that made these outputs."""
+        """The outputs that go out after a step that made these."""
         if not self._known:
             return outputs
         now = self._clock()
@@ -59,10 +59,5 @@ class Gatherer:
             del self._known[output.rid]
         elif now < gathered.due_s:
             return None
-        whole = _joined(gathered.outputs)
-        gathered.outputs, gathered.due_s = [], now + PERIOD_S
-        return whole
-
-
-def _joined(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    return outputs[0] if len(outputs) == 1 else RequestOutput.join(outputs)
+        waiting, gathered.outputs, gathered.due_s = gathered.outputs, [], now + PERIOD_S
+        return waiting[0] if len(waiting) == 1 else RequestOutput.join(waiting)

@@ -1,9 +1,8 @@
-"""Pictures and videos as one model wants them: files → tiles, and which token of the prompt takes which patch.
+"""Reads pictures and videos for one model: cuts files into tiles and maps prompt tokens to patches.
 
-Without JAX: the front process reads files, and so does `jsg.Engine` in its caller's thread.
+The front process does this, and `jsg.Engine` does it in its caller's thread.
 """
 
-import collections
 import copy
 import dataclasses
 import hashlib
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
+from jsg.engine.byte_cache import ByteCache
 from jsg.errors import ContextLengthError, ModelError, RequestError
 from jsg.models.config import ModelConfig
 from jsg.models.image_layout import image_layout, num_tiles, video_layout
@@ -28,7 +28,7 @@ from jsg.processing.parts import MediaKind, MediaPart, file_size
 from jsg.processing.tokenizer import Tokenizer
 
 DEFAULT_FRAMES = 8
-"""Of a video's file whose request names no number, as in the examples that LLaVA-NeXT-Video was published with."""
+"""Frames of a video file by default, as in the published examples of LLaVA-NeXT-Video."""
 
 KEPT_BYTES = 256 * 2**20
 
@@ -37,9 +37,9 @@ KEPT_BYTES = 256 * 2**20
 class ModelMediaReader:
     """A `MediaReader` of one model.
 
-    What was read last is kept, up to `KEPT_BYTES`: a conversation sends its pictures again with each turn, a program
-    with each call, and a list of prompts has them in each. What comes again counts towards the limits as if it were
-    read again, so that no answer depends on what is kept.
+    It keeps files that it has read, up to `KEPT_BYTES`, because a conversation sends its pictures with each turn and a
+    program with each call. A kept file counts towards the limits as if it were read again, so that no answer depends
+    on what is kept.
 
     Attributes:
         placeholders, placeholder_ids: As in `MediaReader`.
@@ -52,13 +52,7 @@ class ModelMediaReader:
         pixels: dict[MediaKind, PixelConfig],
         limits: MediaLimits | None = None,
     ) -> None:
-        """For a model whose config has a vision half.
-
-        Args:
-            model: Its config.
-            tokenizer: Its tokenizer.
-            pixels: How it wants pictures, and frames where it takes videos.
-            limits: Of one request.
+        """Makes the reader of a model that takes images. `limits` are those of one request.
 
         Raises:
             ModelError: The files of the model contradict each other.
@@ -74,14 +68,15 @@ class ModelMediaReader:
         if vision.video_token_id is not None:
             self.placeholder_ids["video"] = vision.video_token_id
         self.placeholders = {kind: _written(tokenizer, kind, i) for kind, i in self.placeholder_ids.items()}
-        self._kept = _Kept()
+        self._kept = ByteCache[bytes, _Seen](KEPT_BYTES, lambda seen: seen.num_bytes)
+        self._lock = threading.Lock()  # of `_kept`
         self._namespace = b""
 
     @classmethod
     def of_model(
         cls, directory: Path, tokenizer: Tokenizer, limits: MediaLimits | None = None
     ) -> "ModelMediaReader | None":
-        """The reader of the model in a directory; None where it sees nothing.
+        """The reader of the model in a directory; None where the model takes text only.
 
         Raises:
             ModelError: A file of the model is missing, damaged, or says what is not supported.
@@ -95,7 +90,7 @@ class ModelMediaReader:
         return cls(model, tokenizer, pixels, limits)
 
     def within(self, namespace: str) -> "ModelMediaReader":
-        """As `MediaReader.within`; what is kept has one bound for all namespaces."""
+        """As `MediaReader.within`. All namespaces share the bound of kept files."""
         view = copy.copy(self)
         view._namespace = namespace.encode()
         return view
@@ -104,8 +99,8 @@ class ModelMediaReader:
         """All pictures and videos of one request, in order; as `MediaReader.read`."""
         budget = MediaBudget(self._limits)
         found: dict[bytes, PromptMedia] = {}
-        by_part: dict[int, bytes] = {}  # by identity: one file may stand in each of many prompts
-        digests: dict[int, bytes] = {}  # and in each of many parts
+        by_part: dict[int, bytes] = {}  # by identity, because many prompts may have the same part
+        digests: dict[int, bytes] = {}  # by identity, because many parts may have the same file
         for part in parts:
             if id(part) not in by_part:
                 by_part[id(part)] = _file_key(self._namespace, part, digests)
@@ -131,13 +126,17 @@ class ModelMediaReader:
                 "it as pictures",
                 param="prompt",
             )
-        kept = self._kept.get(key)
+        with self._lock:
+            kept = self._kept.get(key)
         if kept is not None:
             _count(part, kept, budget)
             return kept.media
         tiles = self._tiles(part, budget)
         made = self._prompt_media(tiles)
-        self._kept.put(key, _Seen(made, tiles.size))
+        seen = _Seen(made, tiles.size)
+        if seen.num_bytes <= KEPT_BYTES:
+            with self._lock:
+                self._kept.put(key, seen)
         return made
 
     def _tiles(self, part: MediaPart, budget: MediaBudget) -> PixelTiles:
@@ -173,7 +172,7 @@ class ModelMediaReader:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Seen:
-    """What came of a file, and the height and width of what was in it."""
+    """What was made of a file, and the height and width of its picture or frames."""
 
     media: PromptMedia
     size: tuple[int, int]
@@ -183,44 +182,11 @@ class _Seen:
         return self.media.pixels.nbytes + self.media.words.nbytes + self.media.rows.nbytes
 
 
-@final
-class _Kept:
-    """What was read last, by the file. Any number of threads may use it.
-
-    Invariant: `_num_bytes` is what all of `_seen` take, and at most `KEPT_BYTES`.
-    """
-
-    def __init__(self) -> None:
-        self._seen: collections.OrderedDict[bytes, _Seen] = collections.OrderedDict()
-        self._num_bytes = 0
-        self._lock = threading.Lock()
-
-    def get(self, key: bytes) -> _Seen | None:
-        """What is kept of a file, which then was used last."""
-        with self._lock:
-            found = self._seen.get(key)
-            if found is not None:
-                self._seen.move_to_end(key)
-            return found
-
-    def put(self, key: bytes, seen: _Seen) -> None:
-        """Keeps it, if it is not too large alone, and drops what was not used for longest."""
-        with self._lock:
-            if key in self._seen or seen.num_bytes > KEPT_BYTES:
-                return
-            self._seen[key] = seen
-            self._num_bytes += seen.num_bytes
-            while self._num_bytes > KEPT_BYTES:
-                self._num_bytes -= self._seen.popitem(last=False)[1].num_bytes
-
-
 def _file_key(namespace: bytes, part: MediaPart, digests: dict[int, bytes]) -> bytes:
-    """What a part is known by.
+    """The key of a part, which differs between namespaces.
 
-    Args:
-        namespace: Who may find it.
-        part: The part.
-        digests: Of files, by identity. Each is made once however often it is named: naming costs a client nothing.
+    `digests` holds the digests of files by identity. Each is made once, because naming a file again costs a client
+    nothing.
     """
     is_file = isinstance(part.data, bytes)
     files: tuple[bytes, ...] = (part.data,) if isinstance(part.data, bytes) else part.data
@@ -234,7 +200,7 @@ def _file_key(namespace: bytes, part: MediaPart, digests: dict[int, bytes]) -> b
 
 
 def _count(part: MediaPart, seen: _Seen, budget: MediaBudget) -> None:
-    """Takes of the budget what reading this file took."""
+    """Takes from the budget what reading this file takes."""
     budget.take_bytes(file_size(part.data))
     if seen.media.is_video:
         budget.take_video()
@@ -244,7 +210,7 @@ def _count(part: MediaPart, seen: _Seen, budget: MediaBudget) -> None:
 
 
 def _check(model: ModelConfig, vision: VisionConfig, pixels: dict[MediaKind, PixelConfig]) -> None:
-    """Raises ModelError where the processor's file makes tiles that the tower of the other file does not take."""
+    """Raises ModelError where the processor's file makes tiles that the vision tower does not take."""
     for kind, config in pixels.items():
         if config.tile_size != vision.image_size:
             raise ModelError(
@@ -265,7 +231,7 @@ def _check(model: ModelConfig, vision: VisionConfig, pixels: dict[MediaKind, Pix
 
 
 def _written(tokenizer: Tokenizer, kind: str, token_id: int) -> str:
-    """How the placeholder is written. Raises ModelError where it is a text that anyone may mean as such."""
+    """The written form of a placeholder. Raises ModelError if it is no special token, so that any text may have it."""
     written = tokenizer.token_bytes(token_id).decode(errors="replace")
     if not written or token_id not in tokenizer.special_ids:
         raise ModelError(

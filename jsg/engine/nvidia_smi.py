@@ -1,4 +1,4 @@
-"""The GPUs of a machine as `nvidia-smi` lists them, and which of them an engine takes. No JAX here."""
+"""The GPUs of a machine as `nvidia-smi` lists them, and which of them an engine takes."""
 
 import csv
 import dataclasses
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits")
-NVIDIA_SMI_TIMEOUT_S = 20.0  # a driver that has to wake up first takes seconds
+NVIDIA_SMI_TIMEOUT_S = 20.0  # a driver that wakes up first takes seconds
 MIB = 2**20
 
 
@@ -24,7 +24,7 @@ class Gpu:
 
 
 def find_gpus() -> tuple[Gpu, ...]:
-    """What `nvidia-smi` lists; nothing where it is missing, fails, or says anything that is not understood."""
+    """The GPUs that `nvidia-smi` lists; none where it is missing, fails, or prints something unknown."""
     try:
         done = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True)
         return parse_gpus(done.stdout)
@@ -33,7 +33,7 @@ def find_gpus() -> tuple[Gpu, ...]:
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """The answer to `NVIDIA_SMI`. Raises ValueError for a line that is no GPU with its memory in whole MiB."""
+    """Parses the output of `NVIDIA_SMI`. Raises ValueError for a line that is no GPU with its memory in whole MiB."""
     gpus = []
     for fields in csv.reader(text.splitlines(), skipinitialspace=True):
         index, uuid, name, total, free = (field.strip() for field in fields)
@@ -45,7 +45,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def most_free(gpus: tuple[Gpu, ...], count: int) -> tuple[Gpu, ...]:
-    """So many GPUs of one kind, or all of the kind that there are most of; in the order of their numbers."""
+    """The `count` freest GPUs of one kind, or all of the commonest kind where there are fewer; ordered by number."""
     by_kind = [
         sorted((gpu for gpu in gpus if gpu.name == name), key=lambda gpu: (-gpu.free_bytes, gpu.index))[:count]
         for name in {gpu.name: None for gpu in gpus}
@@ -55,9 +55,9 @@ def most_free(gpus: tuple[Gpu, ...], count: int) -> tuple[Gpu, ...]:
 
 
 def named_gpus(gpus: tuple[Gpu, ...], environment: Mapping[str, str], count: int) -> tuple[Gpu, ...]:
-    """The first GPUs that CUDA_VISIBLE_DEVICES names, as many as are used; none where one of them is not sure.
+    """The first `count` GPUs that CUDA_VISIBLE_DEVICES names; none where a name is not certain.
 
-    A number is CUDA's, which counts the fastest kind first unless it is told otherwise; `nvidia-smi` counts by slot.
+    CUDA counts the fastest kind first unless it is told otherwise, but `nvidia-smi` counts by slot.
     """
     is_counted_alike = len({gpu.name for gpu in gpus}) == 1 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     used: list[Gpu] = []
@@ -74,7 +74,7 @@ def named_gpus(gpus: tuple[Gpu, ...], environment: Mapping[str, str], count: int
 
 
 def may_use_cuda(environment: Mapping[str, str], platforms: str) -> bool:
-    """Whether JAX looks for NVIDIA GPUs. `platforms` is what it was told to use; empty for whatever it finds."""
+    """Whether JAX looks for NVIDIA GPUs. `platforms` are those that JAX was told to use; empty for any."""
     is_hidden = environment.get(VISIBLE) in ("", "-1")
     return not is_hidden and (not platforms or not {"cuda", "gpu"}.isdisjoint(platforms.split(",")))
 

@@ -11,9 +11,9 @@ def private_directory(path: Path, option: str, why: str) -> Path:
     """Makes an owner-only directory, or checks that one that is there already is; returns its path.
 
     Args:
-        path: The directory; its parents are made too.
+        path: The directory. Missing parents are made too.
         option: The option that names it, for the error.
-        why: The reason, as a clause.
+        why: Why nobody else may enter, as a clause for the error.
 
     Raises:
         ConfigError: It cannot be made, belongs to somebody else, or others may enter it.

@@ -11,19 +11,19 @@ from jsg.engine.private_directory import private_directory
 logger = logging.getLogger(__name__)
 
 FIRST_STEP = 10
-"""Steps before the trace: the first ones of a load are unlike the rest."""
+"""Steps before the trace, because the first steps of a load are unlike the rest."""
 NUM_STEPS = 20
 
 
 @final
 class StepProfiler:
-    """Traces `NUM_STEPS` steps after the first `FIRST_STEP`, once. What goes wrong with it is logged and ends nothing.
+    """Traces `NUM_STEPS` steps after the first `FIRST_STEP`, once. It logs errors and never ends the engine.
 
-    The step that ends the trace waits until it is written, and so do the answers of that step.
+    The step that ends the trace waits until the trace is written, and so do the answers of that step.
     """
 
     def __init__(self, directory: str) -> None:
-        """Makes the directory. Raises ConfigError where it is not closed to others."""
+        """Makes the directory. Raises ConfigError if others may enter it."""
         self._directory = private_directory(
             Path(directory), "--profile-dir", "a trace shows when others use the server, and how much"
         )
@@ -31,7 +31,7 @@ class StepProfiler:
         self._is_tracing = False
 
     def before_step(self) -> None:
-        """Counts a step; begins or ends the trace where it is time for it."""
+        """Counts a step; begins or ends the trace when it is time."""
         if self._num_steps == FIRST_STEP:
             self._begin()
         elif self._num_steps == FIRST_STEP + NUM_STEPS:
@@ -48,7 +48,7 @@ class StepProfiler:
 
     def _begin(self) -> None:
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # a trace of every Python call would mostly show itself
+        options.python_tracer_level = 0  # tracing every Python call would mostly show the tracing
         try:
             jax.profiler.start_trace(self._directory, profiler_options=options)
             self._is_tracing = True
@@ -67,9 +67,8 @@ class StepProfiler:
 
 
 def profiled_compiler_options(platform: str) -> dict[str, bool]:
-    """What programs are compiled with to look in a profile as they do without one.
+    """XLA's options that make programs run under a profiler as they run without one.
 
-    XLA runs a program kernel by kernel while a profiler looks on, and not as the CUDA graph that is served, unless told
-    otherwise.
+    By default XLA runs a program kernel by kernel under a profiler, and not as the CUDA graph that serves requests.
     """
     return {"xla_enable_command_buffers_during_profiling": True} if platform == "gpu" else {}

@@ -1,4 +1,4 @@
-"""What a device can do at best, what a step must at least cost on it, and how near this engine's steps come to that.
+"""Measures the best that a device can do and the decode steps of this engine, and compares the two.
 
 `jsg check` prints it, and `bench.device` measures with the same functions.
 """
@@ -14,10 +14,10 @@ import numpy as np
 
 from jsg.engine.device.executables import Executables
 from jsg.engine.device.expert_load import ExpertLoad, expert_load
+from jsg.engine.device.packing import empty_step
 from jsg.engine.device.runner import ModelRunner
-from jsg.engine.device.step import PackedInputs, packed_sizes
 from jsg.models.config import ModelConfig
-from jsg.sched.buckets import BucketKey, Buckets
+from jsg.sched.buckets import BucketKey
 
 REPEATS = 10
 QUEUED_CALLS = 4
@@ -25,22 +25,22 @@ QUEUED_STEPS = 10
 ROUNDS = 5
 CONTEXT = 1024
 RATES_SHARE = 0.3
-"""Part of the time of a check that the rates of the device may take."""
+"""Part of the time of a check that measuring the device may take."""
 COPY_BYTES = {"cpu": 2**27}
 MATMUL_SIZE = {"cpu": 1024}
 MAX_COPY_BYTES = 2**30
 MAX_MATMUL_SIZE = 8192
 FREE_PART = 4
-"""The rates are measured beside a loaded engine, in a quarter of the memory that is free, because it lies in pieces."""
+"""The device is measured beside a loaded engine, in a quarter of the free memory, which may lie in pieces."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rates:
-    """What the device does at best, measured in the same run.
+    """The best that the device does, measured in the same run.
 
     Attributes:
         copy_bytes_per_s: Bytes read and written per second by a copy.
-        matmul_flops_per_s: Of a large square matmul in the dtype of the model.
+        matmul_flops_per_s: Operations per second of a large square matmul in the dtype of the model.
     """
 
     copy_bytes_per_s: float
@@ -49,13 +49,13 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a step must move and compute, whatever the implementation; of several devices, the busiest one.
+    """What every implementation of a step must move and compute, on the busiest of several devices.
 
     Attributes:
-        weight_bytes: Every weight but the embedding table, once; of several experts only those that run.
+        weight_bytes: Every weight but the embedding table, once, and of the experts only those that run.
         kv_bytes: Keys and values of every row's context, once.
-        matmul_flops: Of the products with weights.
-        attention_flops: Of queries with keys, and of what follows with values.
+        matmul_flops: Operations of the products with weights.
+        attention_flops: Operations of the products with keys and with values.
     """
 
     weight_bytes: int
@@ -74,10 +74,10 @@ class Cost:
         return self.matmul_flops + self.attention_flops
 
     def floor_ms(self, rates: Rates) -> float:
-        """The time below which a step cannot come whose kernels run one after another.
+        """The least time of a step whose kernels run one after another.
 
-        Products with weights and attention alternate, layer by layer, so their times add; within each, the slower of
-        memory and arithmetic counts.
+        Products with weights and attention alternate, layer by layer, so their times add up. In each of them the slower
+        one of memory and arithmetic counts.
         """
         products = max(self.weight_bytes / rates.copy_bytes_per_s, self.matmul_flops / rates.matmul_flops_per_s)
         attention = max(self.kv_bytes / rates.copy_bytes_per_s, self.attention_flops / rates.matmul_flops_per_s)
@@ -86,7 +86,7 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """One shape of decode step: what it took and what it must at least take."""
+    """The time that one shape of decode step took, and the least time that it must take."""
 
     num_rows: int
     context: int
@@ -95,24 +95,24 @@ class StepTime:
 
     @property
     def part_of_floor(self) -> float:
-        """1 is a step that could not be faster."""
+        """The floor as a part of the time; 1 for a step that could not be faster."""
         return self.floor_ms / self.ms
 
     @property
     def tokens_per_s(self) -> float:
-        """New tokens of all rows."""
+        """New tokens of all rows per second."""
         return 1e3 * self.num_rows / self.ms
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """What was measured; `steps` lacks what there was no time, or no pool, for."""
+    """The measurements. `steps` has no shape for which time or pool were too small."""
 
     rates: Rates
     steps: tuple[StepTime, ...]
 
     def __str__(self) -> str:
-        """Steps beside the least time that they need, by what the device was measured to do just before."""
+        """A table of steps with their least times, which follow from the rates that were measured before."""
         lines = [
             f"this device copies {self.rates.copy_bytes_per_s / 1e9:.1f} GB/s and multiplies matrices at "
             f"{self.rates.matmul_flops_per_s / 1e12:.2f} TFLOP/s, from which the floor of a step follows",
@@ -127,79 +127,59 @@ class SelfCheck:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeSteps:
-    """The decode programs of an engine that runs no requests, and what their cost follows from.
+    """The decode programs of an engine that runs no requests, and their cost.
 
     Attributes:
         runner: Calls the programs.
-        buckets: Their shapes.
-        model: The shape of the model.
-        itemsize: Bytes of one weight.
-        kernel_itemsize: Bytes of one weight of a layer's matmuls, which `--quantization` stores in one byte.
-        bytes_per_token: Keys and values of one token in all layers.
+        cost: `step_cost` of the model on its devices.
+        vocab_size: Rows of the model's vocabulary.
         pool_tokens: Size of the KV pool.
         context_length: Tokens of one request at most.
         page_size: KV slots in one page.
-        num_devices: That work at the same time.
-        num_groups: Groups of them that have experts of their own.
     """
 
     runner: ModelRunner
-    buckets: Buckets
-    model: ModelConfig
-    itemsize: int
-    kernel_itemsize: int
-    bytes_per_token: int
+    cost: Callable[..., Cost]
+    vocab_size: int
     pool_tokens: int
     context_length: int
     page_size: int
-    num_devices: int = 1
-    num_groups: int = 1
 
     def keys(self) -> list[BucketKey]:
         """The smallest, the middle and the largest shape; none in deterministic mode, which has no decode steps."""
-        keys = self.buckets.decode
+        keys = self.runner.programs.buckets.decode
         return sorted({keys[0], keys[len(keys) // 2], keys[-1]}) if keys else []
 
     def context(self, key: BucketKey) -> int:
-        """Cached tokens of each row: `CONTEXT`, or what context and pool hold. A row has its own pages."""
+        """Cached tokens of each row: `CONTEXT`, or what context and pool hold. Every row has its own pages."""
         own = self.pool_tokens // key.num_rows // self.page_size * self.page_size
         return min(CONTEXT, self.context_length - 1, own - 1)
 
     def time(self, key: BucketKey, rates: Rates, deadline: float) -> StepTime | None:
-        """Times one shape until the deadline; None where the pool has no room for it.
+        """Times one shape until the deadline; None if the pool has no room for it.
 
-        The page table is left filled; the pool and all other tables are as before.
+        It leaves the page table filled, and the pool and all other tables unchanged.
         """
         context = self.context(key)
         if context < 1:
             return None
         self.runner.prepare_idle_steps(key)
         self.runner.write_pages(self._pages(key.num_rows, context + 1))
-        ms = _step_ms(lambda: self.runner.run_idle_step(key, _pack(key, context, self.model.vocab_size)), deadline)
-        cost = step_cost(
-            self.model,
-            self.itemsize,
-            rows=key.num_rows,
-            cached=context,
-            new=1,
-            kv_bytes_per_token=self.bytes_per_token,
-            kernel_itemsize=self.kernel_itemsize,
-            num_devices=self.num_devices,
-            num_groups=self.num_groups,
-        )
-        return StepTime(num_rows=key.num_rows, context=context, ms=ms, floor_ms=cost.floor_ms(rates))
+        ms = _step_ms(lambda: self.runner.run_idle_step(key, _pack(key, context, self.vocab_size)), deadline)
+        floor_ms = self.cost(rows=key.num_rows, cached=context, new=1).floor_ms(rates)
+        return StepTime(num_rows=key.num_rows, context=context, ms=ms, floor_ms=floor_ms)
 
     def _pages(self, num_rows: int, num_tokens: int) -> np.ndarray:
-        """A page table whose rows have pages of their own that lie anywhere in the pool, as after long service."""
+        """A page table whose rows have pages of their own in random places of the pool, as after long service."""
         columns = -(-num_tokens // self.page_size)
-        pages = np.zeros((self.runner.num_table_rows, self.runner.num_table_columns), np.int32)
+        pages = np.zeros(self.runner.replica.state.page_table.shape, np.int32)
         order = np.random.default_rng(0).permutation(self.pool_tokens // self.page_size)[: num_rows * columns] + 1
         pages[1 : num_rows + 1, :columns] = order.reshape(num_rows, columns)
         return pages
 
 
 def check_steps(steps: DecodeSteps, dtype: jax.typing.DTypeLike, budget_s: float) -> SelfCheck:
-    """Measures the device, then its decode steps, in about `budget_s` seconds: later ones may be left out."""
+    """Measures the device, then decode steps, in about `budget_s` seconds. The last steps may be left out."""
     start = time.monotonic()
     rates = measure_rates(dtype, start + RATES_SHARE * budget_s)
     found: list[StepTime] = []
@@ -214,7 +194,7 @@ def check_steps(steps: DecodeSteps, dtype: jax.typing.DTypeLike, budget_s: float
 
 
 def measure_rates(dtype: jax.typing.DTypeLike, deadline: float | None = None) -> Rates:
-    """The best of several samples, in sizes that fit beside what the device holds already."""
+    """The best of several samples, in sizes that fit into the free memory of the device."""
     device = jax.devices()[0]
     copy_bytes = COPY_BYTES.get(device.platform, MAX_COPY_BYTES)
     size = MATMUL_SIZE.get(device.platform, MAX_MATMUL_SIZE)
@@ -228,9 +208,9 @@ def measure_rates(dtype: jax.typing.DTypeLike, deadline: float | None = None) ->
 
 
 def copy_rates(num_bytes: int, deadline: float | None = None) -> list[float]:
-    """Gigabytes read and written per second, of each of several passes over one large array.
+    """Gigabytes read and written per second, in each of several passes over one large array.
 
-    The array is donated, as the engine's are: fresh memory would be measured by what it costs to get it.
+    The array is donated, as those of the engine are, because allocating memory would take time of its own.
     """
     array = jnp.ones(num_bytes // 4, jnp.float32)
     add_one = _compiled(lambda x: x + 1, array, donate=(0,))
@@ -244,7 +224,7 @@ def copy_rates(num_bytes: int, deadline: float | None = None) -> list[float]:
 
 
 def matmul_rates(size: int, dtype: jax.typing.DTypeLike, deadline: float | None = None) -> list[float]:
-    """Teraflops per second, of each of several `size` x `size` matmuls."""
+    """Teraflops per second of several matmuls of `size` x `size`."""
     a, b = (jax.random.normal(jax.random.key(seed), (size, size), dtype) for seed in (0, 1))
     multiply = _compiled(functools.partial(jnp.matmul, preferred_element_type=jnp.float32), a, b)
     return [2 * size**3 / 1e12 / s for s in _seconds(lambda: multiply(a, b), deadline)]
@@ -262,27 +242,27 @@ def step_cost(
     num_devices: int = 1,
     num_groups: int = 1,
 ) -> Cost:
-    """A step of `rows` requests with `new` tokens each over `cached` others, one row of logits for each.
+    """The cost of a step of `rows` requests with `new` tokens behind `cached` others, and one row of logits each.
 
-    Activations, which can stay on the chip, are not counted, nor are the scales of kernels in 8 bits, nor what devices
-    say to each other. Of several experts those count that the tokens choose: see `expert_load`.
+    It does not count activations, which can stay on the chip, the scales of kernels in 8 bits, and what devices
+    exchange. Of the experts it counts those that tokens choose: see `expert_load`.
 
     Args:
         config: The shape of the model.
         itemsize: Bytes of one weight.
         rows: Requests.
-        cached: Tokens of each that are in the pool.
-        new: New tokens of each.
-        kv_bytes_per_token: Where keys and values are stored in another type than weights.
-        kernel_itemsize: Bytes of one weight of the layers, where that is not `itemsize`.
-        num_devices: That share the model; each has the router of experts.
-        num_groups: Groups of them that have experts of their own.
+        cached: Tokens of each request that are in the pool.
+        new: New tokens of each request.
+        kv_bytes_per_token: Bytes of keys and values, where their type is not that of weights.
+        kernel_itemsize: Bytes of one weight of the layers, where it is not `itemsize`.
+        num_devices: Devices that share the model. Each has the whole router of experts.
+        num_groups: Groups of devices that have experts of their own.
     """
     width, heads_dim = config.hidden_size, config.num_heads * config.head_dim
     kv_dim = config.num_kv_heads * config.head_dim
     num_tokens = rows * new
     projections = (width * (heads_dim + 2 * kv_dim) + heads_dim * width) / num_devices
-    block = 3 * width * config.intermediate_size * num_groups / num_devices  # a device's part of one feed-forward block
+    block = 3 * width * config.intermediate_size * num_groups / num_devices  # one device's part of a feed-forward block
     load = ExpertLoad(1.0, float(num_tokens))
     if config.num_experts:
         load = expert_load(config.num_experts, config.experts_per_token, num_tokens, num_groups)
@@ -300,7 +280,7 @@ def step_cost(
 
 
 def _keys_and_pairs(cached: int, new: int, window: int | None) -> tuple[int, int]:
-    """Of one row in one layer: the keys that are read, and how many keys its new tokens see in all."""
+    """For one row in one layer: the keys that are read, and the pairs of a new token and a key that it sees."""
     total = cached + new
     window = total if window is None else window
     num_growing = min(new, max(0, window - cached))  # new tokens that do not fill the window yet
@@ -309,13 +289,11 @@ def _keys_and_pairs(cached: int, new: int, window: int | None) -> tuple[int, int
 
 
 def _pack(key: BucketKey, context: int, vocab_size: int) -> np.ndarray:
-    """A decode step of rows 1, 2, … with `context` cached tokens each; its tokens are written to the dump slot.
+    """A decode step of rows 1, 2, … with `context` cached tokens each, which writes to the dump slot.
 
-    The tokens differ, as those of requests do: equal ones would choose the same experts.
+    Its tokens differ, as those of requests do, because equal tokens would choose the same experts.
     """
-    sizes = packed_sizes(key)
-    packed = np.zeros(sum(sizes), np.int32)
-    parts = dict(zip(PackedInputs._fields, np.split(packed, np.cumsum(sizes)[:-1]), strict=True))
+    packed, parts = empty_step(key)
     parts["counts"][2] = key.num_rows
     parts["token_ids"][:] = np.random.default_rng(0).integers(vocab_size, size=key.num_tokens)
     parts["positions"][:] = parts["model_positions"][:] = context
@@ -325,7 +303,7 @@ def _pack(key: BucketKey, context: int, vocab_size: int) -> np.ndarray:
 
 
 def _step_ms(run: Callable[[], jax.Array], deadline: float) -> float:
-    """The least of several rounds of steps that are queued behind each other, as the engine queues them."""
+    """The least time of several rounds of steps, which are queued one behind another as in the engine."""
     best = float("inf")
     for _ in range(1 + ROUNDS):
         start = time.perf_counter()
@@ -345,10 +323,10 @@ def _compiled(fn: Callable[..., jax.Array], *args: jax.Array, donate: tuple[int,
 
 
 def _seconds(run: Callable[[], jax.Array], deadline: float | None) -> list[float]:
-    """Of `REPEATS` calls after two others; of fewer, but at least one, where the deadline comes first.
+    """Seconds of `REPEATS` calls after two others, or of fewer calls, but at least one, until the deadline.
 
-    Each is the mean of `QUEUED_CALLS` that are started behind each other, as steps are: what waiting costs is not part
-    of a rate.
+    Each figure is the mean of `QUEUED_CALLS` that are queued one behind another, as steps are, so that waiting is not
+    part of a rate.
     """
     found: list[float] = []
     while len(found) < REPEATS + 2 and (deadline is None or not found or time.monotonic() < deadline):

@@ -1,6 +1,7 @@
-"""From knobs to an engine that is ready: model directory, memory plan, weights, programs."""
+"""From options to an engine that is ready: model directory, memory plan, weights, programs."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ from jsg.engine.grammars.constraints import Constraints
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.engine.hosts.party import Follower, Leader, Party, meet
 from jsg.engine.profile import profiled_compiler_options
-from jsg.engine.selfcheck import DecodeSteps
+from jsg.engine.selfcheck import DecodeSteps, step_cost
 from jsg.errors import ConfigError
 from jsg.kernels_pallas import ops
 from jsg.models.config import ModelConfig
@@ -48,41 +49,39 @@ from jsg.types import JumpForward
 Report = Callable[[Progress], None]
 
 RUNS_BEFORE_READY = {"gpu": 4}
-"""Runs of each program, by platform, before a request may meet it. On NVIDIA, XLA first runs a program as it is and
-makes its CUDA graph in a later run; in one of its modes it watches three runs to learn what changes between them."""
+"""Runs of each program, by platform, before a request may use it. On NVIDIA GPUs XLA makes the CUDA graph of a program
+in one of its first runs: in one of its modes it watches three runs to learn what changes between them."""
 
 LOWERED_BEFORE_READY = frozenset({"gpu", "tpu"})
-"""Platforms on which every program is lowered before the engine is ready, and those that a first request meets are
-compiled as well. Lowering in a thread takes the interpreter lock from the step loop: steps of an accelerator are short,
-so that would be felt, and nobody waits for such an engine as for one on a CPU, whose steps are long."""
+"""Platforms on which every program is lowered before the engine is ready, and the programs that a first request uses
+are compiled too. Lowering in a thread takes the interpreter lock from the step loop. The short steps of an accelerator
+would feel that more than the long steps of a CPU."""
 
 ROW_MULTIPLE = {"gpu": 8}
-"""What every number of rows is a multiple of, by platform. cuBLASLt pads operands to it, in launches of its own, and of
-a single row XLA makes a product of vectors for which it converts every weight to float32 (seen in programs compiled for
-an H200). Weights are read once whatever the number of rows, so the padding is nearly free."""
+"""Every number of rows is a multiple of this, by platform. cuBLASLt would pad to it in launches of its own, and XLA
+would make a single row a product of vectors and convert every weight to float32 for it (seen in programs compiled for
+an H200). A step reads the weights once for any number of rows, so the padding is nearly free."""
 
 ENCODE_SIZES = {"cpu": (1, 4)}
 OTHER_ENCODE_SIZES = (1, 2, 4, 8)
-"""Tiles that the vision encoder takes at once, by platform. Few on a CPU: each number is a program to compile."""
+"""Numbers of tiles that the vision encoder takes at once. A CPU has few, because each is a program to compile."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parts:
-    """What an engine is made of."""
+    """The parts of an engine."""
 
     info: ModelInfo
     decode_steps: DecodeSteps
     scheduler: Scheduler
     cache: RadixCache
-    allocator: PageAllocator
     runner: ModelRunner
-    executables: Executables
     constraints: Constraints
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Settings:
-    """Knobs with every default decided."""
+    """Options with every default decided."""
 
     config: EngineConfig
     directory: Path
@@ -100,11 +99,11 @@ class _Settings:
 
     @property
     def platform(self) -> str:
-        """JAX's name of the kind of device."""
+        """JAX's name for the kind of device."""
         return self.device.platform
 
     def __str__(self) -> str:
-        """What was chosen and why, for people; the memory plan comes after it."""
+        """The choices and their reasons, for people; the memory plan follows them."""
         implementation, shapes, quantization = ops.best_implementation(), self.buckets, self.config.quantization
         kernels = "" if quantization == "none" else f", kernels in {quantization}"
         kernels += f", experts in {self.config.ep_size} groups" if self.config.ep_size > 1 else ""
@@ -125,6 +124,10 @@ class _Settings:
             eos_token_ids=frozenset(self.model.eos_token_ids),
             vision=self.vision,
         )
+
+    def num_pages(self, pool_tokens: int) -> int:
+        """Pages of a pool of so many tokens, with the dump page."""
+        return pool_tokens // self.page_size + 1
 
     @property
     def vision_row_bytes(self) -> int:
@@ -148,67 +151,55 @@ class _Settings:
         return make_state(self.runner_config(), pool, rows, self.mesh)
 
     def abstract_state(self, num_pages: int) -> DeviceState:
-        """The same with shapes in place of arrays."""
+        """As `make_state`, with shapes in place of arrays."""
         return over_devices(jax.eval_shape(lambda: self.make_state(num_pages)), self.mesh)
 
 
 def start(config: EngineConfig, report: Report) -> Parts:
-    """Loads the model, plans memory, compiles what is needed at once and the rest in the background.
+    """Loads the model, plans memory, compiles the essential programs, and starts to compile the others.
 
-    Of several hosts this is the one that schedules.
+    With several hosts, the host that schedules calls this.
 
     Raises:
-        JsgError: The model, the knobs or the memory do not allow it.
+        JsgError: The model, the options or the memory do not allow it.
     """
     settings = _begin(config, report)
-    lexicon = _lexicon_loader(settings)  # first: its directory may be refused
-    ready = _make_runner(settings, report)
-    runner, party, num_pages = ready.runner, settings.party, ready.num_pages
-    if isinstance(party, Leader):
-        party.open(runner.replica, ready.executables)
-        runner.make_calls_to(party)
-    allocator = PageAllocator(num_pages)
+    eos_ids = frozenset(settings.model.eos_token_ids)
+    lexicon = _lexicon_loader(settings)  # before the long work, because its directory may be refused
+    runner, plan = _make_runner(settings, report)
+    if isinstance(settings.party, Leader):
+        settings.party.open(runner.replica, runner.programs.executables)
+        runner.calls = settings.party
+    allocator = PageAllocator(settings.num_pages(plan.pool_tokens))
     cache = RadixCache(settings.page_size, allocator, enabled=not config.disable_radix_cache)
     lexicon.begin()
     return Parts(
-        info=_info(settings, ready.plan),
-        decode_steps=_decode_steps(settings, ready.plan, runner),
+        info=_info(settings, plan),
+        decode_steps=_decode_steps(settings, plan, runner),
         scheduler=Scheduler(_scheduler_config(settings), allocator, cache),
         cache=cache,
-        allocator=allocator,
         runner=runner,
-        executables=ready.executables,
-        constraints=_constraints(settings, lexicon),
+        constraints=Constraints(lexicon, settings.model.vocab_size, eos_ids, cast(JumpForward, config.jump_forward)),
     )
 
 
 def follow(config: EngineConfig, report: Report) -> None:
-    """Is one of several hosts, and not the one that schedules, until that one ends.
+    """Follows the host that schedules until that one ends, as every other one of several hosts does.
 
     Raises:
         JsgError: As `start`.
     """
     settings = _begin(config, report)
     assert isinstance(settings.party, Follower), "a host that follows has a rank above 0"
-    ready = _make_runner(settings, report)
-    settings.party.follow(ready.runner.replica, ready.executables)
-    ready.runner.close()
-    ready.executables.close()  # before Python ends: a thread that still compiles would abort the process
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Ready:
-    """A warm runner, and what was decided for it."""
-
-    runner: ModelRunner
-    executables: Executables
-    plan: MemoryPlan
-    num_pages: int
+    runner, _ = _make_runner(settings, report)
+    settings.party.follow(runner.replica, runner.programs.executables)
+    runner.calls.close()
+    runner.programs.executables.close()  # a thread that still compiles when Python ends would abort the process
 
 
 def _begin(config: EngineConfig, report: Report) -> _Settings:
     """Meets the other hosts, if there are any, starts JAX and decides every default."""
-    # Where a GPU's programs are tuned by several hosts together, those must all find a program there, or none of them.
+    # Several hosts tune the programs of GPUs together, so all of them must find a program in the cache, or none.
     keeps_programs = config.nnodes == 1 and not config.disable_compilation_cache
     if keeps_programs or config.shared_cache_dir is not None:
         use_compilation_cache(config.compilation_cache_dir)
@@ -219,7 +210,7 @@ def _begin(config: EngineConfig, report: Report) -> _Settings:
     return _settle(config, directory, device, party)
 
 
-def _make_runner(settings: _Settings, report: Report) -> _Ready:
+def _make_runner(settings: _Settings, report: Report) -> tuple[ModelRunner, MemoryPlan]:
     """Plans memory, loads the model, compiles and warms up."""
     config = settings.config
     executables = Executables(
@@ -242,16 +233,15 @@ def _make_runner(settings: _Settings, report: Report) -> _Ready:
         mesh=settings.mesh,
         progress=_load_progress(report),
     )
-    num_pages = plan.pool_tokens // settings.page_size + 1
-    state = _with_newline(settings.make_state(num_pages), model)
+    state = _with_newline(settings.make_state(settings.num_pages(plan.pool_tokens)), model)
     programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)
-    runner = ModelRunner(programs, settings.runner_config(), state, settings.buckets, executables)
+    runner = ModelRunner(programs, state)
     _warm_up(runner, executables, settings, report)
-    return _Ready(runner, executables, plan, num_pages)
+    return runner, plan
 
 
 def _load_progress(report: Report) -> Callable[[int, int, int], None]:
-    """Tells how much of a model is loaded, and how fast it is read."""
+    """Reports how much of a model is loaded, and how fast it is read."""
     started = time.monotonic()
 
     def tell(done: int, total: int, num_bytes: int) -> None:
@@ -263,7 +253,7 @@ def _load_progress(report: Report) -> Callable[[int, int, int], None]:
 
 
 def _with_newline(state: DeviceState, model: nnx.Module) -> DeviceState:
-    """The state with what a vision model puts behind each row of patches, if it does."""
+    """The state with the features that a vision model puts behind each row of patches, if it has them."""
     newline = model.vision.newline if isinstance(model, Llava) else None
     if state.vision is None or newline is None:
         return state
@@ -271,20 +261,15 @@ def _with_newline(state: DeviceState, model: nnx.Module) -> DeviceState:
 
 
 def _lexicon_loader(settings: _Settings) -> LexiconLoader:
-    """What loads the things that grammars need."""
+    """The loader of tokenizer and kernels for grammars."""
     config, model = settings.config, settings.model
     directory = settings.directory if config.tokenizer_path is None else resolve_model(config.tokenizer_path)
     cache = None if config.disable_compilation_cache else compilation_cache_path(config.compilation_cache_dir)
     return LexiconLoader(directory, model.vocab_size, frozenset(model.eos_token_ids), cache)
 
 
-def _constraints(settings: _Settings, lexicon: LexiconLoader) -> Constraints:
-    eos_token_ids, jump = frozenset(settings.model.eos_token_ids), cast(JumpForward, settings.config.jump_forward)
-    return Constraints(lexicon, settings.model.vocab_size, eos_token_ids, jump)
-
-
 def _compiler_options(config: EngineConfig, platform: str, quantization: str) -> dict[str, str | bool]:
-    """XLA's for programs of a model whose kernels are quantised so."""
+    """XLA's options for programs of a model with this quantization."""
     profiled = profiled_compiler_options(platform) if config.profile_dir else {}
     options = COMPILER_OPTIONS if quantization == "none" else QUANTISED_OPTIONS
     return {**options.get(platform, {}), **profiled}
@@ -324,7 +309,7 @@ def _settle(config: EngineConfig, directory: Path, device: Device, party: Party 
 
 
 def _buckets(config: EngineConfig, model: ModelConfig, max_running: int, platform: str) -> Buckets:
-    """The shapes of the engine. A layer with a sliding window reads little of a prefix, and nothing for several."""
+    """The shapes of the engine. Layers with a sliding window read no prefix for several requests at once."""
     on_cpu = platform == "cpu"
     sizes = () if model.vision is None else ENCODE_SIZES.get(platform, OTHER_ENCODE_SIZES)
     if config.deterministic:
@@ -341,11 +326,11 @@ def _buckets(config: EngineConfig, model: ModelConfig, max_running: int, platfor
 
 
 def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
-    """The memory plan, from the temporaries of the largest programs.
+    """The memory plan, which depends on the temporary arrays of the largest programs.
 
-    They are only known once those are compiled, which is done for abstract arrays: nothing is allocated. Where the pool
-    has to shrink for them, they are compiled anew, for the smaller pool. What cannot fit even without temporaries is
-    refused before anything is compiled.
+    Their size is known once these programs are compiled. They are compiled for abstract arrays, so nothing is
+    allocated. If the pool has to shrink for them, they are compiled again for the smaller pool. A plan that fails even
+    without temporary arrays is refused before anything is compiled.
     """
     model = abstract_model(settings.model, settings.dtype, settings.config.quantization, settings.mesh)
     limit_bytes = usable_bytes(settings.config.mem_fraction_static, settings.device)
@@ -371,7 +356,7 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
     first = plan(0)
     temporary_bytes = _temporary_bytes(settings, executables, model, first.pool_tokens)
     if settings.party is not None:
-        temporary_bytes = -settings.party.agree("sizes", "", -temporary_bytes)  # the most that one needs
+        temporary_bytes = -settings.party.agree("sizes", "", -temporary_bytes)  # the most that any host needs
     final = plan(temporary_bytes)
     if final.pool_tokens != first.pool_tokens:
         executables.clear()
@@ -380,8 +365,8 @@ def _plan(settings: _Settings, executables: Executables) -> MemoryPlan:
 
 
 def _temporary_bytes(settings: _Settings, executables: Executables, model: nnx.Module, pool_tokens: int) -> int:
-    """Compiles the largest programs; returns the bytes that a step needs beside what it is given."""
-    state = settings.abstract_state(pool_tokens // settings.page_size + 1)
+    """Compiles the largest programs; returns the bytes that a step needs beside its arguments."""
+    state = settings.abstract_state(settings.num_pages(pool_tokens))
     programs = Programs(model, settings.runner_config(), state, settings.buckets, executables)
     names = programs.declare_largest()
     executables.compile(names)
@@ -398,7 +383,7 @@ def _warm_up(runner: ModelRunner, executables: Executables, settings: _Settings,
     if is_ahead:
         names += programs.usual()
     if config.forbid_compile:
-        names = programs.all_names()
+        names = executables.names()
     done = 0
 
     def tell(name: object) -> None:
@@ -408,7 +393,7 @@ def _warm_up(runner: ModelRunner, executables: Executables, settings: _Settings,
 
     executables.compile(names, tell)
     if settings.party is not None:
-        settings.party.agree("warm-up", "")  # what is summed up first waits for the others no longer than 30 s
+        settings.party.agree("warm-up", "")  # the first sum over hosts waits for them no longer than 30 s
         runner.rehearse()
     runner.warm_up()
     report(Progress("warm-up", len(names), len(names)))
@@ -437,18 +422,23 @@ def _scheduler_config(settings: _Settings) -> SchedulerConfig:
 
 def _decode_steps(settings: _Settings, plan: MemoryPlan, runner: ModelRunner) -> DecodeSteps:
     is_cpu = settings.platform == "cpu"  # whose devices share one processor
+    itemsize = settings.dtype.itemsize
+    cost = functools.partial(
+        step_cost,
+        settings.model,
+        itemsize,
+        kv_bytes_per_token=plan.bytes_per_token * settings.config.tp_size,
+        kernel_itemsize=itemsize if settings.config.quantization == "none" else 1,
+        num_devices=1 if is_cpu else settings.config.tp_size,
+        num_groups=1 if is_cpu else settings.config.ep_size,
+    )
     return DecodeSteps(
         runner=runner,
-        buckets=settings.buckets,
-        model=settings.model,
-        itemsize=settings.dtype.itemsize,
-        kernel_itemsize=settings.dtype.itemsize if settings.config.quantization == "none" else 1,
-        bytes_per_token=plan.bytes_per_token * settings.config.tp_size,
+        cost=cost,
+        vocab_size=settings.model.vocab_size,
         pool_tokens=plan.pool_tokens,
         context_length=settings.context_length,
         page_size=settings.page_size,
-        num_devices=1 if is_cpu else settings.config.tp_size,
-        num_groups=1 if is_cpu else settings.config.ep_size,
     )
 
 

@@ -9,7 +9,8 @@ from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
 
 from jsg.config import EngineConfig, ServerConfig
-from jsg.engine.front.served import EngineProcess, ServedEngine
+from jsg.engine.front.client import EngineClient
+from jsg.engine.front.served import ServedEngine
 from jsg.errors import ModelNotFoundError
 from jsg.processing.turns import ChatTurns
 from jsg.server.chat_prompt import ChatPrompt
@@ -123,7 +124,7 @@ async def _ready_front(request: Request) -> Front:
 ReadyFront = Annotated[Front, Depends(_ready_front)]
 
 
-def state_of(engine: EngineProcess) -> str:
+def state_of(engine: EngineClient) -> str:
     """Of one engine process in a word: "ok", "stalled" or "dead"."""
     if not engine.is_alive:
         return "dead"

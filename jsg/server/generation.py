@@ -12,7 +12,7 @@ from typing import final
 from jsg.constrained.special_tokens import check_names
 from jsg.constrained.stop_patterns import stop_patterns
 from jsg.engine.child.protocol import ModelInfo
-from jsg.engine.front.served import Generating
+from jsg.engine.front.served import ServedEngine
 from jsg.errors import JsgError, RequestError, check_length
 from jsg.processing.answer import Answer, AnswerDelta, Prompt
 from jsg.processing.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ class Generation:
         call: ApiCall,
         prompts: Sequence[Prompt],
         answers: Sequence[Answer],
-        client: Generating,
+        client: ServedEngine,
         admission: Admission,
         observers: Sequence[Observer],
     ) -> None:
@@ -188,7 +188,7 @@ class Generator:
 
     def __init__(
         self,
-        client: Generating,
+        client: ServedEngine,
         tokenizer: Tokenizer,
         *,
         random_seed: int,

@@ -6,6 +6,7 @@ Engines of one model and of one size have the same programs, so what one of them
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -19,7 +20,6 @@ from jsg.cache.pool import make_pool
 from jsg.engine import startup
 from jsg.engine.core import EngineCore
 from jsg.engine.device.executables import Executables
-from jsg.engine.device.programs import Programs
 from jsg.kernels_pallas import ops
 
 MAX_KEPT = 200
@@ -107,16 +107,14 @@ class LateExecutables(Executables):
 
 
 def _identity(fn: Callable[..., Any]) -> Hashable:
-    """What its trace depends on besides arguments: what it closes over, and the model if it runs that."""
-    fn = inspect.unwrap(fn)
-    cells = {name: cell.cell_contents for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)}
-    programs, model = cells.pop("self", None), ()
-    if isinstance(programs, Programs):
-        model = (programs._config.num_top,)
-        if "_merge" in fn.__code__.co_names:
-            merged = inspect.getclosurevars(inspect.unwrap(programs._merge)).nonlocals
-            model += merged["graph"], merged["structure"]
-    return fn.__module__, fn.__qualname__, tuple(sorted(cells.items())), model
+    """What its trace depends on besides arguments: what it is bound to, and the model if it runs that."""
+    bound: tuple[Hashable, ...] = ()
+    if isinstance(fn, functools.partial):
+        for value in fn.args:
+            merged = inspect.getclosurevars(inspect.unwrap(value)).nonlocals if inspect.isfunction(value) else {}
+            bound += (merged["graph"], merged["structure"]) if merged else (value,)
+        fn, bound = fn.func, (*bound, *sorted(fn.keywords.items()))
+    return fn.__module__, fn.__qualname__, bound
 
 
 @contextlib.contextmanager

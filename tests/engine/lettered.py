@@ -1,5 +1,6 @@
 """The small model with a tokenizer of 96 tokens, grammars for it, and random traffic of which a part has a grammar."""
 
+import contextlib
 import dataclasses
 import pathlib
 import re
@@ -43,8 +44,9 @@ def write_model(directory: pathlib.Path, **changes: object) -> pathlib.Path:
 
 
 def make_core(directory: pathlib.Path, cache_dir: str, **knobs: object) -> EngineCore:
-    """An engine of such a model that knows all grammars."""
-    return teach(small.make_core(directory, cache_dir, **knobs))  # pyright: ignore[reportArgumentType]
+    """An engine of such a model that knows all grammars. In default mode one program samples whatever a batch needs."""
+    with contextlib.nullcontext() if knobs.get("deterministic") else small.few_variants():
+        return teach(small.make_core(directory, cache_dir, **knobs))  # pyright: ignore[reportArgumentType]
 
 
 def teach(core: EngineCore) -> EngineCore:

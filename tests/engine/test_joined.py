@@ -18,6 +18,7 @@ from jsg.engine.front.client import EngineClient
 from jsg.errors import RequestError
 from jsg.types import Request, SamplingParams
 from tests.engine import dense, small
+from tests.engine.front.background import start_client
 from tests.sched.simulated import positions
 
 MAX_ERROR = 1e-4
@@ -248,8 +249,8 @@ def test_what_is_written_behind_a_jump_is_found_again(core_for: Callable[..., En
 def test_the_fields_survive_the_wire():
     request = joined("r", (2, 3), [(4,), (5, 6)], (7,), jumps=((1, 3), (4, 2)))
     hold = dataclasses.replace(plain("h", (1, 2), 0), hold=True)
-    message = ToEngine(requests=(request, hold))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=ToEngine) == message
+    encoded = msgspec.msgpack.encode(ToEngine(requests=(request, hold)))
+    assert msgspec.msgpack.decode(encoded, type=ToEngine).requests == [request, hold]
 
 
 def test_forks_and_a_join_through_the_client(models: dict[str, pathlib.Path], compile_cache_dir: str):
@@ -265,7 +266,7 @@ def test_forks_and_a_join_through_the_client(models: dict[str, pathlib.Path], co
         return outcome
 
     async def main() -> tuple[Request, small.Outcome, dict[str, Any]]:
-        client = await EngineClient.start(config, core="tests.engine.late:LateCore")
+        client = await start_client(config, core="tests.engine.late:LateCore")
         try:
             hold = client.generate(dataclasses.replace(plain("hold", prefix, 0), hold=True))
             assert (await anext(hold)).finish is None

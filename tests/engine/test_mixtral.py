@@ -68,13 +68,6 @@ def test_the_answer_is_that_of_hugging_face_although_the_prompt_comes_in_chunks(
     assert small.alone(golden.core, golden.question("r")).token_ids == golden.greedy
 
 
-def test_so_it_is_in_a_batch_with_others_that_are_retracted(golden: Golden):
-    asked = [(3 * i, golden.question(f"asked {i}")) for i in range(4)]
-    outcomes = small.run(golden.core, asked + small.traffic(1))
-    assert [outcomes[request.rid].token_ids for _, request in asked] == [golden.greedy] * 4
-    assert golden.core.scheduler.totals.num_retracts > 0
-
-
 def test_from_the_cache_the_answer_is_the_same(golden: Golden):
     first, second = golden.question("a", namespace="x"), golden.question("b", namespace="x")
     assert small.alone(golden.core, first).cached_tokens == 0

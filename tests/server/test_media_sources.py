@@ -186,9 +186,8 @@ def size_of(seen: PromptMedia) -> int:
 
 def kept_bytes(reader: ModelMediaReader) -> int:
     """What all that is kept takes, which must be what the reader believes."""
-    kept = reader._kept
-    num_bytes = sum(size_of(seen.media) for seen in kept._seen.values())
-    assert num_bytes == kept._num_bytes
+    num_bytes = sum(size_of(seen.media) for seen in reader._kept._values.values())
+    assert num_bytes == reader._kept.num_bytes
     return num_bytes
 
 

@@ -1,14 +1,14 @@
 """How the front knows that the engine process is not frozen: a pipe that the engine writes to twice a second.
 
-A beat is the number of turns that the step loop has made so far. No beats means that the whole process stands still (it
-was stopped, or the machine swaps); beats that carry the same number mean that the loop hangs while the process lives.
-A pipe, because the kernel keeps it for nobody but the two processes, a write to it never waits, and the front reads it
-without the message socket, which may hold a backlog. The writer is a thread of two short wake-ups a second; the step
-loop itself could not beat while it waits for a step, and a step may take seconds.
+A beat is the number of turns that the step loop has made so far. If no beats come, the whole process stands still: it
+was stopped, or the machine swaps. If beats carry the same number, the process lives but the loop hangs. The beats go
+through a pipe, because a write to it never waits and because the message socket may hold a backlog. A thread writes
+them, because the step loop cannot beat during a step, which may take seconds.
 
-Standard library only: `child.py` and `client.py` use it, and neither loads JAX.
+This module uses the standard library only.
 """
 
+import dataclasses
 import os
 import struct
 import threading
@@ -18,20 +18,19 @@ from typing import final
 
 INTERVAL_S = 0.5
 TIMEOUT_S = 3.0
-"""Without a beat for so long, the engine counts as stalled."""
+"""An engine that has sent no beat for so long is stalled."""
 
 _BEAT = struct.Struct("<Q")
 _READ_BYTES = _BEAT.size * 512
 
 
-@final
+@dataclasses.dataclass(slots=True)
 class LoopClock:
-    """How often the step loop turns, and how it spends its time. Written by the loop, read by the heartbeat."""
+    """How often the step loop turned, and how it spent its time: see `protocol.LOOP_STATS`. The loop writes it."""
 
-    def __init__(self) -> None:
-        self.num_turns = 0
-        self.idle_s = 0.0
-        self.busy_s = 0.0
+    num_turns: int = 0
+    idle_s: float = 0.0
+    busy_s: float = 0.0
 
     def add(self, *, idle_s: float, busy_s: float) -> None:
         """Ends a turn."""
@@ -39,17 +38,13 @@ class LoopClock:
         self.busy_s += busy_s
         self.num_turns += 1
 
-    def stats(self) -> dict[str, int | float]:
-        """See `protocol.LOOP_STATS`."""
-        return {"num_turns": self.num_turns, "idle_s": self.idle_s, "busy_s": self.busy_s}
-
 
 @final
 class HeartbeatSender:
-    """The engine's end: a daemon thread that writes a beat each `INTERVAL_S`, until the front is gone."""
+    """The engine's end: a daemon thread that writes a beat every `INTERVAL_S` until the front is gone."""
 
     def __init__(self, fd: int, clock: LoopClock) -> None:
-        """Starts to beat. Owns `fd` from here on."""
+        """Starts the thread, which owns `fd` from now on."""
         os.set_blocking(fd, False)
         os.set_inheritable(fd, False)
         self._fd = fd
@@ -69,22 +64,19 @@ class HeartbeatSender:
             try:
                 os.write(self._fd, _BEAT.pack(self._clock.num_turns))
             except BlockingIOError:
-                pass  # the front has not read for an hour; the beats that it will find are enough
+                pass  # the front has not read for an hour, and the beats in the pipe are enough for it
             except OSError:
-                return  # the front is gone, which others notice
+                return  # the front is gone; the step loop notices that
             if self._is_stopped.wait(INTERVAL_S):
                 return
 
 
 @final
 class HeartbeatMonitor:
-    """The front's end: when the last beat came, and when the step loop last turned.
-
-    Times are those of `clock`, in seconds.
-    """
+    """The front's end: it knows when the last beat came and when the step loop last turned."""
 
     def __init__(self, fd: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Owns `fd` from here on."""
+        """Owns `fd` from now on. `clock` gives seconds."""
         os.set_blocking(fd, False)
         self._fd = fd
         self._clock = clock
@@ -93,11 +85,11 @@ class HeartbeatMonitor:
         self._turn_at = clock()
 
     def read(self) -> bool:
-        """Takes the beats that have arrived; False when there will be no more."""
+        """Reads the beats that have arrived; False when there will be no more."""
         data, is_open = b"", True
         try:
             while chunk := os.read(self._fd, _READ_BYTES):
-                data = chunk  # a beat is written at once or not at all, so these are whole beats
+                data = chunk  # a write of a beat is whole or fails, so these are whole beats
             is_open = False
         except BlockingIOError:
             pass
@@ -109,20 +101,20 @@ class HeartbeatMonitor:
         return is_open
 
     def fileno(self) -> int:
-        """What an event loop waits for."""
+        """The file descriptor that an event loop watches."""
         return self._fd
 
     def close(self) -> None:
-        """Closes the pipe; once, and after the event loop was told."""
+        """Closes the pipe. The event loop must have stopped watching it."""
         os.close(self._fd)
 
     def start_watch(self) -> None:
-        """The engine is ready: from now on its loop has to turn."""
+        """Says that the engine is ready, so that its loop has to turn from now on."""
         self._turn_at = self._clock()
 
     @property
     def is_stalled(self) -> bool:
-        """Whether beats have come, and none for `TIMEOUT_S`."""
+        """Whether beats have come, but none in the last `TIMEOUT_S`."""
         return self._beat_at is not None and self._clock() - self._beat_at > TIMEOUT_S
 
     @property

@@ -1,7 +1,7 @@
-"""The kernel process: `python -m jsg.engine.child.kernel_process DIRECTORY PID` compiles kernels of grammars, and ends.
+"""The kernel process: `python -m jsg.engine.child.kernel_process DIRECTORY PID` compiles the kernels of grammars.
 
-It takes some twenty seconds of Python, which in a thread of an engine would hold up every step. So the engine, once it
-is ready, has it done by a process of its own, once for each version of the kernels.
+Compiling takes some twenty seconds of Python, which in a thread of the engine would hold up every step. So an engine
+that is ready starts this process, once for each version of the kernels.
 """
 
 import fcntl
@@ -19,17 +19,17 @@ from jsg.engine.child.parent import die_with_parent
 logger = logging.getLogger(__name__)
 
 FILL_S = 300.0
-"""Ten times what it takes. A process that is not ready then has no CPU, or hangs."""
+"""Ten times what compiling takes. A process that is not ready by then gets no CPU, or hangs."""
 POLL_S = 0.1
 NICENESS = 5
-"""The engine serves requests meanwhile, and comes first where they share cores."""
+"""The engine serves requests meanwhile, so it comes first where the two share cores."""
 STDERR = 2
 
 
 def fill_elsewhere(directory: Path, is_closing: threading.Event, limit_s: float = FILL_S) -> None:
-    """Compiles the kernels into a directory by a process of its own, and waits for it until `is_closing` is set.
+    """Has a process of its own compile the kernels into a directory, and waits for it until `is_closing` is set.
 
-    Where that fails or takes too long, the log says so, and they are compiled in this process when they are first used.
+    If that fails or takes too long, the log says so, and this process compiles the kernels when it first uses them.
     """
     command = [sys.executable, "-P", "-m", "jsg.engine.child.kernel_process", str(directory), str(os.getpid())]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -49,7 +49,7 @@ def fill_elsewhere(directory: Path, is_closing: threading.Event, limit_s: float 
 
 
 def _wait(process: subprocess.Popen[bytes], is_closing: threading.Event, limit_s: float) -> str | None:
-    """Waits for the end of the process, or ends it; gives what went wrong, or None."""
+    """Waits for the end of the process, or ends it; returns what went wrong, or None."""
     end = time.monotonic() + limit_s
     try:
         while process.poll() is None and time.monotonic() < end and not is_closing.wait(POLL_S):
@@ -63,7 +63,7 @@ def _wait(process: subprocess.Popen[bytes], is_closing: threading.Event, limit_s
 
 
 def fill_once(directory: Path) -> None:
-    """Compiles the kernels into a directory unless they are there. Of several processes one does it, and all wait."""
+    """Compiles the kernels into a directory unless they are there. One of several processes does it, others wait."""
     directory.mkdir(exist_ok=True)
     with open(directory / "kernels.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, or the process ends

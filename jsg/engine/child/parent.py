@@ -1,4 +1,4 @@
-"""Processes that must not outlive whoever started them. Standard library only."""
+"""Ends a process with its parent. Standard library only."""
 
 import ctypes
 import os
@@ -11,7 +11,8 @@ PR_SET_PDEATHSIG = 1
 def die_with_parent(parent_pid: int) -> None:
     """Asks the kernel for SIGKILL at the parent's death, and ends this process if it is dead already.
 
-    Linux only; elsewhere who needs it has to look by itself. A parent is a thread: it must live as long as the child.
+    This works on Linux only; elsewhere the process has to look at its parent itself. For the kernel the parent is a
+    thread, so the thread that starts the process must live as long as the process.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,11 +1,12 @@
-"""The engine process: `python -m jsg.engine.child.process JSON`, started by `child.py` and by nobody else.
+"""The engine process: `python -m jsg.engine.child.process JSON`. Only `front/children.py` starts it.
 
-One loop: take everything the front has sent, run one step, send what it gave. The inbox is emptied before each step,
-so an abort never waits behind requests. The process ends when it is told to, when its parent is gone, or with a
-trace when a step raises. A request that cannot be added, whatever the core raises, and a question that cannot be
-answered fail alone.
+Its loop takes everything that the front has sent, runs one step and sends the outputs of that step. It empties the
+inbox before each step, so an abort never waits behind requests. The process ends when it is told to, when its parent is
+gone, or with a trace when a step raises. A request that cannot be added and a question that cannot be answered fail
+alone.
 """
 
+import dataclasses
 import gc
 import importlib
 import logging
@@ -39,18 +40,18 @@ from jsg.types import Request, RequestOutput
 
 logger = logging.getLogger(__name__)
 
-IDLE_POLL_MS = 250  # an idle loop turns too: it must not look stuck, nor outlive its parent
+IDLE_POLL_MS = 250  # an idle loop turns too, so that it does not look stuck or outlive its parent
 START_FLUSH_MS = 30_000  # how long the reason of a failed start waits for a front that is still importing
 END_FLUSH_MS = 1000
 NOT_ADDED = "the engine could not take this request; the server's log has the cause"
-LOOKS = {"stats": "counters", "dump_cache": "prefix cache"}  # questions that change nothing
+LOOKS = {"stats": "counters", "dump_cache": "prefix cache"}  # calls that change nothing
 
 
 class Grammars(Protocol):
-    """The grammars that a core has been given.
+    """The grammars of a core.
 
     Attributes:
-        are_loaded: Whether what every grammar needs is there, so that requests may name one.
+        are_loaded: Whether tokenizer and kernels are loaded, so that requests may have grammars.
     """
 
     are_loaded: bool
@@ -60,18 +61,18 @@ class Grammars(Protocol):
         ...
 
     def forget_grammars(self, keys: Sequence[str]) -> None:
-        """Requests that come later will not name these; those that run keep theirs."""
+        """Forgets grammars that no later request will name; running requests keep theirs."""
         ...
 
 
 class Core(Protocol):
-    """What this loop needs of `jsg.engine.core.EngineCore`; tests bring a scripted one.
+    """What this loop needs of `jsg.engine.core.EngineCore`, or of a scripted core in tests.
 
     Attributes:
         info: The loaded model.
         has_work: Whether a step would do something.
-        is_settled: Whether it has all that it loads and compiles in the background.
-        grammars: What requests may name.
+        is_settled: Whether all loading and compiling in the background has ended.
+        grammars: The grammars that requests may name.
     """
 
     info: ModelInfo
@@ -92,7 +93,7 @@ class Core(Protocol):
         ...
 
     def refuse_overdue(self) -> list[Refusal]:
-        """Takes out the requests that have waited longer than `--queue-timeout` for their first step."""
+        """Removes the requests that have waited longer than `--queue-timeout` for their first step."""
         ...
 
     def answer(self, call: Call) -> bool | dict[str, Any]:
@@ -114,7 +115,7 @@ class FrontLink:
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)  # the front bounds what it sends, and a step must never wait for the front
+        self._socket.set_hwm(0)  # the front bounds what it sends, and a step must never wait for it
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = MessageDecoder()
@@ -124,7 +125,7 @@ class FrontLink:
         self._socket.send(self._encoder.encode(message))
 
     def receive_all(self, *, wait: bool) -> list[ToEngine]:
-        """Everything that has arrived, oldest first; with `wait` blocks up to `IDLE_POLL_MS` for the first."""
+        """All messages that have arrived, oldest first; `wait` blocks up to `IDLE_POLL_MS` for the first one."""
         messages: list[ToEngine] = []
         timeout_ms = IDLE_POLL_MS if wait else 0
         while self._socket.poll(timeout_ms):
@@ -134,7 +135,7 @@ class FrontLink:
         return messages
 
     def close(self, flush_ms: int) -> None:
-        """Closes; takes up to `flush_ms` to send what is queued."""
+        """Closes the socket after up to `flush_ms` in which queued messages are sent."""
         self._socket.close(linger=flush_ms)
         self._context.term()
 
@@ -164,7 +165,7 @@ def serve(
             replies += [_answer(core, call, clock) for call in message.calls]
         outputs = core.step() if core.has_work else []
         if outputs or refusals or replies:
-            link.send(FromEngine(outputs=tuple(outputs), refusals=tuple(refusals), replies=tuple(replies)))
+            link.send(FromEngine(outputs=outputs, refusals=refusals, replies=replies))
         end = time.monotonic()
         clock.add(idle_s=woken - start, busy_s=end - woken)
 
@@ -180,7 +181,7 @@ def _take_requests(core: Core, message: ToEngine) -> list[Refusal]:
             core.add(request)
         except JsgError as error:
             refusals.append(Refusal(request.rid, Failure.of(error)))
-        except Exception:  # a core keeps nothing of a request that it could not add
+        except Exception:  # a core keeps nothing of a request that it fails to add
             logger.exception("a request could not be added")
             refusals.append(Refusal(request.rid, Failure(JsgError.__name__, NOT_ADDED)))
     core.grammars.forget_grammars(message.forgotten_grammars)
@@ -194,12 +195,12 @@ def _answer(core: Core, call: Call, clock: LoopClock) -> Reply:
         return Reply(call.number, failure=Failure.of(error))
     except Exception:
         if call.name not in LOOKS:
-            raise  # it may have stopped halfway
+            raise  # the call may have stopped halfway
         message = f"the engine could not give its {LOOKS[call.name]}; the server's log has the cause"
         logger.exception(message)
         return Reply(call.number, failure=Failure(JsgError.__name__, message))
     if call.name == "stats" and isinstance(value, dict):
-        value |= clock.stats()
+        value |= dataclasses.asdict(clock)
     return Reply(call.number, value)
 
 
@@ -218,11 +219,11 @@ def run(start: EngineStart) -> int:
         link.send(FromEngine(failure=Failure.of(error)))
         link.close(START_FLUSH_MS)
         return 2
-    gc.freeze()  # what was loaded stays: later collections need not walk it
+    gc.freeze()  # these objects stay, so later collections need not walk them
     gc.enable()
     link.send(FromEngine(ready=core.info))
     try:
-        serve(core, link, start.parent_pid, clock, gc.freeze)  # a hundred thousand objects come while it settles
+        serve(core, link, start.parent_pid, clock, gc.freeze)  # settling makes a hundred thousand more objects
     finally:
         core.close()
         heartbeat.stop()
@@ -238,10 +239,13 @@ def _load_core(name: str, config: EngineConfig, report: Callable[[Progress], Non
 
 def main(argument: str) -> int:
     """Runs the engine process described by the JSON argument."""
-    gc.disable()  # until it is ready: nearly all that a start makes stays, and looking for the rest takes a tenth of it
+    gc.disable()  # until it is ready: nearly all objects of a start stay, and collecting takes a tenth of it
     start = msgspec.json.decode(argument, type=EngineStart)
-    die_with_parent(start.parent_pid)  # where the kernel does not, `serve` looks
-    for number in (signal.SIGINT, signal.SIGTERM):  # the front's to obey; a service manager sends them to both
+    die_with_parent(start.parent_pid)  # where the kernel cannot do that, `serve` looks at the parent
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # a service manager sends both processes a signal; the front obeys
         signal.signal(number, signal.SIG_IGN)
     return run(start)
 

@@ -1,7 +1,7 @@
-"""Messages to the engine as they go over the socket: a frame of msgpack, and behind it one for each array.
+"""Messages to the engine on the socket: a frame of msgpack, then a frame for each array.
 
-Pixels are a thousand times as long as the rest of a message, so nobody encodes them: they lie beside it, and the engine
-reads them where they arrived. Requests that hold the very same array, as the answers of one prompt do, send it once.
+Pixels are a thousand times as long as the rest of a message, so they are not encoded: they are frames of their own, and
+the engine reads them in place. An array that several requests share, as the answers to one prompt do, is sent once.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ import numpy as np
 from jsg.engine.child.protocol import ToEngine
 
 _ARRAY = 1
-"""The extension of msgpack that stands for an array: its type, its shape, and which frame behind the first it is."""
+"""The extension of msgpack that stands for an array. It holds type, shape, and the number of the array's frame."""
 _TYPES = {"int32": np.dtype("<i4"), "float32": np.dtype("<f4")}
 
 
 def encode(message: ToEngine) -> list[bytes | memoryview]:
-    """The frames of a message. Those behind the first are views of its arrays, which must not change any more."""
+    """The frames of a message. All but the first are views of its arrays, which must not change any more."""
     frames: list[bytes | memoryview] = []
     places: dict[int, int] = {}
 
@@ -36,7 +36,7 @@ def encode(message: ToEngine) -> list[bytes | memoryview]:
 
 @final
 class MessageDecoder:
-    """The engine's end. Decoded arrays are views of the frames that they came in."""
+    """The engine's end. Decoded arrays are views of the frames in which they came."""
 
     def __init__(self) -> None:
         self._decoder = msgspec.msgpack.Decoder(ToEngine, ext_hook=self._array)

@@ -1,8 +1,8 @@
-"""Which device JAX gets, and how much of its memory, decided before JAX looks for one.
+"""Chooses the device that JAX gets and how much of its memory, before JAX looks for a device.
 
-Left alone, JAX opens every GPU it can see and reserves three quarters of the memory of each. An engine uses one, or as
-many as `--tp-size` says, so it shows JAX those with the most free memory, and lets it reserve what
-`--mem-fraction-static` says. What the user has set is left as it is.
+By itself JAX opens every GPU that it sees and reserves three quarters of the memory of each. An engine uses `--tp-size`
+GPUs, so it shows JAX those with the most free memory, and lets JAX reserve `--mem-fraction-static` of it. Variables
+that the user has set are left as they are.
 """
 
 import contextlib
@@ -22,17 +22,16 @@ logger = logging.getLogger(__name__)
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 FRACTIONS = (FRACTION, "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX raises where both are set
 OUTSIDE_BYTES = 2**30
-"""Left free beside what JAX reserves, for the CUDA context and loaded programs. Not measured on a device."""
+"""Memory that JAX does not reserve, for the CUDA context and loaded programs. Not measured on a device."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What is to be set before JAX starts, and why.
+    """Variables to set before JAX starts, and why.
 
     Attributes:
-        gpu: The GPU that JAX will use, of several the one with the smallest part free; None where there is none or
-            nobody can tell which.
-        why: A clause for people.
+        gpu: The GPU that JAX will use, or of several the one with the smallest part free; None if it is not known.
+        why: The reason, as a clause for people.
         environment: Variables to set while JAX starts.
     """
 
@@ -47,9 +46,9 @@ class Device:
 
     Attributes:
         platform: JAX's name of its kind: "cpu", "gpu", "tpu".
-        kind: What it calls itself.
-        gpu: What `nvidia-smi` said of it before JAX started; None where that is not known.
-        why: Why it was taken.
+        kind: The name that the device gives itself.
+        gpu: What `nvidia-smi` listed before JAX started; None where it is not known.
+        why: Why the device was chosen.
         count: Devices of that kind that the engine uses together.
     """
 
@@ -73,11 +72,11 @@ class Device:
 
 
 def open_device(mem_fraction: float, count: int = 1) -> Device:
-    """Starts JAX on so many devices, which takes a moment, and leaves the environment as it was.
+    """Starts JAX on `count` devices and leaves the environment as it was.
 
     Args:
         mem_fraction: Part of a GPU's whole memory that JAX may reserve.
-        count: Devices of one kind that run the model together. A CPU stands in for as many as are asked for.
+        count: Devices of one kind that run the model together. A CPU stands for as many as are asked for.
 
     Raises:
         ConfigError: The platform that JAX was told to use does not start, or has fewer devices.
@@ -93,7 +92,7 @@ def open_device(mem_fraction: float, count: int = 1) -> Device:
         except MemoryPlanError:
             if has_cuda_plugin():
                 raise
-            choice = choose((), mem_fraction, os.environ)  # JAX cannot use a GPU, so it matters to nobody who does
+            choice = choose((), mem_fraction, os.environ)  # JAX cannot use a GPU, so full ones do not matter
         if count > 1:
             jax.config.update("jax_num_cpu_devices", count)
     try:
@@ -123,13 +122,13 @@ def open_device(mem_fraction: float, count: int = 1) -> Device:
 
 
 def choose(gpus: tuple[Gpu, ...], mem_fraction: float, environment: Mapping[str, str], count: int = 1) -> Choice:
-    """The GPUs with the most free memory, unless the user has chosen; of that what is asked for and is free on each.
+    """Chooses the GPUs with the most free memory, unless the user has chosen, and how much of it to reserve.
 
     Args:
-        gpus: What there is.
+        gpus: All GPUs.
         mem_fraction: Part of a GPU's whole memory that is asked for.
-        environment: What the user has set.
-        count: How many are wanted.
+        environment: The variables that the user has set.
+        count: How many GPUs are needed.
 
     Raises:
         MemoryPlanError: Other processes hold nearly all of every GPU's memory.
@@ -146,7 +145,7 @@ def choose(gpus: tuple[Gpu, ...], mem_fraction: float, environment: Mapping[str,
         to_set[VISIBLE] = ",".join(gpu.uuid for gpu in used)
     else:
         used, why = (), "JAX's first device" if count == 1 else "JAX's first devices"
-    gpu = min(used, key=_free_part, default=None)  # decides what can be reserved on each
+    gpu = min(used, key=_free_part, default=None)  # limits what can be reserved on each
     given = next((name for name in FRACTIONS if name in environment), None)
     if given is not None:
         return Choice(gpu=gpu, why=f"{why}; {given} limits its memory", environment=to_set)
@@ -164,12 +163,12 @@ def choose(gpus: tuple[Gpu, ...], mem_fraction: float, environment: Mapping[str,
 
 
 def _free_part(gpu: Gpu) -> float:
-    """Of its whole memory, what JAX may reserve."""
+    """The part of a GPU's whole memory that JAX may reserve."""
     return (gpu.free_bytes - OUTSIDE_BYTES) / gpu.total_bytes
 
 
 def _platforms() -> str:
-    """What JAX was told to use; empty for whatever it finds."""
+    """The platforms that JAX was told to use; empty if it uses whatever it finds."""
     return jax.config.jax_platforms or ""
 
 
@@ -183,7 +182,7 @@ def _why_no_gpu(gpu: Gpu) -> str:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables that were not set, and takes them away again: CUDA and JAX read them once, as they start."""
+    """Sets variables that were not set, and removes them again: CUDA and JAX read them once, at their start."""
     os.environ.update(changes)
     try:
         yield

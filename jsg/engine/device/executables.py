@@ -1,12 +1,12 @@
 """Every compiled program of the engine, and the only place that calls `jax.jit`.
 
-All programs are declared before the engine is ready: their names and what they take are known from then on. A program
-is lowered (traced, and written down for XLA) and compiled either before the engine is ready or in a thread afterwards,
-if it has a larger one to stand in for it. Lowering holds Python's interpreter lock, which the step loop needs too, so
-the thread lowers one program at a time, and while requests run it rests between two of them. Compiling does not hold
-the lock. Calls go to the compiled program itself, so a call can never trace or compile: when the thread is done both
-counters stand still. Where the first runs of a program are not like those that follow, it is ready only after some that
-whoever calls has made for their own sake.
+An engine declares all its programs before it is ready, so their names and arguments are known from then on. A program
+is lowered (traced, and written down for XLA) and compiled before the engine is ready, or in a thread afterwards if a
+larger program can stand in for it. Lowering holds Python's interpreter lock, which the step loop needs too. So the
+thread lowers one program at a time, and rests between two of them while requests run. Compiling does not hold the lock.
+A call goes to the compiled program itself, so it can never trace or compile, and both counters stand still when the
+thread is done. Where the first runs of a program are slower than later ones, the program is ready only after the runner
+has made these runs on padding.
 """
 
 import dataclasses
@@ -30,22 +30,22 @@ from jsg.models.tensor_parallel import spec_of
 logger = logging.getLogger(__name__)
 
 CACHE_BYTES = 4 * 2**30
-"""Size of the persistent cache. Only a bounded one is locked, so that two engines may share it."""
+"""Size of the persistent cache. JAX locks only a bounded cache, and two engines may share it."""
 COMPILE_THREADS = 2
-"""XLA compiles without the GIL, so two programs at a time use the two cores of the smallest machine we care for."""
+"""XLA compiles without the GIL, so two programs at a time use both cores of the smallest machine of ours."""
 
 COMPILER_OPTIONS: Mapping[str, Mapping[str, bool]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
-"""XLA's options for every program, by platform. With matmuls left to cuBLASLt a dense layer is 9 launches, because the
-residual stream is added inside them; XLA's own Triton matmuls split their sums and leave 10 to 12 (counted in the step
-compiled for an H200; which is faster was not measured on a device)."""
+"""XLA's options for every program, by platform. With the matmuls of cuBLASLt a dense layer is 9 launches, because they
+add the residual stream themselves. XLA's own Triton matmuls split their sums and leave 10 to 12 launches. Both were
+counted in the step compiled for an H200; which is faster was not measured on a device."""
 QUANTISED_OPTIONS: Mapping[str, Mapping[str, bool]] = {"gpu": {"xla_gpu_enable_triton_gemm": True}}
-"""What takes their place where kernels are in 8 bits. cuBLASLt multiplies none with longer rows, so XLA would write
-each kernel anew in bfloat16 at every step; its own matmuls convert the block that they have just read. What encodes
-images has no kernels in 8 bits, and keeps the options above: some of its matmuls XLA's own cannot do."""
+"""XLA's options for programs with kernels in 8 bits. cuBLASLt cannot multiply these with wider rows, so XLA would write
+each kernel in bfloat16 at every step. XLA's own matmuls convert each block as they read it. Programs that encode images
+have no kernels in 8 bits and keep the options above, because XLA's own matmuls cannot do some of theirs."""
 
 
 ANY_KIND = ""
-"""In place of a program's kind, the first word of its name."""
+"""Stands for every kind of program. A kind is the first word of a program's name."""
 
 
 class HostArray(jax.ShapeDtypeStruct):
@@ -57,8 +57,8 @@ class _Declared:
     """A program as it was declared.
 
     Attributes:
-        arguments: Shapes of what it takes.
-        trace: Lowers it; None once that is done, so that nothing is kept alive.
+        arguments: Shapes of its arguments.
+        trace: Lowers the program; None once that is done, so that it keeps nothing alive.
     """
 
     arguments: tuple[Any, ...]
@@ -82,27 +82,27 @@ class Executables:
         options_by_kind: Mapping[str, Mapping[str, str | bool]] | None = None,
         mesh: Mesh | None = None,
     ):
-        """Starts empty.
+        """Declares no program yet.
 
         Args:
-            forbid_compile: After `seal` no program may be lowered.
-            runs_before_ready: Times that a program must have run before it is ready.
-            compiler_options: XLA's, for every program.
-            options_by_kind: XLA's for programs whose names begin with these words, in place of those.
+            forbid_compile: Whether no program may be lowered after `seal`.
+            runs_before_ready: How often a program must run before it is ready.
+            compiler_options: XLA's options for every program.
+            options_by_kind: XLA's options for programs of these kinds, in place of the others.
             mesh: Devices that run every program together; None for JAX's default device.
         """
         self.mesh = mesh
         self.num_lowered = 0
         self._runs_before_ready = runs_before_ready
         self._options = {ANY_KIND: compiler_options or {}, **(options_by_kind or {})}
-        self._cold: dict[Hashable, int] = {}  # compiled programs that are not ready, and how often they have to run
+        self._cold: dict[Hashable, int] = {}  # compiled programs that are not ready: runs that are left
         self._forbid_compile = forbid_compile
         self._is_sealed = False
         self._declared: dict[Hashable, _Declared] = {}
         self._lowering = threading.Lock()
         self._lowered: dict[Hashable, jax.stages.Lowered] = {}
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
-        self._order: dict[Hashable, int] = {}  # in which programs are compiled, the same on every host
+        self._order: dict[Hashable, int] = {}  # of compiling, which is the same on every host
         self._num_elsewhere: Callable[[], int] = lambda: sys.maxsize
         self._thread: threading.Thread | None = None
         self._pace = Pace()
@@ -115,11 +115,11 @@ class Executables:
         donate: tuple[int, ...] = (),
         out_specs: Any = PartitionSpec(),  # noqa: B008 # never changes
     ) -> None:
-        """Says that a program runs `fn` on arguments like `args` (arrays or their shapes). Nothing is traced yet.
+        """Declares that a program runs `fn` on arguments like `args` (arrays or their shapes). Nothing is traced yet.
 
-        The donated arguments are reused for its results. A name that was declared before is left as it is. On a mesh
-        `fn` sees what one device has of its arguments, which say themselves how they are split; `out_specs` says it of
-        the results.
+        Results reuse the memory of donated arguments. A name that was declared before is left as it is. On a mesh `fn`
+        sees the part of the arguments that one device has. The sharding of each argument says how it is split, and
+        `out_specs` says how the results are.
 
         Raises:
             ForbiddenCompileError: After `seal` under `--forbid-compile`.
@@ -133,7 +133,7 @@ class Executables:
         )
 
     def lower(self, name: Hashable, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> None:
-        """Declares a program and traces it now; see `declare`."""
+        """Declares a program as `declare` does, and traces it now."""
         self.declare(name, fn, *args, donate=donate)
         self._lower_one(name)
 
@@ -145,7 +145,7 @@ class Executables:
     def compile(self, names: Iterable[Hashable], report: Callable[[Hashable], None] = lambda name: None) -> None:
         """Lowers and compiles declared programs now, `COMPILE_THREADS` at a time.
 
-        `report` is told of each that is done.
+        It calls `report` with each program that is done.
         """
         missing = [name for name in names if name not in self._compiled]
         self._put_in_order(missing)
@@ -154,7 +154,7 @@ class Executables:
                 report(name)
 
     def clear(self) -> None:
-        """Drops every program, so that they can be declared for other shapes."""
+        """Drops every program, so that programs can be declared for other shapes."""
         self._order.clear()
         self._declared.clear()
         self._lowered.clear()
@@ -162,7 +162,7 @@ class Executables:
         self._cold.clear()
 
     def compile_rest_in_background(self) -> None:
-        """Lowers and compiles what is declared but not compiled in a thread, in the order it was declared."""
+        """Starts a thread that lowers and compiles the other declared programs, in the order of their declaration."""
         rest = [name for name in self._declared if name not in self._compiled]
         self._put_in_order(rest)
         if rest:
@@ -170,43 +170,43 @@ class Executables:
             self._thread.start()
 
     def seal(self) -> None:
-        """Warm-up is over."""
+        """Says that warm-up is over."""
         self._is_sealed = True
 
     def names(self) -> list[Hashable]:
-        """Everything that was declared, in that order."""
+        """All declared programs, in the order of their declaration."""
         return list(self._declared)
 
     def share(self, num_elsewhere: Callable[[], int]) -> None:
-        """From now on a program is called only if it is compiled on the other hosts as well.
+        """Makes programs ready only if they are compiled on the other hosts as well.
 
         Args:
-            num_elsewhere: The least `num_in_order` of the others; it may lag behind.
+            num_elsewhere: Gives the least `num_in_order` of the other hosts, which may lag behind.
         """
         self._num_elsewhere = num_elsewhere
 
     @property
     def num_in_order(self) -> int:
-        """How many programs are compiled up to the first that is not: every host compiles them in one order."""
+        """How many programs are compiled before the first one that is not. Every host compiles in the same order."""
         names = list(self._order)
         return next((index for index, name in enumerate(names) if name not in self._compiled), len(names))
 
     def is_ready(self, name: Hashable) -> bool:
-        """Whether the program can be called and runs as it always will."""
+        """Whether the program can be called and has made its first runs."""
         return name in self._compiled and name not in self._cold and self._is_elsewhere(name)
 
     def cold(self) -> list[Hashable]:
-        """Compiled programs that have to run before they are ready, in the order that every host compiles them in."""
+        """Compiled programs that have to run before they are ready, in the order of compiling."""
         return sorted(filter(self._is_elsewhere, list(self._cold)), key=self._order.__getitem__)
 
     @property
     def num_compiled(self) -> int:
-        """Compilations so far, those found in the persistent cache included."""
+        """Compilations so far, including those that were found in the persistent cache."""
         return len(self._compiled)
 
     @property
     def num_pending(self) -> int:
-        """Programs that are declared but not compiled: it falls to 0, and stays above it where a compile failed."""
+        """Programs that are declared but not compiled. It falls to 0, unless a compilation fails."""
         return len(self._declared) - len(self._compiled)
 
     @property
@@ -215,23 +215,23 @@ class Executables:
         return self._thread is not None and self._thread.is_alive()
 
     def output_shape(self, name: Hashable) -> Any:
-        """Shapes and types of what a declared program returns; lowers it if need be."""
+        """Shapes and types of the results of a declared program, which is lowered for it."""
         return self._lower_one(name).out_info
 
     def argument_shapes(self, name: Hashable) -> tuple[Any, ...]:
-        """Shapes, types and shardings of what a declared program takes."""
+        """Shapes, types and shardings of the arguments of a declared program."""
         return self._declared[name].arguments
 
     def host_shapes(self, name: Hashable) -> tuple[HostArray, ...]:
-        """Those of them that come from the host, in order."""
+        """The arguments of a declared program that come from the host, in order."""
         return tuple(leaf for leaf in jax.tree.leaves(self.argument_shapes(name)) if isinstance(leaf, HostArray))
 
     def compiled(self, name: Hashable) -> jax.stages.Compiled:
-        """The program itself, for those who read its memory analysis."""
+        """The compiled program, for its memory analysis."""
         return self._compiled[name]
 
     def compiler_options(self, name: Hashable) -> dict[str, str | bool] | None:
-        """XLA's for this program; None for none."""
+        """XLA's options for this program; None where it has none."""
         kind = str(name[0]) if isinstance(name, tuple) else ""
         return dict(self._options.get(kind, self._options[ANY_KIND])) or None
 
@@ -243,7 +243,7 @@ class Executables:
         return self._compiled[name](*args)
 
     def close(self) -> None:
-        """Ends the background thread after the program it is compiling, and drops every program."""
+        """Waits until the background thread has compiled its current program, ends it, and drops every program."""
         self._pace.close()
         if self._thread is not None:
             self._thread.join()
@@ -259,7 +259,7 @@ class Executables:
     def _over_devices(
         self, fn: Callable[..., Any], args: tuple[Any, ...], out_specs: Any
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """On a mesh, what runs `fn` on every device, and the shapes of its arguments with how devices share them."""
+        """On a mesh, a function that runs `fn` on every device, and its argument shapes with their shardings."""
         mesh = self.mesh
         if mesh is None:
             return fn, args
@@ -275,24 +275,26 @@ class Executables:
             raise ForbiddenCompileError(f"{name} would be compiled after warm-up, which --forbid-compile forbids")
 
     def _lower_one(self, name: Hashable) -> jax.stages.Lowered:
-        with self._lowering:  # threads that trace at once take turns anyway, and none shall do what another one does
+        with self._lowering:  # threads that trace take turns anyway, and no program is lowered twice
             lowered = self._lowered.get(name)
             if lowered is None:
                 self._check_allowed(name)
                 program = self._declared[name]
-                assert program.trace is not None, "what was lowered is kept"
+                assert program.trace is not None, "a lowered program is kept"
                 lowered = self._lowered[name] = program.trace()
                 self._declared[name] = _Declared(program.arguments, None)
                 self.num_lowered += 1
         return lowered
 
     def _compile_one(self, name: Hashable) -> Hashable:
-        if name in self._compiled:  # since it was put on the list
+        if name in self._compiled:  # another thread has compiled it meanwhile
             return name
         self._put_in_order([name])
         compiled = self._lower_one(name).compile(self.compiler_options(name))
         if self._runs_before_ready:
-            self._cold[name] = self._runs_before_ready  # first, for another thread may ask whether it is ready
+            self._cold[name] = (
+                self._runs_before_ready
+            )  # before the next line, because another thread may ask whether it is ready
         self._compiled[name] = compiled
         return name
 
@@ -312,7 +314,7 @@ class Executables:
                 if self._pace.is_closed:
                     return
                 self._compile_one(name)
-            except Exception:  # a larger program stands in for it, so it costs speed and not answers
+            except Exception:  # a larger program stands in for it, so this costs speed but no answer
                 logger.exception("compiling %s in the background failed", name)
 
 
@@ -321,12 +323,12 @@ def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def compilation_cache_path(directory: str | None) -> Path:
-    """Where compiled programs are kept: None is `~/.cache/jsg/xla`."""
+    """The directory of compiled programs: `~/.cache/jsg/xla` for None."""
     return Path(directory) if directory else Path.home() / ".cache" / "jsg" / "xla"
 
 
 def use_compilation_cache(directory: str | None) -> None:
-    """Keeps compiled programs in an owner-only directory: who can write there can run code as us.
+    """Keeps compiled programs in an owner-only directory, because whoever can write there can run code as us.
 
     Args:
         directory: See `compilation_cache_path`.

@@ -1,11 +1,11 @@
 """How many experts of a layer a step reads, and how many copies of tokens they compute.
 
-Which experts tokens choose is not known beforehand. Here every choice is as likely as any other, and tokens choose
-independently. Mixtral's authors found no obvious pattern by topic, but that consecutive tokens share experts more often
-than by chance (arXiv:2401.04088, section 5): a real step may be less even than this, and a chunk of one text most.
+Nobody knows beforehand which experts the tokens choose. Here every choice is equally likely and tokens choose
+independently. Mixtral's authors found no obvious pattern by topic, but consecutive tokens share experts more often than
+by chance (arXiv:2401.04088, section 5). So a real step may be less even than this, most of all a chunk of one text.
 
-Groups of devices that have experts of their own wait for each other behind every layer, so the busiest of each layer
-counts. What it has on average is drawn rather than worked out: `numpy`, one seed, the same figures at every call.
+Groups of devices that have experts of their own wait for each other after every layer, so the busiest group of each
+layer counts. Its average is drawn with one seed, so the figures are the same at every call.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import numpy as np
 
 DRAWN_NUMBERS = 2**20
 FEWEST_DRAWS, MOST_DRAWS = 16, 2**12
-"""Steps to draw: as many as so many random numbers make, within bounds."""
+"""Bounds of the number of steps to draw, which `DRAWN_NUMBERS` random numbers would otherwise give."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ExpertLoad:
 
     Attributes:
         num_read: Experts that at least one token chose.
-        num_copies: Tokens that its experts compute, a token counted once for each of its experts.
+        num_copies: Tokens that its experts compute; a token counts once for each of its experts.
     """
 
     num_read: float
@@ -36,10 +36,10 @@ def expert_load(num_experts: int, experts_per_token: int, num_tokens: int, num_g
     """The load of one layer.
 
     Args:
-        num_experts: In all groups.
-        experts_per_token: Different ones, at most `num_experts`.
-        num_tokens: Of the step.
-        num_groups: Groups of devices, each with as many experts; 1 where every device has part of all experts.
+        num_experts: Experts in all groups.
+        experts_per_token: Different experts of one token, at most `num_experts`.
+        num_tokens: Tokens of the step.
+        num_groups: Groups of devices with equally many experts; 1 where every device has part of all experts.
     """
     if num_groups == 1:
         part_unread = (1 - experts_per_token / num_experts) ** num_tokens

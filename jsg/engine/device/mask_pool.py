@@ -1,7 +1,8 @@
 """The host's side of the token masks on the device: which row of the pool holds which mask.
 
-Masks repeat: of those that a grammar needs nearly all were needed before, by it or by another. So each is sent to the
-device once and kept there under its content, and a step names one row per sampled position. Row 0 allows everything.
+Masks repeat: nearly every mask that a grammar needs was needed before, by it or by another grammar. So each mask is
+sent to the device once and found by its content, and a step names one row for each sampled position. Row 0 allows
+everything.
 """
 
 from collections import OrderedDict
@@ -10,9 +11,9 @@ from typing import NamedTuple, final
 import numpy as np
 
 NUM_MASKS = 4096
-"""Rows on the device, row 0 included: more than two steps can name. 64 MiB for 131 072 tokens."""
+"""Rows on the device with row 0, which is more than two steps can name. They take 64 MiB for 131 072 tokens."""
 UPLOAD_SIZES = (1, 8)
-"""Masks that are sent at a time."""
+"""Numbers of masks that are sent at a time."""
 ALL_ALLOWED = 0
 
 
@@ -22,7 +23,7 @@ def num_words(vocab_size: int) -> int:
 
 
 class Upload(NamedTuple):
-    """Masks for the device, padded to one of `UPLOAD_SIZES` with what row 0 holds anyway.
+    """Masks for the device, padded to one of `UPLOAD_SIZES` with copies of row 0.
 
     Attributes:
         rows: int32[k].
@@ -35,17 +36,16 @@ class Upload(NamedTuple):
 
 @final
 class MaskPool:
-    """Rows of the device's masks by content, the least recently used given away first.
+    """Rows of the device's masks by content. A new mask takes the least recently used row.
 
-    A row may be given away while a step that reads it has not run yet: the device does everything in the order in
-    which it was told, so the step reads what was there before. Only the rows of the step that is being put together
-    must stay.
+    That row may belong to a step that has not run yet: the device keeps the order of calls, so the step still reads the
+    old mask. Only the rows of the step that is being planned must stay.
 
-    Invariant: a row has one content and a content one row; `len(self)` + free rows == all rows but row 0.
+    Invariant: rows and contents correspond one to one; `len(self)` + free rows == all rows but row 0.
     """
 
     def __init__(self, words: int, num_rows: int = NUM_MASKS):
-        """A pool of `num_rows` masks of so many words, of which row 0 is taken."""
+        """Makes a pool of `num_rows` masks of `words` words each; row 0 is taken."""
         self.num_made = 0
         self.num_found = 0
         self._words = words
@@ -59,11 +59,11 @@ class MaskPool:
         return len(self._rows)
 
     def begin_step(self) -> None:
-        """From here on only rows that are asked for again are kept."""
+        """Begins a step: rows that it does not ask for may be given away."""
         self._current.clear()
 
     def find(self, key: bytes | None) -> int | None:
-        """The row of a mask by its content's key; None where it must be put there first. The key None is row 0."""
+        """The row of the mask with this key; None if it must be `put` first. The key None means row 0."""
         if key is None:
             return ALL_ALLOWED
         row = self._rows.get(key)
@@ -74,7 +74,7 @@ class MaskPool:
         return row
 
     def put(self, key: bytes, mask: np.ndarray) -> int:
-        """Gives a mask that was not found a row, and keeps the array to be sent: it must not be written any more."""
+        """Gives a row to a mask that was not found. It keeps the array, which must not be written any more."""
         assert mask.shape == (self._words,), f"a mask has {self._words} words, but this one is {mask.shape}"
         assert key not in self._rows, "a mask is put into the pool twice"
         row = self._free.pop() if self._free else self._evict()
@@ -85,8 +85,8 @@ class MaskPool:
         return row
 
     def take_uploads(self) -> list[Upload]:
-        """What has been put there since the last time and is not on the device yet."""
-        latest = dict(self._new)  # a row may have been given away again since
+        """The masks that were put since the last call, for the device."""
+        latest = dict(self._new)  # a row may have been given to another mask since
         new, self._new = list(latest.items()), []
         return [self._pack(new[start : start + UPLOAD_SIZES[-1]]) for start in range(0, len(new), UPLOAD_SIZES[-1])]
 
@@ -96,7 +96,7 @@ class MaskPool:
         assert sorted(rows) == list(range(1, self._num_rows)), "a row of the mask pool is lost or has two contents"
 
     def _evict(self) -> int:
-        for key, row in self._rows.items():  # those of this step were moved to the end, so the first one is nearly it
+        for key, row in self._rows.items():  # rows of this step are at the end, so one of the first rows is free
             if row not in self._current:
                 del self._rows[key]
                 return row

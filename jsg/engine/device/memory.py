@@ -1,4 +1,4 @@
-"""How the device's memory is divided: weights, temporaries, tables, and what is left for the KV pool."""
+"""How the device's memory is divided: weights, temporaries, tables, and the rest for the KV pool."""
 
 import dataclasses
 import os
@@ -16,16 +16,16 @@ from jsg.sched.buckets import Buckets
 from jsg.sched.vision_store import NUM_FIXED_ROWS, VisionShape
 
 CPU_POOL_BYTES = 2**30
-"""KV pool on CPU unless asked otherwise: host memory has other users."""
+"""The KV pool on a CPU unless `--max-total-tokens` is given: host memory has other users."""
 IMAGES_KEPT = 8
-"""Encoded images of the largest size that the vision pool holds at least, unless asked otherwise."""
+"""Encoded images of the largest size that the vision pool holds at least, unless `--vision-cache-size` is given."""
 DEVICE_VISION_BYTES = 2**30
-"""Vision pool on other devices at least, unless asked otherwise: about 200 images of one tile for a model 4096 wide."""
+"""The least vision pool on other devices by default: about 200 images of one tile for a model 4096 wide."""
 PENALTY_BYTES = 4 + 1 + 4
-"""Per request row and vocabulary entry: count, presence, bias."""
+"""Bytes for each request row and vocabulary entry: count, presence, bias."""
 RESERVE_FRACTION = 0.02
-"""Of what a device may use, left unplanned: an allocator that is full to the last byte fails where memory lies in
-pieces, and while a step samples the results of its forward pass are still there. Not measured on a device."""
+"""The part of the usable memory that is not planned. A full allocator fails where free memory lies in pieces, and the
+results of a forward pass are still there while its step samples. Not measured on a device."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +33,13 @@ class MemoryPlan:
     """Bytes on one device, and the size of the KV pool that they leave.
 
     Attributes:
-        limit_bytes: What may be used: see `usable_bytes`.
+        limit_bytes: Bytes that may be used: see `usable_bytes`.
         weights_bytes: Parameters.
         temporary_bytes: Intermediate results and outputs of the largest step.
         table_bytes: Page table, penalty tables and token masks.
         vision_bytes: Encoded images.
-        reserve_bytes: Left for what cannot be planned.
-        pool_tokens: KV slots, the dump page not counted.
+        reserve_bytes: Memory that is not planned.
+        pool_tokens: KV slots, without the dump page.
         bytes_per_token: Keys and values of one token in all layers.
     """
 
@@ -69,9 +69,9 @@ class MemoryPlan:
 def usable_bytes(mem_fraction: float, device: Device) -> int:
     """Bytes that an engine may use of the memory of its device, or of each of them.
 
-    On a GPU `--mem-fraction-static` of all there is, but no more than JAX has reserved: that is less where others hold
-    memory, where `XLA_CLIENT_MEM_FRACTION` says so, or where JAX was started before. Elsewhere the fraction of what JAX
-    may use, and on a CPU of what the host has available.
+    On a GPU it is `--mem-fraction-static` of the whole memory, but no more than JAX has reserved. That is less where
+    other processes hold memory, where `XLA_CLIENT_MEM_FRACTION` says so, or where JAX was started before. On other
+    devices it is that fraction of what JAX may use, and on a CPU of the memory that the host has available.
 
     Raises:
         MemoryPlanError: JAX does not say how much it may use.
@@ -90,15 +90,16 @@ def usable_bytes(mem_fraction: float, device: Device) -> int:
 
 
 def largest_step_bytes(programs: Sequence[jax.stages.Compiled], buckets: Buckets, model: ModelConfig) -> int:
-    """Bytes that a step needs at most on one device, beside what its programs are given.
+    """The most bytes that a step needs on one device, beside the arguments of its programs.
 
-    They run one after another. Each needs its intermediate results, and its outputs that are not donated inputs; those
-    of the forward pass are still there while the others run. A pass with drafts has logits of more rows than that one.
+    The programs run one after another. Each needs its intermediate results and its outputs, except outputs that reuse
+    donated inputs. The outputs of the forward pass are still there while the others run. A pass with drafts has logits
+    of more rows than the largest pass.
 
     Args:
-        programs: The largest of each kind, the forward pass first.
+        programs: The largest program of each kind, with the forward pass first.
         buckets: The shapes of all steps.
-        model: Whose logits they are.
+        model: The shape of the model.
     """
     analyses = [program.memory_analysis() for program in programs]
     outputs = [a.output_size_in_bytes - a.alias_size_in_bytes if a else 0 for a in analyses]
@@ -122,9 +123,9 @@ def plan_memory(
     vision_bytes: int = 0,
     num_devices: int = 1,
 ) -> MemoryPlan:
-    """Sizes the KV pool: `--max-total-tokens`, or all that is left up to what every running request could use.
+    """Sizes the KV pool: `--max-total-tokens`, or all memory that is left, up to what running requests could ever use.
 
-    All bytes are those of one device; several share out key-value heads.
+    All bytes are those of one device. Several devices share the key-value heads.
 
     Raises:
         MemoryPlanError: What is left does not hold one request of the context length, or not the tokens asked for.
@@ -164,7 +165,7 @@ def plan_memory(
 
 
 def vision_shape(config: EngineConfig, model: ModelConfig, *, platform: str, row_bytes: int) -> VisionShape | None:
-    """Sizes the vision pool, whose rows have so many bytes; None where the model takes text only.
+    """Sizes the vision pool, whose rows have `row_bytes`; None where the model takes text only.
 
     Raises:
         ConfigError: `--vision-cache-size` is too small for a tile, or the model takes text only.

@@ -1,7 +1,7 @@
 """Random numbers as a pure function of (seed, output index, vocabulary id): Threefry-2x32 as a counter-based generator.
 
-Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The key is the request's seed, the
-counter the pair (output index, vocabulary id). Thirteen rounds are the fewest that pass BigCrush there.
+Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The key is the request's seed, and
+the counter is the pair (output index, vocabulary id). In the paper thirteen rounds are the fewest that pass BigCrush.
 """
 
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ ROUNDS = 13
 PARITY = 0x1BD11BDA
 
 Words = tuple[UInt[Array, "..."], UInt[Array, "..."]]
-"""Two arrays of 32-bit words; all that meet broadcast to one shape."""
+"""Two arrays of 32-bit words, which broadcast with other words."""
 
 
 def threefry(key: Words, counter: Words) -> Words:
@@ -32,7 +32,7 @@ def threefry(key: Words, counter: Words) -> Words:
 def gumbel(
     seeds: UInt[Array, "R 2"], output_index: Int[Array, " R"], vocab: int, first: Array | int = 0
 ) -> Float[Array, "R {vocab}"]:
-    """Standard Gumbel noise for each row and so many vocabulary ids, the first of which is `first`."""
+    """Standard Gumbel noise for each row and `vocab` vocabulary ids, the first of which is `first`."""
     key = (seeds[:, 0, None], seeds[:, 1, None])
     ids = jnp.arange(vocab, dtype=jnp.uint32) + jnp.uint32(first)
     counter = (output_index[:, None].astype(jnp.uint32), ids[None])

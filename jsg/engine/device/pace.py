@@ -1,4 +1,4 @@
-"""When a thread beside the step loop may work: Python's interpreter lock is one, and the loop needs it too."""
+"""Says when a thread may work beside the step loop, which needs Python's interpreter lock too."""
 
 import threading
 import time
@@ -6,25 +6,25 @@ from collections.abc import Callable
 from typing import final
 
 FIRST_REQUEST_S = 1.0
-"""An engine is left alone for so long when it is ready: the request that it was started for comes now."""
+"""No work begins for so long after the engine is ready, because the request that it was started for comes then."""
 QUIET_S = 0.1
-"""When no program was called for so long, no request runs, or steps are so long that the loop waits for the device."""
+"""If no program was called for so long, no request runs, or steps are long and the loop waits for the device."""
 BUSY_SHARE = 0.2
-"""Of the time while requests run, the part that pieces of work take at most."""
+"""The largest part of the time that work may take while requests run."""
 
 
 @final
 class Pace:
-    """Lets a thread do pieces of work while no request runs, and few of them while requests run."""
+    """Lets a thread work while no request runs, and seldom while requests run."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, wait: Callable[[float], bool] | None = None
     ) -> None:
-        """No request runs yet.
+        """Makes the pace of an engine that runs no request yet.
 
         Args:
             clock: Gives seconds.
-            wait: Waits so many seconds at most and says whether it is closed; for tests.
+            wait: Waits at most so many seconds; says whether this was closed. For tests.
         """
         self._clock = clock
         self._called_at = 0.0
@@ -34,20 +34,20 @@ class Pace:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no more work is wanted."""
+        """Whether no further work may begin."""
         return self._is_closed.is_set()
 
     def begin(self) -> None:
-        """The engine is ready."""
+        """Says that the engine is ready."""
         self._rests_until = self._clock() + FIRST_REQUEST_S
         self._called_at = self._rests_until - QUIET_S
 
     def note_call(self) -> None:
-        """A program is called: requests run. In every step, so it costs next to nothing."""
+        """Notes that a program is called, so requests run. Every step calls it, so it must cost next to nothing."""
         self._called_at = self._clock()
 
     def do(self, work: Callable[[], object]) -> None:
-        """Does a piece of work in its turn. Nothing is done once this is closed."""
+        """Waits for its turn and does a piece of work, unless this is closed."""
         while (left_s := min(self._called_at + QUIET_S, self._rests_until) - self._clock()) > 0:
             if self._wait(left_s):
                 return

@@ -1,6 +1,6 @@
-"""A batch as the numpy arrays that the executables read.
+"""Packs a batch into the numpy arrays that the executables read.
 
-Each is made afresh for every step and never written again: on CPU, JAX may read an aligned numpy array in place, after
+Every step gets new arrays, which are never written again: on a CPU, JAX may read an aligned numpy array in place after
 the call has returned.
 """
 
@@ -20,19 +20,24 @@ from jsg.types import SamplingParams
 FROM_DEVICE = -1
 
 
+def empty_step(key: BucketKey) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The int32 array of `step.PackedInputs` for a step of this shape, all zeros, and views of its parts by name."""
+    sizes = packed_sizes(key)
+    packed = np.zeros(sum(sizes), np.int32)
+    return packed, dict(zip(PackedInputs._fields, np.split(packed, np.cumsum(sizes)[:-1]), strict=True))
+
+
 def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int) -> np.ndarray:
     """The int32 array of `step.PackedInputs`.
 
     Args:
-        batch: The step; one-token entries first.
-        key: The shape to pad to: at least that of the batch.
+        batch: The step, with one-token entries first.
+        key: The shape to pad to, at least that of the batch.
         pages: The host's page table, [rows, pages of a row].
         page_size: KV slots in one page.
     """
-    sizes = packed_sizes(key)
-    packed = np.zeros(sum(sizes), np.int32)
-    parts = np.split(packed, np.cumsum(sizes)[:-1])
-    counts, token_ids, positions, model_positions, slots, rows, logit_index, *rest = parts
+    packed, parts = empty_step(key)
+    counts, token_ids, positions, model_positions, slots, rows, logit_index, *rest = parts.values()
     groups, tiles = rest[:4], rest[4:]
     lens = np.array([entry.num_new for entry in batch.entries])
     ends = np.cumsum(lens)
@@ -57,7 +62,7 @@ def pack_forward(batch: Batch, key: BucketKey, pages: np.ndarray, page_size: int
 
 
 def pack_encodings(encodings: Sequence[Encoding], num_tiles: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels [num_tiles, 3, S, S] of tiles, or of frames, and the rows [num_tiles, M] of the vision pool for them."""
+    """Pixels [num_tiles, 3, S, S] of tiles or frames, and their rows [num_tiles, M] of the vision pool."""
     first = encodings[0]
     pixels = np.zeros((num_tiles, *first.pixels.shape), np.float32)
     rows = np.full((num_tiles, len(first.rows)), DUMP_ROW, np.int32)
@@ -67,16 +72,14 @@ def pack_encodings(encodings: Sequence[Encoding], num_tiles: int) -> tuple[np.nd
 
 
 def pack_padding(key: BucketKey) -> np.ndarray:
-    """A step of this shape in which there is nothing: every token is padding, every group has no members."""
-    sizes = packed_sizes(key)
-    packed = np.zeros(sum(sizes), np.int32)
-    parts = dict(zip(PackedInputs._fields, np.split(packed, np.cumsum(sizes)[:-1]), strict=True))
+    """A step of this shape in which every token is padding and no group has members."""
+    packed, parts = empty_step(key)
     parts["group_members"][:] = -1
     return packed
 
 
 def _backwards(entry: BatchEntry) -> range:
-    """How far before its last new token each row of logits of an entry is."""
+    """For each row of logits of an entry, how many new tokens come after its own."""
     return range(entry.num_drafts, -1, -1)
 
 
@@ -100,7 +103,7 @@ def _fill_token_ids(token_ids: np.ndarray, batch: Batch, ends: np.ndarray) -> No
 
 
 def _fill_tiles(tiles: list[np.ndarray], batch: Batch, offsets: np.ndarray) -> tuple[int, int]:
-    """Cuts every entry but the singles into query tiles; returns how many there are, and how many short ones lead."""
+    """Cuts every entry but the singles into query tiles; returns their number and that of the short ones in front."""
     cuts = [
         (entry.place.row, offset + done, min(QUERY_TILE, entry.num_new - done), entry.start + done)
         for entry, offset in zip(batch.entries[batch.num_singles :], offsets[batch.num_singles :], strict=True)
@@ -114,7 +117,7 @@ def _fill_tiles(tiles: list[np.ndarray], batch: Batch, offsets: np.ndarray) -> t
 
 
 def _fill_groups(parts: list[np.ndarray], batch: Batch) -> None:
-    """Cuts every group into tiles of its members; entries of a decode step are packed tokens."""
+    """Cuts every group into tiles of its members. In a decode step, an entry's index is that of its packed token."""
     shared_lens, group_rows, group_lens, group_members = parts
     members_of = group_members.reshape(-1, GROUP_TILE)
     members_of[:] = -1
@@ -129,7 +132,7 @@ def _fill_groups(parts: list[np.ndarray], batch: Batch) -> None:
 
 
 def sampling_row(sampling: SamplingParams, seed: int, vocab_size: int) -> np.ndarray:
-    """What of `step.SamplingInputs` stays the same for a request: columns 2 and following of the sampling array."""
+    """The part of `step.SamplingInputs` that never changes for a request: the sampling array from column 2 on."""
     integers = np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF], np.uint32).view(np.int32)
     top_k = vocab_size if sampling.top_k == -1 else min(sampling.top_k, vocab_size)
     floats = np.array(
@@ -150,13 +153,13 @@ def sampling_row(sampling: SamplingParams, seed: int, vocab_size: int) -> np.nda
 def pack_sampling(batch: Batch, key: BucketKey, constants: np.ndarray) -> np.ndarray:
     """The int32 array of `step.unpack_sampling`.
 
-    Entries that do not sample write to row 0, the dump, and so do those with drafts: which of their tokens is the last
-    is only known on the host.
+    Entries that do not sample write to row 0, the dump. So do entries with drafts, because only the host knows which of
+    their tokens is the last.
 
     Args:
         batch: The step.
         key: The shape to pad to.
-        constants: `sampling_row` of each request row.
+        constants: The `sampling_row` of each request row.
     """
     packed = np.zeros((key.num_rows, SAMPLING_COLUMNS), np.int32)
     rows = np.array([entry.place.row for entry in batch.entries])
@@ -174,7 +177,7 @@ def pack_sampling(batch: Batch, key: BucketKey, constants: np.ndarray) -> np.nda
 
 
 def pack_forced(batch: Batch, key: BucketKey) -> np.ndarray:
-    """int32[rows]: the token that a row has whatever its logits say; -1 where they say it."""
+    """int32[rows]: the token that a row gets whatever its logits are; -1 where the logits decide."""
     forced = np.full(key.num_rows, -1, np.int32)
     for entry, row in zip(batch.entries, batch.first_rows, strict=True):
         if entry.is_forced:
@@ -183,7 +186,7 @@ def pack_forced(batch: Batch, key: BucketKey) -> np.ndarray:
 
 
 def has_thresholds(sampling: SamplingParams, vocab_size: int) -> bool:
-    """Whether a request's top-k, top-p and min-p may keep a token away."""
+    """Whether a request's top-k, top-p or min-p may exclude a token."""
     return 0 < sampling.top_k < vocab_size or sampling.top_p < 1 or sampling.min_p > 0
 
 
@@ -205,7 +208,7 @@ def stop_ids(running: RunningRequest, eos_token_ids: frozenset[int]) -> list[int
 
 
 def bias_of(running: RunningRequest, eos_token_ids: frozenset[int], output_index: int) -> dict[int, float]:
-    """What is added to the logits of the token at `output_index`: the client's bias, and no end before its time."""
+    """The bias of the token at `output_index`: the client's, and minus infinity for an end before `min_new_tokens`."""
     bias = dict(running.request.sampling.logit_bias)
     if output_index < running.request.sampling.min_new_tokens:
         bias |= dict.fromkeys(stop_ids(running, eos_token_ids), -float("inf"))

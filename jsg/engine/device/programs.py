@@ -1,6 +1,7 @@
-"""Which programs an engine has: their names, what they take, and which of them the first request needs."""
+"""Which programs an engine has: their names and arguments, and which of them the first request needs."""
 
 import dataclasses
+import functools
 from collections.abc import Hashable
 from typing import Any, Literal, NamedTuple, cast
 
@@ -22,19 +23,19 @@ from jsg.sched.vision_store import VisionShape
 from jsg.types import MAX_TOP_LOGPROBS
 
 COUNT_CHUNK = 1024
-BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 2048  # the last for the model's own EOS tokens: at most that many
+BIAS_CHUNK = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + 2048  # a model has at most 2048 EOS tokens
 ROWS_AT_A_TIME = (1, 8)
 COPY_CHUNK = 256
 
 COLUMNS, HEADS, WHOLE = along(1, 2), along(HEADS_AXIS, 4), PartitionSpec()
-"""How devices share results: logits by columns, the KV pool by heads; what is whole is equal on all of them."""
+"""How devices share results: logits by columns and the KV pool by heads. Whole results are equal on all devices."""
 
 EncodeName = tuple[Literal["encode"], int, bool]
-"""Of a program that encodes so many tiles of images, or frames of videos."""
+"""The name of a program that encodes that many tiles of images, or frames of videos if the last part is True."""
 
 
 class Variant(NamedTuple):
-    """What a sampling executable can do; a batch that needs less may use it. Thresholds are top-k, top-p and min-p."""
+    """What a sampling program can do. A batch that needs less may use it. Thresholds are top-k, top-p and min-p."""
 
     is_sampled: bool
     has_thresholds: bool
@@ -59,14 +60,15 @@ MASKED_EVERYTHING = EVERYTHING._replace(has_masks=True)
 PLAIN_VARIANTS = (GREEDY, DRAWN, SAMPLED, SCORED, PENALISED, EVERYTHING)
 MASKED_VARIANTS = (MASKED_GREEDY, MASKED_SAMPLED, MASKED_EVERYTHING)
 VARIANTS = PLAIN_VARIANTS + MASKED_VARIANTS
-"""The cheapest first, those with masks last: a batch without a grammar takes one only where it is all there is yet."""
+"""The cheapest first and those with masks last: a batch without a grammar takes one of these only if no other is
+compiled yet."""
 
 
 class DeviceState(NamedTuple):
     """Everything on the device that one step hands to the next.
 
-    Donated, except `last_token` and `vision` to the forward pass and `masks` to the sampling. `vision` is the vision
-    pool, [rows, D]; None where the model takes text only.
+    All arrays are donated, except `last_token` and `vision` to the forward pass and `masks` to the sampling. `vision`
+    is the vision pool, [rows, D]; None where the model takes text only.
     """
 
     pool: KVPool
@@ -79,9 +81,9 @@ class DeviceState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunnerConfig:
-    """Shapes, and the tokens that end an answer.
+    """Shapes of the programs, and the tokens that end an answer.
 
-    `num_rows` includes the dump row, `columns` are pages of one row, `vision` is None where the model takes text only.
+    `num_rows` includes the dump row, `columns` are the pages of one row, and `vision` is None for a text model.
     """
 
     vocab_size: int
@@ -93,14 +95,14 @@ class RunnerConfig:
 
     @property
     def num_top(self) -> int:
-        """Alternatives that every log-probability comes with."""
+        """How many alternatives come with every log-probability."""
         return min(MAX_TOP_LOGPROBS, self.vocab_size)
 
 
 def make_state(
     config: RunnerConfig, pool: KVPool, vision: jax.Array | None = None, mesh: Mesh | None = None
 ) -> DeviceState:
-    """The state before the first step, around an empty KV pool and a vision pool; all else whole on every device."""
+    """The state before the first step, with these pools. All other arrays are whole on every device."""
 
     def zeros(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
         return jnp.zeros(shape, dtype, device=sharding_of(mesh, None, len(shape)))
@@ -120,7 +122,7 @@ def make_state(
 
 
 def over_devices(state: DeviceState, mesh: Mesh | None) -> DeviceState:
-    """A state of shapes that say how devices share it; those that `jax.eval_shape` gives do not."""
+    """Adds to a state of shapes, as `jax.eval_shape` gives it, how devices share each array."""
 
     def shared(x: jax.ShapeDtypeStruct, axis: int | None) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(mesh, axis, len(x.shape)))
@@ -130,7 +132,7 @@ def over_devices(state: DeviceState, mesh: Mesh | None) -> DeviceState:
 
 
 def seen(state: DeviceState, key: BucketKey) -> tuple[Any, ...]:
-    """What a forward pass of this shape takes besides: the vision pool, where a step may have tokens of images."""
+    """Further arguments of a forward pass: the vision pool, where the step may have tokens of images."""
     return () if state.vision is None or key.phase is Phase.DECODE else (state.vision,)
 
 
@@ -143,6 +145,9 @@ class Programs:
     """Declares every program of an engine to its executables.
 
     Attributes:
+        config: The shapes of the programs.
+        buckets: The shapes of all steps.
+        executables: What compiles and calls the programs.
         leaves: The model's parameters, the first argument of every program that runs the model.
     """
 
@@ -154,71 +159,66 @@ class Programs:
         self.leaves = tuple(flat)
         self._leaf_shapes = tuple(map(_shape_of, flat))
         self._merge: step.Merge = lambda leaves: cast(Model, nnx.merge(graph, jax.tree.unflatten(structure, leaves)))
-        self._config = config
+        self.config = config
         self._shapes: DeviceState = jax.tree.map(_shape_of, state)
-        self._buckets = buckets
-        self._executables = executables
+        self.buckets = buckets
+        self.executables = executables
 
     def declare(self) -> None:
-        """Declares every program, in the order in which those that are not compiled at once are compiled.
+        """Declares every program, in the order in which the background thread compiles those that are left to it.
 
-        What a first request meets comes first, then the largest shapes: they stand in for the others. The largest
-        forward pass is lowered here, see `_hidden`.
+        The programs that a first request meets come first. The largest shapes follow, because they stand in for the
+        others. The largest forward pass is lowered here: see `_hidden`.
         """
-        buckets = self._buckets
-        self._declare_tables()
-        for name in (*self.essential(), *self.usual()):
-            self._declare_step(name)
+        buckets = self.buckets
+        names: list[Hashable] = [*self.essential(), *self.usual()]
         for key in sorted(buckets.all, key=lambda key: -key.num_tokens):
-            self._declare_forward(key)
+            names += [("forward", key)]
+            names += [("prompt_logprobs", key.num_tokens)] if key.phase is Phase.EXTEND else []
         draft_rows = {key.num_rows for key in buckets.drafts}
         other_rows = {key.num_rows for key in buckets.all if key not in buckets.drafts}
         for num_rows in sorted(draft_rows | other_rows, reverse=True):
-            for variant in VARIANTS if num_rows in other_rows else MASKED_VARIANTS:
-                self._declare_sample(num_rows, variant)
-        for name in self.encoders:
-            self._declare_encode(name)
+            variants = VARIANTS if num_rows in other_rows else MASKED_VARIANTS
+            names += [("sample", num_rows, variant) for variant in variants]
+        for name in (*names, *self.encoders):
+            self._declare(name)
 
     @property
     def encoders(self) -> list[EncodeName]:
         """Names of the programs that encode images, and of those for videos, the largest first; none for text."""
-        vision = self._config.vision
+        vision = self.config.vision
         kinds = [] if vision is None else [False, True] if vision.frame_rows else [False]
-        return [("encode", size, is_video) for is_video in kinds for size in reversed(self._buckets.encode)]
+        return [("encode", size, is_video) for is_video in kinds for size in reversed(self.buckets.encode)]
 
     def declare_largest(self) -> list[Hashable]:
-        """Declares the largest program of each kind only, for their memory analyses; returns their names."""
-        key, most_rows = self._buckets.extend[-1], max(key.num_rows for key in self._buckets.all)
-        self._declare_forward(key)
-        self._declare_sample(most_rows, MASKED_EVERYTHING)
-        encoders = [name for name in self.encoders if name[1] == self._buckets.encode[-1]]
-        for name in encoders:
-            self._declare_encode(name)
-        names = [("forward", key), ("sample", most_rows, MASKED_EVERYTHING), ("prompt_logprobs", key.num_tokens)]
-        return [*names, *encoders]
-
-    def all_names(self) -> list[Hashable]:
-        """Every program, once lowered."""
-        return self._executables.names()
+        """Declares only the largest program of each kind, whose memory analyses are read; returns their names."""
+        key, most_rows = self.buckets.extend[-1], max(key.num_rows for key in self.buckets.all)
+        names: list[Hashable] = [("forward", key), ("sample", most_rows, MASKED_EVERYTHING)]
+        names += [("prompt_logprobs", key.num_tokens)]
+        names += [name for name in self.encoders if name[1] == self.buckets.encode[-1]]
+        for name in names:
+            self._declare(name)
+        return names
 
     def essential(self) -> list[Hashable]:
-        """Programs that must be compiled before the first request: those that nothing larger can stand in for.
+        """Programs that must be compiled before the first request, because no larger one can stand in for them.
 
-        For a shape that reads shared prefixes once, one that does not can always stand in; without those for drafts
-        there are fewer. For sampling two are here for which another could stand in: that one does far more work.
+        A shape that does not read shared prefixes once can stand in for one that does, and without the shapes for
+        drafts there are fewer drafts. Another program could stand in for two of the sampling programs here, but it does
+        far more work.
         """
-        buckets = self._buckets
+        buckets = self.buckets
         names: list[Hashable] = [("forward", key) for key in (buckets.extend[-1], *buckets.decode[-1:])]
         names += [("sample", buckets.max_rows, variant) for variant in (GREEDY, SAMPLED, MASKED_EVERYTHING)]
         names += [("prompt_logprobs", buckets.max_tokens)]
         names += [("write_rows", k) for k in ROWS_AT_A_TIME] + [("write_counts",), ("write_bias",)]
-        names += [("copy_slots",)] if self._config.page_size > 1 else []
+        names += [("copy_slots",)] if self.config.page_size > 1 else []
         names += [name for name in self.encoders if name[1] == buckets.encode[-1]]
         return names + [("write_masks", k) for k in UPLOAD_SIZES]
 
     def usual(self) -> list[Hashable]:
-        """Programs that a first request meets where they are compiled. None of them is essential."""
-        buckets = self._buckets
+        """Programs that a first request uses if they are compiled. None of them is essential."""
+        buckets = self.buckets
         keys = [*buckets.extend[:1], *buckets.decode[:1]]
         names: list[Hashable] = [("forward", key) for key in keys]
         for num_rows in sorted({key.num_rows for key in keys}):
@@ -230,128 +230,70 @@ class Programs:
     def are_ready(self, key: BucketKey) -> bool:
         """Whether any batch of this shape can run."""
         names = [("forward", key), ("sample", key.num_rows, MASKED_EVERYTHING), ("prompt_logprobs", key.num_tokens)]
-        return all(map(self._executables.is_ready, names))
+        return all(map(self.executables.is_ready, names))
 
-    def _declare_step(self, name: Hashable) -> None:
+    def _declare(self, name: Hashable) -> None:
+        """Declares the program of this name: the function, the shapes that it takes, and what it may reuse."""
+        state, config = self._shapes, self.config
+        declare = functools.partial(self.executables.declare, name)
         match name:
             case ("forward", BucketKey() as key):
-                self._declare_forward(key)
+                run = functools.partial(step.forward, self._merge, key)
+                packed = _host(sum(step.packed_sizes(key)))
+                tables = state.pool, state.page_table, state.last_token
+                specs = (COLUMNS, WHOLE, HEADS, WHOLE)
+                declare(run, self._leaf_shapes, *tables, packed, *seen(state, key), donate=(1, 2), out_specs=specs)
+            case ("prompt_logprobs", int() as num_tokens):
+                run = functools.partial(step.prompt_logprobs, self._merge, num_top=config.num_top)
+                chosen = _host(num_tokens, MAX_TOP_LOGPROBS)
+                declare(run, self._leaf_shapes, self._hidden(num_tokens), _host(num_tokens), chosen)
             case ("sample", int() as num_rows, Variant() as variant):
-                self._declare_sample(num_rows, variant)
-            case ("encode", int(), bool()):
-                self._declare_encode(cast(EncodeName, name))
+                flags = {"is_sampled": variant.is_sampled, "has_thresholds": variant.has_thresholds}
+                rows = _host(num_rows)
+                declare(
+                    functools.partial(step.sample, **flags, num_top=config.num_top),
+                    self._logits(num_rows),
+                    _host(num_rows, step.SAMPLING_COLUMNS),
+                    state.last_token,
+                    state.penalties if variant.has_tables else None,
+                    _host(num_rows, MAX_TOP_LOGPROBS) if variant.has_logprobs else None,
+                    TokenMasks(state.masks, rows, rows) if variant.has_masks else None,  # pyright: ignore[reportArgumentType]
+                    donate=(2, 3),
+                )
+            case ("encode", int() as num_tiles, bool() as is_video):
+                assert config.vision is not None, "a text model encodes nothing"
+                run = functools.partial(step.encode, self._merge, is_video=is_video)
+                pixels = _host(num_tiles, 3, *(config.vision.image_size,) * 2, dtype=jnp.float32)
+                rows = _host(num_tiles, config.vision.rows_of(is_video=is_video))
+                declare(run, self._leaf_shapes, state.vision, pixels, rows, donate=(1,))
+            case ("write_rows", int() as k):
+                declare(step.write_rows, state.page_table, _host(k), _host(k, config.columns), donate=(0,))
+            case ("write_masks", int() as k):
+                masks = _host(k, state.masks.shape[1], dtype=jnp.uint32)
+                declare(step.write_rows, state.masks, _host(k), masks, donate=(0,))
+            case ("copy_slots",):
+                slots = _host(COPY_CHUNK)
+                declare(copy_slots, state.pool, slots, slots, donate=(0,), out_specs=HEADS)
+            case ("write_counts",):
+                ids = _host(COUNT_CHUNK)
+                declare(step.write_counts, state.penalties, _host(), _host(), ids, ids, donate=(0,))
+            case ("write_bias",):
+                values = _host(BIAS_CHUNK, dtype=jnp.float32)
+                declare(step.write_bias, state.penalties, _host(), _host(BIAS_CHUNK), values, donate=(0,))
             case _:
-                pass  # it comes with another one
+                raise AssertionError(f"{name} names no program")
 
-    def _declare_forward(self, key: BucketKey) -> None:
-        packed = HostArray((sum(step.packed_sizes(key)),), jnp.int32)
-
-        def forward(leaves, pool, page_table, last_token, packed, vision=None):  # noqa: ANN001, ANN202
-            return step.forward(self._merge, key, leaves, pool, page_table, last_token, packed, vision)
-
-        state = self._shapes
-        self._executables.declare(
-            ("forward", key),
-            forward,
-            self._leaf_shapes,
-            state.pool,
-            state.page_table,
-            state.last_token,
-            packed,
-            *seen(state, key),
-            donate=(1, 2),
-            out_specs=(COLUMNS, WHOLE, HEADS, WHOLE),
-        )
-        if key.phase is Phase.EXTEND:
-            self._declare_prompt_logprobs(key)
-
-    def _declare_encode(self, name: EncodeName) -> None:
-        _, num_tiles, is_video = name
-        shape = self._config.vision
-        assert shape is not None, "a text model encodes nothing"
-
-        def encode(leaves, vision, pixels, rows):  # noqa: ANN001, ANN202
-            return step.encode(self._merge, leaves, vision, pixels, rows, is_video=is_video)
-
-        size = shape.image_size
-        pixels = HostArray((num_tiles, 3, size, size), jnp.float32)
-        rows = HostArray((num_tiles, shape.rows_of(is_video=is_video)), jnp.int32)
-        self._executables.declare(name, encode, self._leaf_shapes, self._shapes.vision, pixels, rows, donate=(1,))
-
-    def _declare_prompt_logprobs(self, key: BucketKey) -> None:
-        def prompt_logprobs(leaves, hidden, targets, chosen):  # noqa: ANN001, ANN202
-            return step.prompt_logprobs(self._merge, leaves, hidden, targets, chosen, num_top=self._config.num_top)
-
-        hidden = self._hidden(key)
-        targets = HostArray((key.num_tokens,), jnp.int32)
-        chosen = HostArray((key.num_tokens, MAX_TOP_LOGPROBS), jnp.int32)
-        self._executables.declare(
-            ("prompt_logprobs", key.num_tokens), prompt_logprobs, self._leaf_shapes, hidden, targets, chosen
-        )
-
-    def _hidden(self, key: BucketKey) -> jax.ShapeDtypeStruct:
-        """The hidden states that a pass gives. They differ in their number only, so one pass is lowered for all."""
-        _, hidden, *_ = self._executables.output_shape(("forward", self._buckets.extend[-1]))
-        sharding = sharding_of(self._executables.mesh, None, 2)
-        return jax.ShapeDtypeStruct((key.num_tokens, hidden.shape[1]), hidden.dtype, sharding=sharding)
+    def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
+        """The hidden states of so many tokens. Passes differ in that number only, so one pass is lowered for all."""
+        _, hidden, *_ = self.executables.output_shape(("forward", self.buckets.extend[-1]))
+        sharding = sharding_of(self.executables.mesh, None, 2)
+        return jax.ShapeDtypeStruct((num_tokens, hidden.shape[1]), hidden.dtype, sharding=sharding)
 
     def _logits(self, num_rows: int) -> jax.ShapeDtypeStruct:
-        sharding = sharding_of(self._executables.mesh, 1, 2)
-        return jax.ShapeDtypeStruct((num_rows, self._config.vocab_size), jnp.float32, sharding=sharding)
+        sharding = sharding_of(self.executables.mesh, 1, 2)
+        return jax.ShapeDtypeStruct((num_rows, self.config.vocab_size), jnp.float32, sharding=sharding)
 
-    def _declare_sample(self, num_rows: int, variant: Variant) -> None:
-        def sample(logits, packed, last_token, tables, chosen, masks):  # noqa: ANN001, ANN202
-            return step.sample(
-                logits,
-                packed,
-                last_token,
-                tables,
-                chosen,
-                masks,
-                is_sampled=variant.is_sampled,
-                has_thresholds=variant.has_thresholds,
-                num_top=self._config.num_top,
-            )
 
-        def column(dtype: jax.typing.DTypeLike = jnp.int32, *dims: int) -> HostArray:
-            return HostArray((num_rows, *dims), dtype)
-
-        shapes_of_rows: Any = (column(), column())
-        self._executables.declare(
-            ("sample", num_rows, variant),
-            sample,
-            self._logits(num_rows),
-            column(jnp.int32, step.SAMPLING_COLUMNS),
-            self._shapes.last_token,
-            self._shapes.penalties if variant.has_tables else None,
-            column(jnp.int32, MAX_TOP_LOGPROBS) if variant.has_logprobs else None,
-            TokenMasks(self._shapes.masks, *shapes_of_rows) if variant.has_masks else None,
-            donate=(2, 3),
-        )
-
-    def _declare_tables(self) -> None:
-        def shape(*dims: int, dtype: jax.typing.DTypeLike = jnp.int32) -> HostArray:
-            return HostArray(dims, dtype)
-
-        state, columns = self._shapes, self._config.columns
-        for k in ROWS_AT_A_TIME:
-            self._executables.declare(
-                ("write_rows", k), step.write_rows, state.page_table, shape(k), shape(k, columns), donate=(0,)
-            )
-        for k in UPLOAD_SIZES:
-            words = shape(k, state.masks.shape[1], dtype=jnp.uint32)
-            write_masks = step.write_masks
-            self._executables.declare(("write_masks", k), write_masks, state.masks, shape(k), words, donate=(0,))
-        if self._config.page_size > 1:
-            slots = shape(COPY_CHUNK)
-            self._executables.declare(
-                ("copy_slots",), copy_slots, state.pool, slots, slots, donate=(0,), out_specs=HEADS
-            )
-        ids = shape(COUNT_CHUNK)
-        self._executables.declare(
-            ("write_counts",), step.write_counts, state.penalties, shape(), shape(), ids, ids, donate=(0,)
-        )
-        values = shape(BIAS_CHUNK, dtype=jnp.float32)
-        self._executables.declare(
-            ("write_bias",), step.write_bias, state.penalties, shape(), shape(BIAS_CHUNK), values, donate=(0,)
-        )
+def _host(*dims: int, dtype: jax.typing.DTypeLike = jnp.int32) -> HostArray:
+    """The shape of an array that comes from the host at every call."""
+    return HostArray(dims, dtype)

@@ -1,7 +1,7 @@
 """What one process holds of an engine: parameters and state on its devices, and the calls that change them.
 
-Of several hosts each has a replica, with its slices of the parameters and of the pool. All make the same calls with the
-same arrays in the same order: nothing else keeps them alike.
+Each of several hosts has a replica with its slices of the parameters and of the pool. All make the same calls with the
+same arrays in the same order; nothing else keeps them equal.
 """
 
 from collections.abc import Hashable
@@ -10,7 +10,6 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from jsg.engine.device.executables import Executables
 from jsg.engine.device.programs import DeviceState, Programs, Variant, seen
 from jsg.engine.device.sampling import TokenMasks
 from jsg.models.tensor_parallel import place
@@ -19,18 +18,18 @@ from jsg.sched.buckets import BucketKey
 
 @runtime_checkable
 class Calls(Protocol):
-    """Takes calls of programs: a replica, or what passes them on to those of other hosts as well."""
+    """Takes calls of programs: a replica, or a leader that passes them on to the replicas of all hosts."""
 
     def call(self, name: Hashable, *arrays: np.ndarray) -> Any:
         """See `Replica.call`."""
         ...
 
     def find_out(self) -> None:
-        """A step has failed. Ends the process if another host was the cause; the end is not an orderly one any more."""
+        """Notes that a step has failed. Ends the process if another host was the cause."""
         ...
 
     def close(self) -> None:
-        """Frees what it holds; there will be no more calls."""
+        """Frees the memory; there will be no more calls."""
         ...
 
 
@@ -39,30 +38,30 @@ class Replica:
 
     Attributes:
         leaves: The model's parameters.
-        state: The results of the last calls; every array that was donated to them is gone.
+        state: The results of the last calls. Arrays that were donated to these calls are gone.
     """
 
-    def __init__(self, programs: Programs, state: DeviceState, executables: Executables):
+    def __init__(self, programs: Programs, state: DeviceState):
         self.leaves = programs.leaves
         self.state = state
-        self._executables = executables
-        self._logits: jax.Array | None = None  # of the last forward pass, and its hidden states
+        self._executables = programs.executables
+        self._logits: jax.Array | None = None  # results of the last forward pass
         self._hidden: jax.Array | None = None
 
     def call(self, name: Hashable, *arrays: np.ndarray) -> Any:
-        """Runs a program on these arrays of the host, on the parameters and on the state. Does not wait.
+        """Runs a program on parameters, state and arrays of the host. Does not wait.
 
         Args:
             name: The program.
-            arrays: What it takes from the host: see `Executables.host_shapes`.
+            arrays: Its arguments that come from the host: see `Executables.host_shapes`.
 
         Returns:
-            `StepOutput` of a sampling, `Logprobs` of prompt tokens, None of all else, which changes the state.
+            `StepOutput` for a sampling, `Logprobs` for prompt tokens, and None for programs that change the state only.
         """
         state, run = self.state, self._executables
         match name:
             case ("forward", BucketKey() as key):
-                self._logits = self._hidden = None  # of a run for its own sake: this one needs the memory
+                self._logits = self._hidden = None  # a run on padding leaves them, and this pass needs the memory
                 self._logits, self._hidden, pool, page_table = run(
                     name, self.leaves, state.pool, state.page_table, state.last_token, *arrays, *seen(state, key)
                 )
@@ -86,16 +85,16 @@ class Replica:
         return None
 
     def find_out(self) -> None:
-        """There is no other host."""
+        """Does nothing: there is no other host."""
 
     def close(self) -> None:
-        """Frees parameters and state at once: an engine lies in reference cycles, so Python would do it later."""
+        """Frees parameters and state at once. Reference cycles of an engine would keep them until Python collects."""
         self._logits = self._hidden = None
         for array in jax.tree.leaves((self.leaves, self.state)):
             array.delete()
 
     def _sample(self, name: Hashable, variant: Variant, packed: np.ndarray, *others: np.ndarray) -> Any:
-        """Further arrays: ids to score, rows of masks and forced tokens, as far as the variant has them."""
+        """Samples. `others` are the ids to score, the rows of masks and the forced tokens, if the variant has them."""
         state, left = self.state, list(others)
         chosen = left.pop(0) if variant.has_logprobs else None
         masks = TokenMasks(state.masks, *left) if variant.has_masks else None  # pyright: ignore[reportArgumentType]
@@ -109,9 +108,9 @@ class Replica:
         return output
 
     def _or_zeros(self, given: jax.Array | None, name: Hashable, index: int) -> jax.Array:
-        """What a forward pass left for an argument of a program; zeros in a run for its own sake, which has none."""
+        """A result of the forward pass as an argument of a program; zeros in a run on padding, which has none."""
         shape = self._executables.argument_shapes(name)[index]
         if given is not None and given.shape == shape.shape:
             return given
-        # Made without a program: nothing compiles after warm-up.
+        # `place` uses no program, because nothing may compile after warm-up.
         return place(np.zeros(shape.shape, shape.dtype), shape.sharding)

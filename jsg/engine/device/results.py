@@ -1,4 +1,4 @@
-"""From a step's arrays on the device to what the scheduler commits."""
+"""Reads a step's arrays from the device into the result that the scheduler commits."""
 
 import dataclasses
 import logging
@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InFlight:
-    """A step that was dispatched and not read yet.
+    """A step that was dispatched but not read yet.
 
     Attributes:
         batch: The step.
-        output: Tokens, and their log-probabilities where any request wants them.
-        prompt_scores: Log-probabilities of prompt tokens where any request wants them.
-        failed: Requests that could not be set up for it; what the step gives for them means nothing.
+        output: Tokens, with their log-probabilities if a request wants them.
+        prompt_scores: Log-probabilities of prompt tokens if a request wants them.
+        failed: Requests that could not be set up for the step; their results mean nothing.
     """
 
     batch: Batch
@@ -33,9 +33,9 @@ class InFlight:
     failed: tuple[RunningRequest, ...] = ()
 
     def read(self) -> StepResult:
-        """Waits for the step and takes its results to the host.
+        """Waits for the step and copies its results to the host.
 
-        What raises for one request's results fails that request only; what the device raises is raised.
+        An error in the results of one request fails that request only. An error of the device is raised.
         """
         result = StepResult(np.asarray(self.output.tokens).tolist(), failed=list(self.failed))
         if self.output.logprobs is None and self.prompt_scores is None:
@@ -47,7 +47,9 @@ class InFlight:
         for index, (entry, row) in enumerate(zip(self.batch.entries, self.batch.first_rows, strict=True)):
             try:
                 if logprobs is not None and entry.samples and entry.running.request.return_logprob:
-                    _read_rows(result, entry, logprobs, row)
+                    for sampled in range(row, row + entry.num_rows):
+                        if (token := result.token_ids[sampled]) >= 0:
+                            result.logprobs[sampled] = _token_logprob(entry, token, logprobs, sampled)
                 if prompt_scores is not None and entry.scores_prompt:
                     result.prompt_logprobs[index] = list(_prompt_part(entry, prompt_scores, offset))
             except Exception:
@@ -57,18 +59,10 @@ class InFlight:
         return result
 
 
-def _read_rows(result: StepResult, entry: BatchEntry, logprobs: Logprobs, first_row: int) -> None:
-    """Takes the log-probabilities of what an entry sampled."""
-    for row in range(first_row, first_row + entry.num_rows):
-        token = result.token_ids[row]
-        if token >= 0:
-            result.logprobs[row] = _token_logprob(entry, token, logprobs, row)
-
-
 def _prompt_part(entry: BatchEntry, scores: Logprobs, offset: int) -> Sequence[TokenLogprob]:
-    """Scores of the prompt tokens that a chunk predicts, and of the first prompt token, which nothing does.
+    """Scores of the prompt tokens that a chunk predicts, and of the first prompt token, which nothing predicts.
 
-    The chunk's tokens begin at `offset` of the packed ones.
+    The tokens of the chunk begin at `offset` of the packed tokens.
     """
     running = entry.running
     first_wanted = running.request.logprob_start_len

@@ -1,18 +1,17 @@
-"""From batches to calls of programs: chooses the programs and packs what they take from the host.
+"""Turns batches into calls of programs: chooses the programs and packs their arguments from the host.
 
-Nothing here waits for the device but `InFlight.read`; the engine calls it one step late.
+Only `InFlight.read` waits for the device, and the engine calls it one step late.
 """
 
-import dataclasses
+import functools
 import logging
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import jax
 import numpy as np
 
 from jsg.engine.device import packing, step
-from jsg.engine.device.executables import Executables
-from jsg.engine.device.mask_pool import MaskPool, Upload, num_words
+from jsg.engine.device.mask_pool import MaskPool, num_words
 from jsg.engine.device.programs import (
     BIAS_CHUNK,
     COPY_CHUNK,
@@ -24,14 +23,13 @@ from jsg.engine.device.programs import (
     DeviceState,
     EncodeName,
     Programs,
-    RunnerConfig,
     Variant,
 )
 from jsg.engine.device.replica import Calls, Replica
 from jsg.engine.device.results import InFlight
 from jsg.engine.device.sampling import Logprobs
 from jsg.sched.batch import Batch, Encoding
-from jsg.sched.buckets import BucketKey, Buckets, Phase
+from jsg.sched.buckets import BucketKey, Phase
 from jsg.sched.request import RunningRequest
 from jsg.sched.table import RequestTable
 from jsg.sched.vision_store import DUMP_ROW
@@ -40,64 +38,47 @@ from jsg.types import MAX_TOP_LOGPROBS
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(slots=True)
-class Started:
-    """A step whose forward pass was dispatched; what its sampling needs.
-
-    Attributes:
-        batch: The step.
-        key: The shape that it runs in.
-        variant: What its sampling must do.
-        prompt_scores: Log-probabilities of prompt tokens where any request wants them.
-        failed: Requests that could not be set up for it.
-    """
-
-    batch: Batch
-    key: BucketKey
-    variant: Variant
-    prompt_scores: Logprobs | None
-    failed: list[RunningRequest]
+Sampling = Callable[[np.ndarray | None], InFlight]
+"""Starts the sampling of a step. Takes the row of `ModelRunner.masks` for each row of logits; None where no request of
+the step has a grammar."""
 
 
 class ModelRunner:
-    """What makes calls of programs from batches, and pads them.
+    """Makes calls of programs from batches, and pads them.
 
     Attributes:
         programs: Everything that it can run.
-        masks: What the device's pool of token masks holds; what is put there is sent with the next step that has masks.
-        num_encoder_calls: Times that the vision encoder ran for requests.
+        masks: Which token masks the device holds. A new mask is sent with the next step that has masks.
+        num_encoder_calls: How often the vision encoder ran for requests.
+        replica: Parameters and state of this process.
+        calls: Takes the calls: the replica, or what passes them on to the replicas of all hosts.
     """
 
-    def __init__(
-        self, programs: Programs, config: RunnerConfig, state: DeviceState, buckets: Buckets, executables: Executables
-    ):
+    def __init__(self, programs: Programs, state: DeviceState):
+        config = programs.config
         self.programs = programs
         self.masks = MaskPool(num_words(config.vocab_size))
         self.num_encoder_calls = 0
-        self.replica = Replica(programs, state, executables)
-        self._calls: Calls = self.replica
+        self.replica = Replica(programs, state)
+        self.calls: Calls = self.replica
         self._config = config
-        self._buckets = buckets
-        self._executables = executables
+        self._buckets = programs.buckets
+        self._executables = programs.executables
         self._constants = np.zeros((config.num_rows, step.SAMPLING_COLUMNS - 2), np.int32)
         self._needs = np.zeros((config.num_rows, len(GREEDY)), bool)  # the variant that each request row needs
         self._min_new_tokens = np.zeros(config.num_rows, np.int32)
 
-    def make_calls_to(self, calls: Calls) -> None:
-        """From now on calls go there, which passes them on to `replica`."""
-        self._calls = calls
-
     # Steps.
 
     def dispatch(self, batch: Batch, table: RequestTable) -> InFlight:
-        """Starts a step: device tables of what was admitted, forward pass, sampling. Does not wait.
+        """Starts a step: device tables of admitted requests, forward pass, sampling. Does not wait.
 
-        A request whose settings raise runs with plain ones and is named in `InFlight.failed`.
+        A request whose settings raise runs with plain settings, and `InFlight.failed` names it.
         """
-        return self.sample(self.begin(batch, table), None)
+        return self.begin(batch, table)(None)
 
-    def begin(self, batch: Batch, table: RequestTable) -> Started:
-        """The first part of `dispatch`: all but the sampling, which must follow before anything else begins."""
+    def begin(self, batch: Batch, table: RequestTable) -> Sampling:
+        """Starts a step up to its sampling; returns what starts the sampling, which must be the next call."""
         failed = [running for running in batch.admitted if not self._admit(running)]
         rows = np.array([entry.place.row for entry in batch.entries])
         failed += self._end_minimum(batch, rows)
@@ -109,27 +90,28 @@ class ModelRunner:
         needed = Variant(*np.any(self._needs[rows], axis=0).tolist())
         key, variant = self._ready(batch, needed, scores_prompt)
         packed = packing.pack_forward(batch, key, table.pages, self._config.page_size)
-        self._calls.call(("forward", key), packed)
+        self.calls.call(("forward", key), packed)
         scores = self._prompt_logprobs(batch, key) if scores_prompt else None
-        return Started(batch, key, variant, scores, failed)
+        return functools.partial(self._sample, batch, key, variant, scores, tuple(failed))
 
-    def sample(self, started: Started, mask_rows: np.ndarray | None) -> InFlight:
-        """The second part of `dispatch`.
-
-        Args:
-            started: What `begin` gave.
-            mask_rows: Row of `masks` for each row of logits of the batch; None where no request of it has a grammar.
-        """
-        batch, key, variant = started.batch, started.key, started.variant
+    def _sample(
+        self,
+        batch: Batch,
+        key: BucketKey,
+        variant: Variant,
+        prompt_scores: Logprobs | None,
+        failed: tuple[RunningRequest, ...],
+        mask_rows: np.ndarray | None,
+    ) -> InFlight:
         arrays = [packing.pack_sampling(batch, key, self._constants)]
         if variant.has_logprobs:
             arrays.append(_chosen_ids(batch, key.num_rows))
         if variant.has_masks:
             arrays += self._token_masks(batch, key, mask_rows)
-        output = self._calls.call(("sample", key.num_rows, variant), *arrays)
+        output = self.calls.call(("sample", key.num_rows, variant), *arrays)
         for array in jax.tree.leaves(output):
             array.copy_to_host_async()
-        return InFlight(batch, output, started.prompt_scores, tuple(started.failed))
+        return InFlight(batch, output, prompt_scores, failed)
 
     @property
     def vision_row_bytes(self) -> int:
@@ -139,7 +121,7 @@ class ModelRunner:
 
     @property
     def max_draft_rows(self) -> int:
-        """Rows of logits that a step with drafts may have now: it grows when the shapes for drafts are compiled."""
+        """Rows of logits that a step with drafts may have. It grows when the shapes for drafts are compiled."""
         buckets = self._buckets
         ready = [key.num_rows for key in buckets.drafts if self.programs.are_ready(key)]
         return max(buckets.max_rows, *ready) if ready else buckets.max_rows
@@ -147,7 +129,7 @@ class ModelRunner:
     def _ready(self, batch: Batch, needed: Variant, scores_prompt: bool) -> tuple[BucketKey, Variant]:
         """The smallest compiled shape and the cheapest compiled variant that can run the batch.
 
-        Where requests of the batch share prefixes, one that reads those once is taken first, if it is compiled.
+        Where requests of the batch share prefixes, a compiled shape that reads these prefixes once comes first.
         """
         key, buckets, is_ready = batch.key, self._buckets, self._executables.is_ready
         if not buckets.decode and needed.has_logprobs:
@@ -168,32 +150,29 @@ class ModelRunner:
         raise AssertionError(f"no program can run {key} with {needed}")
 
     def _token_masks(self, batch: Batch, key: BucketKey, mask_rows: np.ndarray | None) -> list[np.ndarray]:
-        """Rows of the mask pool, which is made current first, and the tokens that are forced."""
+        """Sends new masks; returns the rows of the mask pool and the forced tokens."""
         for upload in self.masks.take_uploads():
-            self._write_masks(upload)
+            self.calls.call(("write_masks", len(upload.rows)), upload.rows, upload.masks)
         rows = np.zeros(key.num_rows, np.int32)
         if mask_rows is not None:
             rows[: len(mask_rows)] = mask_rows
         return [rows, packing.pack_forced(batch, key)]
 
-    def _write_masks(self, upload: Upload) -> None:
-        self._calls.call(("write_masks", len(upload.rows)), upload.rows, upload.masks)
-
     def _encode(self, encodings: Sequence[Encoding]) -> None:
-        """Encodes tiles, then frames, whosever they are, each time with the largest program that they fill.
+        """Encodes the tiles, then the frames, of all requests, each time with the largest program that they fill.
 
-        Fewer calls with padding would be slower: a tile is hundreds of rows, so padding computes as much as tiles do.
+        Fewer calls with padding would be slower: a tile is hundreds of rows, so padding costs as much as tiles do.
         """
         for is_video in (False, True):
             left = [encoding for encoding in encodings if encoding.is_video == is_video]
             while left:
                 name = self._encode_program(len(left), is_video=is_video)
                 part, left = left[: name[1]], left[name[1] :]
-                self._calls.call(name, *packing.pack_encodings(part, name[1]))
+                self.calls.call(name, *packing.pack_encodings(part, name[1]))
                 self.num_encoder_calls += 1
 
     def _encode_program(self, count: int, *, is_video: bool) -> EncodeName:
-        """The largest program that is filled by so many tiles, else the smallest, of those that are compiled."""
+        """The largest compiled program that `count` tiles fill, or else the smallest compiled one."""
         encoders = [name for name in self.programs.encoders if name[2] == is_video]  # the largest first
         ready = [name for name in encoders if self._executables.is_ready(name)]
         return next((name for name in ready if name[1] <= count), ready[-1])
@@ -209,17 +188,9 @@ class ModelRunner:
                 ids = entry.running.request.token_ids_logprob
                 chosen[offset : offset + entry.num_new, : len(ids)] = ids
             offset += entry.num_new
-        return self._calls.call(("prompt_logprobs", key.num_tokens), targets, chosen)
+        return self.calls.call(("prompt_logprobs", key.num_tokens), targets, chosen)
 
-    def find_out(self) -> None:
-        """See `Calls.find_out`."""
-        self._calls.find_out()
-
-    def close(self) -> None:
-        """Frees the device."""
-        self._calls.close()
-
-    # Runs for the sake of the programs. They read and write the dump row and the dump page only.
+    # Runs on padding, which make programs ready. They read and write the dump row and the dump page only.
 
     @property
     def is_warm(self) -> bool:
@@ -233,51 +204,41 @@ class ModelRunner:
         jax.block_until_ready(self.replica.state)
 
     def rehearse(self) -> None:
-        """Runs a forward pass and waits: hosts connect when they first compute something together."""
+        """Runs a forward pass and waits for it, because hosts connect when they first compute together."""
         keys = self._buckets.decode or self._buckets.extend
         self._run_on_padding(("forward", keys[-1]))  # it is always compiled
         jax.block_until_ready(self.replica.state)
 
     def warm_one(self) -> None:
-        """Runs one program that is not ready yet, once; does not wait. Nothing happens where all are."""
+        """Runs one program that is not ready yet, if there is one. Does not wait."""
         for name in self._executables.cold()[:1]:
             self._run_on_padding(name)
 
-    @property
-    def num_table_rows(self) -> int:
-        """Rows of the page table, the dump row included."""
-        return self._config.num_rows
-
-    @property
-    def num_table_columns(self) -> int:
-        """Pages of one row of the page table."""
-        return self._config.columns
-
     def prepare_idle_steps(self, key: BucketKey) -> None:
-        """Compiles what `run_idle_step` needs, if it is not yet, and makes its first runs."""
+        """Compiles the programs of `run_idle_step`, unless they are compiled, and makes their first runs."""
         self._executables.compile([("forward", key), ("sample", key.num_rows, GREEDY)])
         self.warm_up()
 
     def run_idle_step(self, key: BucketKey, packed: np.ndarray) -> jax.Array:
-        """A forward pass and a greedy sampling whose tokens nobody gets; they may not be there yet.
+        """Runs a forward pass and a greedy sampling whose tokens no request gets. Does not wait for the tokens.
 
         Args:
             key: The shape.
-            packed: `step.PackedInputs` that name slot 0 for every token. They read what the page table names.
+            packed: `step.PackedInputs` that name slot 0 for every token. They read the pages of the page table.
         """
-        self._calls.call(("forward", key), packed)
+        self.calls.call(("forward", key), packed)
         sampling = np.zeros((key.num_rows, step.SAMPLING_COLUMNS), np.int32)
-        return self._calls.call(("sample", key.num_rows, GREEDY), sampling).tokens
+        return self.calls.call(("sample", key.num_rows, GREEDY), sampling).tokens
 
     def write_pages(self, pages: np.ndarray) -> None:
         """Fills the device's page table, [rows, pages of a row]; only while no request runs."""
         self._write_rows(range(1, self._config.num_rows), pages)
 
     def _run_on_padding(self, name: Hashable) -> None:
-        self._calls.call(name, *self._padding(name))
+        self.calls.call(name, *self._padding(name))
 
     def _padding(self, name: Hashable) -> Iterable[np.ndarray]:
-        """Arrays for a call that changes nothing but what is never read."""
+        """Arrays for a call that changes only the dump row and the dump page, which are never read."""
         zeros: list[np.ndarray] = [np.zeros(shape.shape, shape.dtype) for shape in self._executables.host_shapes(name)]
         match name:
             case ("forward", BucketKey() as key):
@@ -299,7 +260,7 @@ class ModelRunner:
     # Device tables.
 
     def _admit(self, running: RunningRequest) -> bool:
-        """Sets up a request's row; False, and a plain row, when the work for it on the host raises."""
+        """Sets up the row of a request; returns False, and sets up a plain row, if its settings raise."""
         place, minimum = running.place, running.request.sampling.min_new_tokens
         assert place is not None, "only a running request is admitted"
         try:
@@ -328,7 +289,7 @@ class ModelRunner:
         return packing.sampling_row(sampling, sampling.sampling_seed or 0, vocab_size), needs
 
     def _end_minimum(self, batch: Batch, rows: np.ndarray) -> list[RunningRequest]:
-        """Lets requests end that have just reached their `min_new_tokens`; returns those for which that raises."""
+        """Allows requests to end that have reached their `min_new_tokens`; returns those for which that raises."""
         failed = []
         for index in np.flatnonzero(self._min_new_tokens[rows]):
             entry, minimum = batch.entries[index], int(self._min_new_tokens[rows[index]])
@@ -360,13 +321,11 @@ class ModelRunner:
             ids = np.full(COUNT_CHUNK, -1, np.int32)
             ids[: len(part)] = part
             is_output = (np.arange(start, start + COUNT_CHUNK) >= running.num_prompt).astype(np.int32)
-            self._call_write_counts(row, start == 0, ids, is_output)
-
-    def _call_write_counts(self, row: int, resets: bool, ids: np.ndarray, is_output: np.ndarray) -> None:
-        self._calls.call(("write_counts",), np.array(row, np.int32), np.array(resets, np.int32), ids, is_output)
+            row_and_reset = np.array(row, np.int32), np.array(start == 0, np.int32)
+            self.calls.call(("write_counts",), *row_and_reset, ids, is_output)
 
     def _write_bias(self, row: int, bias: tuple[np.ndarray, np.ndarray]) -> None:
-        self._calls.call(("write_bias",), np.array(row, np.int32), *bias)
+        self.calls.call(("write_bias",), np.array(row, np.int32), *bias)
 
     def _write_rows(self, dirty: Sequence[int], pages: np.ndarray) -> None:
         largest = ROWS_AT_A_TIME[-1]
@@ -375,14 +334,14 @@ class ModelRunner:
             k = next(k for k in ROWS_AT_A_TIME if k >= len(part))
             rows = np.zeros(k, np.int32)
             rows[: len(part)] = part
-            self._calls.call(("write_rows", k), rows, pages[rows])
+            self.calls.call(("write_rows", k), rows, pages[rows])
 
     def _copy_slots(self, source: np.ndarray, target: np.ndarray) -> None:
         for start in range(0, len(source), COPY_CHUNK):
             slots = np.zeros((2, COPY_CHUNK), np.int32)
             for padded, part in zip(slots, (source, target), strict=True):
                 padded[: len(part) - start] = part[start : start + COPY_CHUNK]
-            self._calls.call(("copy_slots",), *slots)
+            self.calls.call(("copy_slots",), *slots)
 
 
 def _chosen_ids(batch: Batch, num_rows: int) -> np.ndarray:

@@ -22,14 +22,14 @@ class SamplingInputs(NamedTuple):
     """How each row of logits is sampled.
 
     Attributes:
-        rows: Request row whose tables belong to it and take its token; 0 for padding and rows that do not sample.
+        rows: Request row that has its tables and takes its token; 0 for padding and for rows that do not sample.
         output_index: Index of the new token among the request's output tokens.
         seeds: 64-bit seed as two words, low first.
         top_k: Most likely tokens to keep, at least 1.
-        uses_tables: The request has penalties or a bias: its rows of `PenaltyTables` are valid.
+        uses_tables: The request has penalties or a bias, so its rows of `PenaltyTables` are valid.
         temperature: 0 is greedy.
-        top_p: Mass to keep.
-        min_p: Fraction of the largest probability to keep.
+        top_p: Probability mass to keep.
+        min_p: Smallest probability to keep, as a fraction of the largest.
         frequency: Subtracted per occurrence in the output.
         presence: Subtracted once from tokens in the output.
         repetition: Divides positive and multiplies negative logits of tokens in prompt or output.
@@ -49,7 +49,7 @@ class SamplingInputs(NamedTuple):
 
 
 class PenaltyTables(NamedTuple):
-    """Per request row: what penalties count, and what is added to the logits. Donated to each step that uses them."""
+    """For each request row, token counts for penalties and the bias of logits. Donated to each step that uses them."""
 
     output_counts: Int[Array, "rows V"]
     in_prompt: Bool[Array, "rows V"]
@@ -61,8 +61,8 @@ class TokenMasks(NamedTuple):
 
     Attributes:
         pool: Masks; token t is bit t & 31 of word t >> 5. Row 0 allows everything.
-        rows: Which of them holds for each row.
-        forced: The token that a row has whatever its logits say; -1 where they say it.
+        rows: The mask of each row of logits.
+        forced: The token that a row gets whatever its logits are; -1 where the logits decide.
     """
 
     pool: UInt[Array, "N W"]
@@ -80,7 +80,7 @@ class Logprobs(NamedTuple):
 
 
 def allowed_tokens(masks: TokenMasks, vocab: int) -> Bool[Array, "R {vocab}"]:
-    """The masks of the rows, a bit each."""
+    """The masks of the rows, one boolean for each token."""
     words = masks.pool[masks.rows]
     bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
     return bits.reshape(len(words), -1)[:, :vocab] > 0
@@ -98,10 +98,10 @@ def choose_tokens(
     """The next token of each row; -1 where the logits are not finite.
 
     Args:
-        logits: Of the model.
-        inputs: One per row.
+        logits: The logits of the model.
+        inputs: How each row is sampled.
         tables: None where no row has penalties or a bias.
-        allowed: What a grammar allows; None where no row has one.
+        allowed: The tokens that grammars allow; None where no row has a grammar.
         is_sampled: Static; False where every row is greedy.
         has_thresholds: Static; False where top-k, top-p and min-p keep every token of every row.
     """
@@ -118,9 +118,10 @@ def choose_tokens(
 def best_tokens(
     logits: Float[Array, "R part"], inputs: SamplingInputs, allowed: Bool[Array, "R V"] | None, *, is_sampled: bool
 ) -> Int[Array, " R"]:
-    """What `choose_tokens` gives without tables and thresholds, of logits that devices share by columns.
+    """As `choose_tokens` without tables and thresholds, for logits whose columns are shared by devices.
 
-    Each device offers its best; of equal ones the lower token wins. All that they exchange is a pair for each row.
+    Each device offers its best token of each row, and the lower of equally good tokens wins. Devices exchange nothing
+    but one pair for each row.
     """
     length = logits.shape[1]
     first = first_index(length)
@@ -156,7 +157,7 @@ def count_tokens(tables: PenaltyTables, inputs: SamplingInputs, tokens: Int[Arra
 def token_logprobs(
     logits: Float[Array, "R V"], tokens: Int[Array, " R"], chosen: Int[Array, "R chosen"], num_top: int
 ) -> Logprobs:
-    """Log-probabilities of the given tokens, of the `num_top` best, and of the ids that the client chose."""
+    """Log-probabilities of the given tokens, of the `num_top` best tokens, and of the ids that the client chose."""
     largest = jnp.max(logits, axis=-1, keepdims=True)
     total = jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1, keepdims=True))
     top, top_ids = ops.top_logits(logits, num_top)
@@ -171,18 +172,18 @@ def _penalised(logits: Float[Array, "R V"], inputs: SamplingInputs, tables: Pena
     repetition = inputs.repetition[:, None]
     repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
     out = jnp.where(is_seen, repeated, logits)
-    once = jnp.minimum(counts, 1)  # a comparison used twice would be kept in memory by XLA, [R, V]
+    once = jnp.minimum(counts, 1)  # of a comparison that is used twice XLA would keep an array [R, V]
     out -= inputs.frequency[:, None] * counts + inputs.presence[:, None] * once
     return jnp.where(inputs.uses_tables[:, None], out + tables.bias[inputs.rows], logits)
 
 
 def _is_broken(logits: Float[Array, "R part"]) -> Bool[Array, " R"]:
-    """Whether a row has NaN or +inf, asked of every number: on a CPU the maximum of a long row passes over NaN."""
+    """Whether a row has NaN or +inf. It looks at every number, because on a CPU the maximum of a long row skips NaN."""
     return (~(logits < jnp.inf)).any(axis=-1)
 
 
 def _divisor(inputs: SamplingInputs) -> Float[Array, " R"]:
-    """What logits are divided by: the temperature, but 1 for a greedy row."""
+    """The temperature, by which logits are divided; 1 for a greedy row."""
     return jnp.where(inputs.temperature == 0, 1.0, inputs.temperature)
 
 
@@ -192,9 +193,9 @@ def _perturbed(
     is_kept: Bool[Array, "R part"] | None,
     first: Array | int = 0,
 ) -> Float[Array, "R part"]:
-    """Scores whose largest is a token drawn at the row's temperature; those of greedy rows as they are.
+    """Scores with noise, so that the largest is drawn at the row's temperature. Greedy rows are unchanged.
 
-    Of several devices' columns, those that begin at token `first`.
+    The columns are those of the tokens from `first` on, where devices share the columns.
     """
     noise = gumbel(inputs.seeds, inputs.output_index, scores.shape[1], first)
     drawn = scores / _divisor(inputs)[:, None] + noise
@@ -205,7 +206,7 @@ def _perturbed(
 def _is_kept(
     logits: Float[Array, "R V"], largest: Float[Array, " R"], temperature: Float[Array, " R"], inputs: SamplingInputs
 ) -> Bool[Array, "R V"]:
-    """Which tokens top-k, then top-p of what top-k left, then min-p keep. Ties with the last one kept stay in."""
+    """The tokens that pass top-k, then top-p of the rest, then min-p. Ties with the last token that passes stay in."""
     needs_all = inputs.temperature == 0
     threshold = ops.kept_threshold(
         logits,

@@ -1,6 +1,7 @@
-"""The functions that become executables: one step of the model, one of sampling, and what keeps device tables current.
+"""The functions that become executables: a forward pass, sampling, and updates of the tables on the device.
 
-Pure functions of arrays; `executables.py` compiles them, `runner.py` calls them. Letters: `jsg/models/inputs.py`.
+They are pure functions of arrays. `executables.py` compiles them and `runner.py` calls them. Letters:
+`jsg/models/inputs.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,7 +9,7 @@ from typing import NamedTuple, cast
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Float, Int, Shaped
 
 from jsg.cache.pool import KVPool
 from jsg.engine.device.sampling import (
@@ -32,15 +33,15 @@ from jsg.models.tensor_parallel import gather_columns, num_parts
 from jsg.sched.buckets import BucketKey
 
 Merge = Callable[[Sequence[Array]], Model]
-"""From the flat tuple of a model's leaves back to the model."""
+"""Makes a model of the flat tuple of its leaves."""
 
 SAMPLING_COLUMNS = 12
 PROMPT_ROWS = 64
-"""Prompt tokens whose logits are computed at a time."""
+"""Prompt tokens whose logits are computed together."""
 
 
 class StepOutput(NamedTuple):
-    """What a step hands to the host; with log-probabilities also the mass that grammars kept."""
+    """What the host reads of a step. Where there are log-probabilities, also the mass that grammars kept."""
 
     tokens: Int[Array, " R"]
     logprobs: Logprobs | None
@@ -48,19 +49,20 @@ class StepOutput(NamedTuple):
 
 
 class PackedInputs(NamedTuple):
-    """The one int32 array that a forward pass reads, in its parts and in their order.
+    """The parts, in order, of the one int32 array that a forward pass reads.
 
     Attributes:
-        counts: Real query tiles, how many of them are short ones, which come first, and how many leading tokens are
-            alone in their row.
-        token_ids: New tokens; -1 stands for the row's last sampled token, ids from the vocabulary's size on for rows of
-            the vision pool.
-        positions: Of the new tokens in their rows.
-        model_positions: What the model is told: the same, but for rows with position jumps or branches.
-        slots: KV slot of each; 0 for those that must not be written.
-        rows: Request row of each.
+        counts: Number of real query tiles, number of short tiles, which come first, and number of leading tokens that
+            are alone in their row.
+        token_ids: New tokens. -1 stands for the row's last sampled token; ids from the vocabulary's size on stand for
+            rows of the vision pool.
+        positions: Index of each new token in its row.
+        model_positions: Position of each new token for the model: its index, except with position jumps or branches.
+        slots: KV slot of each new token; 0 for tokens that must not be written.
+        rows: Request row of each new token.
         logit_index: Index of the token that each row of logits belongs to.
-        shared_lens, group_rows, group_lens, group_members: See `PrefixGroups`; members of all tiles in a row.
+        shared_lens, group_rows, group_lens, group_members: See `PrefixGroups`; the members of all tiles one after
+            another.
         tile_rows, tile_starts, tile_lens, tile_positions: See `AttentionInputs`.
     """
 
@@ -100,8 +102,8 @@ def forward(
 ) -> tuple[Float[Array, "B V"], Float[Array, "T D"], KVPool, Int[Array, "R C"]]:
     """Logits of each request's last new token, all hidden states, and pool and page table after the step.
 
-    The table is told of the new tokens' pages here, so a decode step needs no other transfer. The vision pool is only
-    needed where there may be tokens of images.
+    It writes the pages of new tokens into the page table, so a decode step needs no other transfer. The vision pool is
+    needed only where there may be tokens of images.
     """
     model = merge(leaves)
     sizes = packed_sizes(key)
@@ -144,14 +146,14 @@ def encode(
     *,
     is_video: bool,
 ) -> Float[Array, "I D"]:
-    """The vision pool with the features of some tiles, or frames, written to their rows; row 0 is the dump."""
+    """The vision pool with the features of some tiles or frames written to their rows; row 0 is the dump."""
     tower = cast(Llava, merge(leaves)).vision
     features = tower.encode_frames(pixels) if is_video else tower.encode(pixels)
     return vision.at[rows].set(features.astype(vision.dtype))
 
 
 def unpack_sampling(packed: Int[Array, "R columns"]) -> SamplingInputs:
-    """The columns of the sampling array: integers as they are, floats by their bits."""
+    """The columns of the sampling array, which holds the bits of floats as integers."""
     integers = [packed[:, i] for i in range(6)]
     floats = lax.bitcast_convert_type(packed[:, 6:], jnp.float32)
     return SamplingInputs(
@@ -181,10 +183,10 @@ def sample(
     has_thresholds: bool,
     num_top: int,
 ) -> tuple[StepOutput, Int[Array, " R"], PenaltyTables | None]:
-    """Tokens (and log-probabilities where `chosen` is given), and the tables after them.
+    """Tokens, with log-probabilities if `chosen` is given, and the tables after these tokens.
 
-    On several devices each has a slice of the logits' columns. Where each token is looked at by itself, each device
-    offers its best; for all else they gather the logits.
+    Several devices share the columns of the logits. Where every token can be judged by itself, each device offers its
+    best token; otherwise the devices gather the logits.
     """
     inputs = unpack_sampling(packed)
     allowed = None if masks is None else allowed_tokens(masks, logits.shape[1] * num_parts())
@@ -211,7 +213,7 @@ def prompt_logprobs(
     *,
     num_top: int,
 ) -> Logprobs:
-    """Log-probabilities of each token's successor in its prompt, the head taken `PROMPT_ROWS` tokens at a time."""
+    """Log-probabilities of each token's successor in its prompt. The head takes `PROMPT_ROWS` tokens at a time."""
     model = merge(leaves)
 
     def one_part(part: tuple[Array, Array, Array]) -> Logprobs:
@@ -222,14 +224,9 @@ def prompt_logprobs(
     return Logprobs(*(x.reshape(-1, *x.shape[2:]) for x in lax.map(one_part, tuple(parts))))
 
 
-def write_rows(page_table: Int[Array, "R C"], rows: Int[Array, " k"], pages: Int[Array, "k C"]) -> Int[Array, "R C"]:
-    """The page table with whole rows replaced; row 0 is the dump."""
-    return page_table.at[rows].set(pages)
-
-
-def write_masks(pool: UInt[Array, "N W"], rows: Int[Array, " k"], masks: UInt[Array, "k W"]) -> UInt[Array, "N W"]:
-    """The pool of token masks with some rows replaced; what is written to row 0 must be what it holds."""
-    return pool.at[rows].set(masks)
+def write_rows(table: Shaped[Array, "N C"], rows: Int[Array, " k"], new: Shaped[Array, "k C"]) -> Shaped[Array, "N C"]:
+    """A page table or a pool of token masks with whole rows replaced. Row 0 of masks may only get what it holds."""
+    return table.at[rows].set(new)
 
 
 def write_counts(

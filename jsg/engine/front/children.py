@@ -1,4 +1,4 @@
-"""The engine process as its parent holds it. Standard library only: it is started before anything slow is imported."""
+"""The parent's side of an engine process. Standard library only: the process starts before slow imports."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ class EngineChild:
     """A running engine process and the owner-only directory of its socket.
 
     Attributes:
-        heartbeat_fd: The reading end of its heartbeat, see `heartbeat.py`; whoever reads it closes it.
+        heartbeat_fd: The reading end of its heartbeat (`heartbeat.py`). Its reader closes it.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class EngineChild:
     def spawn(
         cls, config: EngineConfig, *, core: str = ENGINE_CORE, environment: Mapping[str, str] | None = None
     ) -> "EngineChild":
-        """Starts the engine process; returns at once. `environment` is added to that of its parent.
+        """Starts the engine process and returns at once. `environment` is added to that of this process.
 
-        The child imports what its parent would import, gets no stdin, writes to stderr only, and sits in a process
-        group of its own so that Ctrl-C in a terminal reaches the front alone.
+        The child has the import path of its parent, no stdin, writes to stderr only, and is in a process group of its
+        own, so that Ctrl-C in a terminal reaches the front only.
         """
         directory = tempfile.TemporaryDirectory(prefix="jsg-", ignore_cleanup_errors=True)  # mode 0700
         reading_fd, writing_fd = os.pipe()
@@ -63,24 +63,19 @@ class EngineChild:
 
     @property
     def address(self) -> str:
-        """Where the front listens for the engine."""
+        """The socket at which the front listens for the engine."""
         return _address(self._directory.name)
 
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
     def wait(self) -> int:
-        """Blocks until the process ends; gives its exit status."""
+        """Blocks until the process ends; returns its exit status."""
         return self._process.wait()
 
     def kill(self) -> None:
-        """Ends the process at once; does not wait for it."""
+        """Kills the process; does not wait for it."""
         self._process.kill()
 
     def end(self, grace_s: float) -> None:
-        """Waits that long for the process to end by itself, then kills it. Removes the directory."""
+        """Waits up to `grace_s` for the process to end by itself, then kills it. Removes the directory."""
         try:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
@@ -89,7 +84,7 @@ class EngineChild:
         self.remove_directory()
 
     def remove_directory(self) -> None:
-        """Removes the socket's directory; a connection that stands needs it no longer."""
+        """Removes the socket's directory, which an open connection does not need."""
         self._directory.cleanup()
 
 

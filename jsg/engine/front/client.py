@@ -1,10 +1,10 @@
-"""The front's side of the engine process: requests go down, outputs come back, one message each way per step.
+"""The front's side of the engine process: requests go down and outputs come back, one message each way per step.
 
-No JAX here. Everything happens on one event loop; only waiting for the child's end has a thread.
+Everything happens on one event loop; only the wait for the child's end has a thread.
 
-On the wire a request has a number in place of its name. A name may be used again the moment its stream is closed, and
-an output of the aborted request that is still on its way must not reach the new one. Owners exist on this side only:
-the engine sees numbers, and namespaces that keep the owners' prefixes apart.
+On the wire a request has a number in place of its name. A client may use a name again as soon as its stream is closed,
+and a late output of the old request must not reach the new one. Owners exist on this side only: the engine sees
+numbers, and namespaces that keep the owners' prefixes apart.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ import zmq
 import zmq.asyncio
 
 from jsg.config import EngineConfig
+from jsg.engine.byte_cache import ByteCache
 from jsg.engine.child import wire
 from jsg.engine.child.heartbeat import HeartbeatMonitor
-from jsg.engine.child.protocol import ENGINE_CORE, Call, FromEngine, GrammarTables, ModelInfo, Progress, ToEngine
+from jsg.engine.child.protocol import Call, FromEngine, GrammarTables, ModelInfo, Progress, ToEngine
 from jsg.engine.front.children import EngineChild
 from jsg.engine.front.grammar_compiler import GrammarCompiler
-from jsg.engine.front.grammar_ledger import GrammarLedger
 from jsg.engine.front.routing import Reason
 from jsg.engine.front.streams import Stream, Streams
 from jsg.errors import EngineDeadError, JsgError, QueueFullError, RequestError
@@ -36,49 +36,46 @@ from jsg.types import FinishReason, FinishType, GrammarSpec, Request, RequestOut
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 3.0  # for the engine to close by itself
-LAST_WORDS_MS = 100  # for messages of an engine that has just ended
-START_LAST_WORDS_MS = 2000  # before it was ready, when there should be one that says why
+LAST_WORDS_MS = 100  # for the last messages of an engine that has ended
+START_LAST_WORDS_MS = 2000  # where it ended before it was ready: a message should say why
+ENGINE_GRAMMAR_BYTES = 64 * 2**20  # tables that the engine keeps for later requests; those that run keep their own
 WATCH_S = 1.0  # how often the heartbeat is looked at
 
 
-@final
+@dataclasses.dataclass(slots=True)
 class _Outbox:
-    """What goes into the next message to the engine."""
+    """What goes into the next message to the engine: see `ToEngine`."""
 
-    def __init__(self) -> None:
-        self.aborts: list[str] = []
-        self.grammars: list[GrammarTables] = []
-        self.requests: dict[str, Request] = {}
-        self.forgotten_grammars: list[str] = []
-        self.calls: list[Call] = []
-        self.stop = False
+    aborts: list[str] = dataclasses.field(default_factory=list)
+    grammars: list[GrammarTables] = dataclasses.field(default_factory=list)
+    requests: dict[str, Request] = dataclasses.field(default_factory=dict)
+    forgotten_grammars: list[str] = dataclasses.field(default_factory=list)
+    calls: list[Call] = dataclasses.field(default_factory=list)
+    stop: bool = False
 
     def add_grammar(self, grammar: GrammarTables) -> None:
-        """Sends a grammar, or lets the engine keep it, where the same message would make it forget it."""
+        """Sends a grammar, or lets the engine keep it where the same message would make it forget it."""
         if grammar.key in self.forgotten_grammars:
             self.forgotten_grammars.remove(grammar.key)
         else:
             self.grammars.append(grammar)
 
     def message(self) -> ToEngine:
-        return ToEngine(
-            aborts=tuple(self.aborts),
-            grammars=tuple(self.grammars),
-            requests=tuple(self.requests.values()),
-            forgotten_grammars=tuple(self.forgotten_grammars),
-            calls=tuple(self.calls),
-            stop=self.stop,
-        )
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return ToEngine(**fields | {"requests": list(self.requests.values())})
 
 
 @final
 class EngineClient:
     """An engine process and the requests that are live in it.
 
-    A request has an owner, the tenant whose key it came with. Owners share the engine, and see nothing of each other.
+    A request has an owner: the tenant whose key it came with. Owners share the engine and see nothing of each other.
 
-    Invariant: a request has a stream from the start of `generate` until its last output, its abort or its close. After
-    the engine's end there are none.
+    Invariant: a request has a stream from the start of `generate` until its last output, its abort or its close. No
+    stream outlives the engine.
+
+    Attributes:
+        grammars: Compiles the grammars of requests.
     """
 
     def __init__(
@@ -93,23 +90,23 @@ class EngineClient:
 
         Args:
             child: The engine process.
-            config: Its knobs.
-            on_progress: Told of the progress of its start.
-            grammars: Compiles what requests name, for several clients that are closed together; None makes one.
+            config: Its options.
+            on_progress: Called with the progress of its start.
+            grammars: The compiler of grammars that several clients share, which are closed together; None makes one.
         """
         self._child = child
         self._config = config
         self._on_progress = on_progress
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)  # `_open` bounds what can be under way
+        self._socket = zmq.asyncio.Context().socket(zmq.PAIR)
+        self._socket.set_hwm(0)  # `_open` bounds the requests that are under way
         self._socket.bind(child.address)
         self._numbers = itertools.count()
         self._streams = Streams()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._outbox: _Outbox | None = None
         self.grammars = grammars or GrammarCompiler()
-        self._ledger = GrammarLedger()
+        self._sent_grammars = ByteCache[str, int](ENGINE_GRAMMAR_BYTES, int)  # sizes by key
+        self._takes_grammars = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[ModelInfo] = loop.create_future()
         self._death: asyncio.Future[str] = loop.create_future()
@@ -117,25 +114,12 @@ class EngineClient:
         loop.add_reader(self._heartbeat.fileno(), self._take_beats)
         self._running = loop.create_task(self._run())
 
-    @classmethod
-    async def start(
-        cls, config: EngineConfig, on_progress: Callable[[Progress], None] | None = None, *, core: str = ENGINE_CORE
-    ) -> "EngineClient":
-        """Starts an engine process and waits until it is ready. Raises what its start raised, or EngineDeadError."""
-        client = cls(EngineChild.spawn(config, core=core), config, on_progress)
-        try:
-            await client.ready()
-        except BaseException:
-            await client.close()
-            raise
-        return client
-
     async def ready(self) -> ModelInfo:
         """Waits for the end of the warm-up. Raises what the engine's start raised, or EngineDeadError."""
         return await asyncio.shield(self._ready)
 
     async def death(self) -> EngineDeadError:
-        """Waits for the engine's end and describes it."""
+        """Waits for the engine's end; returns an error that describes it."""
         return EngineDeadError(await asyncio.shield(self._death))
 
     @property
@@ -150,22 +134,22 @@ class EngineClient:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the engine process has given no sign of life for some seconds; it may yet go on."""
+        """Whether the engine process has given no sign of life for some seconds. It may still go on."""
         return not self._death.done() and self._heartbeat.is_stalled
 
     @property
     def is_full(self) -> bool:
-        """Whether as many requests run and wait as may."""
-        return self._streams.count(None) >= self._limit
+        """Whether no further request may run or wait."""
+        return len(self._streams) >= self._limit
 
     @property
     def engines(self) -> "tuple[EngineClient, ...]":
-        """This one; see `fleet.py` for several."""
+        """This engine alone; `fleet.py` has several."""
         return (self,)
 
     @property
     def routed(self) -> Mapping[tuple[int, Reason], int]:
-        """Nothing: with one engine there is no choice."""
+        """Empty, because one engine leaves no choice."""
         return {}
 
     async def generate(
@@ -174,16 +158,16 @@ class EngineClient:
         """Yields the outputs of a request up to the one with `finish`. Closing it early aborts the request.
 
         Args:
-            request: What to generate.
-            owner: Whose it is.
-            is_streamed: As in `Request`, for requests that leave it.
+            request: The request.
+            owner: Its owner.
+            is_streamed: False where nobody reads its outputs as they come: see `Request`.
 
         Raises:
             RequestError: The engine refused it, or its rid is that of a live request of this owner.
             GrammarError: Its grammar is wrong or not supported.
-            QueueFullError: Too many requests wait; or, as QueueTimeoutError, it waited longer than `--queue-timeout`.
+            QueueFullError: Too many requests wait. As QueueTimeoutError: it waited longer than `--queue-timeout`.
             EngineDeadError: The engine ended.
-            JsgError: What `abort_all` was given.
+            JsgError: The error that `abort_all` was given.
         """
         stream = self._open(request, owner)
         try:
@@ -212,16 +196,12 @@ class EngineClient:
     def abort_all(self, owner: str | None = None, error: JsgError | None = None) -> int:
         """Ends every live request of the owner, of everybody for None, and says how many.
 
-        Their streams get a last output that says "aborted", or raise `error` where one is given.
+        Their streams get a last output that says "aborted", or raise `error` if one is given.
         """
         streams = self._streams.all_of(owner)
         for stream in streams:
             self._end(stream, error)
         return len(streams)
-
-    def num_live(self, owner: str | None = None) -> int:
-        """Requests of the owner, of everybody for None, that have begun and not ended. Takes no time."""
-        return self._streams.count(owner)
 
     def live_rids(self, owner: str) -> list[str]:
         """Names of the owner's live requests, oldest first."""
@@ -232,16 +212,16 @@ class EngineClient:
         return await self._call("flush_cache")
 
     async def stats(self) -> dict[str, int | float]:
-        """Counters and gauges, see `protocol.CORE_STATS` and `LOOP_STATS`.
+        """Counters and gauges: see `protocol.CORE_STATS` and `LOOP_STATS`.
 
-        Raises EngineDeadError, or JsgError when the engine failed to tell.
+        Raises EngineDeadError, or JsgError where the engine fails to count them.
         """
         return await self._call("stats")
 
     async def dump_cache(self, max_depth: int, max_nodes: int) -> dict[str, Any]:
         """The prefix cache as `RadixCache.dump` gives it, without any token.
 
-        Raises RequestError for limits out of range, EngineDeadError, or JsgError when the engine failed to tell.
+        Raises RequestError for limits out of range, EngineDeadError, or JsgError where the engine fails to dump it.
         """
         return await self._call("dump_cache", max_depth, max_nodes)
 
@@ -258,12 +238,17 @@ class EngineClient:
         with contextlib.suppress(asyncio.CancelledError):
             await self._running
         self._socket.close(linger=0)
-        self._context.term()
+        self._socket.context.term()
 
     def _open(self, request: Request, owner: str) -> Stream:
         if self._death.done():
             raise EngineDeadError(self._death.result())
-        _check_encodable(request.namespace, "namespace")
+        try:
+            request.namespace.encode()
+        except UnicodeEncodeError:  # UTF-8 has no lone surrogates, and a whole message would be lost
+            raise RequestError(
+                "namespace must be Unicode text, but has a lone surrogate; leave it out", param="namespace"
+            ) from None
         if self.is_full:
             raise QueueFullError(f"at most {self._limit} requests may run and wait, and so many do; try again later")
         return self._streams.open(owner, request.rid)
@@ -273,20 +258,20 @@ class EngineClient:
         return self._config.max_queued_requests + self.info.max_running_requests
 
     def _send(self, stream: Stream, request: Request, *, is_streamed: bool) -> None:
-        # Stop strings are found where text is made, in the front: the engine has no use for them. Of a grammar it has
-        # the tables, and the text may be long.
+        # The front makes the text, so it finds the stop strings, and the engine has no use for them. The engine has the
+        # tables of a grammar and needs no more than its key.
         key = request.sampling.grammar_key
-        if key is not None and (forgotten := self._ledger.use(key)):
-            self._post().forgotten_grammars += forgotten
+        if key is not None:
+            self._sent_grammars.get(key)  # so that it counts as used
         sampling = dataclasses.replace(request.sampling, stop=(), grammar=key)
         self._post().requests[stream.wire_name] = dataclasses.replace(
             request, rid=stream.wire_name, sampling=sampling, is_streamed=request.is_streamed and is_streamed
         )
 
     async def _have_compiled(self, stream: Stream, grammar: GrammarSpec) -> None:
-        """Sees to it that the engine has a grammar when a request follows at once, unless the stream ends meanwhile."""
+        """Compiles and sends a grammar unless the engine has it or the stream ends. Its request must follow at once."""
         key = grammar.key
-        if key in self._ledger:
+        if key in self._sent_grammars:
             return
         compiling = asyncio.ensure_future(self._tables(grammar, stream.owner))
         compiling.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may end with the stream
@@ -299,27 +284,28 @@ class EngineClient:
         finally:
             for task in (compiling, ended):
                 task.cancel()
-        if key not in self._ledger:  # nobody else sent it meanwhile
-            self._post().add_grammar(GrammarTables(key, tables))
-            self._ledger.add(key, len(tables))
+        if key not in self._sent_grammars:  # no other request has sent it meanwhile
+            outbox = self._post()
+            outbox.add_grammar(GrammarTables(key, tables))
+            outbox.forgotten_grammars += self._sent_grammars.put(key, len(tables))
 
     async def _tables(self, grammar: GrammarSpec, owner: str) -> bytes:
-        """The tables of a grammar, once the engine takes requests that have one."""
+        """The tables of a grammar, as soon as the engine takes requests that have grammars."""
         tables = await self.grammars.tables(grammar, owner)
-        await self._ledger.is_open.wait()
+        await self._takes_grammars.wait()
         return tables
 
     def _end(self, stream: Stream, error: JsgError | None) -> None:
-        """Aborts a live request and tells whoever reads its stream."""
+        """Aborts a live request and ends its stream."""
         self._abort(stream)
         if error is None:
             end = RequestOutput(rid=stream.rid, finish=FinishReason(FinishType.ABORT, message="aborted"))
         else:
-            end = copy.copy(error)  # one for each: raising an error writes to it
+            end = copy.copy(error)  # each stream has its own, because raising an error writes to it
         stream.arrived.put_nowait(end)
 
     def _abort(self, stream: Stream) -> None:
-        """Forgets a stream and tells the engine; nothing to do for one that has ended."""
+        """Forgets a stream and tells the engine; does nothing where the stream has ended."""
         if not self._streams.close(stream):
             return
         outbox = self._post()
@@ -338,7 +324,7 @@ class EngineClient:
         return await reply
 
     def _post(self) -> _Outbox:
-        """The open outbox. It is sent when the event loop has run what is ready, so bursts become one message."""
+        """The open outbox. It is sent after the event loop has run what is ready, so a burst becomes one message."""
         if self._outbox is None:
             self._outbox = _Outbox()
             asyncio.get_running_loop().call_soon(self._flush)
@@ -350,7 +336,7 @@ class EngineClient:
             self._socket.send_multipart(wire.encode(outbox.message()), copy=False)
 
     async def _run(self) -> None:
-        """Reads until the child ends, then its last words, then tells everybody who waits."""
+        """Reads until the child ends, then reads its last messages, then ends all streams and calls."""
         reading, watching = asyncio.create_task(self._read()), asyncio.create_task(self._watch())
         exited = self._exit_of_child()
         await asyncio.wait({reading, exited}, return_when=asyncio.FIRST_COMPLETED)
@@ -374,14 +360,14 @@ class EngineClient:
 
         def wait() -> None:
             status = self._child.wait()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits any more
                 loop.call_soon_threadsafe(exited.set_result, status)
 
         threading.Thread(target=wait, name="jsg-engine-exit", daemon=True).start()
         return exited
 
     async def _watch(self) -> None:
-        """Ends an engine whose step loop has stood still for too long, so that everybody who waits hears of it."""
+        """Ends an engine whose step loop has stood still for too long, so that its streams end."""
         await asyncio.wait({self._ready})
         if not self.is_alive:
             return
@@ -400,13 +386,13 @@ class EngineClient:
         decoder = msgspec.msgpack.Decoder(FromEngine)
         while True:
             self._take(decoder.decode(await self._socket.recv()))
-            await asyncio.sleep(0)  # `recv` does not wait while messages are there; others get their turn in between
+            await asyncio.sleep(0)  # `recv` does not wait while there are messages, and other tasks need their turn
 
     def _take(self, message: FromEngine) -> None:
         for output in message.outputs:
             stream = self._streams.on_wire(output.rid)
             if stream is None:
-                continue  # aborted while this was under way
+                continue  # the request was aborted while this output was under way
             if output.finish is not None:
                 self._streams.close(stream)
             stream.arrived.put_nowait(output)
@@ -431,15 +417,15 @@ class EngineClient:
             self._child.remove_directory()
             self._ready.set_result(message.ready)
         if message.takes_grammars:
-            self._ledger.is_open.set()
+            self._takes_grammars.set()
         if message.failure is not None:
             self._fail_start(message.failure.to_error())
 
     def _fail_start(self, error: JsgError) -> None:
-        """Ends the wait for the start, unless it has ended."""
+        """Ends the wait for the start, unless the start is over."""
         if not self._ready.done():
             self._ready.set_exception(error)
-            self._ready.exception()  # read here, so that asyncio does not complain when nobody waits for it
+            self._ready.exception()  # asyncio warns of an error that nobody has read
 
     def _die(self, reason: str) -> None:
         self._death.set_result(reason)
@@ -453,13 +439,3 @@ class EngineClient:
             if not waiting.done():
                 waiting.set_exception(EngineDeadError(reason))
         self._calls.clear()
-
-
-def _check_encodable(text: str, param: str) -> None:
-    """Raises RequestError for a lone surrogate: UTF-8 has none, and one such text would lose a whole message."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RequestError(
-            f"{param} must be Unicode text, but has a lone surrogate; leave it out", param=param
-        ) from None

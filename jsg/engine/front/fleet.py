@@ -1,9 +1,9 @@
-"""Several engine processes behind one front: data parallelism on one machine. No JAX here.
+"""Several engine processes behind one front: data parallelism on one machine.
 
-Each engine has its own devices, KV pool and radix tree, and knows nothing of the others. Who gets a request is decided
-by `routing.py`. An engine that stalls gets no new ones until it goes on. When one ends, its requests that have told
-nothing yet are sent to another, once each: the seed is theirs, so the answer is the same. The others of it end with an
-error, and the rest goes on.
+Each engine has its own devices, KV pool and radix tree, and knows nothing of the others. `routing.py` decides which of
+them gets a request. An engine that stalls gets no new requests until it goes on. When an engine ends, its requests that
+have no output yet are sent to another engine, once each: they keep their seed, so the answer is the same. Its other
+requests end with an error, and the other engines go on.
 """
 
 import asyncio
@@ -21,7 +21,6 @@ from jsg.engine.front.children import EngineChild
 from jsg.engine.front.client import STOP_GRACE_S, EngineClient
 from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.engine.front.routing import Reason, Routed, Router
-from jsg.engine.front.served import ServedEngine
 from jsg.engine.front.streams import name_in_use
 from jsg.errors import EngineDeadError, JsgError
 from jsg.types import FinishReason, FinishType, Request, RequestOutput
@@ -29,20 +28,21 @@ from jsg.types import FinishReason, FinishType, Request, RequestOutput
 logger = logging.getLogger(__name__)
 
 MAX_MOVES = 1
-"""How often a request may lose its engine before it has an answer. Not more: it may be what ends them."""
+"""How often a request may move to another engine after its own has ended. It may be the cause, so it moves once."""
 
 OnProgress = Callable[[Progress], None]
 
 
 def open_engines(
     children: Sequence[EngineChild], config: EngineConfig, on_progress: OnProgress | None = None
-) -> ServedEngine:
+) -> "EngineClient | EngineFleet":
     """The front's side of these engine processes. Must run on the event loop that will use it."""
     if len(children) == 1:
         return EngineClient(children[0], config, on_progress)
     return EngineFleet(children, config, on_progress)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class _Live:
     """A request that has begun and not ended.
 
@@ -50,24 +50,21 @@ class _Live:
         owner, rid: Its name.
         routed: The engine that has it.
         token_ids: What it has generated.
-        has_output: Something was told of it, so it cannot begin anew.
+        has_output: An output of it was passed on, so it cannot begin anew.
         ending: What it is to end with, where its engine was dead already.
     """
 
-    __slots__ = ("ending", "has_output", "owner", "rid", "routed", "token_ids")
-
-    def __init__(self, owner: str, rid: str) -> None:
-        self.owner = owner
-        self.rid = rid
-        self.routed: Routed | None = None
-        self.token_ids: list[int] = []
-        self.has_output = False
-        self.ending: RequestOutput | JsgError | None = None
+    owner: str
+    rid: str
+    routed: Routed | None = None
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    has_output: bool = False
+    ending: RequestOutput | JsgError | None = None
 
 
 @final
 class EngineFleet:
-    """Engine processes and the requests that are live in them; the interface is that of `EngineClient`.
+    """Engine processes and the requests that are live in them, with the methods of `EngineClient`.
 
     Attributes:
         engines: One client for each, in the order of their numbers.
@@ -80,7 +77,7 @@ class EngineFleet:
     def __init__(
         self, children: Sequence[EngineChild], config: EngineConfig, on_progress: OnProgress | None = None
     ) -> None:
-        """Listens for the children. Must run on the event loop that will use the fleet."""
+        """Listens for the engine processes. Must run on the event loop that will use the fleet."""
         self._config = config
         self.grammars = GrammarCompiler()
         progress = _JoinedProgress(len(children), on_progress)
@@ -89,14 +86,14 @@ class EngineFleet:
             for number, child in enumerate(children)
         )
         self._live: dict[tuple[str, str], _Live] = {}
-        self._is_open = False  # between the start, which raises what goes wrong, and the end, which nobody asks about
+        self._is_open = False  # after the start, whose errors are raised, and before the close
         self._watching = [asyncio.ensure_future(self._watch(number)) for number in range(len(children))]
 
     async def ready(self) -> ModelInfo:
         """Waits until all engines are ready. Raises what the start of any raised, or EngineDeadError."""
         await asyncio.gather(*(engine.ready() for engine in self.engines))
         for engine in self.engines:
-            if not engine.is_alive:  # it ended while others were loading
+            if not engine.is_alive:  # it ended while another one was loading
                 raise await engine.death()
         self._is_open = True
         return self.info
@@ -107,10 +104,16 @@ class EngineFleet:
         ends = "; ".join(f"engine {number}: {error}" for number, error in enumerate(errors))
         return EngineDeadError(f"all engine processes have ended; restart the server ({ends})")
 
-    @property
+    @functools.cached_property
     def info(self) -> ModelInfo:
-        """The loaded model, with the batches and pools of all engines together. Only after `ready`."""
-        return self._info
+        """The loaded model, with batches and pools of all engines added up. Only after `ready`."""
+        infos = [engine.info for engine in self.engines]
+        return dataclasses.replace(
+            infos[0],
+            max_running_requests=sum(info.max_running_requests for info in infos),
+            max_total_tokens=sum(info.max_total_tokens for info in infos),
+            max_request_tokens=min(info.max_request_tokens for info in infos),
+        )
 
     @property
     def is_alive(self) -> bool:
@@ -119,19 +122,19 @@ class EngineFleet:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether no engine that lives has given a sign of life for some seconds; they may yet go on."""
+        """Whether no living engine has given a sign of life for some seconds. They may still go on."""
         living = self._living
         return bool(living) and all(self.engines[number].is_stalled for number in living)
 
     @property
     def routed(self) -> Mapping[tuple[int, Reason], int]:
-        """How many requests each engine has begun, and why it was given them. Only after `ready`."""
+        """Requests that each engine has begun, by the reason for its choice. Only after `ready`."""
         return self._router.routed
 
     async def generate(
         self, request: Request, owner: str = "", *, is_streamed: bool = True
     ) -> AsyncGenerator[RequestOutput]:
-        """As `EngineClient.generate`, by the engine that the router chooses."""
+        """As `EngineClient.generate`, with an engine that the router chooses."""
         live = self._open(owner, request.rid)
         num_moves = 0
         try:
@@ -163,7 +166,7 @@ class EngineFleet:
         engine = self.engines[live.routed.engine]
         if not engine.abort(rid, owner):
             if engine.is_alive:
-                return False  # it has just ended by itself
+                return False  # the request has just ended by itself
             live.ending = _aborted(rid)
         self._close(live)
         return True
@@ -171,34 +174,30 @@ class EngineFleet:
     def abort_all(self, owner: str | None = None, error: JsgError | None = None) -> int:
         """Ends every live request of the owner, of everybody for None, and says how many.
 
-        Their streams get a last output that says "aborted", or raise `error` where one is given.
+        Their streams get a last output that says "aborted", or raise `error` if one is given.
         """
         count = sum(engine.abort_all(owner, error) for engine in self.engines)
         for live in [live for live in self._live.values() if owner in (None, live.owner)]:
-            if live.routed is not None and not self.engines[live.routed.engine].is_alive:  # about to be moved
+            if live.routed is not None and not self.engines[live.routed.engine].is_alive:  # it was about to move
                 live.ending = _aborted(live.rid) if error is None else copy.copy(error)
                 count += 1
             self._close(live)
         return count
-
-    def num_live(self, owner: str | None = None) -> int:
-        """Requests of the owner, of everybody for None, that have begun and not ended."""
-        return sum(engine.num_live(owner) for engine in self.engines)
 
     def live_rids(self, owner: str) -> list[str]:
         """Names of the owner's live requests, oldest first."""
         return [live.rid for live in self._live.values() if live.owner == owner]
 
     async def flush_cache(self) -> bool:
-        """Empties the prefix cache of every engine that is idle; False when another has requests, or stalls."""
+        """Empties the prefix cache of every idle engine; False where another engine has requests or stalls."""
         if not self.is_alive:
             raise await self.death()
         return all(await asyncio.gather(*map(self._flush, self._living)))
 
     async def dump_cache(self, max_depth: int, max_nodes: int) -> dict[str, Any]:
-        """`engines`: what `EngineClient.dump_cache` gives of each, null for one that has ended or stalls.
+        """`engines`: the `EngineClient.dump_cache` of each, and null for an engine that has ended or stalls.
 
-        Raises RequestError for limits out of range, EngineDeadError, or JsgError when an engine failed to tell.
+        Raises RequestError for limits out of range, EngineDeadError, or JsgError where an engine fails to dump it.
         """
         if not self.is_alive:
             raise await self.death()
@@ -218,16 +217,6 @@ class EngineFleet:
         await asyncio.gather(*self._watching)
 
     @functools.cached_property
-    def _info(self) -> ModelInfo:
-        infos = [engine.info for engine in self.engines]
-        return dataclasses.replace(
-            infos[0],
-            max_running_requests=sum(info.max_running_requests for info in infos),
-            max_total_tokens=sum(info.max_total_tokens for info in infos),
-            max_request_tokens=min(info.max_request_tokens for info in infos),
-        )
-
-    @functools.cached_property
     def _router(self) -> Router:
         has_cache = not self._config.disable_radix_cache
         return Router([engine.info.max_total_tokens * has_cache for engine in self.engines], self.info.page_size)
@@ -237,7 +226,7 @@ class EngineFleet:
         return [number for number, engine in enumerate(self.engines) if engine.is_alive]
 
     def _able(self) -> list[int]:
-        """Who may be given a request: of those that live, where possible, those that move and have room."""
+        """Engines that may get a request: those that live and, if there are such, do not stall and have room."""
         able = self._living
         if not able:
             raise EngineDeadError("all engine processes have ended; restart the server, its log says why")
@@ -251,7 +240,7 @@ class EngineFleet:
         return live
 
     def _close(self, live: _Live) -> None:
-        """Forgets a request, whose name may have gone over to another."""
+        """Forgets a request. Another request may have its name by now."""
         if self._live.get((live.owner, live.rid)) is live:
             del self._live[live.owner, live.rid]
 
@@ -266,7 +255,7 @@ class EngineFleet:
     def _after_death(
         self, live: _Live, request: Request, num_moves: int, error: EngineDeadError
     ) -> RequestOutput | None:
-        """None for a request that goes to another engine, or the output that ends it. Raises what ends it otherwise."""
+        """The output that ends a request of a dead engine, or None where it moves on. Raises the error that ends it."""
         if isinstance(live.ending, JsgError):
             raise live.ending
         if live.ending is not None:
@@ -285,12 +274,12 @@ class EngineFleet:
             if not await self.engines[number].flush_cache():
                 return False
         except EngineDeadError:
-            pass  # what it held is gone too
+            pass  # its cache is gone too
         self._router.forget(number)
         return True
 
     async def _watch(self, number: int) -> None:
-        """Says in the log that an engine has ended, and who goes on."""
+        """Logs that an engine has ended, and which ones go on."""
         error = await self.engines[number].death()
         if self._is_open:
             others = f"The others go on: {self._living}" if self.is_alive else "No other is left"
@@ -299,7 +288,7 @@ class EngineFleet:
 
 @final
 class _JoinedProgress:
-    """The progress of several starts as one: a stage is as far as its engines are together."""
+    """The progress of several starts as one: adds up how far each engine is in a stage."""
 
     def __init__(self, num_engines: int, show: OnProgress | None) -> None:
         self._num_engines = num_engines
@@ -307,7 +296,7 @@ class _JoinedProgress:
         self._stages: dict[str, dict[int, Progress]] = {}
 
     def show(self, number: int, progress: Progress) -> None:
-        """Shows what an engine has told. Plans are shown once each: engines on equal devices have the same."""
+        """Shows the progress of an engine. Equal plans, as of engines on equal devices, are shown once."""
         if self._show is None:
             return
         told = self._stages.setdefault(progress.stage, {})

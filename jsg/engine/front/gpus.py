@@ -1,7 +1,7 @@
-"""What of a machine each of several engines gets: GPUs, memory and a folder for traces.
+"""What each of several engines gets of a machine: GPUs, memory and a folder for traces.
 
-One engine chooses for itself, as it starts JAX (`device/devices.py`). Several start at the same time, and would all
-find the same GPU to have the most free memory: so the front chooses once, and shows each child a group of its own.
+A single engine chooses its GPU when it starts JAX (`device/devices.py`). Several engines start at the same time and
+would all find that the same GPU has the most free memory. So the front chooses for them.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ from jsg.errors import ConfigError
 
 
 def device_groups(dp_size: int, tp_size: int, environment: Mapping[str, str] = os.environ) -> list[dict[str, str]]:
-    """What to add to the environment of each of `dp_size` engines, so that each has `tp_size` devices of its own.
+    """Variables for the environment of each of `dp_size` engines, which give it `tp_size` devices of its own.
 
-    Nothing where there is one engine, which chooses for itself, and on a CPU, which all of them share.
+    There are none for a single engine, which chooses for itself, and none on a CPU, which all engines share.
 
     Raises:
-        ConfigError: There are fewer GPUs of one kind, or the devices are TPUs.
+        ConfigError: There are too few GPUs of one kind, or the devices are TPUs.
     """
     if dp_size == 1:
         return [{}]
@@ -51,9 +51,9 @@ def device_groups(dp_size: int, tp_size: int, environment: Mapping[str, str] = o
 
 
 def engine_configs(config: EngineConfig, groups: Sequence[Mapping[str, str]]) -> list[EngineConfig]:
-    """The knobs of each of the engines that have these groups: without devices of their own they share the memory.
+    """The options of each engine, given its variables. Engines without devices of their own share the memory.
 
-    Each of several has a folder of its own for a trace, whose files would have the same names.
+    Each of several engines has its own folder for traces, because the files have the same names.
     """
     if len(groups) == 1:
         return [config]
@@ -66,7 +66,7 @@ def engine_configs(config: EngineConfig, groups: Sequence[Mapping[str, str]]) ->
 
 
 def _group_names(count: int, environment: Mapping[str, str]) -> list[str]:
-    """What CUDA calls the GPUs to share out, at most `count`."""
+    """CUDA's names of the GPUs for all engines, at most `count`."""
     if VISIBLE in environment:
         return _listed(environment[VISIBLE])[:count]
     gpus = most_free(found, count) if (found := find_gpus()) else ()
@@ -74,10 +74,10 @@ def _group_names(count: int, environment: Mapping[str, str]) -> list[str]:
 
 
 def _listed(value: str) -> list[str]:
-    """The names in CUDA_VISIBLE_DEVICES. CUDA goes no further than a number below 0.
+    """The names in CUDA_VISIBLE_DEVICES. CUDA stops reading at a negative number.
 
     Raises:
-        ConfigError: One stands there twice, so two engines would have it.
+        ConfigError: A name stands there twice, so two engines would have that GPU.
     """
     names = [name for part in value.split(",") if (name := part.strip())]
     names = list(itertools.takewhile(lambda name: not name.startswith("-"), names))

@@ -1,14 +1,15 @@
-"""Which grammar is compiled next: everybody in turn, and nobody for long behind a slow one. No JAX here.
+"""Which grammar is compiled next: owners take turns, and no grammar waits long behind a slow one.
 
     owner a ──▶ ▢▢▢▢▢▢ ─┐
     owner b ──▶ ▢       ├─ one of each in turn ──▶ AT_ONCE processes, and one more for each that is slow:
     owner c ──▶ ▢▢     ─┘                          MOST_AT_ONCE in all, one of which an owner leaves to others
 
-A grammar that nobody waits for any more leaves its line, and one that has waited too long is a reason to say so.
+A grammar that nobody waits for any more leaves its line. A grammar that has waited too long is refused.
 """
 
 import asyncio
 import copy
+import dataclasses
 from asyncio import Event, Task
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
@@ -20,36 +21,35 @@ from jsg.types import GrammarSpec
 AT_ONCE = 2
 MOST_AT_ONCE = 4
 QUICK_S = 0.5
-"""What takes longer is slow. Nearly every grammar takes milliseconds, and must not wait for the few that do not."""
+"""A grammar that takes longer is slow. Nearly all take milliseconds and must not wait for the few that do not."""
 WAIT_S = 10.0
-"""Who waits longer for a process is told so: a client can wait by itself, and may have gone."""
+"""A grammar that waits longer for a process is refused: a client can wait by itself, and may be gone."""
 MAX_WAITING = 1000
-"""Grammars of one owner."""
+"""Grammars of one owner that may wait."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class _Job[Result]:
-    """One grammar, and those who wait for it.
+    """One grammar, and the callers that wait for it.
 
     Attributes:
-        owners: In whose lines it stands.
-        num_asking: Who would miss it.
-        begun: It has a process.
+        spec: The grammar.
+        owners: The owners in whose lines it stands.
+        num_asking: Callers that wait for it.
+        begun: Set when it has a process, or never will have one.
         task: Its compilation, once it has begun.
     """
 
-    __slots__ = ("begun", "num_asking", "owners", "spec", "task")
-
-    def __init__(self, spec: GrammarSpec):
-        self.spec = spec
-        self.owners: set[str] = set()
-        self.num_asking = 0
-        self.begun = Event()
-        self.task: Task[Result] | None = None
+    spec: GrammarSpec
+    owners: set[str] = dataclasses.field(default_factory=set)
+    num_asking: int = 0
+    begun: Event = dataclasses.field(default_factory=Event)
+    task: Task[Result] | None = None
 
 
 @final
 class GrammarQueue[Worker, Result]:
-    """Hands grammars to workers, each grammar once, however many ask for it. Everything happens on one event loop.
+    """Hands each grammar to a worker once, however many callers ask for it. Everything happens on one event loop.
 
     Invariants: a job is in the lines of its owners until it begins or nobody asks for it any more; no line is empty.
     """
@@ -62,13 +62,13 @@ class GrammarQueue[Worker, Result]:
         wait_s: float = WAIT_S,
         quick_s: float = QUICK_S,
     ) -> None:
-        """Nobody waits yet.
+        """Makes an empty queue.
 
         Args:
             take: Gives a worker, which may take a while.
-            compile: Has a worker compile a grammar. What either raises goes to all who asked for the grammar.
-            wait_s: A grammar waits so long to begin.
-            quick_s: After so long with its worker a grammar is slow.
+            compile: Has a worker compile a grammar. Every caller that asked for the grammar gets what either raises.
+            wait_s: How long a grammar may wait until it begins.
+            quick_s: How long a grammar may have its worker until it counts as slow.
         """
         self._take = take
         self._compile = compile
@@ -76,21 +76,16 @@ class GrammarQueue[Worker, Result]:
         self._quick_s = quick_s
         self._jobs: dict[str, _Job[Result]] = {}
         self._lines: OrderedDict[str, OrderedDict[str, _Job[Result]]] = OrderedDict()
-        self._begun = Counter[str]()  # by whose turn it was
+        self._begun = Counter[str]()  # by the owner whose turn it took
         self._num_slow = 0
         self._has_worker = False
         self._is_closed = False
 
-    @property
-    def num_waiting(self) -> int:
-        """Grammars that have not begun."""
-        return len(self._jobs) - self._begun.total()
-
     async def run(self, spec: GrammarSpec, owner: str) -> Result:
-        """What the compilation of a grammar gives. One that has begun goes on when nobody waits for it any more.
+        """Compiles a grammar. A compilation that has begun goes on even if nobody waits for it any more.
 
         Raises:
-            QueueFullError: Too many of this owner wait, or it has waited too long.
+            QueueFullError: Too many grammars of this owner wait, or this one has waited too long.
             JsgError: The queue was closed before it began.
         """
         if self._is_closed:
@@ -102,20 +97,20 @@ class GrammarQueue[Worker, Result]:
             self._begin_some()
             return await asyncio.shield(await self._begin_of(job))
         except JsgError as error:
-            raise copy.copy(error) from error  # one for each who asked: raising an error writes to it
+            raise copy.copy(error) from error  # each caller has its own, because raising an error writes to it
         finally:
             job.num_asking -= 1
             if not job.num_asking and job.task is None:
                 self._drop(job)
 
     def close(self) -> None:
-        """Lets nothing begin any more; what waits fails."""
+        """Lets no grammar begin any more; those that wait fail."""
         self._is_closed = True
         for job in self._jobs.values():
             job.begun.set()
 
     def _line_up(self, job: _Job[Result], owner: str) -> None:
-        """Puts a job that has not begun at the end of the owner's line, unless it stands there."""
+        """Puts a job that has not begun at the end of the owner's line, unless it is in it."""
         if job.task is not None or owner in job.owners:
             return
         line = self._lines.get(owner, OrderedDict())
@@ -131,7 +126,9 @@ class GrammarQueue[Worker, Result]:
                 async with asyncio.timeout(self._wait_s):
                     await job.begun.wait()
             except TimeoutError:
-                if self._has_worker:  # until the first has started, which may take long, nobody waits for others
+                if (
+                    self._has_worker
+                ):  # before the first worker has started, which may take long, nothing else is to blame
                     break
         if job.task is not None:
             return job.task
@@ -142,18 +139,18 @@ class GrammarQueue[Worker, Result]:
         )
 
     def _begin_some(self) -> None:
-        """Lets as many begin as may be under way."""
+        """Lets jobs begin, as many as may be under way."""
         while not self._is_closed and (owner := self._next_owner()) is not None:
             self._lines.move_to_end(owner)
             job = next(iter(self._lines[owner].values()))
             self._leave_lines(job)
             self._begun[owner] += 1
             job.task = asyncio.create_task(self._do(job, owner))
-            job.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be waiting
+            job.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # maybe nobody waits for it
             job.begun.set()
 
     def _next_owner(self) -> str | None:
-        """Whose turn it is; None while nothing may begin."""
+        """The owner whose turn it is; None while no job may begin."""
         num_begun = self._begun.total()
         if num_begun >= MOST_AT_ONCE or num_begun - self._num_slow >= AT_ONCE:
             return None
@@ -185,7 +182,7 @@ class GrammarQueue[Worker, Result]:
             self._begin_some()
 
     def _drop(self, job: _Job[Result]) -> None:
-        """Nobody asks for a job that has not begun."""
+        """Drops a job that has not begun and that nobody waits for."""
         self._leave_lines(job)
         self._jobs.pop(job.spec.key, None)
 

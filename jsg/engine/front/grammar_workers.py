@@ -1,4 +1,4 @@
-"""The grammar processes as the front holds them: started when they are needed, ended when one fails. No JAX here."""
+"""The front's grammar processes: it starts them when they are needed, and ends one that fails."""
 
 import asyncio
 import contextlib
@@ -11,22 +11,22 @@ from typing import final
 import msgspec
 
 from jsg.engine.child.grammar_process import HEADER, OUT_OF_TIME, frame
-from jsg.engine.child.protocol import GrammarAnswer, GrammarTask
+from jsg.engine.child.protocol import Failure
 from jsg.errors import GrammarError, JsgError, QueueFullError
 from jsg.types import GrammarSpec
 
 logger = logging.getLogger(__name__)
 
-COMPILE_S = 5.0  # CPU time that a grammar may take; fuel ends nearly all others far earlier
-END_S = 1.0  # in which a process that says nothing any more has ended, if it does
-STALL_S = 60.0  # a process that needs longer for it, or to start, gets no CPU
+COMPILE_S = 5.0  # CPU time that a grammar may take; fuel ends nearly all costly ones far earlier
+END_S = 1.0  # a process that closes its pipe has ended by then
+STALL_S = 60.0  # a process that needs longer for a grammar, or to start, gets no CPU
 
 
 @final
 class GrammarWorkers:
-    """Processes that compile one grammar at a time each, as many as were ever needed at once: an idle one takes 25 MB.
+    """Processes that compile one grammar at a time. It keeps as many as were needed at once; an idle one takes 25 MB.
 
-    Invariant: a process is idle, or taken and about to be given back by `compile`, or has ended.
+    Invariant: a process is idle, or taken until `compile` gives it back, or has ended.
     """
 
     def __init__(self, compile_s: float = COMPILE_S, stall_s: float = STALL_S) -> None:
@@ -36,20 +36,15 @@ class GrammarWorkers:
         self._taken: set[Process] = set()
         self._is_closed = False
 
-    @property
-    def pids(self) -> list[int]:
-        """Of the processes that are idle."""
-        return [process.pid for process in self._idle]
-
     async def take(self) -> Process:
-        """A process that is ready to compile, an idle one or a new one; hand it to `compile`.
+        """An idle or a new process that is ready; hand it to `compile`.
 
         Raises:
-            JsgError: None can be started.
+            JsgError: No process can be started.
         """
         while self._idle:
             process = self._idle.pop()
-            if process.returncode is None:  # else something ended it meanwhile, which is no grammar's fault
+            if process.returncode is None:  # an idle process that has ended is no grammar's fault
                 break
         else:
             process = await self._start()
@@ -61,8 +56,8 @@ class GrammarWorkers:
         if not self._idle and not self._taken:
             self._idle.append(await self._start())
 
-    async def compile(self, process: Process, spec: GrammarSpec) -> GrammarAnswer:
-        """What a process that was taken makes of a grammar. It is idle afterwards; or ended, which is an error.
+    async def compile(self, process: Process, spec: GrammarSpec) -> bytes | Failure:
+        """The tables that a taken process makes of a grammar, or why there are none. The process is idle afterwards.
 
         Raises:
             GrammarError: The grammar took too much time, or ended the process.
@@ -71,14 +66,14 @@ class GrammarWorkers:
         """
         try:
             async with asyncio.timeout(self._stall_s):
-                answer = await _converse(process, GrammarTask(spec, self._compile_s))
+                answer = await _converse(process, spec, self._compile_s)
         except TimeoutError:
             await self._end(process)
             raise QueueFullError(
                 f"a grammar must be compiled within {self._stall_s:g} s, but the machine was too busy; try again later"
             ) from None
         except (OSError, EOFError, msgspec.MsgspecError) as error:
-            # A signal now could lose the status of a process that ends by itself: `Popen` looks for one first.
+            # Before a signal `Popen` reads the status of a process that has ended, and it would be lost here.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_S):
                     await process.wait()
@@ -91,14 +86,14 @@ class GrammarWorkers:
         return answer
 
     async def close(self) -> None:
-        """Ends all processes; what is under way fails."""
+        """Ends all processes. Compilations that are under way fail."""
         self._is_closed = True
         for process in [*self._idle, *self._taken]:
             await self._end(process)
         self._idle.clear()
 
     def _blamed(self, spec: GrammarSpec, status: int) -> JsgError:
-        """Why a process ended while it compiled a grammar."""
+        """The error for a process that ended while it compiled a grammar."""
         if self._is_closed:
             return JsgError("the server is ending")
         if status == -OUT_OF_TIME:
@@ -109,7 +104,7 @@ class GrammarWorkers:
         return GrammarError(f"{spec.kind}: {rule}; simplify it", param=spec.kind)
 
     async def _start(self) -> Process:
-        """Like the engine process: in a group of its own, and with the import path of this one."""
+        """Starts a process like that of the engine: in a group of its own, with the import path of this process."""
         process = None
         try:
             process = await asyncio.create_subprocess_exec(
@@ -123,7 +118,7 @@ class GrammarWorkers:
             if self._is_closed:
                 raise EOFError("closed while the process was being started")
             async with asyncio.timeout(self._stall_s):
-                await _read(process)  # it says that it is ready
+                await _read(process)  # an empty frame says that it is ready
         except BaseException as error:
             if process is not None:
                 await self._end(process)
@@ -137,18 +132,18 @@ class GrammarWorkers:
         return process
 
     async def _end(self, process: Process) -> int:
-        """Ends a process if it has not ended by itself; its exit status."""
+        """Kills a process that has not ended by itself; returns its exit status."""
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         self._taken.discard(process)
         return await process.wait()
 
 
-async def _converse(process: Process, task: GrammarTask) -> GrammarAnswer:
+async def _converse(process: Process, spec: GrammarSpec, cpu_s: float) -> bytes | Failure:
     assert process.stdin is not None, "it is a pipe"
-    process.stdin.write(frame(msgspec.msgpack.encode(task)))
+    process.stdin.write(frame(msgspec.msgpack.encode((spec, cpu_s))))
     await process.stdin.drain()
-    return msgspec.msgpack.decode(await _read(process), type=GrammarAnswer)
+    return msgspec.msgpack.decode(await _read(process), type=bytes | Failure)
 
 
 async def _read(process: Process) -> bytes:

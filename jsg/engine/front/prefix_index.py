@@ -1,8 +1,8 @@
-"""What an engine's radix tree holds, as far as whoever sends it requests can know. No JAX here.
+"""What the front can know of an engine's radix tree from the requests that it sends.
 
-A prompt is cut into blocks, and a block is named by a digest of its tokens and of all that comes before them, so that
-two prompts share a name exactly where they share a prefix. What changes in the tree what a token is found by changes
-the digest too: the namespace, a position that is not the token's index, the words of an image (`sched/positions.py`).
+A prompt is cut into blocks. The name of a block is a digest of its tokens and of everything before them, so two prompts
+share a name exactly where they share a prefix. Everything that is part of the tree's keys is part of the digest too:
+the namespace, a position that is not the token's index, the words of an image (`sched/positions.py`).
 """
 
 import bisect
@@ -19,7 +19,7 @@ import numpy as np
 from jsg.types import Request
 
 BLOCK_TOKENS = 32
-"""A shorter shared prefix is not seen, and need not be: computing it takes less than a step."""
+"""A shared prefix that is shorter than a block is not noticed. Computing it takes less than a step."""
 DIGEST_BYTES = 16
 
 Chain = tuple[bytes, ...]
@@ -28,11 +28,11 @@ Chain = tuple[bytes, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrefixPath:
-    """Where a request's prompt lies in a radix tree.
+    """The blocks of a request's prompt in a radix tree.
 
     Attributes:
-        stem: Of the whole blocks of its tokens; of a joined prompt, of what all its branches have in common.
-        branches: Of each branch of a joined prompt, what is behind the stem.
+        stem: The whole blocks of its tokens; for a joined prompt, those that all its branches have in common.
+        branches: For each branch of a joined prompt, the blocks behind the stem.
     """
 
     stem: Chain
@@ -41,16 +41,16 @@ class PrefixPath:
 
 @final
 class PrefixIndex:
-    """The blocks that one engine has computed or is about to compute; the least recently used are dropped.
+    """The blocks that one engine has computed or is about to compute. It drops the least recently used ones.
 
-    Blocks of a path that is held are known as long as it is, as an engine evicts nothing of a hold.
+    The blocks of a hold are known as long as the hold lasts, because an engine evicts nothing of it.
 
-    Invariants: there are at most `max_blocks` besides those that are held. A block was used no later than the one
-    before it in its prompt, so it is dropped first, and what is known of a chain is always its beginning.
+    Invariants: there are at most `max_blocks`, not counting held ones. A block was used no later than the block before
+    it in its prompt, so it is dropped first, and the known blocks of a chain are always its beginning.
     """
 
     def __init__(self, max_blocks: int) -> None:
-        """Makes an empty one, for as many blocks as the engine's KV pool holds."""
+        """Makes an empty index for as many blocks as the engine's KV pool holds."""
         self._max_blocks = max_blocks
         self._times: OrderedDict[bytes, int] = OrderedDict()  # when each was last used, oldest first
         self._held: Counter[bytes] = Counter()
@@ -60,18 +60,18 @@ class PrefixIndex:
         return len(self._times)
 
     def match(self, path: PrefixPath) -> int:
-        """How many blocks of a path are known; changes nothing."""
+        """How many blocks of a path are known. Changes nothing."""
         num_stem = self._match_chain(path.stem)
         if num_stem < len(path.stem):
             return num_stem
         return num_stem + sum(map(self._match_chain, path.branches))
 
     def times(self, path: PrefixPath) -> list[int]:
-        """When each of the known blocks of the stem was last used; 0 for one that is known because it is held."""
+        """When each known block of the stem was last used; 0 for a block that is known only because it is held."""
         return [self._times.get(block, 0) for block in path.stem[: self._match_chain(path.stem)]]
 
     def use(self, path: PrefixPath) -> int:
-        """Notes that the engine has, or will have, all blocks of a path. Returns the time of it, above all others."""
+        """Notes that the engine has or will have all blocks of a path. Returns the time, above all earlier ones."""
         self._now += 1
         for chain in (*path.branches, path.stem):
             for block in reversed(chain):
@@ -82,13 +82,13 @@ class PrefixIndex:
         return self._now
 
     def undo(self, path: PrefixPath, time: int, num_known: int) -> None:
-        """Takes back what was noted at that time, unless somebody has used it since.
+        """Forgets the blocks that a call of `use` made known, unless they were used again since.
 
         Args:
-            path: What was noted.
-            time: What `use` returned.
-            num_known: Blocks of its stem that were known before. Where those are all, the branches stay too, because
-                which of them were known is not.
+            path: The path that was noted.
+            time: The time that `use` returned.
+            num_known: Blocks of its stem that were known before. If the whole stem was, the branches are kept, because
+                nothing says which of them were known.
         """
         chains = (path.stem[num_known:], *path.branches) if num_known < len(path.stem) else ()
         for block in itertools.chain.from_iterable(chains):
@@ -96,23 +96,23 @@ class PrefixIndex:
                 del self._times[block]
 
     def hold(self, path: PrefixPath) -> None:
-        """Its blocks are known until as many calls of `release` as of this one."""
+        """Keeps the blocks of a path known until `release` was called as often as this."""
         self._held.update(itertools.chain(path.stem, *path.branches))
 
     def release(self, path: PrefixPath) -> None:
-        """What was held is so no more."""
+        """Ends one hold of a path."""
         for block in itertools.chain(path.stem, *path.branches):
             self._held[block] -= 1
             if not self._held[block]:
                 del self._held[block]
 
     def forget_until(self, time: int) -> None:
-        """Forgets every block that was last used at that time or before, and is not held."""
+        """Forgets every block that was last used at that time or earlier and is not held."""
         while self._times and next(iter(self._times.values())) <= time:
             self._times.popitem(last=False)
 
     def clear(self) -> None:
-        """Forgets everything that is not held."""
+        """Forgets every block that is not held."""
         self._times.clear()
 
     def check_integrity(self) -> None:
@@ -126,7 +126,7 @@ class PrefixIndex:
 
 
 def prefix_path(request: Request) -> PrefixPath:
-    """Where the prompt of a request lies. Takes about 1 µs for each block of 32 tokens."""
+    """The blocks of a request's prompt. Takes about 1 µs for each block of 32 tokens."""
     root = _digest(request.namespace.encode(errors="surrogatepass"))
     if not request.joined:
         return PrefixPath(_chain(root, *_row(request, (), 0)))
@@ -144,7 +144,7 @@ def prefix_path(request: Request) -> PrefixPath:
 
 
 def answered_path(request: Request, path: PrefixPath, output_ids: Sequence[int]) -> PrefixPath:
-    """The path of a prompt and its answer, of which the last token has never run; as it was for a joined prompt."""
+    """The path of a prompt and its answer without its last token, which never ran. A joined prompt keeps its path."""
     if request.joined or len(output_ids) < 2:
         return path
     start = len(path.stem) * BLOCK_TOKENS
@@ -153,7 +153,7 @@ def answered_path(request: Request, path: PrefixPath, output_ids: Sequence[int])
 
 
 def _row(request: Request, output_ids: Sequence[int], start: int) -> tuple[bytes, np.ndarray | None]:
-    """What tokens from `start` on are found by, 4 bytes each, and by how much their positions exceed their indices."""
+    """The tree's keys of the tokens from `start` on, 4 bytes each, and how far their positions exceed their indices."""
     tokens = array("i", request.input_ids[start:])
     tokens.extend(output_ids)
     for item in request.media:
@@ -170,7 +170,7 @@ def _jumps(request: Request, size: int) -> np.ndarray:
     """int64 [size]: by how much the position jumps at each token."""
     jumps = np.zeros(size, np.int64)
     for index, extra in request.position_jumps:
-        if index < size:  # the last may be for a token that is not there
+        if index < size:  # the last jump may be at a token that does not exist yet
             jumps[index] = extra
     return jumps
 
@@ -180,7 +180,7 @@ def _shifts(jumps: np.ndarray) -> np.ndarray | None:
 
 
 def _chain(root: bytes, tokens: bytes, shifts: np.ndarray | None) -> Chain:
-    """Digests of the whole blocks of tokens that follow what `root` stands for."""
+    """Digests of the whole blocks of tokens that follow the prefix with the digest `root`."""
     size, block, chain = BLOCK_TOKENS * 4, root, []
     for index, start in enumerate(range(0, len(tokens) - size + 1, size)):
         content = tokens[start : start + size]

@@ -1,19 +1,19 @@
-"""Which of several engines gets a request: one that holds its prefix, unless that one has too much to do.
+"""Which of several engines gets a request: one that holds its prefix, unless that engine has too much to do.
 
-Host code without a clock or a loop: who calls says when something began and ended, and every choice is a function of
-the calls so far.
+This is host code without a clock or a loop. The caller says when a request began and ended, and every choice is a
+function of the calls so far.
 
-**Load** is the work an engine has been given and not finished, in prompt tokens: those of live requests that are not
-cached and not yet computed, and for each live request the tokens of an answer as long as answers have been, whatever
-ended them, at most what it may have. A token of an answer counts `OUTPUT_WEIGHT`, because it takes a step of its own.
+**Load** is the unfinished work of an engine, in prompt tokens. For each live request it counts the prompt tokens that
+are neither cached nor computed yet, and the tokens of an answer of average length, at most as many as the request may
+have. A token of an answer counts `OUTPUT_WEIGHT`, because it takes a step of its own.
 
 **The rule.** An engine is overloaded for a request when its load exceeds that of the least loaded engine by more than
-a quarter of that (`TOLERANCE`), and `MOVE_COST` times the tokens that the least loaded one would have to compute again.
-Of the engines that are not, the one that holds most of the prompt is taken; of several the least loaded, and of several
-such, which are idle mostly, the one that has been given least so far. So a prefix stays where it is while that costs
-less than computing it again, and a hot one spreads: an engine to which it was moved holds it from then on, and the load
-decides between the two. That is the hysteresis too: a request that has moved does not go back before the other engine
-is overloaded in its turn.
+the sum of two terms: a quarter of the least load (`TOLERANCE`), and `MOVE_COST` times the tokens that the least loaded
+engine would have to compute again. Of the engines that are not overloaded, the one that holds most of the prompt is
+taken. Among equals it is the least loaded, and among idle ones the one that was given least work so far. So a prefix
+stays where it is while that costs less than computing it again. A hot prefix spreads: an engine to which it has moved
+holds it from then on, and the load decides between the two. A request that has moved does not go back before the new
+engine is overloaded.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ OUTPUT_WEIGHT = 4
 """Prompt tokens that take as long as a token of an answer: 1.5 to 6 in the tables of docs/scaling.md."""
 MOVE_COST = 2
 TOLERANCE = 4  # a fourth
-FIRST_OUTPUT_LEN = 256  # what an answer is taken for before one has ended
-OUTPUT_MEMORY = 32  # answers that the mean length of answers is about
+FIRST_OUTPUT_LEN = 256  # the expected length of an answer before the first one has ended
+OUTPUT_MEMORY = 32  # answers that the mean length looks back on
 
 Reason = Literal["prefix", "load", "overload"]
 REASONS: tuple[Reason, ...] = ("prefix", "load", "overload")
-"""Why an engine was chosen: it holds most of the prompt; none holds any; one that holds more is overloaded."""
+"""Why an engine was chosen: it holds most of the prompt; no engine holds any; one that holds more is overloaded."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -41,16 +41,17 @@ class Routed:
     """A request on its way through an engine.
 
     Attributes:
-        request: What is to be done.
-        engine: Who does it.
-        path: Where its prompt lies.
-        reason: Why this engine.
+        request: The request.
+        engine: The engine that has it.
+        path: The blocks of its prompt.
+        reason: Why it has this engine.
         num_matched: Tokens of the prompt that the engine should find in its cache.
-        times: When each matched block had last been used.
-        time: When the index learnt of it.
-        computed_until: What the engine was given at this time or later it may not have computed when this came; None
-            where it had begun with everything.
-        prompt_work, output_work: What it adds to the load; the first until the engine has told of it.
+        times: When each matched block was last used before.
+        time: When the index noted its blocks.
+        computed_until: Blocks that were noted at this time or later may not have been computed when the request came;
+            None where every earlier request had begun.
+        prompt_work, output_work: What it adds to the load; `prompt_work` counts until the request has begun.
+        is_begun: The engine has given a first output.
     """
 
     request: Request
@@ -68,27 +69,27 @@ class Routed:
 
 @final
 class _Lane:
-    """What is known of one engine."""
+    """One engine as the router knows it."""
 
     def __init__(self, pool_tokens: int) -> None:
         self.index = PrefixIndex(pool_tokens // BLOCK_TOKENS)
         self.load = 0
-        self.given = 0  # all work so far
+        self.given = 0  # all work that it was given so far
         self.not_begun: OrderedDict[int, Routed] = OrderedDict()  # by time, so the oldest is first
 
 
 @final
 class Router:
-    """Chooses engines and keeps account of them.
+    """Chooses engines and keeps account of their load.
 
     Invariant: an engine's load is the sum of the work of its requests that have not ended; without any it is 0.
     """
 
     def __init__(self, pool_tokens: Sequence[int], page_size: int = 1) -> None:
-        """Knows nothing yet.
+        """Makes a router that has given no request yet.
 
         Args:
-            pool_tokens: For each engine how many tokens its prefix cache holds at most; 0 where it has none.
+            pool_tokens: How many tokens the prefix cache of each engine holds at most; 0 where it has none.
             page_size: Tokens in a page of these caches, which share whole pages only.
         """
         self._page_size = page_size
@@ -100,17 +101,12 @@ class Router:
         )
 
     @property
-    def loads(self) -> list[int]:
-        """Of each engine, in prompt tokens."""
-        return [lane.load for lane in self._lanes]
-
-    @property
     def routed(self) -> Mapping[tuple[int, Reason], int]:
-        """How many requests each engine has begun, and why it was given them."""
+        """Requests that each engine has begun, by the reason for its choice."""
         return self._routed
 
     def route(self, request: Request, among: Sequence[int]) -> Routed:
-        """Chooses one of these engines, of which there is at least one, and counts the request as theirs."""
+        """Chooses one of these engines and adds the request to its load. There is at least one."""
         path = self._path(request)
         matched = {engine: self._lanes[engine].index.match(path) * BLOCK_TOKENS for engine in among}
         engine, reason = self._choose(matched)
@@ -137,10 +133,10 @@ class Router:
         return routed
 
     def begin(self, routed: Routed, cached_tokens: int) -> None:
-        """The engine has told of a request for the first time; so many tokens of its prompt were cached.
+        """Notes the first output of a request, and how many tokens of its prompt were cached.
 
-        Fewer than were thought to be: the engine has dropped what the request did not find, and so has dropped what was
-        used before that.
+        If those are fewer than expected, the engine has dropped the first block that was missing, and so it has dropped
+        every block that was last used before that one.
         """
         lane = self._lanes[routed.engine]
         lane.load -= routed.prompt_work
@@ -149,19 +145,19 @@ class Router:
         lane.not_begun.pop(routed.time, None)
         if routed.request.hold:
             lane.index.hold(routed.path)
-        missing = cached_tokens // BLOCK_TOKENS  # the first block that was not there
-        slack = max(BLOCK_TOKENS, self._page_size)  # less is no sign: a block or a page may be shared in part
+        missing = cached_tokens // BLOCK_TOKENS  # index of the first block that was missing
+        slack = max(BLOCK_TOKENS, self._page_size)  # a smaller difference means that part of a block or page is shared
         if routed.request.joined or cached_tokens + slack > routed.num_matched or missing >= len(routed.times):
             return
         if routed.computed_until is None or routed.times[missing] < routed.computed_until:
             lane.index.forget_until(routed.times[missing])
 
     def end(self, routed: Routed, output_ids: Sequence[int]) -> None:
-        """A request is over, by itself or not: the engine has its prompt and its answer, or neither if it never began.
+        """Notes the end of a request, once. If it has begun, the engine's cache has its prompt and its answer.
 
         Args:
-            routed: The request, once.
-            output_ids: All that it has generated.
+            routed: The request.
+            output_ids: All tokens that it has generated.
         """
         lane = self._lanes[routed.engine]
         lane.load -= routed.output_work
@@ -178,23 +174,23 @@ class Router:
             self._output_len += (len(output_ids) - self._output_len) / OUTPUT_MEMORY
 
     def forget(self, engine: int) -> None:
-        """The engine's cache is empty, or the engine gone."""
+        """Notes that the engine's cache is empty, or that the engine is gone."""
         self._lanes[engine].index.clear()
 
     def check_integrity(self) -> None:
-        """Asserts that indices are as they should be and no load is negative; for tests."""
+        """Asserts the invariants of all indices, and that no load is negative; for tests."""
         for lane in self._lanes:
             lane.index.check_integrity()
             assert lane.load >= 0
 
     def _path(self, request: Request) -> PrefixPath:
-        """Where its prompt lies; worked out once for the `n` answers to a prompt, which come one behind the other."""
+        """The blocks of its prompt, computed once for the `n` answers to a prompt, which come one after another."""
         if self._last is None or not _have_one_prompt(self._last[0], request):
             self._last = request, prefix_path(request)
         return self._last[1]
 
     def _choose(self, matched: Mapping[int, int]) -> tuple[int, Reason]:
-        """One of the engines, given how many tokens each of them holds."""
+        """The engine to choose, given how many tokens of the prompt each of them holds."""
         lanes = self._lanes
         order = sorted(matched, key=lambda engine: (lanes[engine].load, lanes[engine].given, engine))
         loads = {engine: lanes[engine].load for engine in order}
@@ -205,14 +201,14 @@ class Router:
             return loads[engine] - loads[least] > MOVE_COST * gain + loads[least] // TOLERANCE
 
         able = [engine for engine in order if engine == least or not is_overloaded(engine)]
-        chosen = max(able, key=lambda engine: matched[engine])  # the first of several, which has least to do
+        chosen = max(able, key=lambda engine: matched[engine])  # among equals the first, which is the least loaded
         if matched[chosen] < max(matched.values()):
             return chosen, "overload"
         return chosen, "prefix" if matched[chosen] else "load"
 
 
 def _have_one_prompt(left: Request, right: Request) -> bool:
-    """Whether two requests are of one prompt, as far as is seen without looking at its tokens."""
+    """Whether two requests share the objects of one prompt; compares no tokens."""
     return (
         left.input_ids is right.input_ids
         and left.media is right.media
@@ -223,7 +219,7 @@ def _have_one_prompt(left: Request, right: Request) -> bool:
 
 
 def _matchable(request: Request) -> int:
-    """How many tokens of a prompt can come from a cache: the last one must run, and those that are scored."""
+    """How many tokens of a prompt can come from a cache: not the last one, which must run, and none that is scored."""
     if request.wants_prompt_logprobs:
         return max(request.logprob_start_len - 1, 0)
     return len(request.input_ids) - (request.sampling.max_new_tokens > 0)

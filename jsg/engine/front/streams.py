@@ -1,6 +1,7 @@
-"""The live requests of the front, each with the outputs that nobody has read yet. No JAX here."""
+"""The live requests of the front, each with its outputs that are not read yet."""
 
 import asyncio
+import dataclasses
 import itertools
 from typing import final
 
@@ -8,33 +9,30 @@ from jsg.errors import JsgError, RequestError
 from jsg.types import RequestOutput
 
 
-@final
+@dataclasses.dataclass(slots=True, eq=False)
 class Stream:
     """One live request.
 
     Attributes:
-        owner: Whose it is. Nobody else can see, name or end it.
+        owner: Whose request it is. Nobody else can see, name or end it.
         rid: The client's name for it, unique among the owner's live requests.
-        wire_name: Its name on the wire, never used twice.
-        arrived: Outputs in order; after a last one, or an error, nothing follows.
-        ended: It was closed.
+        wire_name: Its name on the wire, which is never used twice.
+        arrived: Its outputs in order. Nothing follows the last output, or an error.
+        ended: Set when the stream is closed.
     """
 
-    __slots__ = ("arrived", "ended", "owner", "rid", "wire_name")
-
-    def __init__(self, owner: str, rid: str, wire_name: str) -> None:
-        self.owner = owner
-        self.rid = rid
-        self.wire_name = wire_name
-        self.arrived: asyncio.Queue[RequestOutput | JsgError] = asyncio.Queue()
-        self.ended = asyncio.Event()
+    owner: str
+    rid: str
+    wire_name: str
+    arrived: asyncio.Queue[RequestOutput | JsgError] = dataclasses.field(default_factory=asyncio.Queue)
+    ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
 
 @final
 class Streams:
     """Every live request, by its name on the wire and by owner and rid.
 
-    Invariant: both tables hold the same streams, and no owner without any.
+    Invariant: both tables hold the same streams, and every owner in them has one.
     """
 
     def __init__(self) -> None:
@@ -43,7 +41,7 @@ class Streams:
         self._by_owner: dict[str, dict[str, Stream]] = {}
 
     def open(self, owner: str, rid: str) -> Stream:
-        """A new stream. Raises RequestError where the owner has a live one of that rid."""
+        """Makes a stream. Raises RequestError where the owner has a live request of that rid."""
         if self.find(owner, rid) is not None:
             raise name_in_use(rid)
         stream = Stream(owner, rid, str(next(self._numbers)))
@@ -52,7 +50,7 @@ class Streams:
         return stream
 
     def close(self, stream: Stream) -> bool:
-        """Forgets a stream; False where it was closed before."""
+        """Forgets a stream; False if it was closed before."""
         if self._by_wire_name.pop(stream.wire_name, None) is None:
             return False
         stream.ended.set()
@@ -67,7 +65,7 @@ class Streams:
         return self._by_owner.get(owner, {}).get(rid)
 
     def on_wire(self, wire_name: str) -> Stream | None:
-        """The live request that is called so on the wire; None where it was closed."""
+        """The live request of that name on the wire; None if it was closed."""
         return self._by_wire_name.get(wire_name)
 
     def all_of(self, owner: str | None) -> list[Stream]:
@@ -75,13 +73,12 @@ class Streams:
         table = self._by_wire_name if owner is None else self._by_owner.get(owner, {})
         return list(table.values())
 
-    def count(self, owner: str | None) -> int:
-        """How many live requests the owner has, or all owners together; takes no time."""
-        return len(self._by_wire_name if owner is None else self._by_owner.get(owner, {}))
+    def __len__(self) -> int:
+        return len(self._by_wire_name)
 
 
 def name_in_use(rid: str) -> RequestError:
-    """What a second request of a name is told."""
+    """The error for a second request of a name."""
     return RequestError(
         f"rid must be unique among running requests, but {rid!r} is running; choose another", param="rid"
     )

@@ -1,7 +1,7 @@
-"""Grammars in the engine: which requests have one, what it allows them next, and what it forces.
+"""Grammars in the engine: which requests have one, what it allows next, and what it forces.
 
-A request's masker has accepted exactly the output tokens that are committed. So nothing is to be done when it is
-retracted or a step of it is dropped; drafts are walked through and taken back while masks are looked up for them.
+A request's masker has accepted exactly the committed output tokens. So a retract or a dropped step changes nothing
+here. To look up the masks of drafts, the masker accepts them and is then rolled back.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ from jsg.types import ConstraintReport, JumpForward, Request
 logger = logging.getLogger(__name__)
 
 PATIENCE = 16
-"""Tokens without a forced text behind them, after which a request's steps with drafts are planned before their tokens
-are known. Where a text is forced then, one more token is sampled before the first draft."""
+"""After so many tokens without a forced text behind them, a request's steps are planned before its last token is known.
+If a text is forced then, one more token is sampled before the first draft."""
 BIND_STEPS = 300_000
-"""Work to bind a grammar to the vocabulary, in the steps of `Limits`, beside one for each byte of its tables."""
+"""Work to bind a grammar to the vocabulary, in the steps of `Limits`, in addition to one step a byte of its tables."""
 BUG = "the engine failed this request; its log has the cause"
 
 
@@ -39,13 +39,13 @@ class Constraint:
     """One request's grammar.
 
     Attributes:
-        store: Where the grammar is.
-        grammar: Held there while the request is live.
+        store: The store of the grammar.
+        grammar: The grammar, which the store holds while the request is live.
         jump: What to do where text is forced.
         num_accepted: Tokens that the masker has accepted.
-        num_unforced: Tokens since the last one that a text was forced behind.
-        num_steps: Work for its text that steps of the engine have been charged with; less than none as long as they
-            have not been charged with binding the grammar.
+        num_unforced: Tokens since the last one behind which a text was forced.
+        num_steps: Work for its text that steps of the engine were charged with. It is negative until they were charged
+            with binding the grammar.
         failure: Why the request cannot go on; None while it can.
     """
 
@@ -60,16 +60,16 @@ class Constraint:
 
     @property
     def must_know_tokens(self) -> bool:
-        """Whether a step of it waits for the tokens of the one before.
+        """Whether its steps wait for the tokens of the step before.
 
-        "retokenize" always does: what is appended is part of the answer, so whether it is shall not depend on the
-        steps of other requests.
+        With "retokenize" they always do: appended tokens are part of the answer, so they must not depend on the steps
+        of other requests.
         """
         return self.jump == "retokenize" or (self.jump == "draft" and self.num_unforced < PATIENCE)
 
     @property
     def masker(self) -> GrammarMasker:
-        """Has accepted the committed output, and nothing else. Made for the first step: a queue takes no memory."""
+        """Its masker, which is made for its first step, so that waiting requests take no memory."""
         if self._masker is None:
             if self.grammar.machine is None:
                 self.num_steps = -BIND_STEPS - len(self.grammar.tables)
@@ -83,7 +83,7 @@ class MaskRows:
 
     Attributes:
         rows: int32, the row of the mask pool for each row of logits.
-        put_off: Entries whose masks the step had no work left for. What is sampled for them means nothing.
+        put_off: Entries whose masks were too much work for this step. Tokens that are sampled for them mean nothing.
     """
 
     rows: np.ndarray
@@ -92,24 +92,17 @@ class MaskRows:
 
 @final
 class Constraints:
-    """Every grammar that the engine knows, and the maskers of the requests that are live.
+    """Every grammar that the engine knows, and the maskers of the live requests.
 
-    What all grammars together take from one step to the next is counted, in the steps of `Limits`: when it is spent no
-    more drafts are proposed, and whose mask is not known yet is put off. The oldest request comes first and, without
-    drafts, gets its mask in any case, so that each goes on in its turn. What was chosen is always read.
+    The work of all grammars from one step to the next is limited, in the steps of `Limits`. When it is spent, no more
+    drafts are proposed, and a request whose mask is not known yet is put off. The oldest request comes first and,
+    without drafts, always gets its mask, so that every request goes on in its turn. Sampled tokens are always read.
 
     Invariant: a masker has accepted as many tokens as its request has committed output tokens.
     """
 
     def __init__(self, loader: LexiconLoader, vocab_size: int, eos_token_ids: frozenset[int], jump: JumpForward):
-        """Knows no grammar yet.
-
-        Args:
-            loader: Of the model's tokenizer.
-            vocab_size: Rows of the model's vocabulary.
-            eos_token_ids: Tokens that end an answer.
-            jump: Of requests that do not say.
-        """
+        """Knows no grammar yet. `jump` is the mode of requests that name none; the loader loads the model's tokens."""
         self._loader = loader
         self._grammars = GrammarStore(loader)
         self._num_words = num_words(vocab_size)
@@ -124,27 +117,27 @@ class Constraints:
 
     @property
     def are_loaded(self) -> bool:
-        """Whether what every grammar needs is there. A request that comes before holds up all steps until it is."""
+        """Whether tokenizer and kernels are loaded. A request with a grammar that comes before holds up all steps."""
         return self._loader.is_loaded
 
     def wait(self) -> None:
-        """Returns when what every grammar needs is there; for another thread than that of the steps."""
+        """Returns when tokenizer and kernels are loaded. For other threads than that of the steps."""
         self._loader.wait()
 
     def close(self) -> None:
-        """Ends what is under way in the background."""
+        """Ends background work."""
         self._loader.close()
 
     def add_grammar(self, key: str, tables: bytes) -> None:
-        """Makes a grammar known to the requests that name it by this key."""
+        """Makes a grammar known under this key."""
         self._grammars.add(key, tables)
 
     def forget_grammars(self, keys: Iterable[str]) -> None:
-        """Forgets grammars; requests that have one keep it. Unknown keys are ignored."""
+        """Forgets grammars. Requests that have one keep it, and unknown keys are ignored."""
         self._grammars.forget(keys)
 
     def prepare(self, request: Request) -> Constraint | None:
-        """What `put` needs for a request; None where it has no grammar.
+        """The constraint of a request, for `put`; None where it has no grammar.
 
         Raises:
             RequestError: Its grammar is not known, or the model has no tokenizer.
@@ -157,17 +150,17 @@ class Constraints:
         grammar = self._grammars.find(key)
         if self._tokens is None:
             self._tokens = Tokens(self._grammars.lexicon)
-        if needs_tables(request.sampling):  # what is counted on the device is not known for drafts
+        if needs_tables(request.sampling):  # penalties are counted on the device, which cannot do that for drafts
             jump = "off"
         return Constraint(self._grammars, grammar, jump)
 
     def put(self, rid: str, constraint: Constraint) -> None:
-        """Keeps what `prepare` gave until the request has ended."""
+        """Keeps a constraint until its request has ended."""
         self._grammars.hold(constraint.grammar)
         self._live[rid] = constraint
 
     def forget(self, rid: str) -> None:
-        """The request has ended; ignores one that has no grammar."""
+        """Forgets the constraint of a request that has ended. Ignores a request without a grammar."""
         constraint = self._live.pop(rid, None)
         if constraint is not None:
             self._grammars.release(constraint.grammar)
@@ -176,23 +169,23 @@ class Constraints:
 
     @property
     def has_requests(self) -> bool:
-        """Whether some live request has a grammar."""
+        """Whether a live request has a grammar."""
         return bool(self._live)
 
     def concerns(self, batch: Batch) -> bool:
-        """Whether some request of a step has a grammar."""
-        # In every step: a list takes a quarter of the time of a generator.
+        """Whether a request of a step has a grammar."""
+        # Every step does this, and a list takes a quarter of the time of a generator.
         return bool([1 for entry in batch.entries if entry.running.request.sampling.grammar is not None])
 
     def must_know_tokens(self, running: Sequence[RunningRequest]) -> bool:
-        """Whether text may be forced behind the next token of some request, so that it must be known to plan a step."""
+        """Whether text may be forced behind the next token of a request, so that the next step must wait for it."""
         if not self._live:
             return False
         jumping = {rid for rid, each in self._live.items() if each.must_know_tokens}
         return bool(jumping) and any(each.request.rid in jumping for each in running)
 
     def proposals(self, running: Sequence[RunningRequest], most: int) -> dict[str, Proposal]:
-        """At most so many tokens that are forced now, by rid; of requests that decode and have nothing in flight."""
+        """At most `most` forced tokens of each request that decodes and has nothing in flight, by rid."""
         found: dict[str, Proposal] = {}
         if most <= 0:
             return found
@@ -215,7 +208,7 @@ class Constraints:
         return found
 
     def mask_rows(self, batch: Batch, pool: MaskPool) -> MaskRows:
-        """The masks for a step, all of whose tokens before it are committed.
+        """The masks for a step. All tokens before it must be committed.
 
         A request whose grammar raises gets no mask, and fails when the step is committed.
         """
@@ -223,7 +216,7 @@ class Constraints:
         first_rows = batch.first_rows
         masks = MaskRows(np.zeros(first_rows[-1] + batch.entries[-1].num_rows, np.int32), [])
         is_first = True
-        for entry, row in sorted(zip(batch.entries, first_rows, strict=True), key=_arrival):
+        for entry, row in sorted(zip(batch.entries, first_rows, strict=True), key=lambda pair: pair[0].running.arrival):
             constraint = self._live.get(entry.running.request.rid)
             if constraint is None or not entry.samples or entry.is_stale or constraint.failure is not None:
                 continue
@@ -238,9 +231,9 @@ class Constraints:
         return masks
 
     def accept(self, batch: Batch, result: StepResult) -> None:
-        """Takes a step's tokens to the maskers before the scheduler commits them, and notes what follows from them.
+        """Gives a step's tokens to the maskers before the scheduler commits them, and notes ends and reports.
 
-        A request whose grammar raised, or does not allow what was chosen, fails alone.
+        A request fails alone if its grammar raised or does not allow its token.
         """
         if not self.concerns(batch):
             return
@@ -249,7 +242,7 @@ class Constraints:
             if request.sampling.grammar is None or not entry.samples or entry.is_stale:
                 continue
             constraint = self._live.get(request.rid)
-            if constraint is None:  # then it had no mask: better no answer than one that breaks its grammar
+            if constraint is None:  # it had no mask either: its answer may break the grammar
                 logger.error("a request with a grammar has no masker")
                 self._num_failures += 1
                 result.failed.append(entry.running)
@@ -292,14 +285,14 @@ class Constraints:
         return Proposal(tokens[:allowed], is_forced) if allowed else None
 
     def _charge(self, constraint: Constraint) -> bool:
-        """Charges the step with the work for a text since the last time; whether there may be more."""
+        """Charges the step with the work for a text since the last time; returns whether there may be more."""
         num_steps = constraint.masker.num_steps
         self._steps_left -= num_steps - constraint.num_steps
         constraint.num_steps = num_steps
         return self._steps_left > 0
 
     def _walk(self, constraint: Constraint, tokens: Sequence[int]) -> int:
-        """How many of the tokens the grammar allows one after another, with a text that is not over after each."""
+        """How many of the tokens the grammar allows one after another, up to one that ends the text."""
         masker, num_accepted = constraint.masker, 0
         try:
             while num_accepted < len(tokens) and self._charge(constraint) and masker.accept(tokens[num_accepted]):
@@ -311,7 +304,7 @@ class Constraints:
         return num_accepted
 
     def _find_masks(self, constraint: Constraint, entry: BatchEntry, pool: MaskPool, rows: np.ndarray) -> bool:
-        """Writes the rows of an entry's masks; False where that is more work than the step has left."""
+        """Writes the rows of an entry's masks; False if that is more work than the step has left."""
         assert constraint.num_accepted == entry.output_index, "a masker is not where its request is"
         masker, drafts = constraint.masker, entry.drafts
         num_walked = 0
@@ -321,7 +314,7 @@ class Constraints:
                 if not self._charge(constraint):
                     return False
                 if not masker.accept(draft):
-                    break  # nor can it be sampled, so that the rows behind it do not count
+                    break  # it cannot be sampled either, so the rows behind it do not count
                 num_walked += 1
                 if not self._charge(constraint):
                     return False
@@ -329,7 +322,7 @@ class Constraints:
         except GrammarError:
             if not num_walked:
                 raise
-            # Nothing can follow that draft. If it is taken, what is sampled after it is not: see `_advance`.
+            # No token can follow that draft. If it is taken, no token behind it is: see `_advance`.
         finally:
             masker.rollback(num_walked)
             self._charge(constraint)
@@ -366,7 +359,7 @@ class Constraints:
                 del tokens[count:]
                 break
             if token in request.sampling.stop_token_ids and constraint.num_accepted >= request.sampling.min_new_tokens:
-                del tokens[count:]  # it ends the request, and behind a draft there may be more
+                del tokens[count:]  # the stop token ends the request, even if it was a draft
                 break
         if constraint.jump != "off":
             constraint.num_unforced = 0 if masker.forced_bytes() else constraint.num_unforced + len(tokens)
@@ -396,12 +389,8 @@ class Constraints:
             constraint.failure = BUG
 
 
-def _arrival(entry_and_row: tuple[BatchEntry, int]) -> int:
-    return entry_and_row[0].running.arrival
-
-
 def _why_not(request: Request, constraint: Constraint, token: int) -> Exception:
-    """Why a token was chosen that a grammar does not allow. Raises GrammarError where it allows none."""
+    """The error for a token that the grammar does not allow. Raises GrammarError where it allows none."""
     constraint.masker.mask_key()
     least = request.sampling.min_new_tokens
     if constraint.num_accepted < least:

@@ -1,13 +1,13 @@
-"""Jump-forward: which tokens a text that a grammar forces is made of.
+"""Jump-forward: which tokens spell a text that a grammar forces.
 
-    draft        the forced text is cut into tokens, and the model verifies them in one step: nothing changes but speed
-    retokenize   the end of the output is cut anew with the forced text behind it; where the usual cut falls on the end
-                 of the tokens that were given out already, which never change, those that follow are appended
+    draft        The forced text is cut into tokens, which the model verifies in one step. Only speed changes.
+    retokenize   The tokenizer cuts the end of the output together with the forced text. If one of its cuts falls on the
+                 end of the output, whose tokens never change, the tokens behind that cut are appended.
 
-A draft need not be right, so nothing is held back at its end: where the model would rather join the last forced bytes
-with what comes next, it does, and the draft ends there. Models do not always cut a text as their tokenizer would, least
-of all where a grammar has taken the token away that they wanted. So a draft is what was chosen the last time that the
-same text was forced behind the same token, and only where that is not known what the tokenizer makes of it.
+A draft need not be right, so no byte is held back at its end: where the model joins the last forced bytes with the next
+ones, the draft is wrong there and ends. Models do not always cut a text as their tokenizer does, least of all where a
+grammar does not allow the token that they prefer. So a draft repeats the tokens that were chosen the last time that the
+same text was forced behind the same token, and only a new text is cut by the tokenizer.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,38 +16,38 @@ from typing import final
 from jsg.engine.grammars.lexicon import Lexicon
 
 Cut = Callable[[tuple[int, ...], bytes], tuple[int, ...]]
-"""From the tokens before a text, and the text, to the text's tokens."""
+"""Takes the tokens before a text, and the text; returns the text's tokens."""
 LOOK_BACK = 4
-"""Output tokens that a forced text is cut together with, so that its first token is what it would be in a text."""
+"""Output tokens that are cut together with a forced text, because they decide its first token."""
 MOST_LOOKED_BACK = 32
-"""Output tokens that are cut anew where tokens are appended: further back nothing changes how a text is cut."""
+"""Output tokens that are cut together with an appended text. Earlier ones do not change how a text is cut."""
 MAX_BYTES = 256
-"""Of a forced text at a time. Few steps have rows for more tokens than that gives."""
+"""Bytes of a forced text that are cut at a time. Few steps have rows for more tokens."""
 MEMO_SIZE = 4096
 SURE, MOST_SURE = 1, 8
-"""A token is proposed where it was chosen at least two times in three of late; the second bounds how late that is."""
+"""A token is proposed if it was chosen in at least two of three late cases. `MOST_SURE` bounds how many cases count."""
 LAST_LEAD = 0xF4
-"""The largest byte that UTF-8 has."""
+"""The largest byte of UTF-8."""
 LINE_BREAK = "\n"
-"""Put before a text where the tokenizer would put a space there: it keeps that space from the text's first token."""
+"""Goes before a text where the tokenizer adds a space, so that the space is no part of the text's first token."""
 
 
 @final
 class Tokens:
-    """Cuts forced texts into tokens, and remembers how the tokenizer and how the model did it.
+    """Cuts forced texts into tokens, and remembers how the tokenizer and the model cut them.
 
-    Not for several threads at once. What is remembered is forgotten, all of it, where it becomes too much.
+    Not for several threads at once. A memory that becomes too large is cleared.
     """
 
     def __init__(self, lexicon: Lexicon):
-        self._tokenizer = lexicon.tokenizer
+        self._lexicon = lexicon
         self._vocabulary = lexicon.vocabulary
         self._memo: dict[tuple[tuple[int, ...], bytes, Cut], tuple[int, ...]] = {}
-        self._chosen: dict[tuple[int, bytes], tuple[int, int]] = {}  # a token, and how sure it is
+        self._chosen: dict[tuple[int, bytes], tuple[int, int]] = {}  # the token that was chosen, and how sure it is
         self._ids: dict[bytes, int] | None = None
 
     def learn(self, before: int, forced: bytes, token: int) -> None:
-        """Notes the token that was chosen behind another one (-1 at the beginning) where a text was forced."""
+        """Notes the token that was chosen for a forced text behind the token `before` (-1 at the beginning)."""
         key = before, forced
         known, sureness = self._chosen.get(key, (token, SURE))
         if known == token:
@@ -59,9 +59,9 @@ class Tokens:
         self._chosen[key] = token, sureness
 
     def draft(self, output: Sequence[int], forced: bytes, most: int = MAX_BYTES) -> tuple[int, ...]:
-        """At most so many tokens that a model is likely to choose for a forced text behind an output.
+        """At most `most` tokens that a model is likely to choose for a forced text behind an output.
 
-        The last may say more than the text, as that which was chosen the last time.
+        The last token may be longer than the rest of the text, as it was when it was last chosen.
         """
         tokens: list[int] = []
         before = output[-1] if output else -1
@@ -79,12 +79,12 @@ class Tokens:
         return tuple(tokens)
 
     def continuing(self, output: Sequence[int], forced: bytes) -> tuple[int, ...]:
-        """Tokens that spell a forced text, as it is usually cut behind the last tokens of an output."""
+        """Tokens of a forced text as the tokenizer cuts it behind the last tokens of an output."""
         forced = _whole_characters(forced[:MAX_BYTES])
         return self._remembered(tuple(output[-LOOK_BACK:]), forced, self._cut_behind)
 
     def appended(self, output: Sequence[int], forced: bytes) -> tuple[int, ...]:
-        """Tokens that follow where output and forced text are cut as one; none where a token would reach over both."""
+        """Tokens of a forced text where it is cut as one with the output; none where a token would span both."""
         context, forced = tuple(output[-MOST_LOOKED_BACK:]), _whole_characters(forced[:MAX_BYTES])
         return self._remembered(context, forced, self._cut_as_one)
 
@@ -105,9 +105,9 @@ class Tokens:
         return self._longest_match(forced)
 
     def _cut_as_one(self, context: tuple[int, ...], forced: bytes) -> tuple[int, ...]:
-        """The tokens behind the context; none where the cut is not between the two.
+        """The tokens behind the context; none where no cut falls between the two.
 
-        Nor are there any where the context begins inside a character, or the tokenizer changes the text.
+        There are also none where the context begins inside a character, or the tokenizer changes the text.
         """
         before = self._spell(context)
         end = 0
@@ -118,11 +118,11 @@ class Tokens:
         return ()
 
     def _encode(self, text: bytes) -> list[int] | None:
-        """The tokens of a text that say exactly this text, as they are inside of a longer one; None without any."""
-        puts_space = self._tokenizer.strips_leading_space
+        """The tokens of a text inside a longer one; None where no tokens spell exactly this text."""
+        puts_space = self._lexicon.puts_space
         try:
             before = LINE_BREAK if puts_space else ""
-            tokens = self._tokenizer.encode(before + text.decode(), add_special_tokens=False, parse_special=False)
+            tokens = self._lexicon.encode(before + text.decode())
         except UnicodeDecodeError:
             return None
         if puts_space:
@@ -134,7 +134,7 @@ class Tokens:
         return b"".join([self._vocabulary.text_of(token) for token in tokens])
 
     def _longest_match(self, text: bytes) -> tuple[int, ...]:
-        """The longest token first, then the longest of what is left; ends where no token fits."""
+        """Takes the longest token that fits again and again, until none fits."""
         if self._ids is None:
             spelled = [self._vocabulary.text_of(token) for token in range(len(self._vocabulary.tokens))]
             self._ids = {text: token for token, text in reversed(list(enumerate(spelled))) if text}
@@ -151,10 +151,10 @@ class Tokens:
 
 
 def _whole_characters(text: bytes) -> bytes:
-    """A text without the character that it ends inside of."""
+    """A text without an incomplete character at its end."""
     for length in range(1, min(3, len(text)) + 1):
         first = text[-length]
-        if first > LAST_LEAD:  # of a special token, which is no character
+        if first > LAST_LEAD:  # a byte of a special token, which is no character
             return text
         if first >= 0xC0:  # the first byte of a character of several
             needed = 2 if first < 0xE0 else 3 if first < 0xF0 else 4

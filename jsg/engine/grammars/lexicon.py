@@ -1,11 +1,13 @@
-"""What grammars need of a model: its tokenizer, the bytes of its tokens, and kernels that are loaded."""
+"""What grammars need: the model's tokenizer, the bytes of its tokens, and loaded kernels."""
 
 import dataclasses
+import functools
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Protocol, final, runtime_checkable
+from typing import final
 
 from jsg.constrained.jit import default_kernel_cache, use_kernel_cache
 from jsg.constrained.run import kernel_cache
@@ -19,44 +21,30 @@ logger = logging.getLogger(__name__)
 
 KERNEL_DIRECTORY = "numba"
 FIRST_REQUEST_S = 1.0
-"""Loading begins so long after the engine is ready, unless a grammar comes before: it takes the interpreter lock for
-half a second, and the request that the engine was started for comes now."""
-
-
-@runtime_checkable
-class TextTokenizer(Protocol):
-    """What the engine needs of `jsg.processing.tokenizer.Tokenizer`, which is imported where one is loaded.
-
-    Attributes:
-        strips_leading_space: Encoding puts a space before a text.
-        special_ids: Tokens that are no text.
-    """
-
-    strips_leading_space: bool
-    special_ids: frozenset[int]
-
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
-        """The tokens of a text."""
-        ...
-
-    def token_id(self, token: str) -> int | None:
-        """The id of a token by its written form, or None."""
-        ...
+"""Loading begins so long after the engine is ready, unless a grammar comes earlier. It takes the interpreter lock for
+half a second, which the request that the engine was started for should not feel."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lexicon:
-    """The tokens of a model as text and as bytes."""
+    """The tokens of a model as text and as bytes.
 
-    tokenizer: TextTokenizer
+    Attributes:
+        encode: Gives the tokens of a text, in which no special token is read.
+        puts_space: Whether encoding puts a space before a text.
+        vocabulary: The bytes of all tokens.
+    """
+
+    encode: Callable[[str], list[int]]
+    puts_space: bool
     vocabulary: Vocabulary
 
 
 @final
 class LexiconLoader:
-    """Loads a lexicon in a thread, once the engine is ready: the first answer may need no grammar.
+    """Loads a lexicon in a thread when the engine is ready, because the first answer may need no grammar.
 
-    A model without a tokenizer has none; that is no error until a request needs it.
+    A model without a tokenizer has no lexicon, which is an error only for a request that needs it.
     """
 
     def __init__(
@@ -65,11 +53,11 @@ class LexiconLoader:
         """Loads nothing yet.
 
         Args:
-            directory: Of the tokenizer.
+            directory: The directory of the tokenizer.
             vocab_size: Rows of the model's vocabulary.
             eos_token_ids: Tokens that end an answer; those outside the vocabulary do not count.
-            cache_directory: The owner-only directory of compiled programs; compiled kernels go into one inside it, or
-                for None where Python's own compiled files are.
+            cache_directory: The owner-only directory of compiled programs, in which kernels get a directory of their
+                own. With None they lie beside Python's own compiled files.
         """
         self._kernels = default_kernel_cache()
         if cache_directory is not None:
@@ -86,7 +74,7 @@ class LexiconLoader:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Loads in a thread, after a while: the engine is ready."""
+        """Starts the thread, which waits `FIRST_REQUEST_S` before it loads. The engine is ready."""
         with self._beginning:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="lexicon", daemon=True)
@@ -94,28 +82,28 @@ class LexiconLoader:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether `get` need not wait."""
+        """Whether `get` returns without waiting."""
         return self._future.done()
 
     def wait(self) -> None:
-        """Returns when the lexicon is loaded, or cannot be. Any thread may wait, and loading begins at once."""
+        """Returns when loading has ended, with or without success. Loading begins at once. Any thread may wait."""
         if not self.is_loaded:
             self._is_needed.set()
             self.begin()
             self._future.result()
 
     def close(self) -> None:
-        """Ends what is under way, and waits for it."""
+        """Ends loading and waits for the thread."""
         self._is_closing.set()
         self._is_needed.set()
         if self._thread is not None:
             self._thread.join()
 
     def get(self) -> Lexicon:
-        """The lexicon, once it is there.
+        """The lexicon. Waits until it is loaded.
 
         Raises:
-            RequestError: There is none, and why.
+            RequestError: The model has no tokenizer.
             JsgError: It could not be loaded.
         """
         self.wait()
@@ -142,7 +130,7 @@ class LexiconLoader:
 
     def _load(self) -> Lexicon:
         self._check_open()
-        # An engine runs on few packages (bench.device), and those for text are not among them.
+        # An engine can run without the packages for text, as it does under bench.device.
         from jsg.processing.tokenizer import load_tokenizer, vocabulary_bytes
 
         tokenizer, size = load_tokenizer(self._directory), self._vocab_size
@@ -158,11 +146,12 @@ class LexiconLoader:
         self._check_open()
         use_kernel_cache(self._kernels)
         _load_kernels(vocabulary)
-        return Lexicon(tokenizer, vocabulary)
+        encode = functools.partial(tokenizer.encode, add_special_tokens=False, parse_special=False)
+        return Lexicon(encode, tokenizer.strips_leading_space, vocabulary)
 
 
 def _load_kernels(vocabulary: Vocabulary) -> None:
-    """Uses each kernel once: loading them from their cache takes longer than a step may."""
+    """Uses each kernel once, because loading them from their cache takes longer than a step may."""
     from jsg.constrained import ir
     from jsg.constrained.build.builder import build
     from jsg.constrained.grammar import CompiledGrammar

@@ -1,5 +1,6 @@
-"""Every grammar that an engine core knows or a live request has, each bound to the vocabulary when it is needed."""
+"""The grammars that an engine knows or a live request has. Each is bound to the vocabulary when it is needed."""
 
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import final
@@ -10,53 +11,50 @@ from jsg.engine.grammars.lexicon import Lexicon, LexiconLoader
 from jsg.errors import QueueFullError, RequestError
 
 TABLE_BYTES = 512 * 2**20
-"""Of tables, those of requests that wait included: a queue of grammars must not take all memory."""
+"""The most bytes of tables, those of waiting requests included, so that a queue cannot take all memory."""
 MACHINE_BYTES = 256 * 2**20
-"""Of all that was worked out. Above it, what no request has is dropped, and what requests have is cut down."""
+"""The most bytes of all machines. Above it, machines without requests are dropped and the others are cut down."""
 WORTH_BYTES = 2**18
-"""Where cutting a grammar down would give less, it is left: what its requests stand on stays in any case."""
+"""A machine is not cut down for less than this. The states of its requests stay in any case."""
 WEIGHED_EVERY = 8
-"""Steps through a grammar between two looks at how large it has become: a mask is 16 KiB, and looking takes 2 us."""
+"""A machine is weighed once in so many steps that use it. A mask is 16 KiB, and weighing takes 2 us."""
 
 
-@final
+@dataclasses.dataclass(slots=True, eq=False)
 class StoredGrammar:
-    """A grammar as all requests that name it share it. Only the store changes it.
+    """A grammar, shared by all requests that name it. Only the store changes it.
 
     Attributes:
         key: Its name.
-        tables: As they were sent.
-        is_known: Requests to come may name it.
+        tables: The compiled tables, as the front sent them.
+        is_known: Later requests may name it.
         num_users: Live requests that have it.
-        machine: Bound to the vocabulary; None until a step needs it.
-        num_bytes: What the machine took when it was last weighed.
-        least_bytes: What it took when it was last cut down.
+        machine: The grammar bound to the vocabulary; None until a step needs it.
+        num_bytes: Size of the machine when it was last weighed.
+        least_bytes: Size of the machine when it was last cut down.
         num_uses: Steps that it was used in.
     """
 
-    __slots__ = ("is_known", "key", "least_bytes", "machine", "num_bytes", "num_users", "num_uses", "tables")
-
-    def __init__(self, key: str, tables: bytes):
-        self.key = key
-        self.tables = tables
-        self.is_known = True
-        self.num_users = 0
-        self.machine: CompiledGrammar | None = None
-        self.num_bytes = 0
-        self.least_bytes = 0
-        self.num_uses = 0
+    key: str
+    tables: bytes
+    is_known: bool = True
+    num_users: int = 0
+    machine: CompiledGrammar | None = None
+    num_bytes: int = 0
+    least_bytes: int = 0
+    num_uses: int = 0
 
 
 @final
 class GrammarStore:
     """Grammars by key.
 
-    Invariants: a grammar is here while it is known or a live request has it, and two of one key are one; `num_bytes`
-    is the sum of what was weighed last.
+    Invariants: it has a grammar while the grammar is known or a live request has it; `num_bytes` is the sum of the last
+    weights.
     """
 
     def __init__(self, loader: LexiconLoader):
-        """Knows no grammar yet; the loader is of the model's tokenizer."""
+        """Knows no grammar yet. `loader` loads the model's tokens."""
         self._loader = loader
         self._grammars: dict[str, StoredGrammar] = {}
         self._machines: OrderedDict[str, StoredGrammar] = OrderedDict()  # least recently used first
@@ -68,18 +66,18 @@ class GrammarStore:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all tables, and of all that was worked out of them, as far as it is known."""
+        """Memory of all tables, and of all machines when they were last weighed."""
         return self._table_bytes + self._machine_bytes
 
     @property
     def lexicon(self) -> Lexicon:
-        """The model's tokens; waits until they are loaded."""
+        """The model's tokens. Waits until they are loaded."""
         return self._loader.get()
 
     # What the front sends.
 
     def add(self, key: str, tables: bytes) -> None:
-        """Makes a grammar known by this key."""
+        """Makes a grammar known under this key."""
         grammar = self._grammars.get(key)
         if grammar is None:
             self._grammars[key] = StoredGrammar(key, tables)
@@ -88,7 +86,7 @@ class GrammarStore:
             grammar.is_known = True
 
     def forget(self, keys: Iterable[str]) -> None:
-        """No request will name these; those that have one keep it. Unknown keys are ignored."""
+        """Forgets grammars that no later request will name. Requests keep theirs; unknown keys are ignored."""
         for key in keys:
             grammar = self._grammars.get(key)
             if grammar is not None:
@@ -98,7 +96,7 @@ class GrammarStore:
     # What requests have.
 
     def find(self, key: str) -> StoredGrammar:
-        """The grammar of this key. It stays only if `hold` follows.
+        """The grammar with this key. It stays only if `hold` follows.
 
         Raises:
             RequestError: It is not known, or the model has no tokenizer.
@@ -116,18 +114,18 @@ class GrammarStore:
         return grammar
 
     def hold(self, grammar: StoredGrammar) -> None:
-        """A live request has it now."""
+        """Notes that one more live request has the grammar."""
         grammar.num_users += 1
 
     def release(self, grammar: StoredGrammar) -> None:
-        """A request that had it has ended."""
+        """Notes that a request that had the grammar has ended."""
         grammar.num_users -= 1
         if grammar.machine is not None:
             self._weigh(grammar)
         self._drop_if_unneeded(grammar)
 
     def new_masker(self, grammar: StoredGrammar) -> GrammarMasker:
-        """A masker at the beginning of a text; the grammar is held."""
+        """Makes a masker at the beginning of a text. The grammar must be held."""
         assert grammar.num_users, "a request that is not live needs no masker"
         if grammar.machine is None:
             grammar.machine = CompiledGrammar(StaticTables.from_bytes(grammar.tables), self.lexicon.vocabulary)
@@ -138,7 +136,7 @@ class GrammarStore:
         return grammar.machine.new_masker()
 
     def note_use(self, grammar: StoredGrammar) -> None:
-        """A step has gone through a masker of it."""
+        """Notes that a step has used a masker of the grammar."""
         grammar.num_uses += 1
         if not grammar.num_uses % WEIGHED_EVERY and grammar.machine is not None:
             self._weigh(grammar)
@@ -146,7 +144,7 @@ class GrammarStore:
     # Memory.
 
     def _weigh(self, grammar: StoredGrammar) -> None:
-        """Notes how large a grammar has become, and sees to it that all together are not too large."""
+        """Notes the size of a machine, and frees memory if all together are too large."""
         assert grammar.machine is not None, "there is something to weigh"
         num_bytes = grammar.machine.num_bytes
         self._machine_bytes += num_bytes - grammar.num_bytes
@@ -156,14 +154,14 @@ class GrammarStore:
             self._cut_down()
 
     def _drop_unused(self) -> None:
-        """Forgets machines that no request has, least recently used first, as far as there is need."""
+        """Drops machines that no request has, the least recently used first, until the others fit."""
         for grammar in [each for each in self._machines.values() if not each.num_users]:
             if self._machine_bytes <= MACHINE_BYTES:
                 break
             self._drop_machine(grammar)
 
     def _cut_down(self) -> None:
-        """Forgets what requests do not stand on, where most is to be had, as far as there is need."""
+        """Drops states that no request is in, of the machines that give most, until all fit."""
         while self._machine_bytes > MACHINE_BYTES and self._machines:
             grammar = max(self._machines.values(), key=lambda each: each.num_bytes - each.least_bytes)
             if grammar.num_bytes - grammar.least_bytes < WORTH_BYTES:

@@ -1,4 +1,4 @@
-"""Addresses that hosts reach each other at. No JAX."""
+"""Addresses at which hosts reach each other."""
 
 import fcntl
 import ipaddress
@@ -11,7 +11,7 @@ SIOCGIFADDR = 0x8915  # of Linux, <linux/sockios.h>
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of `--dist-init-addr`; an IPv6 host stands in brackets.
+    """Host and port of `--dist-init-addr`. An IPv6 host is in brackets.
 
     Raises:
         ConfigError: It is not HOST:PORT, names every interface, or leaves no port for JAX's coordinator behind it.
@@ -36,7 +36,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has this IPv4 address, which NCCL wants to be told; None where none is found."""
+    """The network interface with this IPv4 address, for NCCL; None where none has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:

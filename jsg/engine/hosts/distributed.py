@@ -1,8 +1,8 @@
 """JAX on several hosts: one program runs on the devices of all of them.
 
-JAX's coordinator listens at the port behind that of `--dist-init-addr`, on that address only (left alone it takes all
-interfaces). What carries sums between hosts is told to use the interface that faces the leader: gloo on CPUs, which
-would take whatever the host's name resolves to, and NCCL on GPUs, unless NCCL_SOCKET_IFNAME says otherwise.
+JAX's coordinator listens at the port after that of `--dist-init-addr`, and on that address only; by default it takes
+all interfaces. The libraries that add up between hosts get the interface that faces the leader: gloo on CPUs, which
+would take whatever the host's name resolves to, and NCCL on GPUs, unless NCCL_SOCKET_IFNAME is set.
 """
 
 import logging
@@ -23,28 +23,28 @@ logger = logging.getLogger(__name__)
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 START_S = 60
 END_S = 5
-HEARTBEAT_S = 100  # as JAX has it
+HEARTBEAT_S = 100  # JAX's default
 RETRY_S = 1.0
 
 
 def connect(address: str, *, num_hosts: int, rank: int, own_address: str, timeout_s: float) -> None:
-    """Joins this process to those of the other hosts; before JAX looks for a device, and once in a process.
+    """Joins this process to those of the other hosts. Call it once, before JAX looks for a device.
 
     Args:
         address: `--dist-init-addr`.
-        num_hosts: Of them all.
-        rank: Of this one.
-        own_address: Where the others reach this one.
-        timeout_s: `--dist-timeout`. JAX, which ends a process without a word, waits for longer.
+        num_hosts: All hosts.
+        rank: The number of this host.
+        own_address: The address at which the others reach this host.
+        timeout_s: `--dist-timeout`. JAX waits longer, because it ends a process without a message.
 
     Raises:
-        ConfigError: The port behind that of the address is not free on the leader, or not reached from another host.
+        ConfigError: The port after that of the address is not free on the leader, or another host cannot reach it.
     """
     host, port = parse_address(address)
     coordinator = f"[{host}]:{port + 1}" if ":" in host else f"{host}:{port + 1}"
     if NCCL_INTERFACE not in os.environ and (name := interface_of(own_address)) is not None:
         os.environ[NCCL_INTERFACE] = f"={name}"
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself, and not end
+    jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM
     if rank > 0:
         _wait_for_coordinator(host, port + 1)
     try:
@@ -69,7 +69,7 @@ def connect(address: str, *, num_hosts: int, rank: int, own_address: str, timeou
 
 
 def _wait_for_coordinator(host: str, port: int) -> None:
-    """Where nothing answers in time JAX would abort the process."""
+    """Waits until the coordinator answers, because JAX would abort the process if it does not."""
     deadline = time.monotonic() + START_S
     while True:
         try:
@@ -89,7 +89,7 @@ def _no_coordinator(where: str, error: Exception) -> str:
 
 
 def disconnect() -> None:
-    """Leaves together with the other hosts; when they do not come, alone."""
+    """Leaves together with the other hosts, or alone if they do not come."""
     try:
         jax.distributed.shutdown()
     except RuntimeError as error:

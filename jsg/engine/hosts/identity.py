@@ -1,4 +1,4 @@
-"""What the hosts of an engine must have in common, as texts that can be compared and named. No JAX."""
+"""What must be the same on all hosts of an engine, as texts with names."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ OWN_KNOBS = frozenset(
         *("compilation_cache_dir", "disable_compilation_cache", "profile_dir"),
     }
 )
-"""Knobs that name something of one host. What the directory of the compile cache holds is compared for itself."""
+"""Options that name something of one host. The compile cache is compared by a name that lies in its directory."""
 CONFIG_FILES = ("config.json", "generation_config.json")
 WEIGHT_FILES = ("*.safetensors", MANIFEST)
 MISSING = "missing"
@@ -31,12 +31,7 @@ SAMPLES, SAMPLE_BYTES = 64, 4096
 
 
 def identity(config: EngineConfig, directory: Path) -> dict[str, str]:
-    """Name → text of all that must be the same on every host: versions, options, the model.
-
-    Args:
-        config: The knobs of this host.
-        directory: Its model directory.
-    """
+    """Everything that must be the same on every host, by name: versions, options, the model's files."""
     versions = {name: _version(name) for name in PACKAGES}
     knobs = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     options = {option(name): str(value) for name, value in knobs.items() if name not in OWN_KNOBS}
@@ -48,7 +43,7 @@ def identity(config: EngineConfig, directory: Path) -> dict[str, str]:
 
 
 def difference(leader: Mapping[str, str], follower: Mapping[str, str]) -> str | None:
-    """What two hosts differ in, for the follower's user; None where they agree."""
+    """The first difference between two hosts, for the follower's user; None where they agree."""
     for name in {**leader, **follower}:
         theirs, ours = leader.get(name, MISSING), follower.get(name, MISSING)
         if theirs != ours:
@@ -64,7 +59,7 @@ def _version(package: str) -> str:
 
 
 def _source_digest() -> str:
-    """Of every file of the package's code: two checkouts may bear one version."""
+    """A digest of the package's code, because two checkouts may have the same version."""
     root, digest = Path(jsg.__file__).parent, hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root)} ".encode() + path.read_bytes())
@@ -72,10 +67,10 @@ def _source_digest() -> str:
 
 
 def _compile_cache(config: EngineConfig) -> str:
-    """Hosts that share a directory of compiled programs find the same name in it, which the first one makes up.
+    """The name in the directory of compiled programs, which hosts that share it have in common. The first one makes it.
 
     Raises:
-        ConfigError: The directory has none, and cannot be written to.
+        ConfigError: The directory has no name and cannot be written to.
     """
     directory = config.shared_cache_dir
     if directory is None:
@@ -96,13 +91,13 @@ def _compile_cache(config: EngineConfig) -> str:
 
 
 def _model_files(config: EngineConfig, directory: Path) -> Iterator[Path]:
-    """Those that decide what is computed; without the weights where they are made up."""
+    """The files that decide what is computed, without weights for `--load-format dummy`."""
     patterns = CONFIG_FILES if config.load_format == "dummy" else CONFIG_FILES + WEIGHT_FILES
     return (path for pattern in patterns for path in sorted(directory.glob(pattern)))
 
 
 def _fingerprint_of_all(folder: Path) -> str:
-    """One for the many small files of an orbax checkpoint, whose manifest has their lengths."""
+    """One fingerprint of all small files of an orbax checkpoint, whose manifest has their lengths."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(folder)} {_fingerprint(path)} ".encode())
@@ -110,7 +105,7 @@ def _fingerprint_of_all(folder: Path) -> str:
 
 
 def _fingerprint(path: Path) -> str:
-    """A digest of the size and of samples all over the file: all of a small one, and quick for a large one."""
+    """A digest of the size and of the whole of a small file, or of samples of a large one, which is quick."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The hosts of an engine, as each of them sees the others."""
+"""What each host of an engine does with the others: the leader sends calls, and the followers make them."""
 
 import contextlib
 import hashlib
@@ -24,7 +24,7 @@ Schema = dict[Hashable, Sequence[Any]]
 
 @final
 class Leader:
-    """The host that schedules. Calls go to the replicas of all hosts."""
+    """The host that schedules. It sends calls to the replicas of all hosts."""
 
     def __init__(self, config: EngineConfig, others: dict[int, Connections]):
         self._plans = {f"host {rank}": others[rank].plan for rank in sorted(others)}
@@ -49,7 +49,7 @@ class Leader:
         return number
 
     def open(self, replica: Replica, executables: Executables) -> None:
-        """From now on calls reach the followers, which must have come as far."""
+        """Begins to send calls to the followers, which must be ready for them too."""
         schema = schema_of(executables)
         self._standing.count_programs = lambda: executables.num_in_order
         at_least = self.agree("programs and pool", digest(schema, replica), executables.num_in_order)
@@ -59,9 +59,9 @@ class Leader:
         self._replica = replica
 
     def call(self, name: Hashable, *arrays: np.ndarray) -> Any:
-        """See `Replica.call`. The others get it first: they work while this host starts its own part.
+        """As `Replica.call`. The followers get the call first, so that they work while this host starts its part.
 
-        The first runs of a program may take their time here.
+        The first runs of a program may take long here.
         """
         assert self._replica is not None, "calls come after open()"
         with self._standing.calling():
@@ -78,7 +78,7 @@ class Leader:
         self._has_failed = True
 
     def close(self) -> None:
-        """Frees the replica, and ends the followers: after a failure as hosts end that have lost their leader."""
+        """Frees the replica and ends the followers. After a failure they end as if they had lost their leader."""
         self._watch.stop()
         if self._replica is not None:
             if not self._has_failed:
@@ -93,7 +93,7 @@ class Leader:
 
 @final
 class Follower:
-    """A host that makes the calls that the leader makes."""
+    """A host that makes the calls that the leader sends."""
 
     def __init__(self, config: EngineConfig, leader: Connections):
         self._plan = leader.plan
@@ -101,15 +101,15 @@ class Follower:
         self._watch = Watch({"the leader": leader.beats}, self._standing, config.dist_timeout, judges_steps=False)
 
     def agree(self, topic: str, value: str, number: int = 0) -> int:
-        """The least `number` of all hosts, once every one of them has come here.
+        """Waits until every host has called this; returns the least `number` of all hosts.
 
         Args:
-            topic: What the value is, for the error.
-            value: Must be the same on all of them.
-            number: May differ.
+            topic: The name of the value, for the error.
+            value: A text that must be the same on all hosts.
+            number: A number that may differ.
 
         Raises:
-            ConfigError: The value differs; on every host.
+            ConfigError: The value differs. It is raised on every host.
         """
         send_message(self._plan, {"value": value, "number": number})
         answer = _receive(self._plan)
@@ -118,7 +118,7 @@ class Follower:
         return answer["number"]
 
     def follow(self, replica: Replica, executables: Executables) -> None:
-        """Makes the leader's calls until it says that there are no more. Ends the process where the leader is lost."""
+        """Makes the leader's calls until their end. Ends the process if the leader is lost."""
         schema = schema_of(executables)
         self._standing.count_programs = lambda: executables.num_in_order
         self.agree("programs and pool", digest(schema, replica), executables.num_in_order)
@@ -131,7 +131,7 @@ class Follower:
                     self._standing.begin(result.tokens)
         except OSError as error:
             end_process(f"the leader is gone: {error}")
-        except Exception:  # most often a sum that another host takes no part in
+        except Exception:  # most often another host took no part in a sum
             self._watch.find_out()
             raise
         self._watch.stop()
@@ -144,12 +144,7 @@ Party = Leader | Follower
 
 
 def meet(config: EngineConfig, directory: Path, arrived: Arrived) -> Party:
-    """Waits for the other hosts and starts JAX together with them.
-
-    Args:
-        config: The knobs of this host.
-        directory: Its model directory.
-        arrived: Told of hosts that have come, on the leader.
+    """Waits for the other hosts and starts JAX together with them. The leader calls `arrived` while it waits.
 
     Raises:
         ConfigError: The hosts do not fit together, or are not all there in time.
@@ -163,19 +158,19 @@ def meet(config: EngineConfig, directory: Path, arrived: Arrived) -> Party:
     else:
         leader = join(address, config.node_rank, own)
         party, own_address = Follower(config, leader), leader.own_address
-    party.agree("hosts", "")  # all are there, before JAX begins to count the seconds
+    party.agree("hosts", "")  # waits for all, because JAX waits for a limited time only
     rank, timeout_s = config.node_rank, config.dist_timeout
     connect(address, num_hosts=config.nnodes, rank=rank, own_address=own_address, timeout_s=timeout_s)
     return party
 
 
 def schema_of(executables: Executables) -> Schema:
-    """What every program takes from the host."""
+    """The arguments from the host of every program."""
     return {name: executables.host_shapes(name) for name in executables.names()}
 
 
 def digest(schema: Schema, replica: Replica) -> str:
-    """Of the names of all programs and what they take, in order, and of the shapes of the state."""
+    """A digest of all programs and their arguments, in order, and of the shapes of the state."""
     text = repr([(name, [(each.shape, str(each.dtype)) for each in shapes]) for name, shapes in schema.items()])
     text += repr([array.shape for array in jax.tree.leaves(replica.state)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -187,7 +182,7 @@ def is_step(name: Hashable) -> bool:
 
 
 def _receive(connection: Any) -> dict[str, Any]:
-    """The next message. Where the other side is gone the process ends: its watch would end it at any moment."""
+    """The next message. Ends the process if the other host is gone, as the watch is about to do."""
     try:
         return receive_message(connection)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""How the hosts of an engine find each other: the leader listens at `--dist-init-addr`, the others call, in any order.
+"""How the hosts of an engine meet: the leader listens at `--dist-init-addr`, and the followers call in any order.
 
-Each follower has two connections: one for messages and calls, one for beats. What calls and is no host of this engine
-is told why, and dropped; the leader goes on waiting. Standard library only.
+Each follower has two connections: one for messages and calls, and one for beats. The leader tells a caller that is no
+host of this engine why it is refused, and goes on waiting. Standard library only.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from jsg.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 600.0
-"""How long hosts wait for each other to be started."""
+"""How long hosts wait for each other's start."""
 RETRY_S = 0.25
 HELLO_S = 0.5
-"""For a caller to say who it is: meanwhile the leader gives no signs of life, and `--dist-timeout` is 2 s at least."""
-ANSWER_S = 5.0  # for the leader to answer a host
+"""A caller must say in this time who it is. Meanwhile the leader sends no beats, and `--dist-timeout` may be 2 s."""
+ANSWER_S = 5.0  # the leader must answer a host in this time
 KEEPALIVE_S = 60
 TOKEN_BYTES = 16
 
@@ -37,11 +37,11 @@ Arrived = Callable[[int, int], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Connections:
-    """Those between two hosts.
+    """The connections between two hosts.
 
     Attributes:
-        own_address: Where this host is reached by the other.
-        plan: For messages, then calls.
+        own_address: The address at which the other host reaches this one.
+        plan: For messages, then for calls.
         beats: For signs of life.
     """
 
@@ -56,8 +56,8 @@ class Gathering:
 
     Args:
         address: `--dist-init-addr`.
-        num_hosts: Of them all, the leader included.
-        identity: What the others must be like.
+        num_hosts: All hosts with the leader.
+        identity: What must be the same on the others.
     """
 
     def __init__(self, address: str, num_hosts: int, identity: Mapping[str, str]):
@@ -69,14 +69,14 @@ class Gathering:
         self._beats: dict[int, socket.socket] = {}
 
     def wait(self, arrived: Arrived) -> dict[int, Connections]:
-        """The connections to every follower, by rank.
+        """Waits for all followers; returns the connections to each, by rank.
 
         Raises:
-            ConfigError: The address cannot be listened on, or a host is not there in time.
+            ConfigError: The leader cannot listen at the address, or a host does not come in time.
         """
         deadline = time.monotonic() + PATIENCE_S
         with _listen(self._host, self._port) as listener:
-            with _listen(self._host, self._port + 1):  # where JAX's coordinator will be: it would fail without a word
+            with _listen(self._host, self._port + 1):  # JAX's coordinator listens there later, and would fail silently
                 pass
             listener.settimeout(RETRY_S)
             while len(self._beats) < self._num_hosts - 1:
@@ -92,7 +92,7 @@ class Gathering:
         return {rank: Connections(plan.getsockname()[0], plan, self._beats[rank]) for rank, plan in self._plans.items()}
 
     def _greet(self, connection: socket.socket) -> None:
-        """Takes a caller in, or tells it why not."""
+        """Accepts a caller, or tells it why not."""
         try:
             why = self._take(connection, receive_message(connection, HELLO_S))
             if why is None:
@@ -100,12 +100,12 @@ class Gathering:
                 return
             logger.warning("a host that called was refused: %.200r", why)
             send_message(connection, {"refused": why})
-        except (OSError, ValueError) as error:  # a stranger, who may say anything
+        except (OSError, ValueError) as error:  # a stranger may send anything
             logger.warning("a caller was no host of this engine: %.200r", error)
         connection.close()
 
     def _take(self, connection: socket.socket, hello: dict[str, Any]) -> str | None:
-        """Why a caller is refused; None where it was taken in."""
+        """Accepts a caller and returns None, or returns why it is refused."""
         rank, token, identity = hello.get("rank"), hello.get("token"), hello.get("identity")
         if not isinstance(rank, int) or not 1 <= rank < self._num_hosts:
             return (
@@ -128,7 +128,7 @@ class Gathering:
         return None
 
     def _forget_those_that_left(self) -> None:
-        """A host that was ended before all were there may be started again."""
+        """Forgets hosts that have ended while others were awaited, so that they can be started again."""
         for rank, connection in list(self._plans.items()):
             if _has_ended(connection):
                 for connections in (self._plans, self._beats):
@@ -137,7 +137,7 @@ class Gathering:
                 del self._tokens[rank]
 
     def _give_signs_of_life(self) -> None:
-        """Those that are there watch this host already."""
+        """Sends beats to the hosts that are there, because they watch this host already."""
         for connection in self._beats.values():
             with contextlib.suppress(OSError):
                 connection.send(FIRST_BEAT)
@@ -151,15 +151,10 @@ class Gathering:
 
 
 def join(address: str, rank: int, identity: Mapping[str, str]) -> Connections:
-    """The follower's side: calls until the leader is there.
-
-    Args:
-        address: `--dist-init-addr`.
-        rank: Of this host.
-        identity: What it is like.
+    """The follower's side: calls `address` until the leader answers.
 
     Raises:
-        ConfigError: The leader refuses this host, or is not there in time.
+        ConfigError: The leader refuses this host, or does not answer in time.
     """
     host, port = parse_address(address)
     deadline = time.monotonic() + PATIENCE_S
@@ -188,7 +183,7 @@ def _join(host: str, port: int, rank: int, identity: Mapping[str, str]) -> Conne
 
 
 def _ask(connection: socket.socket, hello: dict[str, Any]) -> str:
-    """What the leader welcomes us with."""
+    """Says hello to the leader; returns the text of its welcome."""
     send_message(connection, hello)
     answer = receive_message(connection)
     if "refused" in answer:
@@ -213,7 +208,7 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _prepare(connection: socket.socket) -> None:
-    """Small messages go out at once; who waits, waits for as long as it takes: the watch sees to it that it ends."""
+    """Sends small messages at once, and waits without a limit, because the watch ends the process if need be."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # an idle engine makes no calls for days
@@ -222,7 +217,7 @@ def _prepare(connection: socket.socket) -> None:
 
 
 def _has_ended(connection: socket.socket) -> bool:
-    """Whether the other side has closed it, whatever it has said before."""
+    """Whether the other side has closed the connection, even if there is unread data."""
     poll = select.poll()
     poll.register(connection, getattr(select, "POLLRDHUP", 0))
     return bool(poll.poll(0))

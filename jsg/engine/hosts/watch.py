@@ -1,10 +1,8 @@
-"""How hosts notice that another one is gone, stands still, or does not keep up.
+"""How hosts notice that another one is gone, stands still, or does not keep up. Standard library only.
 
-Each host sends a beat twice a second to the leader, and the leader to each, over connections that carry nothing else. A
-step of several hosts cannot be ended from outside: where one takes no part the others wait inside XLA for as long as
-its own time-outs say, which is minutes. So a thread beside the step loop judges, and ends the process.
-
-Standard library only.
+Twice a second each follower sends a beat to the leader, and the leader to each follower, over connections of their own.
+A step of several hosts cannot be ended from outside: if one host takes no part, the others wait inside XLA until its
+time-outs, which are minutes. So a thread beside the step loop watches, and ends the process.
 """
 
 import collections
@@ -29,32 +27,32 @@ HOST_LOST = 3
 
 _BEAT = struct.Struct("<QQQ")
 FIRST_BEAT = _BEAT.pack(0, 0, 0)
-"""Of a host that has begun nothing."""
+"""The beat of a host that has begun nothing."""
 
 
 @runtime_checkable
 class Computed(Protocol):
-    """What a step gives, which may not be there yet: a `jax.Array`."""
+    """A result of a step that may not be computed yet: a `jax.Array`."""
 
     def is_ready(self) -> bool:
-        """Whether it is there, or never will be because the step has failed."""
+        """Whether the step has computed it or has failed."""
         ...
 
     def block_until_ready(self) -> object:
-        """Waits until it is there. Raises why it never will be."""
+        """Waits until it is computed. Raises the error of a step that failed."""
         ...
 
 
 @final
 class Standing:
-    """How far this host has come: steps that it has begun, and computed, and programs that it has compiled.
+    """How far this host has come: steps that it has begun and computed, and programs that it has compiled.
 
-    One thread begins steps and makes calls, another one asks.
+    One thread begins steps and makes calls, and another one reads.
 
     Attributes:
         count_programs: Gives `Executables.num_in_order`.
-        begun_at: When each step began that is not computed everywhere.
-        failure: Why a step that has begun here will never be computed.
+        begun_at: When each step began that is not computed on all hosts yet.
+        failure: The error of a step that failed here.
     """
 
     def __init__(self) -> None:
@@ -67,14 +65,14 @@ class Standing:
         self._progressed_at = 0.0
 
     def begin(self, result: Computed) -> None:
-        """Counts a step by what it will give."""
-        self._results.append(result)  # in this order: another thread looks on, and shall rather see too little done
+        """Counts a step that will compute this result."""
+        self._results.append(result)  # first, so that the other thread sees too few computed steps rather than too many
         self.num_begun += 1
         self.begun_at.append(time.monotonic())
 
     @contextlib.contextmanager
     def calling(self) -> Iterator[None]:
-        """While a call is made that should return soon: sending it waits for a host that does not read."""
+        """Marks a call that should return soon. Sending it waits for a host that does not read."""
         self._called_at = time.monotonic()
         try:
             yield
@@ -83,27 +81,27 @@ class Standing:
 
     @property
     def num_done(self) -> int:
-        """Steps that are computed here; none after one that has failed."""
+        """Steps that are computed here, up to the first that failed."""
         while self.failure is None and self._results and self._results[0].is_ready():
             try:
                 self._results[0].block_until_ready()
-            except Exception as error:  # whatever the device says
+            except Exception as error:  # of any kind, from the device
                 self.failure = error
             else:
                 self._results.popleft()
         return max(0, self.num_begun - len(self._results))
 
     def forget(self, num_done: int) -> None:
-        """So many are computed everywhere."""
+        """Forgets the first `num_done` steps, which are computed on all hosts."""
         while self.begun_at and self.num_begun - len(self.begun_at) < num_done:
             self.begun_at.popleft()
             self._progressed_at = time.monotonic()
 
     @property
     def waiting_since(self) -> float | None:
-        """Since when a call or the oldest step has taken its time; None where there is neither.
+        """When the call or the oldest step began that is under way; None if there is none.
 
-        A step waits on the devices for the one before it, which is no time of its own.
+        A step counts from the end of the step before it, because it waits for that on the devices.
         """
         waiting = [at for at in (self._called_at, *list(self.begun_at)[:1]) if at is not None]
         return max(min(waiting), self._progressed_at) if waiting else None
@@ -111,7 +109,7 @@ class Standing:
 
 @dataclasses.dataclass(slots=True)
 class _Other:
-    """What is known of another host."""
+    """Another host as its beats show it."""
 
     name: str
     seen_at: float
@@ -122,7 +120,7 @@ class _Other:
 
 
 def end_process(reason: str) -> None:
-    """Says why and ends the process at once: its step loop may wait for a host that is gone."""
+    """Logs the reason and ends the process at once, because its step loop may wait for a host that is gone."""
     logger.error(reason)
     logging.shutdown()
     os._exit(HOST_LOST)
@@ -130,7 +128,7 @@ def end_process(reason: str) -> None:
 
 @final
 class Watch:
-    """A daemon thread that sends beats, reads those of others, and calls `lost` with the reason when one is lost."""
+    """A daemon thread that sends beats, reads those of others, and calls `lost` when a host is lost."""
 
     def __init__(
         self,
@@ -141,14 +139,14 @@ class Watch:
         judges_steps: bool,
         lost: Callable[[str], None] = end_process,
     ) -> None:
-        """Begins to beat.
+        """Starts the thread.
 
         Args:
-            connections: Of the other hosts, by what they are called.
-            standing: That of this host.
-            timeout_s: How long another may be silent, or a step may take.
-            judges_steps: Whether to hold the others to the steps of this host: the leader does.
-            lost: Told why, on the thread, at most once.
+            connections: The connections to the other hosts, by their names in messages.
+            standing: How far this host has come.
+            timeout_s: How long another host may be silent, or a step may take.
+            judges_steps: Whether the others must keep up with the steps of this host, as with those of the leader.
+            lost: Called with the reason on the thread, at most once.
         """
         self._others = {connection: _Other(name, time.monotonic()) for name, connection in connections.items()}
         self._standing = standing
@@ -165,15 +163,15 @@ class Watch:
 
     @property
     def num_programs(self) -> int:
-        """The least that another host was last heard to have compiled."""
+        """The least number of compiled programs in the last beats of the other hosts."""
         return min(other.num_programs for other in self._others.values())
 
     def find_out(self) -> None:
-        """After something has failed here: leaves the thread the time to see that another host was the cause."""
+        """Waits after a failure here, so that the thread can see whether another host was the cause."""
         self._thread.join(FIND_OUT_S)
 
     def stop(self) -> None:
-        """From now on nobody is lost any more. Connections stay open: the others may still look."""
+        """Stops the watch. Connections stay open, because the other hosts may still watch."""
         self._is_stopped.set()
         self._thread.join()
 
@@ -187,7 +185,7 @@ class Watch:
     def _run(self) -> None:
         try:
             self._look_on()
-        except Exception as error:  # else nobody would notice anything any more
+        except Exception as error:  # else nobody would watch any more
             logger.exception("the watch over other hosts has failed")
             self._lost(f"nobody watches the other hosts: {error}")
 
@@ -206,11 +204,11 @@ class Watch:
         mine = self._standing
         beat = _BEAT.pack(mine.num_begun, mine.num_done, mine.count_programs())
         for connection in self._others:
-            with contextlib.suppress(OSError):  # it has not read for hours, or is gone, which reading tells
-                connection.send(beat)  # of 24 bytes none or all go out
+            with contextlib.suppress(OSError):  # the host has not read for hours, or is gone, which the next read shows
+                connection.send(beat)  # all 24 bytes go out, or none
 
     def _take_beats(self, wait_s: float) -> str | None:
-        """Reads all there is; the reason where a connection has ended."""
+        """Reads the beats that have arrived; returns the reason if a connection has ended."""
         for key, _ in self._selector.select(wait_s):
             connection = key.fileobj
             assert isinstance(connection, socket.socket)
@@ -233,7 +231,7 @@ class Watch:
         return None
 
     def _judge(self) -> str | None:
-        """The reason to end, if there is one."""
+        """The reason to end this process, or None."""
         now = time.monotonic()
         for other in self._others.values():
             if now - other.seen_at > self._timeout_s:
@@ -244,7 +242,7 @@ class Watch:
         return self._judge_own()
 
     def _judge_steps(self, now: float) -> str | None:
-        """A step that has failed here is left to whoever reads what it gives; none counts as computed any more."""
+        """Judges the oldest step. A step that has failed here is left to the reader of its results."""
         mine = self._standing
         num_done = mine.num_done
         slowest = min(self._others.values(), key=lambda other: (other.num_begun, other.num_done))
@@ -252,7 +250,7 @@ class Watch:
         since = mine.waiting_since
         if since is None or now - since <= self._timeout_s:
             return None
-        number = mine.num_begun - len(mine.begun_at) + 1  # of the oldest, or of the one that is being called
+        number = mine.num_begun - len(mine.begun_at) + 1  # of the oldest step, or of the one that is being sent
         if slowest.num_begun < number:
             behind = f"{slowest.name} has not begun it"
         else:
@@ -260,8 +258,8 @@ class Watch:
         return f"a step has taken more than {self._timeout_s:g} s (--dist-timeout), and {behind}"
 
     def _judge_own(self) -> str | None:
-        """Nobody reads what a step gives on a host that does not lead, so nobody else would see that it has failed."""
+        """Judges the steps of a follower, whose results nobody reads, so that nobody else would notice a failure."""
         if self._standing.failure is None:
             return None
-        gone = self._take_beats(INTERVAL_S)  # another host that is gone may be why, and is the better reason
+        gone = self._take_beats(INTERVAL_S)  # a host that is gone may be the cause, and is the better reason
         return gone or f"a step has failed on this host: {self._standing.failure}"

@@ -1,7 +1,7 @@
-"""What hosts say to each other over TCP: short JSON messages until they serve, then the calls of programs.
+"""The wire between hosts: short JSON messages until they serve, then calls of programs.
 
-A message has its length in front. A call is the number of its program and the bytes of the arrays that the program
-takes from the host, whose shapes and types both sides know: nothing in it has to be interpreted.
+A message is its length and its JSON. A call is the number of its program and the bytes of the program's arguments from
+the host. Both sides know the shapes and types of these, so nothing has to be interpreted.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any, final
 import numpy as np
 
 MAX_MESSAGE_BYTES = 2**18
-JOIN_BYTES = 2**16  # arrays up to here are copied into one packet
+JOIN_BYTES = 2**16  # a call of at most so many bytes is sent as one packet
 
 _LENGTH = struct.Struct("!I")
 _NUMBER = struct.Struct("<i")
@@ -24,7 +24,7 @@ _END = -1
 
 
 class WireError(ConnectionError):
-    """The other side is gone, or says what no host says."""
+    """The other side is gone, or is no host of jsg."""
 
 
 def send_message(connection: socket.socket, message: dict[str, Any]) -> None:
@@ -34,11 +34,11 @@ def send_message(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def receive_message(connection: socket.socket, within_s: float | None = None) -> dict[str, Any]:
-    """Waits for the next one, at most so long if it says so.
+    """Waits for the next JSON object, up to `within_s` if it is given.
 
     Raises:
-        WireError: There is none, or something else comes.
-        TimeoutError: It is not there in time.
+        WireError: The connection has ended, or something else comes.
+        TimeoutError: It does not come in time.
     """
     deadline = None if within_s is None else time.monotonic() + within_s
     (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size, deadline))
@@ -54,7 +54,7 @@ def receive_message(connection: socket.socket, within_s: float | None = None) ->
 
 
 def receive_exactly(connection: socket.socket, length: int, deadline: float | None = None) -> bytearray:
-    """So many bytes. Raises WireError where the other side ends before, TimeoutError at the deadline."""
+    """Receives `length` bytes. Raises WireError if the other side closes before, and TimeoutError at the deadline."""
     data = bytearray(length)
     view, have = memoryview(data), 0
     while have < length:
@@ -72,7 +72,7 @@ class CallCodec:
     """Calls of programs as bytes.
 
     Args:
-        schema: Name of every program → shapes and types of what it takes from the host. In the same order on all hosts.
+        schema: Name of every program → shapes and types of its arguments from the host; in one order on all hosts.
     """
 
     def __init__(self, schema: dict[Hashable, Sequence[Any]]):
@@ -82,11 +82,11 @@ class CallCodec:
         ]
 
     def send(self, connections: Sequence[socket.socket], name: Hashable, arrays: Sequence[np.ndarray]) -> None:
-        """Sends a call to all of them.
+        """Sends a call to all hosts.
 
         Raises:
-            ValueError: The arrays are not what the program takes.
-            OSError: One of them is gone.
+            ValueError: The arrays are not the arguments of the program.
+            OSError: A host is gone.
         """
         number = self._numbers[name]
         if [(array.shape, array.dtype) for array in arrays] != self._programs[number][1]:
@@ -99,15 +99,15 @@ class CallCodec:
                 connection.sendall(part)
 
     def send_end(self, connections: Sequence[socket.socket]) -> None:
-        """Says that there will be no more calls."""
+        """Tells all hosts that there will be no more calls."""
         for connection in connections:
-            with contextlib.suppress(OSError):  # one that has ended already
+            with contextlib.suppress(OSError):  # the host has ended already
                 connection.sendall(_NUMBER.pack(_END))
 
     def receive(self, connection: socket.socket) -> tuple[Hashable, list[np.ndarray]] | None:
         """Waits for the next call; None after the last.
 
-        The arrays are nobody else's: JAX may read one in place, after the call that it was given to has returned.
+        The arrays are new, because JAX may read one in place after its call has returned.
 
         Raises:
             WireError: The leader is gone, or there is no such program.

@@ -10,15 +10,15 @@ from jsg.errors import EngineDeadError, JsgError
 from jsg.types import Request, RequestOutput
 
 Sink = Callable[[RequestOutput | JsgError], None]
-"""Takes the outputs of one request, on the driver's thread; the last has a finish, or is the error that ended it."""
+"""Takes the outputs of one request on the driver's thread. The last one has a finish, or is an error."""
 
 
 class Driver:
-    """The only thread that touches the core. Everything else reaches it through a list of things to do.
+    """The only thread that touches the core. All other threads reach the core through a list of actions.
 
-    Invariant: a request that was submitted has a sink until that sink has heard its end. A sink that raises is dropped
-    and its request aborted. A request that cannot be added, whatever the core raises, fails alone; any other action or
-    a step that raises something unexpected ends the engine, and every sink hears of it.
+    Invariant: a submitted request has a sink until the sink has got the last output. A sink that raises is dropped, and
+    its request is aborted. A request that cannot be added fails alone. Any other action or step that raises ends the
+    engine, and every sink gets the error.
     """
 
     def __init__(self, core: EngineCore):
@@ -33,11 +33,11 @@ class Driver:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed or failed."""
+        """Whether the engine was closed or has failed."""
         return self._is_closing or self._failure is not None
 
     def submit(self, request: Request, sink: Sink) -> None:
-        """Runs a request; a refusal goes to the sink. Raises EngineDeadError when the engine is closed."""
+        """Runs a request. A refusal goes to the sink. Raises EngineDeadError if the engine is closed."""
         rid = request.rid
 
         def add() -> None:
@@ -57,7 +57,7 @@ class Driver:
         self._enqueue(add)
 
     def abort(self, rid: str) -> None:
-        """Ends a request; its sink hears nothing more. Does nothing when the engine is closed: it ended there."""
+        """Ends a request; its sink gets no more outputs. Does nothing if the engine is closed and has ended it."""
 
         def abort() -> None:
             self._sinks.pop(rid, None)
@@ -67,11 +67,11 @@ class Driver:
             self._enqueue(abort)
 
     def tell(self, news: Callable[[EngineCore], None]) -> None:
-        """Hands something to the core before whatever is submitted later. Raises EngineDeadError after the end."""
+        """Tells the core something before later requests reach it. Raises EngineDeadError if the engine is closed."""
         self._enqueue(lambda: news(self._core))
 
     def call(self, question: Callable[[EngineCore], Any]) -> Any:
-        """Asks the core something between two steps and waits for the answer."""
+        """Asks the core something between two steps and returns the answer."""
         answer: Future[Any] = Future()
 
         def ask() -> None:
@@ -84,11 +84,11 @@ class Driver:
         return answer.result()
 
     def wait_for_grammars(self) -> None:
-        """Returns when the core can take requests that have a grammar; before, one would hold up all others."""
+        """Returns when the core can take requests with grammars. An earlier one would hold up all others."""
         self._core.grammars.wait()  # which any thread may do
 
     def close(self) -> None:
-        """Ends the thread and frees the core. Requests that still run hear an error; questions are answered."""
+        """Ends the thread and frees the core. Requests that still run get an error; questions are answered."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -115,7 +115,7 @@ class Driver:
             self._end()
 
     def _act(self) -> None:
-        """Does what has been asked for, waiting for it when there is nothing else to do."""
+        """Runs the actions in the list. Waits for one if the core has no work."""
         with self._wake:
             while not (self._to_do or self._is_closing or self._core.has_work):
                 self._wake.wait()
@@ -130,12 +130,12 @@ class Driver:
             del self._sinks[rid]
         try:
             sink(item)
-        except Exception:  # its owner is gone, an event loop that was closed for one; nobody else may suffer for it
+        except Exception:  # its owner is gone, as a closed event loop is; other requests go on
             self._sinks.pop(rid, None)
             self._core.abort(rid)
 
     def _end(self) -> None:
-        """Nobody is left waiting: questions are answered, and all requests hear the end."""
+        """Leaves no caller waiting: answers all questions, and ends all requests."""
         with self._wake:
             self._is_closing = True  # from here on nothing is enqueued
         try:

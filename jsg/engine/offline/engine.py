@@ -17,7 +17,7 @@ from jsg.engine.core import EngineCore
 from jsg.engine.media_reader import ModelMediaReader
 from jsg.engine.offline.driver import Driver
 from jsg.engine.offline.grammars import OfflineGrammars, Tables
-from jsg.engine.offline.lang_backend import EngineBackend
+from jsg.engine.offline.lang_backend import EngineBackend, EngineModel
 from jsg.engine.offline.media import Media, with_media
 from jsg.engine.selfcheck import SelfCheck
 from jsg.errors import ConfigError, JsgError, RequestError
@@ -38,11 +38,11 @@ REPORT_FIELDS = (
     *("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
     *("namespace", "priority", "return_cache_info"),
 )
-"""Arguments of `generate` that go into the request as they are."""
+"""Arguments of `generate` that go into the request unchanged."""
 
 
 class Engine:
-    """A model that answers in this process; requests of all threads and tasks share its batches and its cache.
+    """A model that answers in this process. Requests of all threads and tasks share its batches and its cache.
 
     Use it as a context manager, or call `close`.
     """
@@ -54,11 +54,11 @@ class Engine:
 
         Args:
             model_path: Directory, hub name, or a model inside the package: "tiny", or "tiny-vision", which sees.
-            report: Told of the progress.
+            report: Called with the progress of the start.
             **knobs: Fields of `jsg.config.EngineConfig`.
 
         Raises:
-            JsgError: A knob is unknown or wrong, or the model or the memory do not allow it.
+            JsgError: An option is unknown or wrong, or the model or the memory do not allow it.
         """
         config = _make_config(model_path, knobs)
         directory = resolve_model(config.model_path, load_format=config.load_format)
@@ -73,8 +73,9 @@ class Engine:
         self._seeds = random.Random(config.random_seed)
         self._numbers = itertools.count()
         self._grammars = OfflineGrammars(self._driver)
-        self._backend = EngineBackend(self)
-        # A program that ends with the engine open must not take its compile thread down with it.
+        model = EngineModel(self.tokenizer, self.media, self.answer_async, self.hold)
+        self._backend = EngineBackend(model, self.flush_cache, self.get_server_info)
+        # Python must not end while the compile thread of an open engine runs.
         self._at_exit = weakref.finalize(self, Driver.close, self._driver)
 
     def generate(
@@ -102,22 +103,22 @@ class Engine:
             sampling_params: `SamplingParams` or what its `from_dict` takes, grammars too; a list has one for each
                 prompt.
             input_ids: Token ids in place of texts: a list, or a list of lists.
-            image_data: Pictures of one prompt, for a model that sees: a path, bytes, a `data:` URL or a picture of PIL,
-                or a list of those; for a list of prompts a list with such a list, a picture or None for each. They
-                stand where the prompt has the model's placeholder, or at its front where it has none.
-            video_data: Videos, the same way; a tuple of pictures is a video with those frames.
-            num_frames: So many frames of each video are shown, evenly over it; None shows 8 of a file, and all where
-                the frames themselves were given.
+            image_data: Pictures of one prompt, for a model that takes images: a path, bytes, a `data:` URL or a picture
+                of PIL, or a list of those. For a list of prompts, a list with such a list, a picture or None for each.
+                They take the place of the model's placeholders in the prompt, or its front where it has none.
+            video_data: Videos, given the same way. A tuple of pictures is a video with those frames.
+            num_frames: How many frames of each video are shown, at even distances. None shows 8 frames of a file, and
+                all frames of a tuple.
             stream: Return an iterator over the results so far instead.
             return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
                 return_cache_info: As in `types.Request`.
 
         Returns:
-            A result for one prompt; a list for a list of prompts or n > 1; with `stream` an iterator over results that
-            grow, in which each result of a list names its `index`.
+            A result for one prompt, and a list for a list of prompts or n > 1. With `stream`, an iterator over results
+            that grow; if there are several, each has its `index`.
 
         Raises:
-            RequestError: A field breaks a rule; as GrammarError, a grammar is wrong or not supported.
+            RequestError: A field breaks a rule. As GrammarError: a grammar is wrong or not supported.
             JsgError: The engine failed.
         """
         answers, is_list = self._answers(
@@ -146,14 +147,14 @@ class Engine:
         stream: bool = False,
         **fields: Any,
     ) -> Any:
-        """`generate` for asyncio, with the same `fields`; with `stream` gives an asynchronous iterator.
+        """`generate` for asyncio, with the same `fields`; with `stream` it returns an asynchronous iterator.
 
         Cancelling it aborts its requests.
         """
         if unknown := sorted(set(fields) - set(REPORT_FIELDS)):
             raise TypeError(f"async_generate() got an unexpected keyword argument {unknown[0]!r}")
         given = (prompt, sampling_params, input_ids, image_data, video_data, num_frames)
-        # Decoding pictures takes long, and the loop has other things to do.
+        # Decoding pictures takes long and must not stop the event loop.
         is_long = image_data is not None or video_data is not None
         answers, is_list = (
             await asyncio.to_thread(self._answers, *given, **fields) if is_long else self._answers(*given, **fields)
@@ -167,11 +168,11 @@ class Engine:
         return results if is_list else results[0]
 
     def as_backend(self) -> EngineBackend:
-        """This engine as the backend of programs: always the same."""
+        """This engine as the backend of programs; always the same object."""
         return self._backend
 
     async def answer_async(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[list[Answer], int]]:
-        """Runs prompts together; gives all answers, and the index of the one that has moved. Closing it early aborts.
+        """Runs prompts together; yields all answers and the index of the one that has grown. Closing it early aborts.
 
         Raises:
             JsgError: A prompt breaks a rule, or the engine failed.
@@ -186,12 +187,13 @@ class Engine:
             await moves.aclose()
 
     def hold(self, prompt: Prompt, heard: Callable[[], None]) -> Callable[[], None]:
-        """Submits a prompt whose `hold` is set; gives what ends it. Where the engine refuses it, it ends by itself.
+        """Submits a prompt whose `hold` is set; returns a function that ends the hold.
 
-        `heard` is called on the engine's thread when the prompt is cached, and when the hold ends by itself.
+        The engine's thread calls `heard` when the prompt is cached, and when the hold ends by itself, as it does where
+        the engine refuses it.
 
         Raises:
-            JsgError: It breaks a rule, or the engine was closed.
+            JsgError: The prompt breaks a rule, or the engine was closed.
         """
         (request,) = prompt.requests(0)
         self._driver.submit(request, lambda _: heard())
@@ -203,7 +205,7 @@ class Engine:
         return {field: getattr(self.info, field) for field in self.info.__dataclass_fields__} | stats
 
     def selfcheck(self, budget_s: float = 20.0) -> SelfCheck:
-        """Times decode steps against what the device can do at best; raises JsgError while requests run."""
+        """Times decode steps and the best that the device can do. Raises JsgError while requests run."""
         return self._driver.call(lambda core: core.selfcheck(budget_s))
 
     def flush_cache(self) -> bool:
@@ -211,7 +213,7 @@ class Engine:
         return self._driver.call(EngineCore.flush_cache)
 
     def close(self) -> None:
-        """Ends the engine; requests that still run get an error. A second time does nothing."""
+        """Ends the engine. Requests that still run get an error. A second call does nothing."""
         self._at_exit()
 
     def __enter__(self) -> "Engine":
@@ -278,7 +280,7 @@ class Engine:
         return [tuple(ids) for ids in input_ids], True  # pyright: ignore[reportArgumentType]
 
     def _grammars_of(self, answers: list[Answer]) -> list[GrammarSpec]:
-        """Every grammar that must be compiled for these answers, once.
+        """The grammars of these answers, each once.
 
         Raises:
             GrammarError: One names a special token that the model does not have.
@@ -292,12 +294,12 @@ class Engine:
     async def _tables_of(self, answers: list[Answer]) -> Tables:
         grammars = self._grammars_of(answers)
         tables = self._grammars.kept(grammars)
-        if tables is None:  # compiling may take seconds, and the loop has other things to do
+        if tables is None:  # compiling may take seconds and must not stop the event loop
             tables = await asyncio.to_thread(self._grammars.tables, grammars)
         return tables
 
     def _run(self, answers: list[Answer], tables: Tables, *, is_read: bool = True) -> Iterator[int]:
-        """Runs all answers to their ends; yields the index of each that has moved. Closing it early aborts."""
+        """Runs all answers to their ends; yields the index of each that has grown. Closing it early aborts."""
         arrived: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         try:
             for index, answer in enumerate(answers):
@@ -333,7 +335,7 @@ class Engine:
             self._abort_unfinished(answers)
 
     def _take(self, answer: Answer, item: RequestOutput | JsgError) -> bool:
-        """Adds what the engine gave; False where the answer has ended, at a stop string that the engine cannot see."""
+        """Adds an output to its answer; False if the answer has ended at a stop string, which the engine cannot see."""
         if isinstance(item, JsgError):
             raise item
         if answer.finish is not None:
@@ -389,6 +391,6 @@ def _one_each(given: SamplingFields | Sequence[SamplingFields], count: int) -> l
 
 def _sampling(given: SamplingFields) -> SamplingParams:
     sampling = given if isinstance(given, SamplingParams) else SamplingParams.from_dict(given or {})
-    if isinstance(sampling.grammar, str):  # a key, which only names a grammar between processes
+    if isinstance(sampling.grammar, str):  # a key, which names a grammar between processes only
         raise RequestError("grammar must be a GrammarSpec, but got text; write GrammarSpec('regex', ...)", "grammar")
     return sampling

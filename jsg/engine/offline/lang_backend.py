@@ -1,10 +1,10 @@
-"""`jsg.Engine` as the backend of programs: the model in this process, by its tokens."""
+"""`jsg.Engine` as the backend of programs: a token model in this process."""
 
 import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, final
 
 from jsg.errors import RequestError
 from jsg.lang.tokens.local_model import HELD, LocalModel
@@ -16,41 +16,13 @@ from jsg.processing.parts import Part, TextPart
 from jsg.processing.tokenizer import Tokenizer
 from jsg.processing.turns import ChatTurns
 
-_LONG_TEXT = 20_000  # characters that take longer to encode than a call of another thread
+_LONG_TEXT = 20_000  # characters; encoding them takes longer than a call of another thread
 
 
-@runtime_checkable
-class EngineCalls(Protocol):
-    """What the backend asks of an engine."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        ...
-
-    @property
-    def media(self) -> MediaReader | None:
-        """Reads pictures and videos; None for a model that sees nothing."""
-        ...
-
-    def answer_async(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[list[Answer], int]]:
-        """Runs prompts together; gives all answers and the index of the one that moved. Closing it early aborts."""
-        ...
-
-    def hold(self, prompt: Prompt, heard: Callable[[], None]) -> Callable[[], None]:
-        """Submits a prompt that is to be held; gives what ends it.
-
-        `heard` is called on a thread of the engine's, when the prompt is cached and when the hold ends there.
-        """
-        ...
-
-    def flush_cache(self) -> bool:
-        """Forgets every cached prefix; False while requests run."""
-        ...
-
-    def get_server_info(self) -> dict[str, Any]:
-        """The model, the sizes and the counters."""
-        ...
+Answering = Callable[[Sequence[Prompt]], AsyncGenerator[tuple[list[Answer], int]]]
+"""`Engine.answer_async`."""
+Holding = Callable[[Prompt, Callable[[], None]], Callable[[], None]]
+"""`Engine.hold`."""
 
 
 @final
@@ -69,11 +41,11 @@ class EngineHold:
         self._is_cached = is_cached
 
     async def cached(self) -> None:
-        """Returns when it is computed, or has ended."""
+        """Returns when the prefix is computed, or the hold has ended."""
         await self._is_cached.wait()
 
     async def release(self) -> None:
-        """Ends it. A second time does nothing."""
+        """Ends the hold. A second call does nothing."""
         end, self._end = self._end, None
         if end is not None:
             end()
@@ -84,21 +56,23 @@ class EngineHold:
 class EngineModel(LocalModel):
     """A `tokens.model.TokenModel` on an engine in this process."""
 
-    def __init__(self, engine: EngineCalls) -> None:
-        super().__init__(engine.tokenizer)
-        self._engine = engine
+    def __init__(self, tokenizer: Tokenizer, media: MediaReader | None, answer: Answering, hold: Holding) -> None:
+        super().__init__(tokenizer)
+        self._media = media
+        self._answer = answer
+        self._hold = hold
         self._numbers = itertools.count()
         self._turns: ChatTurns | None = None
 
     async def turns(self) -> ChatTurns:
         """The model's chat template. Raises RequestError where it has none."""
         if self._turns is None:
-            media = self._engine.media
-            self._turns = ChatTurns.of_tokenizer(self._tokenizer, {} if media is None else media.placeholders)
+            placeholders = {} if self._media is None else self._media.placeholders
+            self._turns = ChatTurns.of_tokenizer(self._tokenizer, placeholders)
         return self._turns
 
     async def hold(self, prompt: tuple[Part, ...]) -> EngineHold:
-        """Has a prompt computed and kept cached until it is released; does not wait for it. Raises JsgError."""
+        """Computes a prompt and keeps it cached until it is released. Does not wait for it. Raises JsgError."""
         encoded = await self._encode(prompt)
         if not encoded.input_ids:
             raise RequestError("a prompt must have at least one token to be held, but has none; append text", "prompt")
@@ -107,21 +81,19 @@ class EngineModel(LocalModel):
         def heard() -> None:
             loop.call_soon_threadsafe(is_cached.set)
 
-        end = self._engine.hold(self._prompt(encoded, HELD, hold=True), heard)
+        end = self._hold(self._prompt(encoded, HELD, hold=True), heard)
         return EngineHold(encoded.part_ids, end, is_cached)
 
     async def _encode(self, parts: tuple[Part, ...]) -> EncodedPrompt:
-        media = self._engine.media
-        return await self._beside(lambda: encode_parts(self._tokenizer, parts, media=media), _size(parts))
+        return await self._beside(lambda: encode_parts(self._tokenizer, parts, media=self._media), _size(parts))
 
     async def _encode_choices(self, parts: tuple[Part, ...], choices: Sequence[str]) -> EncodedChoices:
-        media = self._engine.media
         size = (1 + len(choices)) * _size(parts) + sum(map(len, choices))
-        return await self._beside(lambda: encode_choices(self._tokenizer, parts, choices, media=media), size)
+        return await self._beside(lambda: encode_choices(self._tokenizer, parts, choices, media=self._media), size)
 
     async def _run(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[Sequence[Answer], int, str]]:
         num_shown = [0] * sum(prompt.sampling.n for prompt in prompts)
-        async with contextlib.aclosing(self._engine.answer_async(prompts)) as steps:
+        async with contextlib.aclosing(self._answer(prompts)) as steps:
             async for answers, index in steps:
                 text = answers[index].text
                 yield answers, index, text[num_shown[index] :]
@@ -138,28 +110,31 @@ class EngineModel(LocalModel):
 class EngineBackend:
     """A `backend.Backend` on an engine in this process."""
 
-    def __init__(self, engine: EngineCalls) -> None:
-        self._engine = engine
-        self._model = EngineModel(engine)
+    def __init__(
+        self, model: EngineModel, flush_cache: Callable[[], bool], server_info: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._model = model
+        self._flush_cache = flush_cache
+        self._server_info = server_info
 
     def open(self, *, num_api_spec_tokens: int | None = None) -> TokenSession:
         """An empty session. Raises RequestError as `open_session`."""
         return open_session(self._model, num_api_spec_tokens)
 
     async def flush_cache(self) -> bool:
-        """Forgets cached prefixes; False where requests run."""
-        return await asyncio.to_thread(self._engine.flush_cache)
+        """Forgets cached prefixes; False while requests run."""
+        return await asyncio.to_thread(self._flush_cache)
 
     async def server_info(self) -> dict[str, Any]:
         """The model, the sizes and the counters of the engine."""
-        return await asyncio.to_thread(self._engine.get_server_info)
+        return await asyncio.to_thread(self._server_info)
 
     async def close(self) -> None:
-        """Does nothing: the engine is closed by who made it."""
+        """Does nothing, because whoever made the engine closes it."""
 
 
 def _size(parts: Sequence[Part]) -> int:
-    """Characters to encode; a file takes as long as the longest of texts."""
+    """Characters to encode. A file counts as a long text."""
     if media_parts(parts):
         return _LONG_TEXT + 1
     return sum(len(part.text) for part in parts if isinstance(part, TextPart))

@@ -1,4 +1,4 @@
-"""Pictures and videos that a caller of `jsg.Engine` gives beside its prompts."""
+"""Pictures and videos that a caller of `jsg.Engine` passes with its prompts."""
 
 import operator
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from jsg.processing.media_prompt import MediaReader, put_media, sees_no
 from jsg.processing.parts import MediaFile, MediaKind, MediaPart
 
 Media = Any
-"""A picture as `jsg.image` takes it, or a video: a file, or a tuple of its frames as `jsg.image` takes them; or a list
-of those; for a list of prompts a list with one entry each."""
+"""A picture as `jsg.image` takes it; or a video, which is a file or a tuple of frames as `jsg.image` takes them; or a
+list of these. For a list of prompts, a list with one entry for each."""
 
 
 def with_media(
@@ -27,21 +27,21 @@ def with_media(
     max_tokens: int,
     bos_ids: tuple[int, ...],
 ) -> list[EncodedPrompt]:
-    """Each prompt with its pictures and videos, which stand at its placeholders, or at its front where it has none.
+    """Each prompt with its pictures and videos at its placeholders, or at its front where it has none.
 
     Args:
         id_lists: The tokens of the prompts.
-        images, videos: What the caller gave; files are read now.
-        num_frames: Of each video, a whole number of any library; None for the usual number of a file, and for all where
-            frames were given.
-        is_list: The caller gave a list of prompts.
-        reader: The model's.
-        max_tokens: Of a prompt.
-        bos_ids: What the tokenizer puts before a text.
+        images, videos: The caller's arguments. Files are read now.
+        num_frames: Frames of each video, as a whole number of any library. None means the default for a file, and all
+            frames of a tuple.
+        is_list: Whether the caller gave a list of prompts.
+        reader: The model's reader.
+        max_tokens: Tokens of a prompt, at most.
+        bos_ids: Tokens that the tokenizer puts before a text.
 
     Raises:
-        RequestError: As `MediaReader.read`; the model sees nothing; a list is not as long as that of the prompts; or
-            `num_frames` is out of range or stands without videos.
+        RequestError: As `MediaReader.read`. Also, the model takes text only, a list is not as long as that of the
+            prompts, or `num_frames` is out of range or has no videos.
         OSError: A file cannot be read.
     """
     num_frames = _checked_frames(num_frames, videos)
@@ -76,7 +76,7 @@ def _checked_frames(num_frames: Any, videos: Media) -> int | None:
 def _each(
     kind: MediaKind, given: Media, count: int, *, is_list: bool, num_frames: int | None = None
 ) -> list[list[MediaPart]]:
-    """What each prompt gets. Raises RequestError."""
+    """The parts of each prompt. Raises RequestError."""
     if given is None:
         return [[]] * count
     if not is_list:

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from jsg import types
-from jsg.engine.front.served import Generating
+from jsg.engine.front.served import ServedEngine
 from jsg.errors import EngineDeadError, QueueFullError
 from jsg.server.front import FrontDoor, ReadyFront
 from jsg.server.http.event_stream import until_disconnect
@@ -58,7 +58,7 @@ class EngineProbe:
     def __init__(self) -> None:
         self._running: asyncio.Task[str | None] | None = None
 
-    async def run(self, client: Generating, timeout_s: float) -> None:
+    async def run(self, client: ServedEngine, timeout_s: float) -> None:
         """Waits for the token of the probe that runs, or of a new one. That a waiter leaves is nothing to the others.
 
         Raises:
@@ -71,7 +71,7 @@ class EngineProbe:
             raise HTTPException(503, failure, {"Retry-After": "1"})
 
 
-async def _probe(client: Generating, timeout_s: float) -> str | None:
+async def _probe(client: ServedEngine, timeout_s: float) -> str | None:
     """None once there is a token, or why there is none. It raises nothing: perhaps nobody waits any more."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -84,7 +84,7 @@ async def _probe(client: Generating, timeout_s: float) -> str | None:
     return None
 
 
-async def _makes_token(client: Generating) -> bool:
+async def _makes_token(client: ServedEngine) -> bool:
     """False where the queue is full, or somebody aborted everything, this too."""
     request = types.Request(
         rid=uuid.uuid4().hex,

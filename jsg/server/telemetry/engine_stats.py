@@ -12,7 +12,8 @@ from typing import final
 
 from prometheus_client.metrics_core import Metric
 
-from jsg.engine.front.served import EngineProcess, ServedEngine
+from jsg.engine.front.client import EngineClient
+from jsg.engine.front.served import ServedEngine
 from jsg.errors import JsgError
 from jsg.server.telemetry.series import Kind, Series
 
@@ -197,7 +198,7 @@ class _Told:
     At most one question is under way, however many scrapes want an answer and however long the engine takes.
     """
 
-    def __init__(self, engine: EngineProcess, now: Callable[[], float]) -> None:
+    def __init__(self, engine: EngineClient, now: Callable[[], float]) -> None:
         self.engine = engine
         self.stats: Stats | None = None
         self._now = now

@@ -16,6 +16,7 @@ from jsg.engine.device.sampling import (
     token_logprobs,
 )
 from jsg.types import SamplingParams
+from tests.kernels_pallas.definition import QUICKLY
 
 VOCAB = 200
 
@@ -30,8 +31,9 @@ def inputs_of(*samplings: SamplingParams, output_index: int = 0, seeds: list[int
     return step.unpack_sampling(jnp.asarray(packed))
 
 
-choose_jitted = jax.jit(choose_tokens, static_argnames=("is_sampled", "has_thresholds"))
-sample_jitted = jax.jit(step.sample, static_argnames=("is_sampled", "has_thresholds", "num_top"))
+FLAGS = ("is_sampled", "has_thresholds")
+choose_jitted = jax.jit(choose_tokens, static_argnames=FLAGS, compiler_options=QUICKLY)
+sample_jitted = jax.jit(step.sample, static_argnames=(*FLAGS, "num_top"), compiler_options=QUICKLY)
 
 
 def choose(logits: np.ndarray, inputs: SamplingInputs, tables: PenaltyTables | None = None) -> np.ndarray:

@@ -1,10 +1,21 @@
-"""An event loop in a thread, so that a client and its processes go on between the tests that share them."""
+"""An event loop in a thread, so that a client and its processes go on between the tests that share them; clients."""
 
 import asyncio
 import contextlib
 import threading
+from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
+
+from jsg.config import EngineConfig
+from jsg.engine.child.protocol import Failure
+from jsg.engine.front.children import EngineChild
+from jsg.engine.front.client import EngineClient
+from jsg.engine.front.fleet import EngineFleet
+from jsg.engine.front.grammar_compiler import GrammarCompiler
+from jsg.engine.front.grammar_queue import GrammarQueue
+from jsg.engine.front.grammar_workers import GrammarWorkers
+from jsg.types import GrammarSpec
 
 RUN_S = 120.0
 """No test takes so long, however busy the machine is."""
@@ -25,6 +36,47 @@ class BackgroundLoop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def start_client(config: EngineConfig, *, core: str) -> EngineClient:
+    """Starts an engine process and waits until it is ready. Raises what its start raised, or EngineDeadError."""
+    client = EngineClient(EngineChild.spawn(config, core=core), config)
+    try:
+        await client.ready()
+    except BaseException:
+        await client.close()
+        raise
+    return client
+
+
+def num_live(client: EngineClient | EngineFleet, owner: str | None = None) -> int:
+    """Requests of an owner, or of everybody, that have begun and not ended."""
+    return sum(len(engine._streams.all_of(owner)) for engine in client.engines)
+
+
+def idle_pids(workers: GrammarWorkers) -> list[int]:
+    """Process ids of the grammar processes that are idle."""
+    return [process.pid for process in workers._idle]
+
+
+def note_compilations(compiler: GrammarCompiler) -> list[str]:
+    """The texts of grammars whose compilation ends from now on."""
+    texts: list[str] = []
+    compile = compiler.workers.compile
+
+    async def noted(process: Process, spec: GrammarSpec) -> bytes | Failure:
+        try:
+            return await compile(process, spec)
+        finally:
+            texts.append(spec.text)
+
+    compiler.workers.compile = noted
+    return texts
+
+
+def num_waiting(queue: GrammarQueue) -> int:
+    """Grammars that have not begun."""
+    return len(queue._jobs) - queue._begun.total()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from jsg.config import EngineConfig
 from jsg.engine.front.client import EngineClient
-from tests.engine.front.background import BackgroundLoop, background_loop
+from tests.engine.front.background import BackgroundLoop, background_loop, start_client
 
 FAKE_CORE = "tests.engine.fake_core:FakeCore"
 
@@ -21,7 +21,7 @@ def loop() -> Iterator[BackgroundLoop]:
 
 @pytest.fixture(scope="module")
 def client(loop: BackgroundLoop) -> Iterator[EngineClient]:
-    made = loop.run(EngineClient.start(EngineConfig(), core=FAKE_CORE))
+    made = loop.run(start_client(EngineConfig(), core=FAKE_CORE))
     yield made
     loop.run(made.close())
 

@@ -38,6 +38,7 @@ from tests.engine.fake_core import (
     TOO_LARGE,
     UNCOUNTED,
 )
+from tests.engine.front.background import num_live, start_client
 from tests.engine.front.conftest import FAKE_CORE, Use
 
 DEADLINE_S = 60  # on a busy machine too
@@ -46,7 +47,7 @@ DEADLINE_S = 60  # on a busy machine too
 @contextlib.asynccontextmanager
 async def fake_engine(**knobs) -> AsyncIterator[EngineClient]:
     async with asyncio.timeout(DEADLINE_S):
-        client = await EngineClient.start(EngineConfig(**knobs), core=FAKE_CORE)
+        client = await start_client(EngineConfig(**knobs), core=FAKE_CORE)
         try:
             yield client
         finally:
@@ -183,7 +184,7 @@ def test_owners_see_nothing_of_each_other(use: Use):
         streams = [client.generate(endless("same", i), f"owner {i}") for i in (1, 2)]
         for stream in streams:
             await anext(stream)
-        assert [client.num_live(owner) for owner in ("owner 1", "owner 2", "", None)] == [1, 1, 0, 2]
+        assert [num_live(client, owner) for owner in ("owner 1", "owner 2", "", None)] == [1, 1, 0, 2]
         assert not client.abort("same")
         assert not client.abort("same", "owner 3")
         with pytest.raises(RequestError, match="unique"):
@@ -191,9 +192,9 @@ def test_owners_see_nothing_of_each_other(use: Use):
         assert client.abort("same", "owner 1")
         assert [output async for output in streams[0]][-1].finish is not None
         assert (await anext(streams[1])).finish is None
-        assert [client.num_live(owner) for owner in ("owner 1", "owner 2", None)] == [0, 1, 1]
+        assert [num_live(client, owner) for owner in ("owner 1", "owner 2", None)] == [0, 1, 1]
         await streams[1].aclose()
-        assert client.num_live() == 0
+        assert num_live(client) == 0
 
     use(main)
 
@@ -205,7 +206,7 @@ def test_aborting_all_of_an_owner_leaves_the_others(use: Use, owner: str | None,
         for stream in streams.values():
             await anext(stream)
         assert client.abort_all(owner) == num_ended
-        assert client.num_live() == 3 - num_ended
+        assert num_live(client) == 3 - num_ended
         for name, stream in streams.items():
             if owner in (None, name[0]):
                 last = [output async for output in stream][-1]
@@ -348,7 +349,7 @@ def test_the_engines_death_ends_every_stream_and_call(way):
                 streams.append(asyncio.create_task(collect(client, request("x", ids=(CRASHING_TOKEN,)))))
             for result in await asyncio.gather(*streams, return_exceptions=True):
                 assert isinstance(result, EngineDeadError)
-            assert client.num_live() == 0
+            assert num_live(client) == 0
             assert ("-9" if way == "kill" else "9") in str(await client.death())
             assert not client.is_alive
             with pytest.raises(EngineDeadError):
@@ -419,7 +420,7 @@ async def main():
     child = EngineChild.spawn(config, core={FAKE_CORE!r})
     client = EngineClient(child, config)
     await client.ready()
-    print(child.pid, flush=True)
+    print(child._process.pid, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())

@@ -6,12 +6,12 @@ import signal
 
 import pytest
 
+from jsg.engine.byte_cache import ByteCache
 from jsg.engine.front.client import EngineClient
-from jsg.engine.front.grammar_ledger import GrammarLedger
 from jsg.errors import GrammarError, JsgError, ShuttingDownError
 from jsg.types import FinishReason, FinishType, GrammarSpec
 from tests.engine.fake_core import LATE
-from tests.engine.front.background import until
+from tests.engine.front.background import idle_pids, note_compilations, num_live, num_waiting, until
 from tests.engine.front.conftest import Use
 from tests.engine.front.test_client import collect, fake_engine, request, tokens_of
 
@@ -31,9 +31,9 @@ async def stopped_processes(client: EngineClient) -> list[int]:
     workers = client.grammars.workers
     await until(lambda: not workers._taken)
     await client.grammars.warm()
-    for pid in workers.pids:
+    for pid in idle_pids(workers):
         os.kill(pid, signal.SIGSTOP)
-    return workers.pids
+    return idle_pids(workers)
 
 
 def sizes_of_messages(client: EngineClient) -> list[int]:
@@ -64,15 +64,14 @@ def test_the_text_of_a_grammar_stays_in_the_front_however_many_answers_there_are
 def test_one_grammar_is_sent_once_and_again_when_it_was_forgotten(use: Use):
     async def main(client: EngineClient) -> None:
         one = len(await client.grammars.tables(spec("a0")))
-        before = client.grammars.num_compiled
-        client._ledger = GrammarLedger(max_bytes=3 * one)
-        client._ledger.is_open.set()
+        compiled = note_compilations(client.grammars)
+        client._sent_grammars = ByteCache(3 * one, int)
         for _ in range(2):
             wanted = [with_grammar(str(i), f"a{i // 2}") for i in range(40)]
             results = await asyncio.gather(*(collect(client, one) for one in wanted))
             assert all(tokens_of(outputs) == TOKENS for outputs in results), "the core refuses grammars it has not"
             assert (await client.stats())["num_grammars"] <= 3
-        assert client.grammars.num_compiled == before + 19
+        assert sorted(compiled) == sorted(f"a{i}" for i in range(1, 20))
 
     use(main)
 
@@ -100,7 +99,7 @@ def test_a_wrong_grammar_is_refused_and_leaves_nothing(use: Use):
     async def main(client: EngineClient) -> None:
         with pytest.raises(GrammarError, match="look"):
             await collect(client, with_grammar("a", "(?=a)b"))
-        assert client.num_live() == 0 and tokens_of(await collect(client, request("a"))) == TOKENS
+        assert num_live(client) == 0 and tokens_of(await collect(client, request("a"))) == TOKENS
 
     use(main)
 
@@ -110,7 +109,7 @@ def test_who_is_aborted_while_the_grammar_is_compiled_does_not_wait_for_it(use: 
     async def main(client: EngineClient) -> None:
         pids, text = await stopped_processes(client), f"c{len(str(error))}"  # which nobody else has asked for
         asked = asyncio.create_task(collect(client, with_grammar("a", text)))
-        await until(lambda: client.num_live() == 1)
+        await until(lambda: num_live(client) == 1)
         assert not asked.done() and client.abort_all(error=error) == 1
         async with asyncio.timeout(60):
             if error is not None:
@@ -130,11 +129,11 @@ def test_who_goes_while_the_grammar_waits_takes_it_out_of_the_line(use: Use):
         pids = await stopped_processes(client)
         asked = [asyncio.create_task(collect(client, with_grammar(str(i), f"b{i}"))) for i in range(30)]
         queue = client.grammars._queue
-        await until(lambda: queue.num_waiting > 20)
+        await until(lambda: num_waiting(queue) > 20)
         for task in asked:
             task.cancel()
         await asyncio.wait(asked)
-        assert queue.num_waiting == 0 and client.num_live() == 0
+        assert num_waiting(queue) == 0 and num_live(client) == 0
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
 
@@ -145,10 +144,10 @@ def test_an_engine_that_ends_leaves_nobody_waiting_for_a_grammar():
     async def main() -> None:
         async with fake_engine() as client:
             await client.grammars.warm()
-            (pid,) = client.grammars.workers.pids
+            (pid,) = idle_pids(client.grammars.workers)
             os.kill(pid, signal.SIGSTOP)
             asked = asyncio.create_task(collect(client, with_grammar("a", "a+")))
-            await until(lambda: client.num_live() == 1)
+            await until(lambda: num_live(client) == 1)
             client._child.kill()
             with pytest.raises(JsgError, match="engine process ended"):
                 await asked

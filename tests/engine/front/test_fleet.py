@@ -20,7 +20,7 @@ from jsg.engine.front.fleet import EngineFleet, open_engines
 from jsg.errors import EngineDeadError, JsgError, MemoryPlanError, QueueFullError, RequestError, ShuttingDownError
 from jsg.types import FinishType, GrammarSpec, Request, RequestOutput, SamplingParams
 from tests.engine.fake_core import CRASHING, CRASHING_TOKEN, ENDLESS_TOKEN, TOO_LARGE
-from tests.engine.front.background import until
+from tests.engine.front.background import note_compilations, num_live, until
 from tests.engine.front.conftest import FAKE_CORE
 
 DEADLINE_S = 60  # on a busy machine too
@@ -81,10 +81,10 @@ async def begun(fleet: EngineFleet, wanted: Request) -> tuple[asyncio.Task, int]
                 first.set_result(None)
         return outputs
 
-    before = [engine.num_live() for engine in fleet.engines]
+    before = [num_live(engine) for engine in fleet.engines]
     running = asyncio.create_task(run())
     await first
-    after = [engine.num_live() for engine in fleet.engines]
+    after = [num_live(engine) for engine in fleet.engines]
     return running, next(i for i in range(len(after)) if after[i] > before[i])
 
 
@@ -111,7 +111,7 @@ class TestRequests:
                     assert tokens_of(outputs) == [one.input_ids[i % 2] for i in range(5)]
                 added = [(await engine.stats())["num_added"] for engine in fleet.engines]
                 assert added == [10, 10, 10]
-                assert fleet.num_live() == 0
+                assert num_live(fleet) == 0
                 assert fleet.info.max_total_tokens == 3 * fleet.engines[0].info.max_total_tokens
                 assert fleet.info.max_request_tokens == fleet.engines[0].info.max_request_tokens
 
@@ -152,25 +152,25 @@ class TestRequests:
             async with fleet_of() as fleet:
                 lasting = [endless(f"r{i}", i) for i in range(6)]
                 tasks = [asyncio.create_task(collect(fleet, one, "ab"[i % 2])) for i, one in enumerate(lasting)]
-                await until(lambda: fleet.num_live() == 6)
-                assert fleet.num_live("a") == 3
+                await until(lambda: num_live(fleet) == 6)
+                assert num_live(fleet, "a") == 3
                 assert fleet.abort_all("a") == 3
                 assert fleet.abort_all(error=ShuttingDownError("the server is ending")) == 3
                 ends = await asyncio.gather(*tasks, return_exceptions=True)
                 assert all(map(is_aborted, ends[::2]))
                 assert [type(error) for error in ends[1::2]] == [ShuttingDownError] * 3
-                assert fleet.num_live() == 0
+                assert num_live(fleet) == 0
 
         asyncio.run(run())
 
     def test_each_engine_gets_the_grammars_of_its_requests_from_one_compiler(self):
         async def run() -> None:
             async with fleet_of() as fleet:
-                grammar = GrammarSpec("regex", "[a-z]+")
+                grammar, compiled = GrammarSpec("regex", "[a-z]+"), note_compilations(fleet.grammars)
                 wanted = [request(f"r{i}", (10 + i, 60 + i), grammar=grammar) for i in range(6)]
                 await asyncio.gather(*(collect(fleet, one) for one in wanted))
                 assert [(await engine.stats())["num_grammars"] for engine in fleet.engines] == [1, 1]
-                assert fleet.grammars.num_compiled == 1
+                assert compiled == ["[a-z]+"]
 
         asyncio.run(run())
 
@@ -181,7 +181,7 @@ class TestRequests:
                 # The first two run before others come: an engine lets only one wait, also of those that come at once.
                 tasks = [(await begun(fleet, one))[0] for one in lasting[:2]]
                 tasks += [asyncio.create_task(collect(fleet, one)) for one in lasting[2:]]
-                await until(lambda: fleet.num_live() == 4)
+                await until(lambda: num_live(fleet) == 4)
                 assert all(engine.is_full for engine in fleet.engines)
                 with pytest.raises(QueueFullError):
                     await collect(fleet, request("late"))
@@ -215,7 +215,7 @@ class TestDeath:
                 second, at_second = await begun(fleet, request("b", (3, 4), max_new_tokens=300))
                 assert {at_first, at_second} == {0, 1}
                 waiting = [asyncio.create_task(collect(fleet, request(f"w{i}", (10 + i, 50 + i)))) for i in range(8)]
-                await until(lambda: fleet.num_live() == 10)
+                await until(lambda: num_live(fleet) == 10)
                 os.kill((await pids(fleet))[at_first], signal.SIGKILL)
                 with pytest.raises(EngineDeadError, match="after its answer had begun; send it again"):
                     await first
@@ -237,11 +237,14 @@ class TestDeath:
         async def run() -> None:
             async with fleet_of(max_running_requests=1) as fleet:
                 lasting = [await begun(fleet, endless(f"l{i}", i)) for i in range(2)]
-                wanted = request("g", grammar=GrammarSpec("regex", "[a-z]+"))
+                wanted, compiled = (
+                    request("g", grammar=GrammarSpec("regex", "[a-z]+")),
+                    note_compilations(fleet.grammars),
+                )
                 waiting = asyncio.create_task(collect(fleet, wanted))
-                await until(lambda: fleet.num_live() == 3)
+                await until(lambda: num_live(fleet) == 3)
                 at = next(i for i, engine in enumerate(fleet.engines) if "g" in engine.live_rids(""))
-                await until(lambda: fleet.grammars.num_compiled == 1)
+                await until(lambda: compiled)
                 assert (await fleet.engines[1 - at].stats())["num_grammars"] == 0
                 os.kill((await pids(fleet))[at], signal.SIGKILL)
                 (dead,) = (task for task, engine in lasting if engine == at)
@@ -279,7 +282,7 @@ class TestDeath:
             async with fleet_of(max_running_requests=1) as fleet:
                 lasting = [await begun(fleet, endless(f"l{i}", i)) for i in range(2)]
                 waiting = [asyncio.create_task(collect(fleet, request(f"w{i}", (10 + i, 50)))) for i in range(4)]
-                await until(lambda: fleet.num_live() == 6)
+                await until(lambda: num_live(fleet) == 6)
                 engine = fleet.engines[0]
                 mine = [rid for rid in fleet.live_rids("") if rid in engine.live_rids("") and rid[0] == "w"]
                 assert len(mine) == 2
@@ -292,7 +295,7 @@ class TestDeath:
                 by_rid = dict(zip(["w0", "w1", "w2", "w3"], ends, strict=False))
                 assert is_aborted(by_rid[mine[0]])
                 assert isinstance(by_rid[mine[1]], ShuttingDownError)
-                assert not fleet.num_live()
+                assert not num_live(fleet)
                 assert (await fleet.engines[1].stats())["num_added"] == 3, "nothing went over"
 
         asyncio.run(run())
@@ -394,7 +397,7 @@ class TestStart:
             fleet = open_engines(children, EngineConfig())
             await fleet.ready()
             for number, child in enumerate(children):
-                assert f"GROUP={number}" in Path(f"/proc/{child.pid}/environ").read_text().split("\0")
+                assert f"GROUP={number}" in Path(f"/proc/{child._process.pid}/environ").read_text().split("\0")
             await fleet.close()
 
         asyncio.run(run())

@@ -1,6 +1,7 @@
-"""Grammars on their way to the engine: the processes that compile them, and the ledger of what the engine has."""
+"""Grammars on their way to the engine: the processes that compile them."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -16,12 +17,11 @@ from jsg.constrained.run.machine import Machine
 from jsg.constrained.tables import StaticTables
 from jsg.engine.front import grammar_workers
 from jsg.engine.front.grammar_compiler import GrammarCompiler
-from jsg.engine.front.grammar_ledger import GrammarLedger
 from jsg.engine.front.grammar_queue import MOST_AT_ONCE
 from jsg.engine.front.grammar_workers import GrammarWorkers
 from jsg.errors import GrammarError, JsgError, QueueFullError
 from jsg.types import GrammarSpec
-from tests.engine.front.background import BackgroundLoop, until
+from tests.engine.front.background import BackgroundLoop, idle_pids, note_compilations, until
 
 SLOW = GrammarSpec("json_schema", json.dumps({"enum": [f"{i:x} of many" for i in range(20_000)]}))
 
@@ -72,46 +72,50 @@ def run(loop: BackgroundLoop, processes: Processes) -> Callable[..., Any]:
 async def stopped_process(compiler: GrammarCompiler) -> int:
     """The process that will compile the next grammar; it does nothing until it is killed or continued."""
     await compiler.warm()
-    (pid,) = compiler.workers.pids
+    (pid,) = idle_pids(compiler.workers)
     os.kill(pid, signal.SIGSTOP)
     return pid
 
 
 def test_a_grammar_is_compiled_once_however_many_ask(run):
     async def use(compiler):
+        compiled = note_compilations(compiler)
         results = await asyncio.gather(*(compiler.tables(spec("a+b")) for _ in range(20)))
-        return results, await compiler.tables(spec("a+b")), compiler.num_compiled, compiler.num_found
+        return results, await compiler.tables(spec("a+b")), compiled
 
-    results, later, num_compiled, num_found = run(use)
-    assert set(results) == {later} and (num_compiled, num_found) == (1, 1)
+    results, later, compiled = run(use)
+    assert set(results) == {later} and compiled == ["a+b"]
     assert matches(later, "aab") and not matches(later, "aba")
 
 
 def test_a_refusal_is_remembered_and_the_process_goes_on(run):
     async def use(compiler):
+        compiled = note_compilations(compiler)
         for _ in range(2):
             with pytest.raises(GrammarError, match="look"):
                 await compiler.tables(spec("(?=a)b"))
-        (pid,) = compiler.workers.pids
-        return await compiler.tables(spec("b")), compiler.num_refused, compiler.workers.pids == [pid]
+        (pid,) = idle_pids(compiler.workers)
+        return await compiler.tables(spec("b")), compiled, idle_pids(compiler.workers) == [pid]
 
-    tables, num_refused, is_same = run(use, blame_s=0.0)
-    assert matches(tables, "b") and num_refused == 1 and is_same
+    tables, compiled, is_same = run(use, blame_s=0.0)
+    assert matches(tables, "b") and compiled == ["(?=a)b", "b"] and is_same
 
 
 def test_a_process_that_dies_fails_its_grammar_only_and_for_a_while(run):
     async def use(compiler):
+        compiled = note_compilations(compiler)
         pid = await stopped_process(compiler)  # so that the grammar is still there when it dies
         asked = asyncio.ensure_future(compiler.tables(spec("a")))
-        await until(lambda: not compiler.workers.pids)
+        await until(lambda: not idle_pids(compiler.workers))
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(GrammarError, match="ended the process"):
             await asked
         with pytest.raises(GrammarError, match="ended the process"):
             await compiler.tables(spec("a"))
-        assert compiler.num_refused == 1
-        compiler._cache[spec("a").key] = compiler._cache[spec("a").key][0], 0.0  # long ago
-        return await compiler.tables(spec("b")), await compiler.tables(spec("a")), compiler._cached_bytes
+        assert compiled == ["a"]
+        known = compiler._cache.get(spec("a").key)
+        compiler._cache.put(spec("a").key, dataclasses.replace(known, until=0.0))  # long ago
+        return await compiler.tables(spec("b")), await compiler.tables(spec("a")), compiler._cache.num_bytes
 
     b, a, cached_bytes = run(use)
     assert matches(b, "b") and matches(a, "a") and cached_bytes == len(a) + len(b)
@@ -119,11 +123,12 @@ def test_a_process_that_dies_fails_its_grammar_only_and_for_a_while(run):
 
 def test_a_grammar_that_takes_too_much_time_is_refused_for_a_while_and_the_next_one_compiles(run):
     async def use(compiler):
+        compiled = note_compilations(compiler)
         for _ in range(2):
             with pytest.raises(GrammarError, match=r"json_schema: .* within 0\.2 s of CPU time") as refusal:
                 await compiler.tables(SLOW)
             assert refusal.value.param == "json_schema"
-        assert compiler.num_refused == 2, "it was forgotten at once"
+        assert len(compiled) == 2, "it was forgotten at once"
         return await compiler.tables(spec("b"))
 
     assert matches(run(use, compile_s=0.2, blame_s=0.0), "b")
@@ -189,7 +194,7 @@ def test_old_tables_are_dropped_by_bytes(run):
     async def use(compiler):
         for i in range(20):
             await compiler.tables(spec(f"x{i}"))
-        return compiler._cached_bytes, len(compiler._cache)
+        return compiler._cache.num_bytes, len(compiler._cache._values)
 
     one = compile_tables(spec("x0")).to_bytes()
     cached_bytes, count = run(use, cache_bytes=5 * len(one))
@@ -199,11 +204,11 @@ def test_old_tables_are_dropped_by_bytes(run):
 def test_closing_ends_every_process(run):
     async def use(compiler):
         await asyncio.gather(*(compiler.tables(spec(f"y{i}")) for i in range(8)))
-        pids = compiler.workers.pids
+        pids = idle_pids(compiler.workers)
         slow = [asyncio.ensure_future(compiler.tables(spec(f"z{i}"))) for i in range(8)]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        await until(lambda: not compiler.workers.pids)
+        await until(lambda: not idle_pids(compiler.workers))
         await compiler.close()
         for failure in await asyncio.gather(*slow, return_exceptions=True):
             assert isinstance(failure, JsgError) and "ending" in str(failure)
@@ -216,24 +221,10 @@ def test_closing_ends_every_process(run):
             os.kill(pid, 0)
 
 
-def test_the_ledger_forgets_the_least_recently_used_and_never_the_one_in_use():
-    ledger = GrammarLedger(max_bytes=100)
-    forgotten: list[str] = []
-    for key in "abc":
-        ledger.add(key, 40)
-        forgotten = ledger.use(key)
-    assert forgotten == ["a"] and "a" not in ledger
-    assert ledger.use("b") == []
-    ledger.add("d", 40)
-    assert ledger.use("d") == ["c"]
-    ledger.add("huge", 1000)
-    assert ledger.use("huge") == ["b", "d"] and "huge" in ledger
-
-
 def test_a_process_that_ends_while_idle_is_no_fault_of_the_next_grammar(run):
     async def use(compiler):
         await compiler.warm()
-        (pid,) = compiler.workers.pids
+        (pid,) = idle_pids(compiler.workers)
         process = compiler.workers._idle[0]
         os.kill(pid, signal.SIGKILL)
         await process.wait()

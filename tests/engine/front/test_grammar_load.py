@@ -14,6 +14,7 @@ from jsg.engine.front.grammar_compiler import GrammarCompiler
 from jsg.types import FinishType, GrammarSpec, Request
 from tests.constrained.vocabularies import bits, odd_vocabulary
 from tests.engine import lettered, small
+from tests.engine.front.background import idle_pids, note_compilations
 from tests.engine.lettered import greedy
 
 NUM_SCHEMAS = 3_000
@@ -41,6 +42,7 @@ def resident_bytes(pid: int | str = "self") -> int:
 def test_thousands_of_schemas_leave_the_memory_of_front_and_processes_flat():
     async def use() -> tuple[list[dict[int | str, int]], int]:
         compiler = GrammarCompiler(cache_bytes=4 << 20)
+        compiled = note_compilations(compiler)
         compiler._queue._quick_s = 600.0  # however busy the machine is, two processes do all
         await compiler.warm()
         levels: list[dict[int | str, int]] = []
@@ -49,12 +51,12 @@ def test_thousands_of_schemas_leave_the_memory_of_front_and_processes_flat():
                 schemas = map(schema, range(begin, begin + AT_ONCE))
                 await asyncio.gather(*(asyncio.wait_for(compiler.tables(each), ANSWER_S) for each in schemas))
                 if (begin + AT_ONCE) % (NUM_SCHEMAS // 5) == 0:
-                    pids = sorted(compiler.workers.pids)
+                    pids = sorted(idle_pids(compiler.workers))
                     levels.append({"self": resident_bytes()} | {pid: resident_bytes(pid) for pid in pids})
-            assert compiler._cached_bytes <= 4 << 20
+            assert compiler._cache.num_bytes <= 4 << 20
         finally:
             await compiler.close()
-        return levels, compiler.num_compiled
+        return levels, len(compiled)
 
     levels, num_compiled = asyncio.run(use())
     assert num_compiled == NUM_SCHEMAS

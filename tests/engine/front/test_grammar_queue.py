@@ -9,6 +9,7 @@ from jsg.engine.front import grammar_queue
 from jsg.engine.front.grammar_queue import AT_ONCE, MOST_AT_ONCE, GrammarQueue
 from jsg.errors import JsgError, QueueFullError
 from jsg.types import GrammarSpec
+from tests.engine.front.background import num_waiting
 
 LONG_S = 60.0
 
@@ -93,7 +94,7 @@ def test_owners_are_served_in_turn_however_many_grammars_one_brings():
         await turns()
         others = [ask(queue, "b0", "b"), ask(queue, "b1", "b"), ask(queue, "c0", "c")]
         await turns()
-        assert workers.begun == ["a0", "a1"] and queue.num_waiting == 101
+        assert workers.begun == ["a0", "a1"] and num_waiting(queue) == 101
         for _ in range(4):
             workers.let_go(workers.begun[-2], workers.begun[-1])
             await turns()
@@ -112,11 +113,11 @@ def test_what_nobody_waits_for_any_more_is_dropped():
         await turns()
         stays = ask(queue, "a7", "c")
         await turns()
-        assert queue.num_waiting == 50
+        assert num_waiting(queue) == 50
         for task in gone:
             task.cancel()
         await turns()
-        assert queue.num_waiting == 1
+        assert num_waiting(queue) == 1
         workers.let_go("x", "y", "a7")
         assert await asyncio.gather(*running, stays) == ["X", "Y", "A7"]
         assert workers.begun == ["x", "y", "a7"] and not queue._lines and not queue._jobs

@@ -29,7 +29,6 @@ from tests.engine.taught import BUSY, check_bitwise, check_matches, outcome_of, 
 
 COSTLY = tuple(GrammarSpec("regex", f"[a-z0-9 ]*{letter}[a-z0-9 ]{{14}}") for letter in "abcdefghijkl")
 """Each with as many states as texts have ways to go on."""
-MANY = {"max_running_requests": 16}
 STEP = 2_000
 """Of work: about as much as one of their masks takes for the small vocabulary."""
 
@@ -96,7 +95,7 @@ def test_a_stream_goes_on_while_many_costly_grammars_begin(
     new_taught_core_of, jump: JumpForward, monkeypatch: pytest.MonkeyPatch, put_offs: list
 ):
     """Each of its tokens takes one step, and no step has more work with masks than it may, and one mask beyond that."""
-    core = new_taught_core_of(**DETERMINISTIC, **MANY)
+    core = new_taught_core_of(**DETERMINISTIC)
     teach_afresh(core)
     hostile = [costly(number, jump_forward=jump) for number in range(len(COSTLY))]
     expected = {each.rid: outcome_of(limit(core, STEP_STEPS), each) for each in hostile}

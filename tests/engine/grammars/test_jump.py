@@ -1,5 +1,6 @@
 """How a forced text is cut into tokens: as in a text where that is possible, and always so that it says the text."""
 
+import functools
 import pathlib
 from typing import Any
 
@@ -26,7 +27,9 @@ def lexicon(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         data = pathlib.Path(mistral_common.__file__).parent / "data"
         (directory / "tokenizer.model").write_bytes(next(data.glob("*.model.v3")).read_bytes())
     tokenizer = load_tokenizer(directory)
-    return Lexicon(tokenizer, Vocabulary(vocabulary_bytes(tokenizer), tokenizer.special_ids, [2]))
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False, parse_special=False)
+    vocabulary = Vocabulary(vocabulary_bytes(tokenizer), tokenizer.special_ids, [2])
+    return Lexicon(encode, tokenizer.strips_leading_space, vocabulary)
 
 
 def spell(lexicon: Lexicon, tokens: Any) -> bytes:
@@ -34,8 +37,7 @@ def spell(lexicon: Lexicon, tokens: Any) -> bytes:
 
 
 def test_goes_on_as_the_tokenizer_would(lexicon: Lexicon):
-    before = lexicon.tokenizer.encode("So:", add_special_tokens=False)
-    tokens = lexicon.tokenizer.encode("So:" + TEXT, add_special_tokens=False)
+    before, tokens = lexicon.encode("So:"), lexicon.encode("So:" + TEXT)
     assert tokens[: len(before)] == before
     cutter, start = Tokens(lexicon), len(before)
     for index in range(start, len(tokens)):

@@ -9,6 +9,7 @@ from jsg.constrained.compiler import compile_grammar
 from jsg.constrained.tags.tools import NamedTool, Tool, tools_to_structural_tag
 from jsg.engine.grammars.lexicon import LexiconLoader
 from jsg.errors import RequestError
+from jsg.processing.tokenizer import load_tokenizer
 from jsg.types import GrammarSpec
 from tests.server.byte_tokenizer import write_byte_tokenizer
 
@@ -25,9 +26,9 @@ def directory(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-def test_a_marker_that_is_a_special_token_stands_as_one_where_the_grammar_names_it(directory):
-    lexicon = LexiconLoader(directory, 512, frozenset({257}), None).get()
-    tokenizer, vocabulary = lexicon.tokenizer, lexicon.vocabulary
+def test_a_marker_that_is_a_special_token_stands_as_one_where_the_grammar_names_it(directory, compile_cache_dir: str):
+    lexicon = LexiconLoader(directory, 512, frozenset({257}), pathlib.Path(compile_cache_dir)).get()
+    tokenizer, vocabulary = load_tokenizer(directory), lexicon.vocabulary
     marker = tokenizer.token_id("[TOOL_CALLS]")
     assert marker in tokenizer.special_ids
     schema = {"properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}

@@ -90,7 +90,7 @@ def differs_at_a_tie(core: EngineCore, each: Request, got: Outcome, expected: Ou
     ids=str,
 )
 def test_drafts_in_default_mode_differ_from_none_in_the_last_bits_only(taught_core_of, knobs: dict):
-    reference = taught_core_of(chunked_prefill_size=128, disable_radix_cache=True)
+    reference = taught_core_of(disable_radix_cache=True)
     busy = taught_core_of(**SMALL_POOL, **knobs)
     before, num_tokens, num_ties = busy.stats()["num_drafts_taken"], 0, 0
     for seed in range(2):
@@ -215,12 +215,12 @@ def test_masks_are_found_while_the_forward_pass_runs(
         monkeypatch.setattr(owner, name, noted)
 
     for owner, name in (
-        (core._runner, "begin"), (core._runner, "sample"), (core.grammars, "mask_rows"), (core, "_commit_in_flight")
+        (core._runner, "begin"), (core._runner, "_sample"), (core.grammars, "mask_rows"), (core, "_commit_in_flight")
     ):  # fmt: skip
         spy(owner, name)
     run(core, [(0, request(pattern=0, jump_forward=jump))])
-    steps = ["begin", "_commit_in_flight", "mask_rows", "sample"]
-    first = ["begin", "nothing to commit", "mask_rows", "sample"]
+    steps = ["begin", "_commit_in_flight", "mask_rows", "_sample"]
+    first = ["begin", "nothing to commit", "mask_rows", "_sample"]
     num_steps = events.count("begin")
     assert num_steps > 5
     if jump == "off":

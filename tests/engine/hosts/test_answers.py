@@ -30,6 +30,7 @@ def answers_of_hosts(run: dict[str, Any], num_hosts: int = 2) -> dict[str, Any]:
     return said
 
 
+@pytest.mark.slow
 def test_two_hosts_answer_as_two_devices_to_the_last_bit(shared_out: SharedOut):
     together = answers_of_hosts({**shared_out.run, "tp_size": 2})
     for part in ("tokens", "logprobs", "prompt_logprobs", "collectives"):

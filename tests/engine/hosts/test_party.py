@@ -1,21 +1,26 @@
-"""What a leader tells the hosts that follow it, with real sockets and no device."""
+"""What a leader tells the hosts that follow it, with real sockets in one process."""
 
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
 
+import jax
+import numpy as np
 import pytest
 
 from jsg.config import EngineConfig
 from jsg.engine.core import EngineCore
 from jsg.engine.device.executables import Executables
 from jsg.engine.device.replica import Replica
-from jsg.engine.hosts.party import Leader, digest
+from jsg.engine.hosts import party
+from jsg.engine.hosts.party import Follower, Leader, digest
 from jsg.engine.hosts.rendezvous import Connections
 from jsg.engine.hosts.watch import FIRST_BEAT
 from jsg.engine.hosts.wire import CallCodec, WireError, receive_message, send_message
+from tests.engine import small
 
 CONFIG = EngineConfig(nnodes=2, tp_size=2, dist_init_addr="a:1")
 CALL = ("copy_slots",)
@@ -56,13 +61,37 @@ def led(monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
     made.beats.close()
 
 
+def test_a_host_that_follows_comes_to_the_same_state(new_core_of, monkeypatch: pytest.MonkeyPatch):
+    """Both in this process, each with an engine of its own; the follower's is told what to call and nothing else."""
+    for name in ("disconnect", "end_process"):
+        monkeypatch.setattr(f"jsg.engine.hosts.party.{name}", create_autospec(getattr(party, name)))
+    plans, beats = socket.socketpair(), socket.socketpair()
+    leader = Leader(CONFIG, {1: Connections("127.0.0.1", plans[0], beats[0])})
+    follower = Follower(CONFIG, Connections("127.0.0.1", plans[1], beats[1]))
+    leading, following = (new_core_of(**small.DETERMINISTIC) for _ in range(2))
+    states = [core._runner.replica for core in (leading, following)]
+    thread = threading.Thread(target=follower.follow, args=(states[1], following._executables))
+    thread.start()
+    leader.open(states[0], leading._executables)
+    leading._runner.calls = leader
+    outcomes = small.run(leading, small.traffic(0, count=6))
+    assert any(outcome.token_ids for outcome in outcomes.values())
+    leading._runner.calls = states[0]
+    monkeypatch.setattr(states[0], "close", lambda: None)  # its state is looked at below
+    leader.close()
+    thread.join()
+    for mine, theirs in zip(*(jax.tree.leaves(replica.state) for replica in states), strict=True):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
+    party.end_process.assert_not_called()  # pyright: ignore[reportFunctionMemberAccess]
+
+
 def test_an_orderly_end_is_told(led: Led):
     led.leader.close()
     assert led.receive() is None
 
 
 def test_after_a_failed_step_the_end_is_not_an_orderly_one(led: Led):
-    core = create_autospec(EngineCore, instance=True, _runner=led.leader)
+    core = create_autospec(EngineCore, instance=True, _runner=SimpleNamespace(calls=led.leader))
     core._step.side_effect = lambda: led.leader.call(CALL)
     with pytest.raises(RuntimeError, match="out of memory"):
         EngineCore.step(core)

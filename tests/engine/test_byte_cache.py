@@ -1,0 +1,17 @@
+"""A cache that is bounded by bytes."""
+
+from jsg.engine.byte_cache import ByteCache
+
+
+def test_the_least_recently_used_are_dropped_and_never_the_newest():
+    cache = ByteCache[str, int](100, int)
+    assert [cache.put(key, 40) for key in "abc"] == [[], [], ["a"]]
+    assert "a" not in cache and cache.get("a") is None
+    assert cache.get("b") == 40
+    assert cache.put("d", 40) == ["c"]
+    cache.check_integrity()
+    assert cache.put("huge", 1000) == ["b", "d"] and cache.get("huge") == 1000
+    cache.check_integrity()
+    assert cache.put("e", 1) == ["huge"]
+    assert cache.put("e", 99) == [] and cache.num_bytes == 99
+    cache.check_integrity()
