@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
+from jsg.kernels_pallas.inputs import Scoring
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
 
 MIN_ROWS = 16
@@ -38,20 +39,6 @@ class Attended(NamedTuple):
 
     out: Float[Array, "T N H"]
     lse: Float[Array, "T N"]
-
-
-class Scoring(NamedTuple):
-    """How queries and keys become scores; the same for a whole call.
-
-    Attributes:
-        scale: Multiplies queries · keys; above zero.
-        window: A token sees the last `window` positions, its own included; None for all.
-        softcap: Scores become softcap * tanh(score / softcap); None for none.
-    """
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
 
 
 class Softmax(NamedTuple):

@@ -25,7 +25,6 @@ from jsg.kernels_pallas import paged_decode
 from jsg.kernels_pallas.attention_block import (
     Attended,
     Ref,
-    Scoring,
     attend,
     check_supported,
     finish,
@@ -36,7 +35,7 @@ from jsg.kernels_pallas.attention_block import (
     whole_spec,
 )
 from jsg.kernels_pallas.combine import Partials, split_range
-from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
+from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups, Scoring
 from jsg.kernels_pallas.tile import GROUP_TILE
 from jsg.kernels_pallas.tuning import sizes_for
 

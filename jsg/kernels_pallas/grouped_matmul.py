@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from jsg.kernels_pallas.attention_block import whole_spec
 from jsg.kernels_pallas.tuning import sizes_for
 
 
@@ -92,7 +93,7 @@ def grouped_matmul(
     return pl.pallas_call(
         functools.partial(grouped_matmul_kernel, cut, depth, width),
         grid=(num_rows // cut.block_m + len(sizes), pl.cdiv(width, cut.block_n)),
-        in_specs=[_whole(x) for x in read],
+        in_specs=[whole_spec(x) for x in read],
         out_specs=pl.BlockSpec((num_rows, width), lambda *_: (0, 0)),
         out_shape=jax.ShapeDtypeStruct((num_rows, width), result),
         compiler_params=plgpu.CompilerParams(num_warps=cut.num_warps, num_stages=cut.num_stages),
@@ -152,8 +153,3 @@ def _load(
         return plgpu.load(kernels.at[at], mask=mask, other=0)
     block = plgpu.load(kernels.at[at], mask=mask)  # no `other`: 8-bit floats cannot be lowered with one
     return jnp.where(mask, block.astype(dtype), 0)
-
-
-def _whole(x: Array) -> pl.BlockSpec:
-    """The whole array."""
-    return pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)

@@ -61,6 +61,20 @@ class AttentionInputs(NamedTuple):
     num_short_tiles: Int[Array, ""] | int = 0
 
 
+class Scoring(NamedTuple):
+    """How queries and keys become scores; the same for a whole call.
+
+    Attributes:
+        scale: Multiplies queries · keys; above zero.
+        window: A token sees the last `window` positions, its own included; None for all.
+        softcap: Scores become softcap * tanh(score / softcap); None for none.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
 class HeadNorms(NamedTuple):
     """Weights of the RMS norms that some families put every head's query and key through before they are turned."""
 

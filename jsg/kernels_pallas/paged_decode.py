@@ -25,7 +25,6 @@ from jaxtyping import Array, Float, Int
 from jsg.kernels_pallas.attention_block import (
     Attended,
     Ref,
-    Scoring,
     Softmax,
     attend,
     check_supported,
@@ -38,7 +37,7 @@ from jsg.kernels_pallas.attention_block import (
     whole_spec,
 )
 from jsg.kernels_pallas.combine import Partials, combine, split_range
-from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.tuning import sizes_for
 
 

@@ -23,8 +23,8 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
 from jsg.kernels_pallas import attention_block
-from jsg.kernels_pallas.attention_block import Attended, Ref, Scoring
-from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.attention_block import Attended, Ref
+from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.tuning import sizes_for
 

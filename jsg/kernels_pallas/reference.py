@@ -18,21 +18,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.tile import QUERY_TILE, SHORT_TILE
 
 HEAD_CLUSTER = 4
 SINGLE_KEY_BLOCK = 128
 TILE_KEY_BLOCK = 64
 MASKED = -1e30
-
-
-class _Static(NamedTuple):
-    """What does not change within one call."""
-
-    scale: float
-    window: int | None
-    softcap: float | None
 
 
 class _Softmax(NamedTuple):
@@ -54,7 +46,7 @@ def paged_attention(
     softcap: float | None = None,
 ) -> Float[Array, "T N H"]:
     """See `ops.paged_attention`. Computes in float32 and returns float32."""
-    static = _Static(scale, window, softcap)
+    scoring = Scoring(scale, window, softcap)
     kv_heads = keys.shape[2]
     grouped = queries.astype(jnp.float32).reshape(len(queries), kv_heads, -1, queries.shape[-1])
     out = jnp.zeros_like(grouped)
@@ -63,9 +55,9 @@ def paged_attention(
             (SHORT_TILE, 0, inputs.num_short_tiles),
             (QUERY_TILE, inputs.num_short_tiles, inputs.num_tiles),
         ):
-            out = _attend_tiles(out, grouped, keys, values, inputs, static, size, first, end)
+            out = _attend_tiles(out, grouped, keys, values, inputs, scoring, size, first, end)
     if inputs.single_rows.shape[0]:
-        out = _attend_singles(out, grouped, keys, values, inputs, static)
+        out = _attend_singles(out, grouped, keys, values, inputs, scoring)
     return out.reshape(queries.shape)
 
 
@@ -75,7 +67,7 @@ def _attend_singles(
     keys: Float[Array, "P page_size K H"],
     values: Float[Array, "P page_size K H"],
     inputs: AttentionInputs,
-    static: _Static,
+    scoring: Scoring,
 ) -> Float[Array, "T K G H"]:
     """Writes attention of the leading one-token rows into `out`, one row after another.
 
@@ -95,11 +87,11 @@ def _attend_singles(
             positions = index * block + jnp.arange(block)
             slots = _slots(inputs.page_table, row, positions, kv_len, keys.shape[1])
             key, value = (_rows_of(pool, slots).reshape(block, len(query), -1) for pool in (keys, values))
-            seen = _seen(positions, kv_len - 1, static.window)
-            scores = jnp.where(seen, _scores("cnd,scd->cns", query, key, static), MASKED)
+            seen = _seen(positions, kv_len - 1, scoring.window)
+            scores = jnp.where(seen, _scores("cnd,scd->cns", query, key, scoring), MASKED)
             return _accumulate(state, scores, seen, "cns,scd->cnd", value)
 
-        first = 0 if static.window is None else jnp.maximum(kv_len - static.window, 0) // block
+        first = 0 if scoring.window is None else jnp.maximum(kv_len - scoring.window, 0) // block
         state = lax.fori_loop(first, _blocks(kv_len, block), one_block, _empty_softmax(query))
         done = _diagonal(_normalised(state), cluster, head_dim).reshape(out.shape[1:])
         return lax.dynamic_update_index_in_dim(out, done, index, axis=0)
@@ -126,7 +118,7 @@ def _attend_tiles(
     keys: Float[Array, "P page_size K H"],
     values: Float[Array, "P page_size K H"],
     inputs: AttentionInputs,
-    static: _Static,
+    scoring: Scoring,
     size: int,
     first_tile: Int[Array, ""] | int,
     end_tile: Int[Array, ""] | int,
@@ -146,13 +138,13 @@ def _attend_tiles(
         def one_block(index_of_block: Int[Array, ""], state: _Softmax) -> _Softmax:
             positions = index_of_block * TILE_KEY_BLOCK + jnp.arange(TILE_KEY_BLOCK)
             slots = _slots(inputs.page_table, inputs.tile_rows[index], positions, last, keys.shape[1])
-            seen = _seen(positions, query_positions[:, None], static.window)
-            scores = _scores("kgqh,skh->kgqs", query, _rows_of(keys, slots), static)
+            seen = _seen(positions, query_positions[:, None], scoring.window)
+            scores = _scores("kgqh,skh->kgqs", query, _rows_of(keys, slots), scoring)
             return _accumulate(state, jnp.where(seen, scores, MASKED), seen, "kgqs,skh->kgqh", _rows_of(values, slots))
 
         first = 0
-        if static.window is not None:
-            first = jnp.maximum(inputs.tile_positions[index] + 1 - static.window, 0) // TILE_KEY_BLOCK
+        if scoring.window is not None:
+            first = jnp.maximum(inputs.tile_positions[index] + 1 - scoring.window, 0) // TILE_KEY_BLOCK
         state = lax.fori_loop(first, _blocks(last, TILE_KEY_BLOCK), one_block, _empty_softmax(query))
         done = jnp.where(
             (offsets < length)[:, None, None, None],
@@ -187,9 +179,9 @@ def _seen(keys: Int[Array, " S"], queries: Int[Array, "*q"], window: int | None)
     return seen if window is None else seen & (keys > queries - window)
 
 
-def _scores(subscripts: str, query: Array, key: Array, static: _Static) -> Array:
-    scores = jnp.einsum(subscripts, query, key, preferred_element_type=jnp.float32) * static.scale
-    return scores if static.softcap is None else static.softcap * jnp.tanh(scores / static.softcap)
+def _scores(subscripts: str, query: Array, key: Array, scoring: Scoring) -> Array:
+    scores = jnp.einsum(subscripts, query, key, preferred_element_type=jnp.float32) * scoring.scale
+    return scores if scoring.softcap is None else scoring.softcap * jnp.tanh(scores / scoring.softcap)
 
 
 def _empty_softmax(query: Float[Array, "*rows H"]) -> _Softmax:

@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from jsg.kernels_pallas.attention_block import check_addressable
+from jsg.kernels_pallas.attention_block import check_addressable, whole_spec
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_write import to_pool_dtype
 from jsg.kernels_pallas.tuning import sizes_for
@@ -94,7 +94,7 @@ def rotate_and_write(
     rotated, *pools = pl.pallas_call(
         functools.partial(rotate_and_write_kernel, static),
         grid=(pl.cdiv(num_tokens, static.block_tokens), kv_heads),
-        in_specs=[_head_of(heads, 1), *(_whole(x) for x in read[1:]), *(_head_of(pool, 2) for pool in cache)],
+        in_specs=[_head_of(heads, 1), *(whole_spec(x) for x in read[1:]), *(_head_of(pool, 2) for pool in cache)],
         out_specs=[_head_of(queries, 1), *(_head_of(pool, 2) for pool in cache)],
         out_shape=[queries, *(jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in cache)],
         input_output_aliases={len(read): 1, len(read) + 1: 2},
@@ -220,11 +220,6 @@ def _lanes(length: int) -> tuple[Int[Array, " lanes"], Bool[Array, " lanes"]]:
     """Indices 0..length padded to a power of two, and which of them are not padding."""
     lanes = jnp.arange(pl.next_power_of_2(length))
     return lanes, lanes < length
-
-
-def _whole(x: Array) -> pl.BlockSpec:
-    """The whole array."""
-    return pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)
 
 
 def _head_of(x: Array | jax.ShapeDtypeStruct, axis: int) -> pl.BlockSpec:
