@@ -1,4 +1,4 @@
-"""Parameters from a checkpoint, or from a seed. Names and shapes come from each parameter's `Origin`."""
+"""Loads parameters from a checkpoint, or draws them from a seed. Each `Origin` has the names and shapes of tensors."""
 
 import concurrent.futures
 import hashlib
@@ -28,15 +28,15 @@ from jsg.models.registry import build_model
 from jsg.models.tensor_parallel import sharding_of
 
 Progress = Callable[[int, int, int], None]
-"""Called with (parameters loaded, parameters in all, bytes read so far) after each; random weights read nothing."""
+"""Called after each parameter with (parameters loaded, parameters in all, bytes read so far). Random weights read 0."""
 
 SHORT_DRAW, LONG_DRAW = 2**16, 2**24
-"""Random numbers that are drawn at least, and from how many on no more are drawn than are needed."""
+"""The least random numbers that are drawn, and the number above which no more are drawn than are needed."""
 MAX_THREADS = 8
-"""That read pieces at the same time; each holds a few."""
+"""The most threads that read pieces at the same time. Each holds a few pieces."""
 
 TIED_HEAD = frozenset({"lm_head.weight"})
-"""Some checkpoints of models with tied embeddings hold the table twice; the second is not read."""
+"""Some checkpoints of models with tied embeddings hold the table twice. The second one is not read."""
 
 
 def load_model(
@@ -50,22 +50,22 @@ def load_model(
     mesh: Mesh | None = None,
     progress: Progress | None = None,
 ) -> nnx.Module:
-    """The model of `config` with its parameters on the default device or shared out over a mesh, in `dtype`.
+    """The model of `config` with its parameters on the default device, or shared out over a mesh.
 
     Args:
-        directory: The model directory; not looked at for `dummy`.
+        directory: The model directory; not used for `dummy`.
         config: Its `ModelConfig`.
-        load_format: `safetensors` and `orbax` read a checkpoint of that kind, `auto` the one that is there;
-            `dummy` draws seeded random parameters.
-        dtype: Of every parameter but kernels in 8 bits.
+        load_format: `safetensors` and `orbax` read a checkpoint of that kind, `auto` the one that exists, and `dummy`
+            draws seeded random parameters.
+        dtype: Type of every parameter but kernels in 8 bits.
         quantization: `int8` and `fp8` round kernels to 8 bits as they are read, one tensor at a time.
-        seed: Of dummy parameters.
-        mesh: Devices that share the parameters; None for one.
-        progress: Told after each parameter.
+        seed: Seed of dummy parameters.
+        mesh: Devices that share the parameters; None for one device.
+        progress: Called after each parameter.
 
     Raises:
-        ModelError: The architecture is unknown, or the checkpoint is not exactly what it needs; the message names the
-            tensor; so where a number that is to be quantised is not finite.
+        ModelError: The architecture is unknown, the checkpoint does not have exactly the tensors that it needs, or a
+            number that must be rounded to 8 bits is not finite. The message names the tensor.
     """
     model = abstract_model(config, dtype, quantization, mesh)
     if load_format == "dummy":
@@ -103,17 +103,17 @@ class _Seeded:
         return _dummy_tensor(source, self._seed)[slices]
 
     def piece(self, source: Source) -> Piece:
-        return Piece(0, source.shape[0])  # a tensor is drawn as a whole
+        return Piece(0, source.shape[0])  # a whole tensor is drawn at once
 
 
 def abstract_model(
     config: ModelConfig, dtype: jax.typing.DTypeLike, quantization: str = "none", mesh: Mesh | None = None
 ) -> nnx.Module:
-    """The model with shapes in place of arrays, which say how devices share them: nothing is allocated."""
+    """The model with shapes and shardings in place of arrays. Nothing is allocated."""
 
     def build() -> nnx.Module:
         model = build_model(config, dtype)
-        if quantization != "none":  # an image goes through the tower once, so that has little to gain
+        if quantization != "none":  # not the tower's kernels: an image goes through it once, so it would gain little
             text = cast(nnx.Module, model.text) if isinstance(model, Llava) else model
             declare(text, STORED[quantization])
         return model
@@ -128,7 +128,7 @@ def abstract_model(
 def _shared_out(
     declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, mesh: Mesh
 ) -> jax.ShapeDtypeStruct | Quantised:
-    """The shape of a parameter, with its sharding. An axis of length 1, that of scales, is not shared out."""
+    """The shape of a parameter with its sharding. An axis of length 1, which scales have, is not shared out."""
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         axis = None if origin.split_axis is None or x.shape[origin.split_axis] == 1 else origin.split_axis
@@ -146,7 +146,7 @@ def resolve_dtype(name: str, platform: str) -> jnp.dtype:
 
 
 def resolve_kv_dtype(name: str, dtype: jnp.dtype) -> jnp.dtype:
-    """The type of cached keys and values that `--kv-cache-dtype` means: `auto` is that of the model, `dtype`."""
+    """The type of cached keys and values that `--kv-cache-dtype` means: `auto` is the model's `dtype`."""
     eight_bits = {"fp8_e4m3": jnp.float8_e4m3fn, "fp8_e5m2": jnp.float8_e5m2}
     return jnp.dtype(eight_bits.get(name, dtype))
 
@@ -158,16 +158,16 @@ def _fill(model: nnx.Module, reader: Reader, num_bytes_read: Callable[[], int], 
         for done, param in enumerate(params, start=1):
             origin = param.get_metadata("origin")
             value = assemble(param.get_value(), origin, reader, pool, is_in_place=is_in_place)
-            param.set_value(jax.block_until_ready(value))  # else tensors would pile up that are still being sent
+            param.set_value(jax.block_until_ready(value))  # else tensors that are still being sent would pile up
             if progress is not None:
                 progress(done, len(params), num_bytes_read())
 
 
 def _dummy_tensor(source: Source, seed: int) -> np.ndarray:
-    """Random values that depend on the seed and the tensor's name only, scaled so that logits have a std of about 1.
+    """Random values that depend only on the seed and the tensor's name, scaled so that logits have a std of about 1.
 
-    A program that draws takes longer to compile than to run, and each length has one of its own. So all short tensors
-    are the beginnings of draws of one length, and longer ones of draws whose lengths are powers of two.
+    A program that draws takes longer to compile than to run, and each length needs another program. So all short
+    tensors are beginnings of draws of one length, and longer ones of draws whose lengths are powers of two.
     """
     if source.name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):  # CLIP numbers its norms
         return np.ones(source.shape, np.float32)
@@ -184,13 +184,13 @@ def _parameters(model: nnx.Module) -> Iterator[nnx.Param]:
 
 
 def unread(config: ModelConfig) -> frozenset[str]:
-    """Tensors that a checkpoint may hold beside those of the model."""
+    """Names of tensors that a checkpoint may hold and the model does not read."""
     head = TIED_HEAD if config.tie_word_embeddings else frozenset[str]()
     return head if config.vision is None else head | unread_tensors(config.vision)
 
 
 def origins(model: nnx.Module) -> Iterator[tuple[Origin, tuple[int, ...]]]:
-    """Of each parameter where it comes from, and its shape."""
+    """The origin and the shape of each parameter."""
     for param in _parameters(model):
         yield param.get_metadata("origin"), jax.tree.leaves(param.get_value())[0].shape
 
