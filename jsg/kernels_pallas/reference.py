@@ -1,15 +1,14 @@
-"""Paged attention in plain `jnp`: the CPU implementation, and the oracle of every kernel's tests.
+"""Paged attention in plain `jnp`: the CPU implementation, and the reference in the tests of every kernel.
 
-Both loops below are online softmax over blocks of keys, with trip counts taken from real lengths, so one program serves
-every context length and a short row costs what it needs:
+Both loops are an online softmax over blocks of keys, with trip counts from real lengths. So one program serves every
+context length, and a short row takes little time:
 
     singles   for each row with one new token:  for each block of `SINGLE_KEY_BLOCK` keys:  one query
     tiles     for each query tile:              for each block of `TILE_KEY_BLOCK` keys:    QUERY_TILE queries,
                                                                                            or SHORT_TILE of a short one
 
-Every matmul of the tile loop has one fixed shape whatever the batch, the chunking or the context, so a query's result
-is the same to the last bit wherever it is computed: deterministic mode sends all tokens through tiles, none of them a
-short one.
+Every matmul of the tile loop has one fixed shape, whatever the batch, the chunks or the context. So the result of a
+query is always the same to the last bit. Deterministic mode sends all tokens through tiles that are not short.
 """
 
 from typing import NamedTuple
@@ -71,7 +70,7 @@ def _attend_singles(
 ) -> Float[Array, "T K G H"]:
     """Writes attention of the leading one-token rows into `out`, one row after another.
 
-    Heads are taken `HEAD_CLUSTER` at a time: the queries of a cluster stand block-diagonally in one matrix, so that a
+    `HEAD_CLUSTER` heads are computed at a time: the queries of a cluster stand block-diagonally in one matrix, so a
     block of keys is multiplied as it lies in memory. The zeros cost less than transposing the keys (measured: 12 ms
     against 19 ms for 8 rows of 256 keys, 12 layers of 12/4 heads).
     """
@@ -107,7 +106,7 @@ def _block_diagonal(query: Float[Array, "C J G H"]) -> Float[Array, "C JG JH"]:
 
 
 def _diagonal(weighted: Float[Array, "C JG JH"], heads: int, head_dim: int) -> Float[Array, "C J G H"]:
-    """From the result for all pairs of heads, those where query and value belong to the same one."""
+    """The parts of the result for all pairs of heads in which query and value belong to the same head."""
     blocks = weighted.reshape(len(weighted), heads, -1, heads, head_dim)
     return jnp.einsum("cjgjh->cjgh", blocks)
 
@@ -123,7 +122,7 @@ def _attend_tiles(
     first_tile: Int[Array, ""] | int,
     end_tile: Int[Array, ""] | int,
 ) -> Float[Array, "T K G H"]:
-    """Writes attention of some of the query tiles, of at most `size` tokens each, into `out`, one after another."""
+    """Writes attention of some query tiles, of at most `size` tokens each, into `out`, one after another."""
     num_tokens = len(queries)
     padded_queries = jnp.pad(queries, ((0, size), (0, 0), (0, 0), (0, 0)))
     padded_out = jnp.pad(out, ((0, size), (0, 0), (0, 0), (0, 0)))
@@ -163,7 +162,7 @@ def _slots(
     kv_len: Int[Array, ""],
     page_size: int,
 ) -> Int[Array, " S"]:
-    """KV slot of each position of a row; the dump slot past its end, where stale pages may hold another row's NaN."""
+    """The KV slot of each position of a row, or the dump past its end, where stale pages may hold another row's NaN."""
     column = jnp.minimum(positions // page_size, page_table.shape[1] - 1)
     return jnp.where(positions < kv_len, page_table[row, column] * page_size + positions % page_size, 0)
 
@@ -174,7 +173,7 @@ def _rows_of(pool: Float[Array, "P page_size K H"], slots: Int[Array, "*slots"])
 
 
 def _seen(keys: Int[Array, " S"], queries: Int[Array, "*q"], window: int | None) -> Bool[Array, "*rows"]:
-    """Which key positions each query position sees."""
+    """Whether each query position sees each key position."""
     seen = keys <= queries
     return seen if window is None else seen & (keys > queries - window)
 
