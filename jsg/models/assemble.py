@@ -113,7 +113,7 @@ def _sent(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, reader: Re
     """The leaves of a span of a parameter, or of all of it, made on the default device."""
     shape, parts = jax.tree.leaves(declared)[0].shape, []
     for source in origin.sources:
-        tensor = reader.read(source, source_slices(source, origin, shape, span))
+        tensor = reader.read(source.name, source_slices(source, origin, shape, span))
         # The device transposes. A tensor that the file has transposed already is sent as it lies in memory.
         is_turned = origin.transposed and tensor.ndim > 1 and tensor.flags.f_contiguous
         sent = jnp.asarray(tensor.T).T if is_turned else jnp.asarray(tensor)

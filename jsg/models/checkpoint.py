@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import ml_dtypes  # noqa: F401 # teaches numpy bfloat16, which safetensors asks it for
 import numpy as np
@@ -29,6 +29,13 @@ IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 PIECE_BYTES = 2**20 - 2**14
 """The bytes of a tensor that are read at once. Below 1 MiB `host_memory.freed_at_once` lets malloc reuse them."""
+
+
+class Piece(NamedTuple):
+    """A part of a tensor that is cheap to read at once: `length` indices of `axis`, from a multiple of `length` on."""
+
+    axis: int
+    length: int
 
 
 @runtime_checkable  # the test run checks arguments
@@ -110,9 +117,9 @@ class Checkpoint:
             self.num_bytes_read += numbers.nbytes
         return numbers
 
-    def piece(self, name: str) -> tuple[int, int]:
-        """An axis of the tensor, and how many indices of it are cheaply read at once."""
-        return self._stored[name][1].piece()
+    def piece(self, name: str) -> Piece:
+        """The part of the tensor that is cheap to read at once."""
+        return Piece(*self._stored[name][1].piece())
 
     def stored(self) -> Iterator[tuple[str, str, StoredTensor]]:
         """The name, the stored name and the tensor, of each tensor."""
@@ -173,13 +180,9 @@ def open_checkpoint(directory: Path, rename: Callable[[str], str] = str, kind: s
 
 
 def _open_safetensors(directory: Path, stack: contextlib.ExitStack) -> dict[str, SafeTensor]:
-    if (directory / INDEX_FILE).is_file():
-        return _open_shards(directory, stack)
-    file = _open_file(directory / SINGLE_FILE, stack)
-    return {name: SafeTensor(file, name) for name in file.keys()}  # noqa: SIM118 # a method
-
-
-def _open_shards(directory: Path, stack: contextlib.ExitStack) -> dict[str, SafeTensor]:
+    if not (directory / INDEX_FILE).is_file():
+        file = _open_file(directory / SINGLE_FILE, stack)
+        return {name: SafeTensor(file, name) for name in file.keys()}  # noqa: SIM118 # a method
     weight_map = read_json(directory / INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise ModelError(f"{INDEX_FILE} must have a weight_map from tensor to file, but has none; download it again")

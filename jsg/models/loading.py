@@ -4,7 +4,7 @@ import concurrent.futures
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -16,13 +16,13 @@ from jax.sharding import Mesh
 
 from jsg.errors import ModelError
 from jsg.models.assemble import assemble
-from jsg.models.checkpoint import Checkpoint, open_checkpoint
+from jsg.models.checkpoint import Piece, open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.config import ModelConfig
 from jsg.models.host_memory import freed_at_once
-from jsg.models.layers import Origin, Source
+from jsg.models.layers import Origin
 from jsg.models.llava import Llava, module_name
-from jsg.models.places import Piece, Reader, Slices
+from jsg.models.places import Reader, Slices
 from jsg.models.quantise import STORED, Quantised, declare
 from jsg.models.registry import build_model
 from jsg.models.tensor_parallel import sharding_of
@@ -69,41 +69,28 @@ def load_model(
     """
     model = abstract_model(config, dtype, quantization, mesh)
     if load_format == "dummy":
-        _fill(model, _Seeded(seed), lambda: 0, progress)
+        _fill(model, _Seeded(seed, checkpoint_shapes(model)), lambda: 0, progress)
         return model
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
     names = str if config.vision is None else module_name
     with open_checkpoint(directory, names, load_format) as checkpoint, freed_at_once():
         checkpoint.require(checkpoint_shapes(model), unread(config))
-        _fill(model, _Stored(checkpoint), lambda: checkpoint.num_bytes_read, progress)
+        _fill(model, checkpoint, lambda: checkpoint.num_bytes_read, progress)
     return model
 
 
-class _Stored:
-    """Tensors of a checkpoint."""
-
-    def __init__(self, checkpoint: Checkpoint):
-        self._checkpoint = checkpoint
-
-    def read(self, source: Source, slices: Slices) -> np.ndarray:
-        return self._checkpoint.read(source.name, slices)
-
-    def piece(self, source: Source) -> Piece:
-        return Piece(*self._checkpoint.piece(source.name))
-
-
 class _Seeded:
-    """Random tensors."""
+    """Random tensors of these shapes."""
 
-    def __init__(self, seed: int):
-        self._seed = seed
+    def __init__(self, seed: int, shapes: Mapping[str, tuple[int, ...]]):
+        self._seed, self._shapes = seed, shapes
 
-    def read(self, source: Source, slices: Slices) -> np.ndarray:
-        return _dummy_tensor(source, self._seed)[slices]
+    def read(self, name: str, slices: Slices) -> np.ndarray:
+        return _dummy_tensor(name, self._shapes[name], self._seed)[slices]
 
-    def piece(self, source: Source) -> Piece:
-        return Piece(0, source.shape[0])  # a whole tensor is drawn at once
+    def piece(self, name: str) -> Piece:
+        return Piece(0, self._shapes[name][0])  # a whole tensor is drawn at once
 
 
 def abstract_model(
@@ -163,20 +150,20 @@ def _fill(model: nnx.Module, reader: Reader, num_bytes_read: Callable[[], int], 
                 progress(done, len(params), num_bytes_read())
 
 
-def _dummy_tensor(source: Source, seed: int) -> np.ndarray:
+def _dummy_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     """Random values that depend only on the seed and the tensor's name, scaled so that logits have a std of about 1.
 
     A program that draws takes longer to compile than to run, and each length needs another program. So all short
     tensors are beginnings of draws of one length, and longer ones of draws whose lengths are powers of two.
     """
-    if source.name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):  # CLIP numbers its norms
-        return np.ones(source.shape, np.float32)
-    digest = hashlib.sha256(f"{seed} {source.name}".encode()).digest()
+    if name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):  # CLIP numbers its norms
+        return np.ones(shape, np.float32)
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     key = jax.random.key(int.from_bytes(digest[:4], "little"))
-    count = math.prod(source.shape)
+    count = math.prod(shape)
     length = max(SHORT_DRAW, 1 << (count - 1).bit_length()) if count <= LONG_DRAW else count
-    scale = 0.1 if len(source.shape) == 1 else source.shape[-1] ** -0.5
-    return np.float32(scale) * np.asarray(jax.random.normal(key, (length,)))[:count].reshape(source.shape)
+    scale = 0.1 if len(shape) == 1 else shape[-1] ** -0.5
+    return np.float32(scale) * np.asarray(jax.random.normal(key, (length,)))[:count].reshape(shape)
 
 
 def _parameters(model: nnx.Module) -> Iterator[nnx.Param]:

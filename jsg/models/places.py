@@ -2,10 +2,11 @@
 
 import itertools
 import math
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from jsg.models.checkpoint import Piece
 from jsg.models.layers import Origin, Source
 
 Span = tuple[int, int]
@@ -13,22 +14,15 @@ Span = tuple[int, int]
 Slices = tuple[slice, ...]
 
 
-class Piece(NamedTuple):
-    """A part of a tensor that is cheap to read at once: `length` indices of `axis`, from a multiple of `length` on."""
-
-    axis: int
-    length: int
-
-
 @runtime_checkable  # the test run checks arguments
 class Reader(Protocol):
     """Reads tensors. Several threads may call both methods at the same time."""
 
-    def read(self, source: Source, slices: Slices) -> np.ndarray:
+    def read(self, name: str, slices: Slices) -> np.ndarray:
         """A slice of a tensor with the axes of the file. Changes nothing. Callers must not write into the result."""
         ...
 
-    def piece(self, source: Source) -> Piece:
+    def piece(self, name: str) -> Piece:
         """How the tensor is best cut into pieces. Changes nothing."""
         ...
 

@@ -105,14 +105,6 @@ class _Constraint:
             self.kept_mass += report.kept_mass[:num_tokens]
             self.is_complete = report.is_complete and num_tokens == len(report.kept_mass)  # else it was cut
 
-    def shown(self, num_tokens: int) -> dict[str, Any]:
-        """The report in words of a client."""
-        return {
-            "forced_share": self.num_forced / num_tokens if num_tokens else 0.0,
-            "kept_mass": list(self.kept_mass),
-            "is_complete": self.is_complete,
-        }
-
 
 @final
 class Answer:
@@ -212,7 +204,12 @@ class Answer:
         `kept_mass` is the probability that the model gave to the allowed tokens. Near 1 the grammar changed nothing;
         near 0 the model wanted something else.
         """
-        return self._constraint.shown(len(self.token_ids))
+        report, num_tokens = self._constraint, len(self.token_ids)
+        return {
+            "forced_share": report.num_forced / num_tokens if num_tokens else 0.0,
+            "kept_mass": list(report.kept_mass),
+            "is_complete": report.is_complete,
+        }
 
     def _shown_logprobs(self, side: str, scored: Sequence[TokenLogprob], texts: Tokenizer | None) -> dict[str, Any]:
         def text_of(token_id: int) -> str | None:

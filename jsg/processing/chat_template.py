@@ -86,12 +86,7 @@ class ChatTemplate:
     @functools.cached_property
     def takes_text(self) -> bool:
         """Whether it writes a content that is a string. A template that loops over parts silently omits it."""
-        return self._before_probe(_PROBE) is not None or not self.takes_parts
-
-    @functools.cached_property
-    def takes_parts(self) -> bool:
-        """Whether it writes the texts of a content that is a list of parts."""
-        return self._before_probe([_text_part(_PROBE)]) is not None
+        return self._before_probe(_PROBE) is not None or self._before_probe([_text_part(_PROBE)]) is None
 
     def around_media(self, kind: str, placeholder: str) -> tuple[str, str] | None:
         """The text that it writes before and behind the placeholder of a picture or video; None if it writes none.

@@ -6,7 +6,7 @@ picture, because pictures are parts of their own.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, assert_never, final
 
 from jsg.errors import RequestError, check_prompt_len
@@ -187,7 +187,10 @@ class _GrowingPrompt:
         self._max_tokens = max_tokens
         self._sees = reader is not None
         self._plain = frozenset(() if reader is None else reader.placeholders.values())
-        self._unplaced = _read_media(reader, parts, max_tokens)
+        found = media_parts(parts)
+        if found and reader is None:
+            raise sees_no(found[0].kind, "prompt")
+        self._unplaced = iter(reader.read(found, max_tokens) if found and reader is not None else ())
         self._media: list[MediaInput] = []
         self._is_template = False
         self._ids: list[int] = []
@@ -313,16 +316,6 @@ class _GrowingPrompt:
 
     def _check_len(self, added: int) -> None:
         check_prompt_len(len(self._ids) + added, self._max_tokens, "prompt")
-
-
-def _read_media(reader: MediaReader | None, parts: Sequence[Part], max_tokens: int | None) -> Iterator[PromptMedia]:
-    """The pictures and videos of these parts, in order. Raises RequestError."""
-    found = media_parts(parts)
-    if not found:
-        return iter(())
-    if reader is None:
-        raise sees_no(found[0].kind, "prompt")
-    return iter(reader.read(found, max_tokens))
 
 
 def media_parts(parts: Sequence[Part]) -> list[MediaPart]:

@@ -11,6 +11,7 @@ MAX_DEPTH = 500
 _WHITESPACE = frozenset(" \t\n\r")
 _DIGITS = frozenset("0123456789")
 _HEX = frozenset("0123456789abcdefABCDEF")
+_OPENING = {"}": "{", "]": "["}
 _WORDS = {"t": "rue", "f": "alse", "n": "ull"}
 _NUMBER_ENDS = frozenset(("zero", "digits", "fraction", "exponent"))
 # What may follow in a number, keyed by what came last.
@@ -129,10 +130,7 @@ class JsonScanner:
             case ("more", ","):
                 self._expects = "key" if self._open[-1] == "{" else "value"
                 return ScanStep.INSIDE
-            case ("more", "}") | ("key or }", "}") if self._open[-1] == "{":
-                self._open.pop()
-                return self._end_value()
-            case ("more", "]") | ("value or ]", "]") if self._open[-1] == "[":
+            case ("more" | "key or }", "}") | ("more" | "value or ]", "]") if self._open[-1] == _OPENING[char]:
                 self._open.pop()
                 return self._end_value()
             case _:

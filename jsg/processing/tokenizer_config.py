@@ -8,6 +8,8 @@ from typing import Any
 
 from jsg.errors import ModelError
 
+_FLAGS = ("add_bos_token", "add_eos_token", "add_prefix_space", "legacy")
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerConfig:
@@ -46,13 +48,11 @@ def read_tokenizer_config(directory: Path) -> TokenizerConfig:
     fields = _read_json(directory / "special_tokens_map.json") | _read_json(directory / "tokenizer_config.json")
     added, added_special = _added_tokens(directory, fields.get("added_tokens_decoder"))
     named = {name: _written_form(value) for name, value in fields.items() if name.endswith("_token")}
+    flags = {name: value for name in _FLAGS if isinstance(value := fields.get(name), bool)}
     return TokenizerConfig(
         bos_token=named.get("bos_token"),
         eos_token=named.get("eos_token"),
-        add_bos_token=_bool_or_none(fields.get("add_bos_token")),
-        add_eos_token=_bool_or_none(fields.get("add_eos_token")),
-        add_prefix_space=_bool_or_none(fields.get("add_prefix_space")),
-        legacy=_bool_or_none(fields.get("legacy")),
+        **flags,
         special_tokens=frozenset(token for token in named.values() if token) | added_special | _listed(fields),
         added_tokens=added,
         chat_template=_chat_template(directory, fields.get("chat_template")),
@@ -98,10 +98,6 @@ def _added_tokens(directory: Path, field: object) -> tuple[dict[int, str], froze
         for key, value in entries.items()
         if isinstance(value, dict) and value.get("special") is True and key.isdecimal() and int(key) in added
     )
-
-
-def _bool_or_none(value: object) -> bool | None:
-    return value if isinstance(value, bool) else None
 
 
 def _chat_template(directory: Path, field: object) -> str | None:

@@ -9,7 +9,7 @@ templates, and turns that the template refuses are refused.
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import final
 
 from jsg.errors import RequestError
 from jsg.processing.chat_template import ChatTemplate
@@ -204,8 +204,9 @@ class ChatTurns:
         if blank_at is not None:
             contents[blank_at] = _BLANK + contents[blank_at] + _BLANK
         refusal: RequestError | None = None
-        for wrap in (_as_text, _as_parts):
-            messages = [{"role": role, "content": wrap(text)} for role, text in zip(roles, contents, strict=True)]
+        as_parts = [[{"type": "text", "text": text}] for text in contents]  # as templates of models that see take it
+        for form in (contents, as_parts):
+            messages = [{"role": role, "content": content} for role, content in zip(roles, form, strict=True)]
             try:
                 rendered = self._template.render(messages, add_generation_prompt=prompts)
             except RequestError as error:
@@ -218,15 +219,6 @@ class ChatTurns:
 
 
 _BLANK = "\t\n\t"  # white space that no template contains
-
-
-def _as_text(content: str) -> Any:
-    return content
-
-
-def _as_parts(content: str) -> Any:
-    """The form that templates of models that see take."""
-    return [{"type": "text", "text": content}]
 
 
 def _common_prefix(texts: Sequence[str]) -> str:

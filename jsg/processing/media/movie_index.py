@@ -60,7 +60,12 @@ def checked_movie(data: bytes) -> bytes:
     _require(max(samples, chunks) * max(edits, 1) <= MAX_SAMPLES, f"{MAX_SAMPLES} samples")
     _require(chunks * largest_chunk <= MAX_CHUNKED_SAMPLES, f"{MAX_CHUNKED_SAMPLES} samples in its chunks")
     _require(fragments <= MAX_FRAGMENTS, f"{MAX_FRAGMENTS} fragments")
-    return _without(data, pointers) if pointers else data
+    if not pointers:
+        return data
+    changed = bytearray(data)
+    for place in pointers:
+        changed[place : place + 4] = b"skip"  # the name of a box that is not read
+    return bytes(changed)
 
 
 def _outside_frames(data: bytes) -> list[tuple[int, int]]:
@@ -92,14 +97,6 @@ def _largest_chunk(data: bytes, place: int) -> int:
     num_entries = min(_number(data, place), (len(data) - place - 4) // 12)
     entries = memoryview(data)[place + 4 : place + 4 + 12 * max(num_entries, 0)]
     return max((samples for _, samples, _ in struct.iter_unpack(">III", entries)), default=0)
-
-
-def _without(data: bytes, pointers: list[int]) -> bytes:
-    """The file in which the boxes whose names stand at these places have a name that is skipped."""
-    changed = bytearray(data)
-    for place in pointers:
-        changed[place : place + 4] = b"skip"
-    return bytes(changed)
 
 
 def _require(ok: bool, limit: str) -> None:

@@ -26,7 +26,8 @@ _PROCESSORS = {
 }
 """Name in the file, without Fast or Pil at its end → the steps. Equal steps give equal pixels."""
 
-_RESAMPLINGS = range(6)  # Pillow's numbers: nearest, Lanczos, bilinear, bicubic, box, Hamming
+MAX_RESAMPLING = 5
+"""Pillow's numbers are those of nearest, Lanczos, bilinear, bicubic, box and Hamming."""
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -114,10 +115,10 @@ def read_pixel_config(directory: Path, kind: Kind = "image") -> PixelConfig:
     normalises = fields.flag("do_normalize", True)
     pads = fields.flag("do_pad", False)  # only `llava` pads to a square; others pad to the largest of equal tiles
     return PixelConfig(
-        grid=_grid(fields, size, crop) if steps == "llava_next" else None,
+        grid=_grid(fields, size, crop[0]) if steps == "llava_next" else None,
         pad_colour=_colour(fields, mean) if pads and steps == "llava" else None,
         resize=size if resizes else None,
-        resample=_resampling(fields),
+        resample=fields.integer("resample", default=3, low=0, high=MAX_RESAMPLING),
         crop_size=crop if crops else None,
         rescale_factor=fields.number("rescale_factor", 1 / 255, high=1e3) if fields.flag("do_rescale", True) else None,
         mean=mean if normalises else None,
@@ -168,14 +169,6 @@ def _channels(fields: Fields, name: str, default: tuple[float, ...], low: float)
     return tuple(float(each) for each in value)
 
 
-def _resampling(fields: Fields) -> int:
-    value = fields.get("resample", 3)
-    fields.require(
-        type(value) is int and value in _RESAMPLINGS, "resample", "be one of Pillow's filters, 0 to 5", value
-    )
-    return value
-
-
 def _size(fields: Fields, name: str, default: int, *, as_square: bool) -> int | tuple[int, int]:
     """A shorter side, or height and width. A bare number is a shorter side unless `as_square`."""
     value = fields.get(name, default)
@@ -197,11 +190,6 @@ def _colour(fields: Fields, mean: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(int(each * 255) for each in mean)
 
 
-def _grid(fields: Fields, size: int | tuple[int, int], crop: tuple[int, int]) -> Grid:
-    """How a picture is cut into tiles."""
-    side = crop[0]
-    return Grid(
-        pinpoints=read_pinpoints(fields, side),
-        tile_size=side,
-        base_size=size if isinstance(size, tuple) else (size, size),
-    )
+def _grid(fields: Fields, size: int | tuple[int, int], side: int) -> Grid:
+    base_size = size if isinstance(size, tuple) else (size, size)
+    return Grid(pinpoints=read_pinpoints(fields, side), tile_size=side, base_size=base_size)
