@@ -28,7 +28,7 @@ def compiled(**static: float | None) -> Callable[..., jax.Array]:
     def run(queries: jax.Array, keys: jax.Array, values: jax.Array, inputs: AttentionInputs) -> jax.Array:
         return ops.paged_attention(queries, (keys, values), inputs, **static, implementation="reference")
 
-    return jax.jit(run)
+    return jax.jit(run, compiler_options=QUICKLY)
 
 
 def attend(case: cases.Case, arrays: cases.Arrays) -> np.ndarray:
