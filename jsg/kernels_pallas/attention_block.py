@@ -1,7 +1,7 @@
-"""What the attention kernels share: an online softmax over the pages of one request, inside a Pallas kernel.
+"""The code that the attention kernels share: an online softmax over the pages of one request, in a Pallas kernel.
 
-Triton wants sizes that are powers of two and matmuls of at least 16 rows, so a query block is `[M, H]` with both padded
-(`padded_rows`, `padded_head_dim`): padding rows are any rows whose result nobody stores, padding dimensions are zeros.
+Triton needs sizes that are powers of two and matmuls of at least 16 rows. So a query block is `[M, H]` with both padded
+(`padded_rows`, `padded_head_dim`). The results of padding rows are not stored, and padding dimensions are zeros.
 
 The online softmax is that of Milakov and Gimelshein (2018) and Dao et al. (FlashAttention, 2022), in base 2.
 """
@@ -15,52 +15,39 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
+from jsg.kernels_pallas.inputs import Scoring
 from jsg.kernels_pallas.tile import MAX_POOL_ELEMENTS
 
 MIN_ROWS = 16
 MAX_HEAD_DIM = 256
 LOWEST = -1e30
 KEY_BYTES = 256
-"""What block sizes are chosen for: 128 dimensions of bfloat16."""
+"""The bytes of a key that block sizes are chosen for: 128 dimensions of bfloat16."""
 LOG2_E = math.log2(math.e)
 
 Ref = Any
-"""A Pallas reference to an array in the device's memory; Pallas offers no type for what a kernel is given."""
+"""A Pallas reference to an array in the device's memory. Pallas has no type for the arguments of a kernel."""
 
 
 class Attended(NamedTuple):
-    """Attention, and what two results over different keys need to become one.
+    """Attention with its log-sum-exp, by which results over different keys can be joined.
 
     Attributes:
         out: In the queries' dtype; zeros for a token that sees nothing.
-        lse: Natural logarithm of the sum of exponentials of a token's scores; -inf where it sees nothing.
+        lse: Natural logarithm of the sum of exponentials of a token's scores; -inf if it sees nothing.
     """
 
     out: Float[Array, "T N H"]
     lse: Float[Array, "T N"]
 
 
-class Scoring(NamedTuple):
-    """How queries and keys become scores; the same for a whole call.
-
-    Attributes:
-        scale: Multiplies queries · keys; above zero.
-        window: A token sees the last `window` positions, its own included; None for all.
-        softcap: Scores become softcap * tanh(score / softcap); None for none.
-    """
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-
-
 class Softmax(NamedTuple):
     """State of an online softmax over some keys, in base 2.
 
     Attributes:
-        weighted: Values, each times two to its score minus `largest`, summed.
-        largest: The largest score; `LOWEST` where no key was seen.
-        total: The sum of those powers; 0 where no key was seen.
+        weighted: The sum of the values, each times two to the power of its score minus `largest`.
+        largest: The largest score; `LOWEST` if no key was seen.
+        total: The sum of those powers; 0 if no key was seen.
     """
 
     weighted: Float[Array, "M H"]
@@ -69,10 +56,10 @@ class Softmax(NamedTuple):
 
 
 class _Carry(NamedTuple):
-    """What goes from one block of keys to the next.
+    """The state that one block of keys hands to the next.
 
-    The pages of a block are loaded one iteration ahead. Loaded in the same one, they would stand between the compiler's
-    pipeline and the keys: with three stages it then keeps one block in shared memory, and waits for it.
+    The pages of a block are loaded one iteration ahead. If they were loaded in the same iteration, the compiler could
+    not fetch keys ahead: with three stages it would keep one block in shared memory and wait for it.
     """
 
     state: Softmax
@@ -90,7 +77,7 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 def check_supported(keys: Float[Array, "P page_size K H"]) -> None:
-    """Raises NotImplementedError where the kernels cannot read a pool of this shape."""
+    """Raises NotImplementedError if the kernels cannot read a pool of this shape."""
     head_dim = keys.shape[3]
     if head_dim > MAX_HEAD_DIM or head_dim % 16:
         raise NotImplementedError(
@@ -101,7 +88,7 @@ def check_supported(keys: Float[Array, "P page_size K H"]) -> None:
 
 
 def check_addressable(pool: Float[Array, "P page_size K H"]) -> None:
-    """Raises NotImplementedError where an offset into a pool of this shape does not fit into the integers it gets."""
+    """Raises NotImplementedError if the kernels' integers cannot hold an offset into a pool of this shape."""
     if pool.size > MAX_POOL_ELEMENTS and pool.size * pool.dtype.itemsize <= 2 * MAX_POOL_ELEMENTS:
         raise NotImplementedError(
             f"the Triton kernels address {MAX_POOL_ELEMENTS} numbers of a pool of {pool.dtype.name}, but got "
@@ -110,19 +97,19 @@ def check_addressable(pool: Float[Array, "P page_size K H"]) -> None:
 
 
 def keys_in_block(block_k: int, queries: Float[Array, "T N H"], keys: Float[Array, "P page_size K H"]) -> int:
-    """`block_k`, less where a key has more than `KEY_BYTES`, so that the blocks in flight fit in shared memory."""
+    """`block_k`, or fewer if a key has more than `KEY_BYTES`, so that the blocks in flight fit in shared memory."""
     num_bytes = padded_head_dim(keys.shape[3]) * max(queries.dtype.itemsize, keys.dtype.itemsize)
     return max(MIN_ROWS, block_k * KEY_BYTES // max(num_bytes, KEY_BYTES))
 
 
 def pool_spec(pool: Float[Array, "P page_size K H"], head_axis: int) -> pl.BlockSpec:
-    """One kv head of the whole pool, which stays where it is; the head is the program's index on `head_axis`."""
+    """One kv head of the whole pool in device memory. The head is the program's index on `head_axis`."""
     pages, page_size, _, head_dim = pool.shape
     return pl.BlockSpec((pages, page_size, None, head_dim), lambda *program: (0, 0, program[head_axis], 0))
 
 
 def whole_spec(array: Array) -> pl.BlockSpec:
-    """A whole array, which stays where it is."""
+    """A whole array in device memory."""
     return pl.BlockSpec(array.shape, lambda *_: (0,) * array.ndim)
 
 
@@ -141,22 +128,22 @@ def attend(
 ) -> Softmax:
     """Softmax attention of a block of queries to positions `first` to `last` - 1 of one request. For use in kernels.
 
-    Goes over blocks of `block_k` positions that start at multiples of it, so which keys are summed together is the same
-    whatever `first` and `last` are. Positions outside of the range are masked, and read from page 0, the dump, which is
-    always zeros: no stale page-table entry is followed. What lies in a page is not masked otherwise, because values
-    are finite and a key that is NaN may only reach who sees it: scores are masked after the matmul.
+    It goes over blocks of `block_k` positions that begin at multiples of it, so the same keys are summed together
+    whatever `first` and `last` are. Positions outside of the range are masked and read from page 0, the dump, which is
+    always zeros, so no stale page-table entry is used. The contents of pages are not masked otherwise: values are
+    finite, and a key that is NaN reaches only the tokens that see it, because scores are masked after the matmul.
 
     Args:
-        query: M rows of any request that shares these keys; padding dimensions are zero.
+        query: M rows of requests that share these keys; padding dimensions are zero.
         keys: `[P, page_size, H]`, one kv head: see `pool_spec`.
         values: Likewise.
         page_table: `[R, C]`, whole.
-        row: Whose pages.
-        first: The first position that anyone sees.
-        last: Behind the last position that anyone sees.
+        row: The request row whose pages are read.
+        first: The first position that any query sees.
+        last: The position after the last one that any query sees.
         scoring: Scale, window and soft-cap. The window counts only together with `query_positions`.
         block_k: Keys per iteration; a power of two, at least 16.
-        query_positions: The last position that each row sees: causal attention. None where all see the whole range.
+        query_positions: The last position that each row sees, for causal attention. With None all rows see the range.
     """
     query = query.astype(_matmul_dtype(query.dtype, keys.dtype))
     rows, dims = query.shape
@@ -190,7 +177,8 @@ def attend(
         weights_MS = jnp.exp2(scores_MS * to_base_2 - largest[:, None])
         value = _load(values, where, query.dtype)
         if values.dtype.itemsize == 1:
-            # Zero already, but without this the compiler copies 8 bytes at a time and turns the block byte by byte.
+            # The values are zero already, but without this the compiler copies 8 bytes at a time and transposes the
+            # block byte by byte.
             value = jnp.where(in_range[:, None], value, 0)
         weighted = plgpu.dot(weights_MS.astype(value.dtype), value, allow_tf32=False)
         state = Softmax(
@@ -208,13 +196,13 @@ def attend(
 
 
 def finish(state: Softmax) -> tuple[Float[Array, "M H"], Float[Array, " M"]]:
-    """Attention and its log-sum-exp from the state behind the last key; zeros and -inf where no key was seen."""
+    """Attention and its log-sum-exp from the state after the last key; zeros and -inf if no key was seen."""
     out = state.weighted / jnp.where(state.total == 0, 1, state.total)[:, None]
     return out, state.largest / LOG2_E + jnp.log(state.total)
 
 
 def joined(state: Softmax, out: Float[Array, "M H"], lse: Float[Array, " M"]) -> Softmax:
-    """The state as if it had seen other keys too, given what `finish` made of those; -inf is for rows with none."""
+    """The state joined with other keys, of which `finish` gave `out` and `lse`; -inf for rows that saw none of them."""
     score = lse * LOG2_E
     largest = jnp.maximum(state.largest, score)
     shrink, weight = jnp.exp2(state.largest - largest), jnp.exp2(score - largest)
@@ -226,9 +214,9 @@ def joined(state: Softmax, out: Float[Array, "M H"], lse: Float[Array, " M"]) ->
 
 
 def _matmul_dtype(queries: jnp.dtype, pool: jnp.dtype) -> jnp.dtype:
-    """What both matmuls take. Sums are float32 whatever it is.
+    """The input type of both matmuls, whose sums are float32 in any case.
 
-    8-bit floats are exact in float16, and become it in one instruction for two; bfloat16 would take three more. A
+    8-bit floats are exact in float16, and one instruction converts two of them; to bfloat16 it would be four. A
     bfloat16 query beyond 65504 then gives NaN.
     """
     if pool.itemsize == 1:
@@ -242,7 +230,7 @@ def _is_visible(key: Int[Array, "1 S"], query: Int[Array, "M 1"], window: int | 
 
 
 def _load(pool: Ref, where: tuple[Array, Array, Array], dtype: jnp.dtype) -> Float[Array, "S H"]:
-    """Rows of a pool in `dtype`; zeros in the padding dimensions, which lie in the next head's memory."""
+    """Rows of a pool in `dtype`. Padding dimensions, which lie in the memory of the next head, are zeros."""
     head_dim = pool.shape[2]
     if head_dim == where[2].size:
         return pool[where].astype(dtype)

@@ -1,12 +1,12 @@
-"""Attention of rows that bring one token, where groups of them share their first pages: those are read once per tile.
+"""Attention of rows that bring one token, in which a prefix that a group of rows shares is read once per group tile.
 
     launch    programs                         attend to                        whose keys they load
     prefix    group tile × kv head × split     the keys that its members share  once for up to 16 requests
     rest      token × kv head                  the keys behind those            its own: `paged_decode` in one split
 
-A program of the rest joins what the first launch found for its token, by log-sum-exp, which is exact. A token in no
-group has an empty prefix and all its keys in the rest, so one executable serves every step, and where nothing is shared
-the first launch is one of programs that return at once.
+A program of the rest joins the result of the first launch for its token, by log-sum-exp, which is exact. A token in no
+group has an empty prefix and all its keys in the rest, so one executable serves every step. If nothing is shared, the
+programs of the first launch return at once.
 
 Cascade attention: Ye et al., "Cascade inference" (FlashInfer, 2024); Juravsky et al., "Hydragen" (2024).
 """
@@ -25,7 +25,6 @@ from jsg.kernels_pallas import paged_decode
 from jsg.kernels_pallas.attention_block import (
     Attended,
     Ref,
-    Scoring,
     attend,
     check_supported,
     finish,
@@ -36,25 +35,24 @@ from jsg.kernels_pallas.attention_block import (
     whole_spec,
 )
 from jsg.kernels_pallas.combine import Partials, split_range
-from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups
+from jsg.kernels_pallas.inputs import AttentionInputs, PrefixGroups, Scoring
 from jsg.kernels_pallas.tile import GROUP_TILE
 from jsg.kernels_pallas.tuning import sizes_for
 
 MAX_COLUMN_BYTES = 256
-"""Rows of a query block times the bytes of a number, at most: 128 rows of bfloat16, 64 of float32. With more, the
-accumulators do not fit in the registers."""
+"""The most rows of a query block times the bytes of a number: 128 rows of bfloat16, 64 of float32. The accumulators of
+more would not fit in the registers."""
 
 
 class Sizes(NamedTuple):
-    """How the prefix pass is cut. `tuning` has them by group tiles of the step.
+    """How the prefix pass is cut. `tuning` has the sizes by group tiles of the step.
 
     Attributes:
-        splits: Programs that share the keys of one group tile and kv head, at most.
-        block_k: Keys per iteration of a program, if they are no larger than `keys_in_block` says; a split is a multiple
-            of it.
-        num_warps: Warps of a program whose query block has 64 rows or less; twice as many have 128.
+        splits: The most programs that share the keys of one group tile and kv head.
+        block_k: Keys per iteration of a program, unless `keys_in_block` gives fewer; a split is a multiple of it.
+        num_warps: Warps of a program whose query block has 64 rows or less. One with 128 rows has twice as many.
         num_stages: Iterations whose loads are in flight.
-        rest: For the rest, which is in one split whatever this says.
+        rest: Sizes of the rest, which always has one split.
     """
 
     splits: int
@@ -76,18 +74,18 @@ def cascade(
     sizes: Sizes | None = None,
     interpret: bool = False,
 ) -> Attended:
-    """What `paged_decode` gives, with shared prefixes read once per group tile.
+    """The result of `paged_decode`, with shared prefixes read once per group tile.
 
     Args:
         queries: See `ops.paged_attention`, as for `scale`, `window` and `softcap`.
         keys: The pool of one layer.
         values: Likewise.
-        inputs: Of which only the page table, the singles and the groups count here.
+        inputs: Only the page table, the singles and the groups are used.
         scale: Above zero.
-        window: With one, groups are not heeded: their members may each see another part of the prefix, or none.
+        window: With a window, groups are ignored, because their members may see different parts of the prefix.
         softcap: See above.
-        sizes: How to cut the work; None for what is best on this device.
-        interpret: Run on a CPU, slowly, in place of compiling for a GPU.
+        sizes: How to cut the work; None for the best sizes on this device.
+        interpret: Run slowly on a CPU instead of compiling for a GPU.
 
     Raises:
         NotImplementedError: See `attention_block.check_supported`.
@@ -128,7 +126,7 @@ def cascade(
 
 
 def default_sizes(num_tiles: int, num_singles: int, keys: Float[Array, "P page_size K H"]) -> Sizes:
-    """What is best on this device for a step of this shape."""
+    """The best sizes on this device for a step of this shape."""
     kernel = "cascade" if keys.dtype.itemsize < 4 else "cascade_float32"
     return Sizes(**sizes_for(kernel, rows=num_tiles), rest=paged_decode.default_sizes(num_singles, keys))
 
@@ -191,7 +189,7 @@ def _attend_prefixes(
 
 
 def members_per_program(group: int, itemsize: int) -> int:
-    """How many requests of a group tile one program takes, each with the `group` query heads of one kv head."""
+    """The number of requests of a group tile in one program, each with the `group` query heads of one kv head."""
     return max(1, min(GROUP_TILE, MAX_COLUMN_BYTES // itemsize // pl.next_power_of_2(group)))
 
 
@@ -212,11 +210,11 @@ def _prefix_kernel(
 ) -> None:
     """The query heads of one kv head of some members of a group tile, over one split of the shared prefix.
 
-    Grid: (K, splits, U · programs per tile); a tile has more than one where its members have so many query heads that
-    16 of them do not fit in a query block. Row m · Gpad + g of the block is query head g of member m, with Gpad the
-    next power of two of G; rows of no member and dimensions beyond H are masked on load and store. Everything is whole,
-    but for the kv head; a program owns the rows `[G, H]` of `out` and `[G]` of `lse` of its members, split and kv head:
-    a scatter. One whose split no key is in, or that has no members, writes nothing.
+    Grid: (K, splits, U · programs per tile). A tile has several programs if its members have so many query heads that
+    16 members do not fit in a query block. Row m · Gpad + g of the block is query head g of member m, with Gpad the
+    next power of two of G. Rows of no member and dimensions beyond H are masked on load and store. All arrays are
+    whole, except for the kv head. A program owns the rows `[G, H]` of `out` and `[G]` of `lse` of its members, split
+    and kv head, which it scatters. A program without members, or whose split has no keys, writes nothing.
     """
     num_tokens, group, head_dim = queries.shape
     programs_per_tile = GROUP_TILE // members_per_program

@@ -1,4 +1,4 @@
-"""Attention to all keys of a token from attention to parts of them, merged by log-sum-exp.
+"""Joins attention to parts of a token's keys to attention to all of them, by log-sum-exp.
 
 With parts i of outputs o_i and log-sum-exps l_i:  out = Σ o_i·exp(l_i) / Σ exp(l_i),  lse = log Σ exp(l_i).
 """
@@ -22,11 +22,11 @@ class Partials(NamedTuple):
     """Attention of each token to every split of a range of its keys.
 
     Attributes:
-        out: Only defined for splits that a key is in: see `split_range`.
+        out: Only defined for splits that have keys: see `split_range`.
         lse: Likewise.
         first: The first position of each token's range.
-        last: Behind its last position; not more than `first` where the range is empty.
-        block_k: What splits are multiples of.
+        last: The position after the last one; not more than `first` if the range is empty.
+        block_k: The number that splits are multiples of.
     """
 
     out: Float[Array, "B splits N H"]
@@ -39,9 +39,9 @@ class Partials(NamedTuple):
 def split_range(
     first: Int[Array, ""], last: Int[Array, ""], split: Int[Array, "*s"], splits: int, block_k: int
 ) -> tuple[Int[Array, "*s"], Int[Array, "*s"]]:
-    """Where a split of the positions `first` to `last` - 1 begins and ends; it ends before it begins if it has none.
+    """The begin and end of a split of the positions `first` to `last` - 1. An empty split ends before it begins.
 
-    Splits begin at multiples of `block_k`, except for the first one, and all but the last are of one length.
+    Splits begin at multiples of `block_k`, except for the first one, and all but the last have the same length.
     """
     start = lax.div(first, block_k) * block_k
     length = lax.div(lax.div(last - start + splits - 1, splits) + block_k - 1, block_k) * block_k
@@ -54,8 +54,8 @@ def combine(part: Partials, dtype: jax.typing.DTypeLike, *, interpret: bool) -> 
 
     Args:
         part: Attention to the splits of the range.
-        dtype: Of the result.
-        interpret: Run on a CPU, slowly, in place of compiling for a GPU.
+        dtype: Type of the result.
+        interpret: Run slowly on a CPU instead of compiling for a GPU.
     """
     rows, splits, heads, head_dim = part.out.shape
     num_warps = min(8, pl.next_power_of_2(pl.cdiv(padded_head_dim(head_dim) * splits, ELEMENTS_PER_WARP)))
@@ -85,9 +85,9 @@ def combine(part: Partials, dtype: jax.typing.DTypeLike, *, interpret: bool) -> 
 def _combine_kernel(part: Ref, part_lse: Ref, first: Ref, last: Ref, out: Ref, lse: Ref, *, block_k: int) -> None:
     """One query head of one token.
 
-    Grid: (N, B). The block `[splits, H]` of outputs and `[splits]` of log-sum-exps, both padded to powers of two and
-    masked where no key is in a split; the bounds of all ranges are whole. A program owns the block `[H]` of the result
-    and its one log-sum-exp.
+    Grid: (N, B). A program reads the block `[splits, H]` of outputs and `[splits]` of log-sum-exps, both padded to
+    powers of two and masked for splits without keys. The bounds of all ranges are whole. A program owns the block `[H]`
+    of the result and its one log-sum-exp.
     """
     token, (splits, head_dim) = pl.program_id(1), part.shape
     split, dim = jnp.arange(pl.next_power_of_2(splits)), jnp.arange(padded_head_dim(head_dim))

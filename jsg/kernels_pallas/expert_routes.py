@@ -1,10 +1,10 @@
 """Experts of every token and the places of its copies, as one Pallas-Triton launch. Letters: `jsg/models/inputs.py`.
 
-What XLA makes of it are sorts and scatters, some ten launches for a few thousand numbers. Here one program goes over
-the tokens twice, a block at a time:
+XLA would make sorts and scatters of it, about ten launches for a few thousand numbers. Here one program goes over the
+tokens twice, a block at a time:
 
-    first    how many copies each expert gets; so where the copies of each begin, those of this device in front
-    second   within a block, how many earlier tokens chose the same expert; so where each copy stands
+    first    counts the copies of each expert, and so finds where each expert's begin; this device's stand in front
+    second   counts in each block the earlier tokens of the same expert, and so finds the place of each copy
 """
 
 import functools
@@ -22,11 +22,11 @@ from jsg.kernels_pallas.tuning import sizes_for
 
 
 class Sizes(NamedTuple):
-    """How the tokens are cut. `tuning` has them by rows.
+    """How the tokens are cut. `tuning` has the sizes by rows.
 
     Attributes:
-        block_elements: Logits at a time; the kernel spills where a warp has far more than 512.
-        num_warps: Of the program.
+        block_elements: Logits at a time. The kernel spills registers if a warp has far more than 512.
+        num_warps: Warps of the program.
     """
 
     block_elements: int
@@ -37,8 +37,8 @@ class _Choice(NamedTuple):
     """Experts of a block of tokens.
 
     Attributes:
-        weights: Of each choice, before they are made to sum to one.
-        chosen: For each choice, 1 at its expert; nothing in rows past T.
+        weights: The weights of each choice, before they are scaled to sum to one.
+        chosen: For each choice, 1 at its expert; 0 in rows past T.
     """
 
     weights: tuple[Float[Array, " t"], ...]
@@ -86,7 +86,7 @@ def expert_routes_kernel(
 
     Grid: (). Blocks: every array stays in device memory. Owns: all.
 
-    Masked: tokens past T, which choose nothing, and experts past E, which nobody chooses.
+    Masked: tokens past T, which choose nothing, and experts past E, which no token chooses.
     """
     num_tokens, num_experts = logits.shape
     padded = pl.next_power_of_2(num_experts)
@@ -120,13 +120,13 @@ def expert_routes_kernel(
         return next_places + in_block.sum(0)
 
     before = jnp.cumsum(totals, 0) - totals
-    others = jnp.where(own < 0, totals, 0).sum()  # of the experts in front of the device's, which come last
+    others = jnp.where(own < 0, totals, 0).sum()  # copies of the experts before this device's, which come last
     starts = before - others + jnp.where(own < 0, totals.sum(), 0)
     lax.fori_loop(0, num_blocks, place, starts)
 
 
 def _choose(logits: jax.Ref, token: Int[Array, " t"], padded: int, experts_per_token: int) -> _Choice:
-    """The most likely experts of some tokens, of equal ones those of lower index. NaN is less likely than all else."""
+    """The most likely experts of some tokens. Of equal ones the lower index wins, and NaN is least likely of all."""
     num_tokens, num_experts = logits.shape
     expert = jnp.arange(padded)
     is_token, is_expert = (token < num_tokens)[:, None], (expert < num_experts)[None, :]

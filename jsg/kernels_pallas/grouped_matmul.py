@@ -1,13 +1,13 @@
 """Rows times the kernel of their group, as one Pallas-Triton launch. Letters: `jsg/models/inputs.py`.
 
-The rows are sorted by group. Each group is cut into tiles of `block_m` rows, of which only its last may be filled in
-part, so a step of R rows has at most R // block_m + E tiles:
+The rows are sorted by group. Each group is cut into tiles of `block_m` rows, and only its last tile may have fewer. So
+a step of R rows has at most R // block_m + E tiles:
 
     rows      0 0 0 0 0 | 1 1 | 3 3 3 3 3 3 3        (block_m = 4; group 2 is empty)
     tiles     '-----' '   '-'   '-----' '---'
 
-A program owns one tile and `block_n` columns. In a step of few tokens what counts is that each kernel is read once.
-Rows behind the last group are in no tile: nothing reads them, and their part of the result is what the memory held.
+A program owns one tile and `block_n` columns. In a step of few tokens the time is that of reading each kernel once.
+Rows behind the last group are in no tile: nothing reads them, and their part of the result is not written.
 """
 
 import functools
@@ -20,16 +20,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from jsg.kernels_pallas.attention_block import whole_spec
 from jsg.kernels_pallas.tuning import sizes_for
 
 
 class Sizes(NamedTuple):
-    """How the work is cut. `tuning` has them by rows.
+    """How the work is cut. `tuning` has the sizes by rows.
 
     Attributes:
         block_m: Rows of a tile.
         block_n: Columns of a program.
-        block_k: Of the sum, at a time.
+        block_k: Summands at a time.
         num_warps: Warps per program.
         num_stages: Blocks in flight.
     """
@@ -45,9 +46,9 @@ class Tile(NamedTuple):
     """The rows of a tile.
 
     Attributes:
-        group: Theirs; some group or other where there are none.
-        start: The first one.
-        num_rows: How many; 0 for a tile that is not needed.
+        group: Their group; any group if there are no rows.
+        start: The first row.
+        num_rows: The number of rows; 0 for a tile that is not needed.
     """
 
     group: Int[Array, ""]
@@ -56,7 +57,7 @@ class Tile(NamedTuple):
 
 
 def tile_of(sizes: Int[Array, " e"], tile: Int[Array, ""], block_m: int) -> Tile:
-    """The tile of this number, of groups of these sizes; a few numbers, so that no launch of its own is needed."""
+    """The tile of this number, for groups of these sizes. It is computed in the kernel, without another launch."""
     counts = (sizes + block_m - 1) // block_m
     ends, row_ends = jnp.cumsum(counts), jnp.cumsum(sizes)
     group = jnp.minimum(jnp.sum((ends <= tile).astype(jnp.int32)), len(sizes) - 1)
@@ -92,7 +93,7 @@ def grouped_matmul(
     return pl.pallas_call(
         functools.partial(grouped_matmul_kernel, cut, depth, width),
         grid=(num_rows // cut.block_m + len(sizes), pl.cdiv(width, cut.block_n)),
-        in_specs=[_whole(x) for x in read],
+        in_specs=[whole_spec(x) for x in read],
         out_specs=pl.BlockSpec((num_rows, width), lambda *_: (0, 0)),
         out_shape=jax.ShapeDtypeStruct((num_rows, width), result),
         compiler_params=plgpu.CompilerParams(num_warps=cut.num_warps, num_stages=cut.num_stages),
@@ -109,13 +110,13 @@ def grouped_matmul_kernel(
     kernels: jax.Ref,
     *scale_and_out: jax.Ref,
 ) -> None:
-    """One program: a tile of rows and `block_n` columns of the result, which is the last argument, behind a scale.
+    """One program: a tile of rows and `block_n` columns of the result. The last argument is the result, behind a scale.
 
-    Grid: (tiles, column blocks); tiles of one group, which read the same part of its kernel, follow one another.
+    Grid: (tiles, column blocks). Tiles of one group, which read the same part of its kernel, follow one another.
     Blocks: every array stays in device memory. Owns: its rows and columns of the result.
 
-    Masked: groups past E, rows past the tile's, columns past F, and the sum past D. A row that is not finite stays
-    alone: no product adds up over rows.
+    Masked: groups past E, rows past the tile's, columns past F, and summands past D. A row that is not finite changes
+    no other row, because no product sums over rows.
     """
     *scales, out = scale_and_out
     groups = jnp.arange(pl.next_power_of_2(len(sizes)))
@@ -152,8 +153,3 @@ def _load(
         return plgpu.load(kernels.at[at], mask=mask, other=0)
     block = plgpu.load(kernels.at[at], mask=mask)  # no `other`: 8-bit floats cannot be lowered with one
     return jnp.where(mask, block.astype(dtype), 0)
-
-
-def _whole(x: Array) -> pl.BlockSpec:
-    """The whole array."""
-    return pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)

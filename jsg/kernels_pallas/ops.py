@@ -1,7 +1,7 @@
-"""The entries to everything that has a kernel; each picks an implementation. Letters: `jsg/models/inputs.py`.
+"""The operations that have kernels. Each function chooses an implementation. Letters: `jsg/models/inputs.py`.
 
 "triton" is Pallas with the Triton lowering, for NVIDIA; "tpu" is JAX's own kernel; "reference" is plain `jnp` and
-always works. Where a kernel cannot do a case, it raises `NotImplementedError` and the choice falls on the reference.
+always works. If a kernel cannot do a case, it raises `NotImplementedError`, and the reference is used instead.
 """
 
 import contextlib
@@ -19,23 +19,23 @@ BEST = {"gpu": "triton", "cuda": "triton", "tpu": "tpu"}
 
 
 def target_platform() -> str:
-    """The platform that this trace is for: that of the abstract mesh it runs under, else JAX's default."""
+    """The platform of this trace: that of the abstract mesh that it runs under, else JAX's default."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 def best_implementation() -> str:
-    """What `implementation=None` tries first."""
+    """The implementation that is tried first if none is named."""
     return BEST.get(target_platform(), "reference")
 
 
 def is_pool_interleaved(platform: str) -> bool:
-    """Whether the implementation for a platform wants keys and values in one array: see `LayerCache`."""
+    """Whether the best implementation for a platform takes keys and values in one array: see `LayerCache`."""
     return BEST.get(platform) == "tpu"
 
 
 def default_page_size(num_rows: int, context_len: int) -> int:
-    """KV slots in one page where nobody says: a token, or what the best implementation has room for."""
+    """The default number of KV slots in a page: 1, or the least for which the best implementation has room."""
     if best_implementation() != "tpu":
         return 1
     from jsg.kernels_pallas import tpu
@@ -53,19 +53,19 @@ def rotate_and_write(
     norms: HeadNorms | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "T N H"], LayerCache]:
-    """From the joint projection to rotated queries, with keys and values in the pool; in place when it is donated.
+    """Rotates queries and keys of the joint projection, and writes keys and values to the pool, in place if donated.
 
     The pool of values stays finite, because attention multiplies masked values by zero and 0 * NaN is NaN. A value that
-    is not finite becomes zero and its key NaN: every token that sees it has NaN, and no other. Slot 0, the dump, which
-    masked positions are read from, always takes zeros.
+    is not finite becomes zero and its key NaN, so every token that sees it has NaN, and no other token. Slot 0, the
+    dump, from which masked positions are read, always gets zeros.
 
     Args:
-        qkv: Per key-value head its G query heads, its key and its value: joint = (G + 2)·H.
-        cos: Cosine of every token's angles, float32. Dimension pairs (i, i + H/2) are turned.
+        qkv: For each key-value head its G query heads, its key and its value: joint = (G + 2)·H.
+        cos: Cosine of every token's angles, float32. Dimension pairs (i, i + H/2) are rotated.
         sin: Sine, likewise.
-        slots: Where each token is written: page * page_size + offset; 0 for tokens that must not be.
+        slots: The slot of each token, page * page_size + offset; 0 for tokens that must not be written.
         cache: The layer's part of the pool.
-        norms: RMS norms of queries and keys, taken before they are turned.
+        norms: RMS norms of queries and keys, which are applied before rotation.
         implementation: "triton", "reference", or None for the best that works here.
 
     Returns:
@@ -75,7 +75,7 @@ def rotate_and_write(
         NotImplementedError: The implementation that was named cannot do this case.
     """
     if (implementation or best_implementation()) == "triton":
-        from jsg.kernels_pallas import rotate_and_write as kernel  # imports Pallas, which a CPU never needs
+        from jsg.kernels_pallas import rotate_and_write as kernel  # not at the top: a CPU does not need Pallas
 
         with _falling_back(implementation):
             return kernel.rotate_and_write(qkv, cos, sin, slots, cache, norms, interpret=_interprets())
@@ -96,8 +96,8 @@ def paged_attention(
 
     Args:
         queries: Rotated queries; query head n reads key-value head n // (N // K).
-        cache: The layer's part of the pool; the new tokens' own keys and values are already written.
-        inputs: Who sees what.
+        cache: The layer's part of the pool, in which the new tokens' own keys and values are written already.
+        inputs: Which tokens each token sees.
         scale: Multiplies queries · keys.
         window: A token sees the last `window` positions, its own included; None for all.
         softcap: Scores become softcap * tanh(score / softcap); None for none.
@@ -137,15 +137,15 @@ def expert_routes(
     num_own: int | None = None,
     implementation: str | None = None,
 ) -> Routes:
-    """The `experts_per_token` most likely experts of each token, and its copies sorted by expert.
+    """The `experts_per_token` most likely experts of each token, and the copies of all tokens sorted by expert.
 
     The choice is the same on every device, whichever experts it has.
 
     Args:
-        logits: Of the router. A token with NaN has some experts or other, and NaN for their weights.
+        logits: The router's. A token with NaN gets any experts, with weights of NaN.
         experts_per_token: At most E.
-        first: Of the experts that this device has, which are successive ones; their copies are sorted to the front.
-        num_own: How many it has, first + num_own at most E; None for all.
+        first: The first of this device's experts, which are consecutive. Their copies are sorted to the front.
+        num_own: How many experts this device has, first + num_own at most E; None for all.
         implementation: "triton", "reference", or None for the best that works here.
     """
     num_own = logits.shape[1] if num_own is None else num_own
@@ -167,14 +167,14 @@ def grouped_matmul(
 ) -> Float[Array, "R F"]:
     """rows · kernels[e] for the rows of each group e, summed in float32.
 
-    Rows behind the last group are of experts that other devices have. Nothing is promised of their results, not even
-    that they are numbers, and they change no other result, whatever they hold.
+    Rows behind the last group are for experts of other devices. Their results are undefined and may be NaN, and they
+    change no other result.
 
     Args:
-        rows: Those of group 0 first, then those of group 1, and so on.
-        kernels: One for each group; with `scale` of any type whose numbers are exact in that of the rows.
-        sizes: Rows of each group; they add up to R at most.
-        scale: What the sums of each column are multiplied by, in float32.
+        rows: The rows of group 0, then those of group 1, and so on.
+        kernels: One for each group. With `scale` they may be of any type whose numbers are exact in that of the rows.
+        sizes: Rows of each group, at most R in all.
+        scale: The factor of the sums of each column, in float32.
         result: Type of the result.
         implementation: "triton", "reference", or None for the best that works here. The reference is XLA's own, which
             on a TPU is a kernel, and elsewhere computes every row with every kernel.
@@ -206,18 +206,18 @@ def kept_threshold(
     *,
     implementation: str | None = None,
 ) -> UInt[Array, " R"]:
-    """Per row the threshold that top-k, then top-p of what top-k leaves, put to its logits. Without a sort.
+    """For each row the threshold of the logits that top-k, and then top-p of those, keep. It needs no sort.
 
-    A logit is kept where `reference_threshold.sortable` of it is at least the threshold. Logits that are equal to the
-    last one kept stay. Top-k is exact. Top-p adds up float32 probabilities, in another order in each implementation:
-    they agree but where a sum is within rounding of `top_p`.
+    A logit is kept if its `reference_threshold.sortable` is at least the threshold. Logits that equal the last one kept
+    stay. Top-k is exact. Top-p adds up float32 probabilities, in another order in each implementation, so results may
+    differ if a sum is within rounding of `top_p`.
 
     Args:
-        logits: Before the temperature. A row with NaN has some threshold or other.
+        logits: Before the temperature. A row with NaN gets any threshold.
         largest: The largest logit of each row.
         temperature: Probabilities are proportional to exp(logit / temperature); more than 0.
-        top_k: Most likely logits to keep; from V on all.
-        top_p: Mass to keep; from 1 on all.
+        top_k: How many of the most likely logits to keep; V or more keeps all.
+        top_p: Probability mass to keep; 1 or more keeps all.
         implementation: "triton", "reference", or None for the best that works here.
     """
     if (implementation or best_implementation()) == "triton":
@@ -230,10 +230,10 @@ def kept_threshold(
 def top_logits(
     logits: Float[Array, "R V"], count: int, *, implementation: str | None = None
 ) -> tuple[Float[Array, "R top"], Int[Array, "R top"]]:
-    """The `count` largest of each row, in descending order, and their ids; of equal ones the lower ids first.
+    """The `count` largest logits of each row in descending order, and their ids. Of equal ones lower ids come first.
 
     Args:
-        logits: A row with NaN has some `count` of them or other.
+        logits: A row with NaN gets any `count` of its logits.
         count: At most V.
         implementation: "triton", "reference", or None for the best that works here.
     """
@@ -253,7 +253,7 @@ def _triton_attention(
     window: int | None,
     softcap: float | None,
 ) -> Float[Array, "T N H"]:
-    """A step with query tiles is one launch; one of single tokens splits long contexts and may share prefixes."""
+    """Chooses the kernel: a step with query tiles is one launch; one of singles splits contexts and shares prefixes."""
     from jsg.kernels_pallas.cascade import cascade
     from jsg.kernels_pallas.paged_decode import paged_decode
     from jsg.kernels_pallas.ragged_paged_attention import ragged_paged_attention
@@ -266,10 +266,10 @@ def _triton_attention(
 
 
 def _interprets() -> bool:
-    """Whether kernels run in Pallas' interpret mode, because there is no GPU to lower them for."""
+    """Whether kernels run in Pallas' interpret mode, because there is no GPU."""
     return target_platform() == "cpu"
 
 
 def _falling_back(named: str | None) -> contextlib.AbstractContextManager[None]:
-    """Lets a case that a kernel cannot do go on to the reference, unless that very kernel was asked for."""
+    """Lets the reference do a case that a kernel cannot do, unless that kernel was named."""
     return contextlib.nullcontext() if named else contextlib.suppress(NotImplementedError)

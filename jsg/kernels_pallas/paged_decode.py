@@ -5,9 +5,9 @@
                       ├─ keys [c, 2c)       ── program ─▶ out, lse ─┼─ combine, one program a head ─▶ out, lse
                       └─ keys [2c, len)     ── program ─▶ out, lse ─┘
 
-The length c of a split follows from the row's real length, so that a step of short rows and one of long rows run the
-same executable. With one split there is nothing to combine, and one launch; and a single split may take in what is
-known of the keys before its range: see `cascade.py`.
+The length c of a split follows from the row's real length, so a step of short rows and a step of long rows run the same
+executable. With one split there is one launch and nothing to combine. A single split may also join the result for the
+keys before its range: see `cascade.py`.
 
 Split-KV decoding: Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference" (2023).
 """
@@ -25,7 +25,6 @@ from jaxtyping import Array, Float, Int
 from jsg.kernels_pallas.attention_block import (
     Attended,
     Ref,
-    Scoring,
     Softmax,
     attend,
     check_supported,
@@ -38,17 +37,16 @@ from jsg.kernels_pallas.attention_block import (
     whole_spec,
 )
 from jsg.kernels_pallas.combine import Partials, combine, split_range
-from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.tuning import sizes_for
 
 
 class Sizes(NamedTuple):
-    """How the work is cut. `tuning` has them by rows of the step.
+    """How the work is cut. `tuning` has the sizes by rows of the step.
 
     Attributes:
-        splits: Programs that share the keys of one row and kv head, at most.
-        block_k: Keys per iteration of a program, if they are no larger than `keys_in_block` says; a split is a multiple
-            of it.
+        splits: The most programs that share the keys of one row and kv head.
+        block_k: Keys per iteration of a program, unless `keys_in_block` gives fewer; a split is a multiple of it.
         num_warps: Warps per program.
         num_stages: Iterations whose loads are in flight.
     """
@@ -60,12 +58,12 @@ class Sizes(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """Which keys of its request each packed token attends to: positions `first` to `last` - 1.
+    """The keys of its request that each packed token attends to: positions `first` to `last` - 1.
 
     Attributes:
         rows: Request row.
         first: The first position.
-        last: Behind the last position; not more than `first` for a token that attends to none.
+        last: The position after the last one; not more than `first` for a token that attends to none.
     """
 
     rows: Int[Array, " B"]
@@ -91,12 +89,12 @@ def paged_decode(
         queries: See `ops.paged_attention`, as for `scale`, `window` and `softcap`.
         keys: The pool of one layer.
         values: Likewise.
-        inputs: Of which only the page table and the singles count here.
+        inputs: Only the page table and the singles are used.
         scale: Above zero.
         window: See above.
         softcap: See above.
-        sizes: How to cut the work; None for what is best on this device.
-        interpret: Run on a CPU, slowly, in place of compiling for a GPU.
+        sizes: How to cut the work; None for the best sizes on this device.
+        interpret: Run slowly on a CPU instead of compiling for a GPU.
 
     Raises:
         NotImplementedError: See `attention_block.check_supported`.
@@ -125,7 +123,7 @@ def paged_decode(
 
 
 def default_sizes(rows: int, keys: Float[Array, "P page_size K H"]) -> Sizes:
-    """What is best on this device for a step of this many rows."""
+    """The best sizes on this device for a step of so many rows."""
     kernel = "paged_decode" if keys.dtype.itemsize < 4 else "paged_decode_float32"
     return Sizes(**sizes_for(kernel, rows=rows))
 
@@ -146,16 +144,16 @@ def attend_splits(
     """Attention of each token to every split of its range: one launch.
 
     Args:
-        queries: Of the tokens.
+        queries: The tokens' queries.
         keys: The pool of one layer.
         values: Likewise.
         page_table: Request row → pages.
-        ranges: What each token attends to.
-        scoring: How.
+        ranges: The keys that each token attends to.
+        scoring: How queries and keys become scores.
         sizes: How to cut the work.
-        prefix: Attention to the keys before each token's range, which is joined to that of its only split.
-        out_dtype: Of the result.
-        interpret: Run on a CPU, slowly, in place of compiling for a GPU.
+        prefix: Attention to the keys before each token's range, which is joined to the result of its only split.
+        out_dtype: Type of the result.
+        interpret: Run slowly on a CPU instead of compiling for a GPU.
     """
     check_supported(keys)
     assert prefix is None or sizes.splits == 1, "a prefix would be joined to every split"
@@ -201,7 +199,7 @@ def attend_splits(
 
 
 def with_padding(attended: Attended, num_tokens: int) -> Attended:
-    """The same with tokens behind it that see nothing, up to `num_tokens`."""
+    """The same with more tokens, which see nothing, up to `num_tokens`."""
     missing = num_tokens - len(attended.out)
     if not missing:
         return attended
@@ -227,12 +225,12 @@ def _decode_kernel(
     """The query heads of one kv head of one token, over one split of the token's keys.
 
     Grid: (K, splits, B); programs that run together read neighbouring heads of the same pages. Queries `[G, H]` are
-    padded to a block of at least 16 rows in registers, masked on load and store; rows, ranges, page table and pool are
-    whole. A program owns the block `[G, H]` of `out` and `[G]` of `lse` of its token, split and kv head. One whose
-    split no key is in writes nothing; the first split always writes.
+    padded to a block of at least 16 rows in registers, and masked on load and store. Rows, ranges, page table and pool
+    are whole. A program owns the block `[G, H]` of `out` and `[G]` of `lse` of its token, split and kv head. A program
+    whose split has no keys writes nothing, except for the first split, which always writes.
 
-    Of attention to the keys before the range, if that is given, a program reads the block `[splits, G, H]` of outputs
-    and `[splits, G]` of log-sum-exps of its token and kv head, masked where no key is in a split.
+    If attention to the keys before the range is given, a program reads its block `[splits, G, H]` of outputs and
+    `[splits, G]` of log-sum-exps for its token and kv head, masked for splits without keys.
     """
     *known, out, lse = known_and_results
     split, token = pl.program_id(1), pl.program_id(2)
@@ -255,7 +253,7 @@ def _decode_kernel(
 
 
 def _joined_prefix(state: Softmax, outs: Ref, lses: Ref, prefix_len: Int[Array, ""], block_k: int) -> Softmax:
-    """The state as if it had seen the first `prefix_len` keys, too, whose splits the refs hold the results of."""
+    """The state joined with the first `prefix_len` keys. The references hold the results of their splits."""
     splits, group, head_dim = outs.shape
     rows, dims = state.weighted.shape
     head, dim = jnp.arange(rows), jnp.arange(dims)

@@ -4,9 +4,9 @@
     query tiles               │ d d d d │ d d d │ e e e │             from the host
     items           a   b   c │ e │ e e │ d │ d d │ d d │ d d │       here: tiles in parts of two, the last one first
 
-One program does an item for one kv head. A tile is as large as any kernel could want; a part of one has `block_q`
-tokens, which with the query heads of a kv head fill a matmul. A single is an item with a smaller matmul: it waits for
-memory, not for multiplications. A prompt without a cached prefix is the case in which positions begin at 0.
+One program computes an item for one kv head. A tile is as large as any kernel needs. A part of a tile has `block_q`
+tokens, which fill a matmul together with the query heads of a kv head. A single is an item with a smaller matmul, and
+its time is that of reading memory. A prompt without a cached prefix is the case in which positions begin at 0.
 
 Keys in pages: Kwon et al., "Efficient memory management for large language model serving with PagedAttention" (2023).
 The loop over them is `attention_block.attend`.
@@ -23,20 +23,20 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
 from jsg.kernels_pallas import attention_block
-from jsg.kernels_pallas.attention_block import Attended, Ref, Scoring
-from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.attention_block import Attended, Ref
+from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.tile import QUERY_TILE
 from jsg.kernels_pallas.tuning import sizes_for
 
 
 class Sizes(NamedTuple):
-    """How the work is cut. `tuning` has them by packed tokens of the step.
+    """How the work is cut. `tuning` has the sizes by packed tokens of the step.
 
     Attributes:
         block_m: Rows of the query block of a part of a tile: tokens times query heads of one kv head.
         block_k: Keys per iteration: see `keys_in_block`.
         num_warps: Warps per program.
-        num_stages: Blocks of keys and values in shared memory: one in use, the others on their way.
+        num_stages: Blocks of keys and values in shared memory: one in use, and the others being loaded.
     """
 
     block_m: int
@@ -46,15 +46,15 @@ class Sizes(NamedTuple):
 
 
 class Items(NamedTuple):
-    """What the programs of one kv head do: consecutive packed tokens of one request each.
+    """The work of the programs of one kv head. An item is consecutive packed tokens of one request.
 
     Attributes:
         rows: Request row.
         starts: The first packed token.
-        lens: Tokens; 0 where there is no such item. Real ones come first.
+        lens: The number of tokens; 0 if there is no such item. Real items come first.
         positions: Position of the first token in its sequence.
-        num_singles: How many items are singles; they come first.
-        num_tokens: Packed tokens that are no padding; they come first.
+        num_singles: The number of items that are singles, which come first.
+        num_tokens: The number of packed tokens that are not padding, which come first.
     """
 
     rows: Int[Array, " I"]
@@ -66,10 +66,10 @@ class Items(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The rows of a query block: which packed token and which query head of the kv head each is.
+    """The rows of a query block, each of which is one query head of the kv head of one packed token.
 
     Attributes:
-        nth: Which token of the item.
+        nth: The index of its token in the item.
         where: Index arrays into `[T, G, H]`.
         is_head: Whether a row is a head that exists.
         is_dim: Whether a column is a dimension that exists.
@@ -95,20 +95,20 @@ def ragged_paged_attention(
 ) -> Attended:
     """Attention of the singles and the query tiles of a step, zeros for padding tokens: one launch.
 
-    The result of a token in a tile depends on its own request only, not on how the prompt is cut or what else is in the
-    step: blocks of keys begin at multiples of `block_k` whatever the tile, and one that a token sees nothing of leaves
-    its softmax as it is. Deterministic mode rests on that. A single takes other instructions than a token in a tile.
+    The result of a token in a tile depends only on its own request, and not on how the prompt is cut or on the rest of
+    the step: blocks of keys begin at multiples of `block_k` for every tile, and a block of which a token sees nothing
+    does not change its softmax. Deterministic mode needs this. A single is computed by other instructions.
 
     Args:
         queries: See `ops.paged_attention`, as for `scale`, `window` and `softcap`.
         keys: The pool of one layer.
         values: Likewise.
-        inputs: With at least one query tile and one single, real or not.
+        inputs: They have room for at least one query tile and one single.
         scale: Above zero.
         window: See above.
         softcap: See above.
-        sizes: How to cut the work; None for what is best on this device.
-        interpret: Run on a CPU, slowly, in place of compiling for a GPU.
+        sizes: How to cut the work; None for the best sizes on this device.
+        interpret: Run slowly on a CPU instead of compiling for a GPU.
 
     Raises:
         NotImplementedError: See `attention_block.check_supported`.
@@ -145,9 +145,9 @@ def list_items(inputs: AttentionInputs, block_q: int, num_tokens: int) -> Items:
     """The work of a step: singles, then parts of at most `block_q` tokens of query tiles, from the last to the first.
 
     The last part of a chunk sees the most keys. It starts early, so that a launch ends with short work and no
-    multiprocessor waits for another. A request row brings one single, or one chunk whose tiles are full but the last:
-    there is room for an item of each row and for all full parts. All layers of a model list the same items, which XLA
-    sees and does once.
+    multiprocessor waits for another. A request row brings one single, or one chunk of which all tiles but the last are
+    full, so there is room for an item of each row and for all full parts. All layers of a model list the same items,
+    and XLA computes them once.
     """
     num_items = pl.cdiv(num_tokens, block_q) + min(num_tokens, inputs.page_table.shape[0])
     num_singles = jnp.sum(inputs.single_kv_lens > 0)
@@ -189,10 +189,10 @@ def _kernel(
     """All query heads of one kv head of one item: see `Items`, whose fields are references here.
 
     Grid: (K, items); programs that run together read neighbouring heads of the same pages. All arrays are whole, but
-    queries, pool and results for one kv head only. A program owns `out` and `lse` of the tokens of its item, and
-    besides of those padding tokens that are among packed tokens item·block_q to item·block_q + block_q - 1: padding
-    costs no pass of its own. Query blocks, `[block_q·G, H]` for a part of a tile and `[G, H]` for a single, are padded
-    in registers, masked on load and store; tokens behind the end of an item are masked likewise.
+    queries, pool and results have one kv head. A program owns `out` and `lse` of the tokens of its item, and of the
+    padding tokens among packed tokens item·block_q to item·block_q + block_q - 1, so padding needs no pass of its own.
+    Query blocks, `[block_q·G, H]` for a part of a tile and `[G, H]` for a single, are padded in registers, and masked
+    on load and store. Tokens behind the end of an item are masked too.
     """
     item = pl.program_id(1)
     length, is_single = items.lens[item], item < items.num_singles[0]

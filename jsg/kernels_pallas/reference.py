@@ -1,15 +1,14 @@
-"""Paged attention in plain `jnp`: the CPU implementation, and the oracle of every kernel's tests.
+"""Paged attention in plain `jnp`: the CPU implementation, and the reference in the tests of every kernel.
 
-Both loops below are online softmax over blocks of keys, with trip counts taken from real lengths, so one program serves
-every context length and a short row costs what it needs:
+Both loops are an online softmax over blocks of keys, with trip counts from real lengths. So one program serves every
+context length, and a short row takes little time:
 
     singles   for each row with one new token:  for each block of `SINGLE_KEY_BLOCK` keys:  one query
     tiles     for each query tile:              for each block of `TILE_KEY_BLOCK` keys:    QUERY_TILE queries,
                                                                                            or SHORT_TILE of a short one
 
-Every matmul of the tile loop has one fixed shape whatever the batch, the chunking or the context, so a query's result
-is the same to the last bit wherever it is computed: deterministic mode sends all tokens through tiles, none of them a
-short one.
+Every matmul of the tile loop has one fixed shape, whatever the batch, the chunks or the context. So the result of a
+query is always the same to the last bit. Deterministic mode sends all tokens through tiles that are not short.
 """
 
 from typing import NamedTuple
@@ -18,21 +17,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jsg.kernels_pallas.inputs import AttentionInputs
+from jsg.kernels_pallas.inputs import AttentionInputs, Scoring
 from jsg.kernels_pallas.tile import QUERY_TILE, SHORT_TILE
 
 HEAD_CLUSTER = 4
 SINGLE_KEY_BLOCK = 128
 TILE_KEY_BLOCK = 64
 MASKED = -1e30
-
-
-class _Static(NamedTuple):
-    """What does not change within one call."""
-
-    scale: float
-    window: int | None
-    softcap: float | None
 
 
 class _Softmax(NamedTuple):
@@ -54,7 +45,7 @@ def paged_attention(
     softcap: float | None = None,
 ) -> Float[Array, "T N H"]:
     """See `ops.paged_attention`. Computes in float32 and returns float32."""
-    static = _Static(scale, window, softcap)
+    scoring = Scoring(scale, window, softcap)
     kv_heads = keys.shape[2]
     grouped = queries.astype(jnp.float32).reshape(len(queries), kv_heads, -1, queries.shape[-1])
     out = jnp.zeros_like(grouped)
@@ -63,9 +54,9 @@ def paged_attention(
             (SHORT_TILE, 0, inputs.num_short_tiles),
             (QUERY_TILE, inputs.num_short_tiles, inputs.num_tiles),
         ):
-            out = _attend_tiles(out, grouped, keys, values, inputs, static, size, first, end)
+            out = _attend_tiles(out, grouped, keys, values, inputs, scoring, size, first, end)
     if inputs.single_rows.shape[0]:
-        out = _attend_singles(out, grouped, keys, values, inputs, static)
+        out = _attend_singles(out, grouped, keys, values, inputs, scoring)
     return out.reshape(queries.shape)
 
 
@@ -75,11 +66,11 @@ def _attend_singles(
     keys: Float[Array, "P page_size K H"],
     values: Float[Array, "P page_size K H"],
     inputs: AttentionInputs,
-    static: _Static,
+    scoring: Scoring,
 ) -> Float[Array, "T K G H"]:
     """Writes attention of the leading one-token rows into `out`, one row after another.
 
-    Heads are taken `HEAD_CLUSTER` at a time: the queries of a cluster stand block-diagonally in one matrix, so that a
+    `HEAD_CLUSTER` heads are computed at a time: the queries of a cluster stand block-diagonally in one matrix, so a
     block of keys is multiplied as it lies in memory. The zeros cost less than transposing the keys (measured: 12 ms
     against 19 ms for 8 rows of 256 keys, 12 layers of 12/4 heads).
     """
@@ -95,11 +86,11 @@ def _attend_singles(
             positions = index * block + jnp.arange(block)
             slots = _slots(inputs.page_table, row, positions, kv_len, keys.shape[1])
             key, value = (_rows_of(pool, slots).reshape(block, len(query), -1) for pool in (keys, values))
-            seen = _seen(positions, kv_len - 1, static.window)
-            scores = jnp.where(seen, _scores("cnd,scd->cns", query, key, static), MASKED)
+            seen = _seen(positions, kv_len - 1, scoring.window)
+            scores = jnp.where(seen, _scores("cnd,scd->cns", query, key, scoring), MASKED)
             return _accumulate(state, scores, seen, "cns,scd->cnd", value)
 
-        first = 0 if static.window is None else jnp.maximum(kv_len - static.window, 0) // block
+        first = 0 if scoring.window is None else jnp.maximum(kv_len - scoring.window, 0) // block
         state = lax.fori_loop(first, _blocks(kv_len, block), one_block, _empty_softmax(query))
         done = _diagonal(_normalised(state), cluster, head_dim).reshape(out.shape[1:])
         return lax.dynamic_update_index_in_dim(out, done, index, axis=0)
@@ -115,7 +106,7 @@ def _block_diagonal(query: Float[Array, "C J G H"]) -> Float[Array, "C JG JH"]:
 
 
 def _diagonal(weighted: Float[Array, "C JG JH"], heads: int, head_dim: int) -> Float[Array, "C J G H"]:
-    """From the result for all pairs of heads, those where query and value belong to the same one."""
+    """The parts of the result for all pairs of heads in which query and value belong to the same head."""
     blocks = weighted.reshape(len(weighted), heads, -1, heads, head_dim)
     return jnp.einsum("cjgjh->cjgh", blocks)
 
@@ -126,12 +117,12 @@ def _attend_tiles(
     keys: Float[Array, "P page_size K H"],
     values: Float[Array, "P page_size K H"],
     inputs: AttentionInputs,
-    static: _Static,
+    scoring: Scoring,
     size: int,
     first_tile: Int[Array, ""] | int,
     end_tile: Int[Array, ""] | int,
 ) -> Float[Array, "T K G H"]:
-    """Writes attention of some of the query tiles, of at most `size` tokens each, into `out`, one after another."""
+    """Writes attention of some query tiles, of at most `size` tokens each, into `out`, one after another."""
     num_tokens = len(queries)
     padded_queries = jnp.pad(queries, ((0, size), (0, 0), (0, 0), (0, 0)))
     padded_out = jnp.pad(out, ((0, size), (0, 0), (0, 0), (0, 0)))
@@ -146,13 +137,13 @@ def _attend_tiles(
         def one_block(index_of_block: Int[Array, ""], state: _Softmax) -> _Softmax:
             positions = index_of_block * TILE_KEY_BLOCK + jnp.arange(TILE_KEY_BLOCK)
             slots = _slots(inputs.page_table, inputs.tile_rows[index], positions, last, keys.shape[1])
-            seen = _seen(positions, query_positions[:, None], static.window)
-            scores = _scores("kgqh,skh->kgqs", query, _rows_of(keys, slots), static)
+            seen = _seen(positions, query_positions[:, None], scoring.window)
+            scores = _scores("kgqh,skh->kgqs", query, _rows_of(keys, slots), scoring)
             return _accumulate(state, jnp.where(seen, scores, MASKED), seen, "kgqs,skh->kgqh", _rows_of(values, slots))
 
         first = 0
-        if static.window is not None:
-            first = jnp.maximum(inputs.tile_positions[index] + 1 - static.window, 0) // TILE_KEY_BLOCK
+        if scoring.window is not None:
+            first = jnp.maximum(inputs.tile_positions[index] + 1 - scoring.window, 0) // TILE_KEY_BLOCK
         state = lax.fori_loop(first, _blocks(last, TILE_KEY_BLOCK), one_block, _empty_softmax(query))
         done = jnp.where(
             (offsets < length)[:, None, None, None],
@@ -171,7 +162,7 @@ def _slots(
     kv_len: Int[Array, ""],
     page_size: int,
 ) -> Int[Array, " S"]:
-    """KV slot of each position of a row; the dump slot past its end, where stale pages may hold another row's NaN."""
+    """The KV slot of each position of a row, or the dump past its end, where stale pages may hold another row's NaN."""
     column = jnp.minimum(positions // page_size, page_table.shape[1] - 1)
     return jnp.where(positions < kv_len, page_table[row, column] * page_size + positions % page_size, 0)
 
@@ -182,14 +173,14 @@ def _rows_of(pool: Float[Array, "P page_size K H"], slots: Int[Array, "*slots"])
 
 
 def _seen(keys: Int[Array, " S"], queries: Int[Array, "*q"], window: int | None) -> Bool[Array, "*rows"]:
-    """Which key positions each query position sees."""
+    """Whether each query position sees each key position."""
     seen = keys <= queries
     return seen if window is None else seen & (keys > queries - window)
 
 
-def _scores(subscripts: str, query: Array, key: Array, static: _Static) -> Array:
-    scores = jnp.einsum(subscripts, query, key, preferred_element_type=jnp.float32) * static.scale
-    return scores if static.softcap is None else static.softcap * jnp.tanh(scores / static.softcap)
+def _scores(subscripts: str, query: Array, key: Array, scoring: Scoring) -> Array:
+    scores = jnp.einsum(subscripts, query, key, preferred_element_type=jnp.float32) * scoring.scale
+    return scores if scoring.softcap is None else scoring.softcap * jnp.tanh(scores / scoring.softcap)
 
 
 def _empty_softmax(query: Float[Array, "*rows H"]) -> _Softmax:

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 
 def rms_norm(x: Float[Array, "*rows D"], weight: Float[Array, " D"], eps: float) -> Float[Array, "*rows D"]:
-    """Divides by the root mean square of the last axis, in float32; scales in the dtype of `x`, as in training."""
+    """Divides by the root mean square of the last axis in float32, and scales in the dtype of `x`, as in training."""
     wide = x.astype(jnp.float32)
     normed = wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return weight * normed.astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Which experts each token goes to, and where its copies stand when they are sorted by expert, in plain `jnp`."""
+"""The experts of each token, and the places of its copies when they are sorted by expert, in plain `jnp`."""
 
 from typing import NamedTuple
 
@@ -9,16 +9,16 @@ from jaxtyping import Array, Float, Int
 
 
 class Routes(NamedTuple):
-    """A token's way to its experts and back. Copies are sorted by expert, those of one expert by token.
+    """Where each token's copies go. Copies are sorted by expert, and those of one expert by token.
 
-    Of several devices that have experts of their own, each has other ones in front: the order goes on from its last
-    expert to the next device's, and from the last of all to the first.
+    If devices have experts of their own, each device has its own experts in front: the order begins with them, goes on
+    with those of the next devices, and continues after the last expert with the first.
 
     Attributes:
-        weights: Of each token's experts, the largest first; they sum to one. Zero where another device has the expert.
-        places: Where each token's copies stand among the sorted ones.
-        tokens: The token that each sorted copy is of.
-        sizes: Copies of each expert that this device has; where their sum is not `copies`, others' stand behind them.
+        weights: Weights of each token's experts, the largest first. They sum to one. Another device's expert has zero.
+        places: Places of each token's copies among the sorted copies.
+        tokens: The token of each sorted copy.
+        sizes: Copies of each of this device's experts. If they are not all `copies`, those of others stand behind.
     """
 
     weights: Float[Array, "T k"]

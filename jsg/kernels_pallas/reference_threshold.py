@@ -1,4 +1,4 @@
-"""Which logits top-k and top-p keep, and the largest of them, in plain `jnp`. Letters: `jsg/models/inputs.py`."""
+"""The logits that top-k and top-p keep, and the largest logits, in plain `jnp`. Letters: `jsg/models/inputs.py`."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -37,9 +37,9 @@ def top_logits(logits: Float[Array, "R V"], count: int) -> tuple[Float[Array, "R
 def _threshold(
     order: UInt[Array, "R V"], weights: Float[Array, "R V"], needed: Float[Array, " R"]
 ) -> UInt[Array, " R"]:
-    """The largest value such that the weights of everything from it up reach what is needed; 0 where all do not.
+    """The largest value for which the weights of all from it up reach what is needed; 0 if even all do not.
 
-    Bisection over the bits of the value, highest first: exact after 32 halvings.
+    It bisects over the bits of the value, the highest first, and is exact after 32 halvings.
     """
 
     def one_bit(index: Int[Array, ""], low: UInt[Array, " R"]) -> UInt[Array, " R"]:

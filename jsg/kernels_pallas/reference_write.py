@@ -28,7 +28,7 @@ def rotate_and_write(
 def rotate(
     x: Float[Array, "T heads H"], cos: Float[Array, "T half"], sin: Float[Array, "T half"]
 ) -> Float[Array, "T heads H"]:
-    """Turns dimension pairs (i, i + H/2) of every head; float32 inside, the dtype of `x` outside."""
+    """Rotates dimension pairs (i, i + H/2) of every head, in float32. The result has the dtype of `x`."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, None], sin[:, None]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
@@ -37,7 +37,7 @@ def rotate(
 def write_kv(
     cache: LayerCache, slots: Int[Array, " T"], new_keys: Float[Array, "T K H"], new_values: Float[Array, "T K H"]
 ) -> LayerCache:
-    """The pool with the new tokens at `slots`. What is not finite: see `ops.rotate_and_write`."""
+    """The pool with the new tokens at `slots`. Numbers that are not finite: see `ops.rotate_and_write`."""
     is_kept = (slots > 0)[:, None, None]
     is_finite = jnp.all(jnp.isfinite(new_values), axis=-1, keepdims=True)
     new_keys = jnp.where(is_kept, jnp.where(is_finite, new_keys, jnp.nan), 0)
@@ -52,7 +52,7 @@ def write_kv(
 def keys_and_values(
     cache: LayerCache,
 ) -> tuple[Float[Array, "P page_size K H"], Float[Array, "P page_size K H"]]:
-    """The two arrays of a layer; copies of them where both are in one."""
+    """The two arrays of a layer, or copies of them if both are in one array."""
     return cache if len(cache) == 2 else (cache[0][:, :, ::2], cache[0][:, :, 1::2])
 
 
@@ -66,9 +66,9 @@ def _written(
 
 
 def to_pool_dtype(new: Float[Array, "*dims"], dtype: jax.typing.DTypeLike) -> Float[Array, "*dims"]:
-    """Rounds to the pool's type; 8-bit floats take the nearest they have where a number is too large for them."""
+    """Rounds to the pool's type. A number that is too large for 8-bit floats becomes the largest of them."""
     if jnp.dtype(dtype).itemsize == 1:
         largest = float(jnp.finfo(dtype).max)
-        # Triton's minimum and maximum give the number where one side is NaN, and a key must stay NaN.
+        # Triton's minimum and maximum of NaN and a number are the number, but a key must stay NaN.
         new = jnp.where(jnp.isnan(new), new, jnp.clip(new, -largest, largest))
     return new.astype(dtype)

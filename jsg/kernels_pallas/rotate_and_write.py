@@ -1,6 +1,6 @@
 """Head norms, rotation and the write into the KV pool as one Pallas-Triton launch. Letters: `jsg/models/inputs.py`.
 
-Everything between the joint projection and attention is elementwise in a token and a key-value head, so it is one pass:
+All work between the joint projection and attention is elementwise in a token and a key-value head, so it is one pass:
 the projection is read once, queries are written once, and key and value go from registers to their slots.
 
     joint projection of one (token, key-value head), G+2 rows of H:
@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from jsg.kernels_pallas.attention_block import check_addressable
+from jsg.kernels_pallas.attention_block import check_addressable, whole_spec
 from jsg.kernels_pallas.inputs import HeadNorms, LayerCache
 from jsg.kernels_pallas.reference_write import to_pool_dtype
 from jsg.kernels_pallas.tuning import sizes_for
@@ -30,11 +30,11 @@ MAX_HEAD_DIM = 256
 
 
 class Sizes(NamedTuple):
-    """How the work is cut. `tuning` has them by packed tokens of the step.
+    """How the work is cut. `tuning` has the sizes by packed tokens of the step.
 
     Attributes:
         block_elements: Numbers of one padded head in a program.
-        heads_per_warp: Query heads for which a program gets another warp; it has at least two.
+        heads_per_warp: A program has one warp for so many query heads, and at least two warps.
     """
 
     block_elements: int
@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
 
 
 class _Static(NamedTuple):
-    """What does not change within one call."""
+    """The constants of one call."""
 
     num_tokens: int
     group: int
@@ -53,7 +53,7 @@ class _Static(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """The tokens that a program owns: their indices in the step and which of them exist."""
+    """The tokens of a program: their indices in the step, and which of them exist."""
 
     tokens: Int[Array, " t"]
     is_token: Bool[Array, " t"]
@@ -69,13 +69,13 @@ def rotate_and_write(
     *,
     interpret: bool = False,
 ) -> tuple[Float[Array, "T N H"], LayerCache]:
-    """See `ops.rotate_and_write`. The pool is written in place: its arrays are aliased to the results.
+    """See `ops.rotate_and_write`. It writes the pool in place: the results are aliases of its arrays.
 
     Args:
         qkv: See `ops.rotate_and_write`; so are the other arrays.
         cos: float32.
         sin: float32.
-        slots: Real ones are distinct; slot 0 may be in them any number of times.
+        slots: Distinct, but for slot 0, which may stand there any number of times.
         cache: Keys and values, in any float type.
         norms: Weights in the dtype of `qkv`.
         interpret: Run in Pallas' interpret mode.
@@ -94,7 +94,7 @@ def rotate_and_write(
     rotated, *pools = pl.pallas_call(
         functools.partial(rotate_and_write_kernel, static),
         grid=(pl.cdiv(num_tokens, static.block_tokens), kv_heads),
-        in_specs=[_head_of(heads, 1), *(_whole(x) for x in read[1:]), *(_head_of(pool, 2) for pool in cache)],
+        in_specs=[_head_of(heads, 1), *(whole_spec(x) for x in read[1:]), *(_head_of(pool, 2) for pool in cache)],
         out_specs=[_head_of(queries, 1), *(_head_of(pool, 2) for pool in cache)],
         out_shape=[queries, *(jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in cache)],
         input_output_aliases={len(read): 1, len(read) + 1: 2},
@@ -111,7 +111,7 @@ def _static(
     norms: HeadNorms | None,
     sizes: Sizes,
 ) -> _Static:
-    """The shape of a call, once the kernel is known to be able to do it."""
+    """The constants of a call. Raises NotImplementedError if the kernel cannot do it."""
     head_dim = 2 * cos.shape[1]
     group = qkv.shape[2] // head_dim - 2
     if len(cache) != 2:
@@ -133,10 +133,10 @@ def _num_warps(group: int, sizes: Sizes) -> int:
 def rotate_and_write_kernel(static: _Static, *refs: jax.Ref) -> None:
     """One program: `block_tokens` tokens of one key-value head.
 
-    Grid: (token blocks, K). Blocks: the arrays stay in device memory, with the program's head taken out of those that
-    have one: joint projection [T, G+2, H], cosine and sine [T, H/2], slots [T], weights [H] where there are norms,
-    pools [P, page_size, H], queries [T, G, H]. Everything is done in registers, in halves of heads, [t, G, H/2],
-    because rotation combines the two halves of a head.
+    Grid: (token blocks, K). Blocks: the arrays stay in device memory, and those with heads have only the program's:
+    joint projection [T, G+2, H], cosine and sine [T, H/2], slots [T], weights [H] if there are norms, pools
+    [P, page_size, H], queries [T, G, H]. The work is done in registers, in halves of heads, [t, G, H/2], because
+    rotation combines the two halves of a head.
 
     Owns: the queries and the slots of its tokens. Several programs may write slot 0, all of them zeros.
 
@@ -154,7 +154,9 @@ def rotate_and_write_kernel(static: _Static, *refs: jax.Ref) -> None:
         mask = block.is_token[:, None, None] & (query_heads < static.group)[None, :, None] & is_lane[None, None]
         plgpu.store(queries.at[index], part, mask=mask)
 
-    nowhere = keys.shape[0] * static.page_size  # not slot 0: interpret mode wants no place twice, masked or not
+    nowhere = (
+        keys.shape[0] * static.page_size
+    )  # not slot 0: in interpret mode a place must not stand there twice, even masked
     slots = plgpu.load(slots_ref.at[tokens], mask=block.is_token, other=nowhere)
     value, is_finite = _value(static, block, qkv)
     key = _turned(static, block, jnp.full(1, static.group), qkv, cos, sin, key_weight)
@@ -174,7 +176,7 @@ def _turned(
     sin: jax.Ref,
     weight: jax.Ref | None,
 ) -> tuple[Float[Array, "t h half"], Float[Array, "t h half"]]:
-    """Both halves of these heads of the joint projection: normed where there is a weight, and rotated."""
+    """Both halves of these heads of the joint projection, normed if there is a weight, and rotated."""
     half = static.head_dim // 2
     lanes, is_lane = _lanes(half)
     index = (block.tokens[:, None, None], heads[None, :, None])
@@ -217,17 +219,12 @@ def _write(
 
 
 def _lanes(length: int) -> tuple[Int[Array, " lanes"], Bool[Array, " lanes"]]:
-    """Indices 0..length padded to a power of two, and which of them are not padding."""
+    """Indices from 0 to `length`, padded to a power of two, and which of them are not padding."""
     lanes = jnp.arange(pl.next_power_of_2(length))
     return lanes, lanes < length
 
 
-def _whole(x: Array) -> pl.BlockSpec:
-    """The whole array."""
-    return pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)
-
-
 def _head_of(x: Array | jax.ShapeDtypeStruct, axis: int) -> pl.BlockSpec:
-    """The whole array but for the axis of key-value heads, of which the program has its own."""
+    """The whole array, with only the program's head on the axis of key-value heads."""
     shape = tuple(None if i == axis else size for i, size in enumerate(x.shape))
     return pl.BlockSpec(shape, lambda _, head: tuple(head if i == axis else 0 for i in range(len(shape))))

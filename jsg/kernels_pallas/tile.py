@@ -1,15 +1,15 @@
-"""Sizes that the scheduler shares with the kernels; here alone, so that the scheduler loads no JAX."""
+"""Sizes that the scheduler shares with the kernels, in a file of their own so that the scheduler loads no JAX."""
 
 QUERY_TILE = 64
-"""Packed tokens of one request in a query tile, at most."""
+"""The most packed tokens in a query tile, all of one request."""
 SHORT_TILE = 16
-"""Tokens of a short query tile, at most: what a request with drafts brings."""
+"""The most tokens in a short query tile, which a request with drafts brings."""
 GROUP_TILE = 16
-"""Requests in a group tile, at most: together with the query heads of one key-value head they fill a matmul."""
+"""The most requests in a group tile. With the query heads of one key-value head they fill a matmul."""
 MIN_GROUP = 4
-"""Requests that must share a prefix before a pass of its own pays."""
+"""The least requests that must share a prefix for a group."""
 MIN_SHARED_TOKENS = 256
-"""Tokens that they must share."""
+"""The least tokens that they must share."""
 MAX_POOL_ELEMENTS = 2**31
-"""Numbers in an array of the KV pool that 32-bit offsets reach. The kernels for NVIDIA take 64-bit ones above 2^32
-bytes, which is late where a number is one byte."""
+"""The most numbers in an array of the KV pool that 32-bit offsets reach. The kernels for NVIDIA use 64-bit offsets
+above 2^32 bytes, which is too late for numbers of one byte."""

@@ -1,17 +1,17 @@
 """Top-k and top-p over a vocabulary without a sort, as Pallas-Triton kernels. Letters: `jsg/models/inputs.py`.
 
-Both ask for the largest threshold above which enough is left: enough logits, or enough probability. A search keeps a
-bracket of it, in the order-preserving integers of `reference_threshold.sortable`:
+Both need the largest threshold that leaves enough above it: enough logits, or enough probability. A search keeps a
+bracket around it, in the order-preserving integers of `reference_threshold.sortable`:
 
     0 ........ low ................ high ........ 2^32      total(low) >= needed > total(high)
                 |  pivot  pivot ...  |
 
-One pass over the row adds up what is above each of `PIVOTS` pivots in the bracket, and the part between two of them in
-which the answer lies is the next bracket. The first pivots are whole temperatures below the largest logit, later ones
-evenly spaced, so the bracket is a single integer after at most `MAX_PASSES`; but a search ends as soon as leaving out
-the least of what is kept would be too much, because then every threshold in the bracket keeps the same logits.
+One pass over the row computes the totals above each of `PIVOTS` pivots in the bracket. The next bracket is the part
+between the two pivots around the threshold. The first pivots are whole temperatures below the largest logit, and later
+ones are evenly spaced, so the bracket is a single integer after at most `MAX_PASSES`. A search ends earlier if it must
+not leave out the smallest logit that is kept, because then every threshold in the bracket keeps the same logits.
 
-A row is one program, because a pass needs the result of the one before it.
+A row is one program, because each pass needs the result of the pass before it.
 """
 
 import functools
@@ -30,15 +30,15 @@ from jsg.kernels_pallas.tuning import sizes_for
 
 PIVOTS = 15
 MAX_PASSES = 9
-"""One with the first pivots, and eight that each divide the bracket by 16."""
+"""One pass with the first pivots, and eight that each divide the bracket by 16."""
 ABOVE_INFINITY = 0xFF800001
-"""The integer after that of the largest number."""
+"""The integer after that of infinity."""
 VECTOR = 4
-"""Logits that a thread reads as 16 bytes and adds up by itself."""
+"""The number of logits that a thread reads as 16 bytes and adds up by itself."""
 
 
 class Sizes(NamedTuple):
-    """How a row is cut. `tuning` has them by rows.
+    """How a row is cut. `tuning` has the sizes by rows.
 
     Attributes:
         block: Logits that a program reads at a time; less than 2^16.
@@ -50,11 +50,11 @@ class Sizes(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """One row of logits in device memory, and what turns a logit into a weight.
+    """One row of logits in device memory, and the numbers that turn a logit into a weight.
 
     Attributes:
-        logits: Of one row, [V].
-        largest: The largest of them.
+        logits: The row, [V].
+        largest: The largest logit.
         temperature: Weights are exp((logit - largest) / temperature).
         block: Logits that are read at a time.
     """
@@ -65,13 +65,13 @@ class _Row(NamedTuple):
     block: int
 
     def weights(self, logits: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
-        """Of these logits: 1 for the largest, 0 for what is not a number."""
+        """The weights of these logits: 1 for the largest, 0 for NaN."""
         weights = jnp.exp((logits - self.largest) / self.temperature)
         return jnp.where(weights > 0, weights, 0.0)
 
 
 class _Bracket(NamedTuple):
-    """Where a threshold lies: totals of what is at least `low`, which is enough, and at least `high`, which is not."""
+    """The bounds of a threshold. The total of all from `low` up is enough, and that of all from `high` up is not."""
 
     low: UInt[Array, ""]
     high: UInt[Array, ""]
@@ -88,7 +88,7 @@ def kept_threshold(
     *,
     interpret: bool = False,
 ) -> UInt[Array, " R"]:
-    """See `ops.kept_threshold`. The threshold itself may be a smaller one that keeps the same logits."""
+    """See `ops.kept_threshold`. The threshold may be smaller than the exact one, if it keeps the same logits."""
     num_rows, vocab = logits.shape
     sizes = Sizes(**sizes_for("token_threshold", rows=num_rows))
     scalar = pl.BlockSpec((None,), lambda row: (row,))
@@ -115,7 +115,7 @@ def kept_threshold_kernel(
     """One program: the threshold of one row.
 
     Grid: (R,). Blocks: a row of logits [V] stays in device memory and is read once per pass; the rest are scalars.
-    Masked: what lies past V counts as NaN.
+    Masked: logits past V count as NaN.
     """
     row = _Row(logits, largest[...], temperature[...], block)
     vocab = logits.shape[0]
@@ -130,7 +130,7 @@ def kept_threshold_kernel(
 def top_logits(
     logits: Float[Array, "R V"], count: int, *, interpret: bool = False
 ) -> tuple[Float[Array, "R top"], Int[Array, "R top"]]:
-    """See `ops.top_logits`. A kernel picks them, and a sort of no more than `count` puts them into order."""
+    """See `ops.top_logits`. A kernel picks the logits, and a sort of only `count` numbers puts them into order."""
     num_rows, vocab = logits.shape
     sizes = Sizes(**sizes_for("token_threshold", rows=num_rows))
     values, ids = pl.pallas_call(
@@ -152,8 +152,8 @@ def top_logits_kernel(
     """One program: the `count` largest logits of one row and their ids.
 
     Grid: (R,). Blocks: a row of logits [V] stays in device memory, read once per pass; values and ids are [count].
-    Order: what is above the bracket of the threshold, then what is in it, each by id. Equal logits are in one of the
-    two, so a stable sort afterwards leaves them ordered by id. Masked: what lies past V.
+    Order: the logits above the bracket of the threshold, then those in it, each by id. Equal logits are in the same of
+    the two, so a stable sort afterwards leaves them ordered by id. Masked: logits past V.
     """
     vocab = logits.shape[0]
     row = _Row(logits, largest[...], jnp.float32(1), block_len)
@@ -176,7 +176,9 @@ def top_logits_kernel(
             place_inside = num_above + found[1] + (counted >> 16)
             places = jnp.where(is_above, found[0] + (counted & 0xFFFF), place_inside)
             is_picked = (is_above | is_inside) & (places <= count)
-            places = jnp.where(is_picked, places - 1, count)  # interpret mode wants no place twice, masked or not
+            places = jnp.where(
+                is_picked, places - 1, count
+            )  # in interpret mode a place must not stand there twice, even masked
             plgpu.store(values.at[places], part, mask=is_picked)
             plgpu.store(ids.at[places], tokens, mask=is_picked)
 
@@ -188,9 +190,9 @@ def top_logits_kernel(
 def _search(
     row: _Row, widest: _Bracket, needed: Float[Array, ""], is_wanted: Bool[Array, ""], *, is_mass: bool
 ) -> _Bracket:
-    """The bracket within which every threshold keeps the same logits; the widest where no search is wanted.
+    """The bracket within which every threshold keeps the same logits; the widest if no search is wanted.
 
-    Whatever the pivots, a bracket stays one, so `largest` is only a hint; their number bounds the passes even of NaN.
+    A bracket is correct whatever the pivots are, so `largest` is only a hint. `MAX_PASSES` bounds the passes for NaN.
     """
 
     def goes_on(state: tuple[Array, _Bracket]) -> Bool[Array, ""]:
@@ -213,12 +215,12 @@ def _search(
 
 
 def _widest(total: Float[Array, ""]) -> _Bracket:
-    """The bracket of all numbers. NaN is in it as 0: see `_ordered`."""
+    """The bracket of all numbers. It has NaN as 0: see `_ordered`."""
     return _Bracket(jnp.uint32(0), jnp.uint32(ABOVE_INFINITY), total, jnp.float32(0))
 
 
 def _first_pivots(row: _Row) -> list[UInt[Array, ""]]:
-    """Just above the largest logit, the largest itself, and whole temperatures below it; in ascending order."""
+    """In ascending order: whole temperatures below the largest logit, the largest logit, and the next integer."""
     below = [sortable(row.largest - steps * row.temperature) for steps in reversed(range(PIVOTS - 1))]
     return [*below, sortable(row.largest) + jnp.uint32(1)]
 
@@ -238,9 +240,9 @@ def _narrowed(
 
 
 def _totals(row: _Row, pivots: Sequence[Array], is_wanted: Bool[Array, ""], *, is_mass: bool) -> list[Float[Array, ""]]:
-    """Per pivot the weights, or else the number, of the logits from it up: one pass. Zeros where it is not wanted.
+    """The weights, or else the number, of the logits from each pivot up, in one pass. Zeros if it is not wanted.
 
-    Sums are float32, in an order that depends on the place in the row alone: a higher pivot never has a larger total.
+    Sums are float32, in an order that depends only on the place in the row, so a higher pivot never has a larger total.
     """
     vocab = row.logits.shape[0]
     threads = jnp.arange(row.block // VECTOR)
@@ -262,12 +264,12 @@ def _totals(row: _Row, pivots: Sequence[Array], is_wanted: Bool[Array, ""], *, i
 
 
 def _ordered(logits: Float[Array, "*dims"]) -> UInt[Array, "*dims"]:
-    """`sortable`, but for NaN, which is below everything: so nothing is above a bracket that ends at infinity."""
+    """`sortable`, but with NaN as the smallest, so that nothing is above a bracket that ends at infinity."""
     return jnp.where(logits == logits, sortable(logits), jnp.uint32(0))
 
 
 def _float_of(order: UInt[Array, ""]) -> Float[Array, ""]:
-    """What `sortable` makes this integer from."""
+    """The number from which `sortable` makes this integer."""
     is_positive = order >> 31 == 1
     return lax.bitcast_convert_type(jnp.where(is_positive, order ^ jnp.uint32(1 << 31), ~order), jnp.float32)
 

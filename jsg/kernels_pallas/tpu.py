@@ -1,7 +1,7 @@
-"""Attention on a TPU: JAX's own ragged paged attention, told of our packing. Letters: `jsg/models/inputs.py`.
+"""Attention on a TPU by JAX's own ragged paged attention. Letters: `jsg/models/inputs.py`.
 
-The kernel is the library's; here stands what it must be given, and what it cannot do. It ran in TPU interpret mode and
-was compiled for TPU v4, v5e and v6e; no TPU has run it, so nothing is known of its speed here.
+The kernel is the library's. This file makes its arguments and refuses what it cannot do. It ran in TPU interpret mode
+and was compiled for TPU v4, v5e and v6e. No TPU has run it, so its speed is unknown.
 """
 
 from typing import NamedTuple
@@ -14,27 +14,27 @@ from jaxtyping import Array, Bool, Float, Int
 from jsg.kernels_pallas.inputs import AttentionInputs, LayerCache
 
 QUERY_BLOCK = 32
-"""Packed tokens in one program of the kernel: what the library takes where its tables know nothing better."""
+"""Packed tokens in one program of the kernel: the library's default for cases that are not in its tables."""
 KEY_BLOCK = 512
-"""Keys that are fetched at a time. With 8 key-value heads in bfloat16 and two buffers, 4 MiB of vector memory; the
-library's own choice for small pages, 128 pages, is more than a kernel may have (compiled for v5e)."""
+"""Keys that are fetched at a time. With 8 key-value heads in bfloat16 and two buffers they take 4 MiB of vector memory.
+The library's own choice for small pages, 128 pages, is more than a kernel may have (compiled for v5e)."""
 MAX_PAGES_PER_BLOCK = 32
-"""Each page is a copy of its own, and the kernel writes them out one by one."""
+"""Each page is a copy of its own, and the code of the kernel has each copy."""
 MIN_PAGE_SIZE = 16
-"""The least that the library recommends."""
+"""The smallest page that the library recommends."""
 PAGE_TABLE_BYTES = 2**20 - 2**16
-"""Room for the page table in a TPU's scalar memory of 1 MiB, where the kernel keeps it whole."""
+"""Room for the page table in a TPU's scalar memory of 1 MiB, which holds the whole table."""
 
 
 class Sequences(NamedTuple):
-    """A step as the kernel wants it: the packed tokens of each sequence stand together, one sequence after another.
+    """A step in the kernel's form: the packed tokens of each sequence stand together, one sequence after another.
 
     Attributes:
         pages: Pages of each sequence, in order of position.
-        kv_lens: Keys of each, its new tokens included.
-        starts: Index of each one's first packed token; where the next one starts, it ends.
-        num_sequences: How many are real; they come first. Never 0: see `sequences_of`.
-        num_tokens: Real packed tokens.
+        kv_lens: Keys of each sequence, with its new tokens.
+        starts: Index of each sequence's first packed token. A sequence ends where the next one starts.
+        num_sequences: The number of real sequences, which come first. Never 0: see `sequences_of`.
+        num_tokens: The number of real packed tokens.
     """
 
     pages: Int[Array, "M C"]
@@ -55,13 +55,13 @@ def paged_attention(
 ) -> Float[Array, "T N H"]:
     """See `ops.paged_attention`. Accumulates in float32 and returns the queries' dtype.
 
-    Grid (blocks of heads, blocks of `QUERY_BLOCK` tokens), in order. A program walks over the sequences that have a
-    token in its block, and for each over its keys, `KEY_BLOCK` at a time, fetched page by page into one of two buffers
-    while the other is worked on. Page table and lengths lie in scalar memory, the pool stays in HBM. Masked are keys
-    after a token, before its window, and beyond the sequence; a token of another sequence is not stored to.
+    Grid: (blocks of heads, blocks of `QUERY_BLOCK` tokens), in order. A program goes over the sequences that have a
+    token in its block, and for each over its keys, `KEY_BLOCK` at a time. They are fetched page by page into one of two
+    buffers while the other is computed on. Page table and lengths lie in scalar memory, and the pool stays in HBM. Keys
+    after a token, before its window and beyond the sequence are masked. A token of another sequence is not stored to.
 
-    One thing is weaker than in the other implementations: masked scores are lowered, not replaced, so a key that is
-    not finite reaches all tokens that its request has in this step, the earlier ones too.
+    Unlike the other implementations it lowers masked scores instead of replacing them. So a key that is not finite
+    reaches all tokens of its request in this step, also earlier ones.
 
     Raises:
         NotImplementedError: The kernel cannot do this shape or type; the message names it.
@@ -85,16 +85,16 @@ def paged_attention(
         num_kv_pages_per_block=min(KEY_BLOCK // page_size, MAX_PAGES_PER_BLOCK, columns),
         num_queries_per_block=min(QUERY_BLOCK, len(queries)),
     )
-    is_real = jnp.arange(len(queries)) < sequences.num_tokens  # the kernel leaves garbage in the others
+    is_real = jnp.arange(len(queries)) < sequences.num_tokens  # the kernel does not write the others
     return jnp.where(is_real[:, None, None], out, 0)
 
 
 def sequences_of(inputs: AttentionInputs) -> Sequences:
-    """The singles, then the tiles, those of one row joined to one sequence.
+    """The sequences of a step: the singles, and then the tiles, of which those of one row are one sequence.
 
-    A tile by itself would read fewer keys, but a sequence takes a row of the page table in scalar memory, and there is
-    no room for one per tile. A step without any token has one sequence of one token all the same, which reads the dump
-    page: the kernel starts its first copy before it looks whether there is anything to do.
+    A tile as a sequence would read fewer keys, but each sequence needs a row of the page table in scalar memory, which
+    has no room for one per tile. A step without tokens has one sequence of one token, which reads the dump page,
+    because the kernel starts its first copy before it checks whether there is work.
     """
     ends = jnp.concatenate([jnp.arange(1, len(inputs.single_rows) + 1), inputs.tile_starts + inputs.tile_lens])
     kv_lens = jnp.concatenate([inputs.single_kv_lens, inputs.tile_positions + inputs.tile_lens])
@@ -114,7 +114,7 @@ def sequences_of(inputs: AttentionInputs) -> Sequences:
 
 
 def _pieces(inputs: AttentionInputs) -> tuple[Bool[Array, " pieces"], Bool[Array, " pieces"]]:
-    """Which singles and tiles are real, and which of those begin a sequence; the tiles of a row are neighbours."""
+    """Which singles and tiles are real, and which of them begin a sequence. The tiles of a row are neighbours."""
     is_single = inputs.single_kv_lens > 0
     is_tile = jnp.arange(len(inputs.tile_rows)) < inputs.num_tiles
     follows = jnp.diff(inputs.tile_rows, prepend=-1) == 0
@@ -130,12 +130,12 @@ def smallest_page_size(num_rows: int, context_len: int) -> int:
 
 
 def _table_bytes(num_rows: int, columns: int) -> int:
-    """Of an int32 array in scalar memory, which is padded to tiles of 8 x 128."""
+    """The bytes of an int32 array in scalar memory, which is padded to tiles of 8 × 128."""
     return 4 * (-(-num_rows // 8) * 8) * (-(-columns // 128) * 128)
 
 
 def _check(queries: Float[Array, "T N H"], pool: Float[Array, "P page_size heads H"], sequences: Sequences) -> None:
-    """Raises for what the library refuses, and for what it only finds out when the kernel is compiled."""
+    """Raises NotImplementedError for all that the library refuses, some of it only when the kernel is compiled."""
     _, page_size, heads, head_dim = pool.shape
     if head_dim != 128:
         raise NotImplementedError(f"the TPU kernel wants a head_dim of 128, but got {head_dim}")

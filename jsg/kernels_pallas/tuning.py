@@ -1,4 +1,4 @@
-"""Block sizes of the kernels: data, one file in `tuning/` per device."""
+"""Block sizes of the kernels. They are data, in a file in `tuning/` for each device."""
 
 import functools
 import importlib.resources
@@ -12,14 +12,14 @@ FALLBACK = "nvidia-h200"
 
 
 def sizes_for(kernel: str, *, rows: int, device: str | None = None) -> dict[str, int]:
-    """Block sizes that a kernel should take.
+    """The block sizes of a kernel.
 
     Args:
-        kernel: Name of its file.
-        rows: What the kernel's sizes go by, rows or tokens of the step. Of the entries that its file has, the one for
-            the most rows that are not more than these counts.
-        device: What JAX calls the device; None for the one that this trace is for. One that has no file takes the
-            sizes of `FALLBACK`.
+        kernel: Its name in the file.
+        rows: The rows or tokens of the step by which the kernel's sizes are chosen: those of the entry with the most
+            rows that are not more than these.
+        device: JAX's name of the device; None for the device of this trace. A device without a file has the sizes of
+            `FALLBACK`.
     """
     tables = _tables(re.sub(r"[^a-z0-9]+", "-", (device or _target_device()).lower()))[kernel]
     chosen = max((entry for entry in tables if entry["rows"] <= rows), key=lambda entry: entry["rows"])
@@ -34,6 +34,6 @@ def _tables(device: str) -> dict[str, Any]:
 
 
 def _target_device() -> str:
-    """The kind of device of the abstract mesh that this trace runs under, else that of JAX's first device."""
+    """The device kind of the abstract mesh that this trace runs under, else of JAX's first device."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.devices()[0].device_kind if device is None else device.device_kind

@@ -1,8 +1,8 @@
-"""One parameter of tensors of a checkpoint; of a parameter that devices share out, each device's slice by itself.
+"""Makes a parameter of the tensors of a checkpoint. If devices share it out, each gets its own slice.
 
-A device that holds a slice needs a slice of each tensor, and only that is read. On a CPU the parameter's own memory is
-filled in place (`in_place.py`); on an accelerator tensors are sent one by one and turned and joined there. So a host
-holds what its devices hold of it and one tensor more, however many tensors make a parameter. See `Origin`.
+Of each tensor only the slice is read that a device holds. On a CPU the parameter's own memory is filled in place
+(`in_place.py`). To an accelerator the tensors are sent one by one, and are transposed and joined there. So a host holds
+what its devices hold, and one tensor more, however many tensors make a parameter. See `Origin`.
 """
 
 import concurrent.futures
@@ -19,7 +19,7 @@ from jsg.models.quantise import Quantised, quantise
 from jsg.models.tensor_parallel import place
 
 _Spans = dict[Any, Span | None]
-"""What each device has of the axis that they share out; None for all of it. The default device is None."""
+"""Device → its span of the axis that is shared out, None for all of it. The default device is None."""
 
 
 def assemble(
@@ -30,28 +30,28 @@ def assemble(
     *,
     is_in_place: bool,
 ) -> Array | Quantised:
-    """The value of a parameter, on the default device or where its declaration says.
+    """The value of a parameter, on the default device or on the devices that its declaration names.
 
-    Each number is rounded once, to the type that is declared. Where devices share out what a scale belongs to, none of
-    them has all the numbers that decide it, so there whole rows are read.
+    Each number is rounded once, to the declared type. If devices share out the rows that scales belong to, no device
+    has all numbers that decide a scale, so whole rows are read.
 
-    A group of devices that has experts of its own takes their sources only.
+    A group of devices that has experts of its own reads only their tensors.
 
     Args:
         declared: Shapes, types and shardings of the value.
         origin: The tensors it is made of.
         reader: Reads them.
         pool: Reads pieces at the same time.
-        is_in_place: Whether the host's memory is the devices' own, as it is of a CPU.
+        is_in_place: Whether the host's memory is the device's memory, as for a CPU.
 
     Raises:
-        ModelError: A tensor cannot be read, or not be rounded to 8 bits.
+        ModelError: A tensor cannot be read, or cannot be rounded to 8 bits.
     """
     leaves, axis, tree = jax.tree.leaves(declared), origin.split_axis, jax.tree.structure(declared)
     numbers, *scales = leaves
 
     def make(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, spans: _Spans) -> list[Any]:
-        """The leaves that each device has, on that device or, in place, on the host."""
+        """The leaves of each device: in place on the host, or on the device."""
         if is_in_place:
             return fill(declared, origin, reader, pool, list(spans.values()))
         made = []
@@ -88,7 +88,7 @@ def assemble(
 
 
 def _is_cut(numbers: jax.ShapeDtypeStruct, axis: int | None) -> bool:
-    """Whether devices, or those of a group, share out this axis."""
+    """Whether devices, or the devices of a group, share out this axis."""
     if numbers.sharding is None or axis is None:
         return False
     return numbers.sharding.shard_shape(numbers.shape)[axis] < numbers.shape[axis]
@@ -97,7 +97,7 @@ def _is_cut(numbers: jax.ShapeDtypeStruct, axis: int | None) -> bool:
 def _own_experts(
     declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, experts: Span | None
 ) -> tuple[jax.ShapeDtypeStruct | Quantised, Origin]:
-    """The shape and the origin of these experts, as if there were no others; of a parameter without, as they are."""
+    """The shape and the origin as if there were only these experts. A parameter without experts stays as it is."""
     axis = origin.expert_axis
     if axis is None or experts is None:
         return declared, origin
@@ -110,18 +110,18 @@ def _own_experts(
 
 
 def _sent(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, reader: Reader, span: Span | None) -> list[Array]:
-    """The leaves of the indices `span` of a parameter, or of all of it, made on the default device."""
+    """The leaves of a span of a parameter, or of all of it, made on the default device."""
     shape, parts = jax.tree.leaves(declared)[0].shape, []
     for source in origin.sources:
-        tensor = reader.read(source, source_slices(source, origin, shape, span))
-        # Turned there; but what the file has turned already goes as it lies.
+        tensor = reader.read(source.name, source_slices(source, origin, shape, span))
+        # The device transposes. A tensor that the file has transposed already is sent as it lies in memory.
         is_turned = origin.transposed and tensor.ndim > 1 and tensor.flags.f_contiguous
         sent = jnp.asarray(tensor.T).T if is_turned else jnp.asarray(tensor)
         if isinstance(declared, Quantised):
             part = list(quantise(sent, source.name, declared.values.dtype))
         else:
             part = [sent.astype(declared.dtype)]
-        parts.append(jax.block_until_ready(part))  # else tensors pile up on the host that are still being sent
+        parts.append(jax.block_until_ready(part))  # else tensors that are still being sent pile up on the host
     return [
         _joined(leaf.shape, origin, list(tensors), span)
         for leaf, *tensors in zip(jax.tree.leaves(declared), *parts, strict=True)
@@ -129,7 +129,7 @@ def _sent(declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, reader: Re
 
 
 def _joined(shape: tuple[int, ...], origin: Origin, tensors: list[Array], span: Span | None) -> Array:
-    """One array of the slices of its tensors. Transposing once here saves it at every step."""
+    """One array of the slices of its tensors. Transposing here once saves transposing in every step."""
     join, axis, local = origin.join_axis, origin.split_axis, list(shape)
     heads = (0, shape[join - 1])
     if span is not None and axis is not None:

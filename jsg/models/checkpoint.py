@@ -1,8 +1,8 @@
-"""The checkpoint of a model directory as one collection of named tensors: safetensors, or orbax. No JAX.
+"""The checkpoint of a model directory, safetensors or orbax, as one collection of named tensors. No JAX.
 
-All is validated before the first tensor is read: the safetensors library checks each header (its length, the offsets,
-that the data fills the file), `orbax_checkpoint.py` what orbax has written, and `require` that names, shapes and types
-are those the model needs.
+All is validated before the first tensor is read. The safetensors library checks each header (its length, the offsets,
+that the data fills the file), `orbax_checkpoint.py` checks an orbax checkpoint, and `require` checks that names, shapes
+and types are those that the model needs.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import ml_dtypes  # noqa: F401 # teaches numpy bfloat16, which safetensors asks it for
 import numpy as np
@@ -24,16 +24,23 @@ INDEX_FILE = "model.safetensors.index.json"
 MAX_FILES = 1000
 DTYPES = ("F32", "F16", "BF16")
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-"""Tensors that old checkpoints hold and no model needs, for they are computed."""
+"""Ends of names of tensors that old checkpoints hold and no model needs, because they are computed."""
 
 
 PIECE_BYTES = 2**20 - 2**14
-"""Of a tensor that is read at once. Below 1 MiB, so that `host_memory.freed_at_once` lets malloc use it again."""
+"""The bytes of a tensor that are read at once. Below 1 MiB `host_memory.freed_at_once` lets malloc reuse them."""
+
+
+class Piece(NamedTuple):
+    """A part of a tensor that is cheap to read at once: `length` indices of `axis`, from a multiple of `length` on."""
+
+    axis: int
+    length: int
 
 
 @runtime_checkable  # the test run checks arguments
 class StoredTensor(Protocol):
-    """One tensor in a file. Threads read at the same time.
+    """One tensor in a file. Several threads may read at the same time.
 
     Attributes:
         shape: Its shape.
@@ -44,11 +51,11 @@ class StoredTensor(Protocol):
     dtype: str
 
     def read(self, slices: tuple[slice, ...]) -> np.ndarray:
-        """A slice along any axes, in any order in memory; changes nothing. Raises ModelError where it is damaged."""
+        """A slice along any axes, in any order in memory. Changes nothing. Raises ModelError if it is damaged."""
         ...
 
     def piece(self) -> tuple[int, int]:
-        """Axis, and how many indices of it the file holds side by side; changes nothing."""
+        """An axis, and how many indices of it the file holds side by side. Changes nothing."""
         ...
 
 
@@ -56,11 +63,11 @@ class Checkpoint:
     """Tensors by name, read slice by slice. Made by `open_checkpoint`.
 
     Attributes:
-        num_bytes_read: Of all slices so far.
+        num_bytes_read: Bytes of all slices that were read.
     """
 
     def __init__(self, tensors: Mapping[str, StoredTensor], rename: Callable[[str], str] = str):
-        """Takes each tensor by its stored name, and what each is called from here on."""
+        """Takes the tensors by their stored names, and a function from a stored name to the name that is used here."""
         self.num_bytes_read = 0
         self._lock = threading.Lock()
         self._stored = {rename(name): (name, tensor) for name, tensor in tensors.items()}
@@ -71,8 +78,8 @@ class Checkpoint:
         """Checks that the checkpoint holds exactly these tensors.
 
         Args:
-            shapes: Shape of every tensor the model needs.
-            ignored: Further names that may be there, unread.
+            shapes: Shape of every tensor that the model needs.
+            ignored: Names of tensors that may exist and are not read.
 
         Raises:
             ModelError: A tensor is missing, superfluous, of another shape, or of a type that is not supported.
@@ -99,10 +106,10 @@ class Checkpoint:
                 )
 
     def read(self, name: str, slices: tuple[slice, ...] = ()) -> np.ndarray:
-        """One tensor, or a slice along its first axes, in the type the file has. Threads may call it at the same time.
+        """One tensor, or a slice along its first axes, in the file's type. Several threads may call it at a time.
 
         Raises:
-            ModelError: What is read is damaged; the message names the tensor.
+            ModelError: The data is damaged. The message names the tensor.
         """
         _, tensor = self._stored[name]
         numbers = tensor.read((*slices, *(slice(None),) * (len(tensor.shape) - len(slices))))
@@ -110,17 +117,17 @@ class Checkpoint:
             self.num_bytes_read += numbers.nbytes
         return numbers
 
-    def piece(self, name: str) -> tuple[int, int]:
-        """An axis of the tensor, and how many indices of it are cheaply read at once."""
-        return self._stored[name][1].piece()
+    def piece(self, name: str) -> Piece:
+        """The part of the tensor that is cheap to read at once."""
+        return Piece(*self._stored[name][1].piece())
 
     def stored(self) -> Iterator[tuple[str, str, StoredTensor]]:
-        """Of each tensor the name that it is known by, the one that is stored, and the tensor."""
+        """The name, the stored name and the tensor, of each tensor."""
         return ((name, stored, tensor) for name, (stored, tensor) in self._stored.items())
 
 
 class SafeTensor:
-    """One tensor of an open safetensors file, which has it row by row."""
+    """One tensor of an open safetensors file, which holds it row by row."""
 
     def __init__(self, file: Any, name: str):
         self._file, self._name = file, name
@@ -134,23 +141,23 @@ class SafeTensor:
         return self._file.get_slice(self._name)[slices]
 
     def piece(self) -> tuple[int, int]:
-        """Rows."""
+        """Rows of about `PIECE_BYTES`."""
         row_bytes = math.prod(self.shape[1:]) * (4 if self.dtype == "F32" else 2)
         return 0, max(1, PIECE_BYTES // max(1, row_bytes))
 
 
 @contextlib.contextmanager
 def open_checkpoint(directory: Path, rename: Callable[[str], str] = str, kind: str = "auto") -> Iterator[Checkpoint]:
-    """The checkpoint of a model directory; its files stay open inside the `with`.
+    """The checkpoint of a model directory. Its files stay open inside the `with`.
 
     Args:
         directory: The model directory.
-        rename: The name in the files → the name that `Checkpoint` knows the tensor by; as it is by default.
-        kind: `safetensors`, in one file or in shards, `orbax`, or `auto`, whichever is there.
+        rename: A tensor's name in the files → its name in `Checkpoint`. By default they are equal.
+        kind: `safetensors`, in one file or in shards, `orbax`, or `auto` for the one that exists.
 
     Raises:
-        ModelError: There is no such checkpoint, or both and none was asked for; a file is missing or damaged; shards
-            and index disagree.
+        ModelError: There is no such checkpoint, or there are both and `kind` is `auto`; a file is missing or damaged;
+            shards and index disagree.
     """
     has_safetensors = (directory / INDEX_FILE).is_file() or (directory / SINGLE_FILE).is_file()
     has_orbax = orbax_checkpoint.is_orbax(directory)
@@ -173,13 +180,9 @@ def open_checkpoint(directory: Path, rename: Callable[[str], str] = str, kind: s
 
 
 def _open_safetensors(directory: Path, stack: contextlib.ExitStack) -> dict[str, SafeTensor]:
-    if (directory / INDEX_FILE).is_file():
-        return _open_shards(directory, stack)
-    file = _open_file(directory / SINGLE_FILE, stack)
-    return {name: SafeTensor(file, name) for name in file.keys()}  # noqa: SIM118 # a method
-
-
-def _open_shards(directory: Path, stack: contextlib.ExitStack) -> dict[str, SafeTensor]:
+    if not (directory / INDEX_FILE).is_file():
+        file = _open_file(directory / SINGLE_FILE, stack)
+        return {name: SafeTensor(file, name) for name in file.keys()}  # noqa: SIM118 # a method
     weight_map = read_json(directory / INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise ModelError(f"{INDEX_FILE} must have a weight_map from tensor to file, but has none; download it again")

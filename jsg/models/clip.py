@@ -1,6 +1,6 @@
-"""The vision tower of CLIP (arXiv:2103.00020) and the projector to the text model's width; `VisionConfig` is its shape.
+"""The vision tower of CLIP (arXiv:2103.00020) and the projector to the text model's width. `VisionConfig` is its shape.
 
-A transformer of full attention over a tile's patches and one token more, the class token. Letters are those of
+It is a transformer with full attention over a tile's patches and the class token. Letters are those of
 `jsg/models/inputs.py`; here D is the tower's width, N its heads, I tiles or frames, and A the class token and patches.
 """
 
@@ -19,12 +19,12 @@ _LAYER_PARTS = (
 
 
 def activate(name: str, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-    """One of `vision_config.ACTIVATIONS`: GELU, or the sigmoid that CLIP was trained with in its place."""
+    """One of `vision_config.ACTIVATIONS`: GELU, or the sigmoid that CLIP was trained with instead."""
     return x * jax.nn.sigmoid(1.702 * x) if name == "quick_gelu" else jax.nn.gelu(x, approximate=False)
 
 
 class LayerNorm(nnx.Module):
-    """Takes the mean away, divides by the standard deviation, scales and shifts."""
+    """Subtracts the mean, divides by the standard deviation, scales and shifts."""
 
     def __init__(self, name: str, width: int, eps: float, dtype: jax.typing.DTypeLike):
         self.eps = eps
@@ -32,7 +32,7 @@ class LayerNorm(nnx.Module):
         self.bias = parameter((width,), dtype, Origin((Source(f"{name}.bias", (width,)),)))
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        """All of it in float32."""
+        """Normalises in float32."""
         wide = x.astype(jnp.float32)
         centred = wide - wide.mean(-1, keepdims=True)
         normed = centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + self.eps)
@@ -40,7 +40,7 @@ class LayerNorm(nnx.Module):
 
 
 class Patches(nnx.Module):
-    """Pixels to the class token and the patches, each with its place."""
+    """Makes the class token and the patches of pixels, and adds the position embedding to each."""
 
     def __init__(self, config: VisionConfig, dtype: jax.typing.DTypeLike):
         prefix, width, side = "vision_tower.embeddings", config.hidden_size, config.patch_size
@@ -65,7 +65,7 @@ class Patches(nnx.Module):
 
 
 class VisionLayer(nnx.Module):
-    """Attention and feed-forward, each of the normed stream and added to it."""
+    """Attention and feed-forward, each computed of the normed residual stream and added to it."""
 
     def __init__(self, config: VisionConfig, layer: int, dtype: jax.typing.DTypeLike):
         prefix, width, eps = f"vision_tower.encoder.layers.{layer}", config.hidden_size, config.layer_norm_eps
@@ -87,7 +87,7 @@ class VisionLayer(nnx.Module):
         return (tokens + self.down(inner)).reshape(x.shape)
 
     def _attend(self, qkv: Float[Array, "T 3 N H"], count: int) -> Float[Array, "T D"]:
-        """Every token of a tile sees all of that tile; softmax in float32."""
+        """Attention in which every token of a tile sees all of that tile, with a softmax in float32."""
         queries, keys, values = jnp.moveaxis(qkv.reshape(count, -1, *qkv.shape[1:]), 2, 0)
         exact = {"precision": exact_precision(qkv.dtype), "preferred_element_type": jnp.float32}
         scores = jnp.einsum("iqnh,iknh->inqk", queries, keys, **exact) * queries.shape[-1] ** -0.5
@@ -96,7 +96,7 @@ class VisionLayer(nnx.Module):
 
 
 class Projector(nnx.Module):
-    """Two matmuls from the tower's width to the text model's."""
+    """Two matmuls that lead from the tower's width to the text model's."""
 
     def __init__(self, config: VisionConfig, text_width: int, dtype: jax.typing.DTypeLike):
         prefix, bias = "multi_modal_projector", config.projector_bias
@@ -106,15 +106,15 @@ class Projector(nnx.Module):
         self.second = Linear((f"{prefix}.linear_2",), text_width, (text_width,), dtype, bias=bias)
 
     def __call__(self, features: Float[Array, "I M D"]) -> Float[Array, "I M text_width"]:
-        """Each patch on its own."""
+        """The projection of each patch."""
         rows = activate(self.activation, self.first(features.reshape(-1, features.shape[-1])))
         return self.second(rows).reshape(*features.shape[:2], -1)
 
 
 class VisionTower(nnx.Module):
-    """Pixels to rows that stand in for token embeddings. Its methods run inside a trace and change nothing.
+    """Makes rows of pixels that take the place of token embeddings. Methods run inside a trace and change nothing.
 
-    Layers beyond the last one that is asked for are not built.
+    Layers behind the last of `feature_layers` are not built.
     """
 
     def __init__(self, config: VisionConfig, text_width: int, dtype: jax.typing.DTypeLike):
@@ -122,8 +122,8 @@ class VisionTower(nnx.Module):
 
         Args:
             config: The shape.
-            text_width: Width of the text model's residual stream, written D in what the methods return.
-            dtype: Of parameters and results.
+            text_width: Width of the text model's residual stream, which is the D of the methods' results.
+            dtype: Type of parameters and results.
         """
         self.config = config
         self.patches = Patches(config, dtype)
@@ -151,7 +151,7 @@ class VisionTower(nnx.Module):
         return self.projector(pooled.reshape(len(pixels), pooled_side**2, -1))
 
     def _features(self, pixels: Float[Array, "I 3 S S"]) -> Float[Array, "I M D"]:
-        """The hidden states that the config asks for, side by side; D is the tower's width for each of them."""
+        """The hidden states of `feature_layers` side by side. D is the sum of their widths."""
         states = [self.first_norm(self.patches(pixels))]
         for layer in self.layers:
             states.append(layer(states[-1]))
@@ -160,7 +160,7 @@ class VisionTower(nnx.Module):
 
 
 def unread_tensors(config: VisionConfig) -> frozenset[str]:
-    """What a checkpoint holds of the tower and `VisionTower` does not need: later layers, and what follows them."""
+    """Tensors of the tower that a checkpoint holds and `VisionTower` does not need: those behind its last layer."""
     layers = range(max(config.feature_layers), config.num_layers)
     parts = [f"encoder.layers.{layer}.{part}" for layer in layers for part in _LAYER_PARTS] + ["post_layernorm"]
     names = [f"{part}.{kind}" for part in parts for kind in ("weight", "bias")] + ["embeddings.position_ids"]

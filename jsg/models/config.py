@@ -1,7 +1,7 @@
-"""What a model is, read from its directory. No JAX: the memory plan and the front process may look too.
+"""The shape of a model, read from its directory. No JAX, so the memory plan and the front process can use it.
 
 `config.json` is data from outside: every number is bounded, and a field that would change the model's answers and is
-not understood is refused by name. Field names of transformers 4 and of transformers 5 are both read.
+not supported is refused by name. Field names of transformers 4 and of transformers 5 are both read.
 """
 
 import dataclasses
@@ -42,21 +42,21 @@ _MISTRAL = {
     "sliding_window": 4096,
 }
 _TEXT_HALVES = {"llama": ("LlamaForCausalLM", _LLAMA_1), "mistral": ("MistralForCausalLM", _MISTRAL)}
-"""`model_type` of a vision model's `text_config` → its architecture, and what it means where it is silent: Hugging Face
-writes only what differs from the family's defaults."""
+"""`model_type` of a vision model's `text_config` → the architecture, and the defaults of the family's fields. Hugging
+Face writes only the fields that differ from them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """How positions turn into angles; `jsg/models/rope.py` computes with it.
+    """How positions become angles, for `jsg/models/rope.py`.
 
     Attributes:
         type: Which frequencies are slowed down; `default` slows none.
         theta: Base of the wavelengths.
-        factor: How many times longer the context is than the one the model was first trained on.
-        low_freq_factor: llama3: waves longer than original / this are slowed by `factor`.
-        high_freq_factor: llama3: waves shorter than original / this stay.
-        original_max_position_embeddings: llama3, yarn: the context the model was first trained on, in tokens.
+        factor: How many times longer the context is than the original one, of the first training.
+        low_freq_factor: llama3: waves longer than the original context / this are slowed by `factor`.
+        high_freq_factor: llama3: waves shorter than the original context / this stay.
+        original_max_position_embeddings: llama3, yarn: the original context, in tokens.
         beta_fast: yarn: dimensions that turn more often than this within the original context stay.
         beta_slow: yarn: dimensions that turn less often than this are slowed by `factor`.
         attention_factor: yarn: multiplies cos and sin; None for 0.1 ln(factor) + 1.
@@ -75,10 +75,10 @@ class RopeConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape of a decoder-only transformer, and of the vision tower before it, if there is one.
+    """The shape of a decoder-only transformer, and of its vision tower if it has one.
 
     Attributes:
-        architecture: Name of the family as `config.json` gives it, or of the text half of a vision model; a key of
+        architecture: The family's name in `config.json`, or that of a vision model's text half; a key of
             `jsg/models/registry.py`.
         vocab_size: Rows of the embedding.
         hidden_size: Width of the residual stream.
@@ -87,19 +87,19 @@ class ModelConfig:
         num_heads: Query heads.
         num_kv_heads: Key-value heads; divides `num_heads`.
         head_dim: Width of one head; `num_heads * head_dim` need not be `hidden_size`.
-        max_position_embeddings: Longest sequence in tokens, rope scaling counted.
+        max_position_embeddings: Longest sequence in tokens, with rope scaling.
         rms_norm_eps: Added to the mean square before the root.
         rope: How positions turn into angles.
-        layer_windows: Per layer, how many last positions a token sees (its own included), or None for all.
+        layer_windows: For each layer, how many last positions a token sees, with its own; None for all.
         tie_word_embeddings: The head uses the embedding's rows.
-        attention_bias: What the file says; which projections it means is the family's.
+        attention_bias: The file's field. The family decides which projections it means.
         mlp_bias: The feed-forward projections have biases.
-        num_experts: Feed-forward blocks of a layer that tokens are routed to; 0 for one block that takes all.
-        experts_per_token: So many of them a token uses.
+        num_experts: Experts of a layer; 0 for one feed-forward block that takes all tokens.
+        experts_per_token: Experts that a token uses.
         eos_token_ids: Tokens that end an answer.
-        bos_token_id: Token that starts a text, if there is one.
+        bos_token_id: Token that begins a text, if there is one.
         vision: The vision half; None for a text model.
-        kv_repeats: Times that each key-value head of the checkpoint is there: see `over_devices`.
+        kv_repeats: How many times the model has each key-value head of the checkpoint: see `over_devices`.
     """
 
     architecture: str
@@ -125,15 +125,15 @@ class ModelConfig:
     kv_repeats: int = 1
 
     def over_devices(self, count: int, groups: int = 1) -> "ModelConfig":
-        """The same model for so many devices, where each has at least one key-value head: as often as it takes.
+        """The same model for several devices. Key-value heads are repeated until each device has one.
 
         Args:
-            count: Devices.
-            groups: Groups of them that have experts of their own; divides `count`.
+            count: The number of devices.
+            groups: The number of groups of devices that have experts of their own; it divides `count`.
 
         Raises:
             ModelError: The heads, the feed-forward width or the vocabulary cannot be shared out evenly.
-            ConfigError: There are several groups, and no experts, or experts that cannot be shared out evenly.
+            ConfigError: There are several groups, but no experts or experts that cannot be shared out evenly.
         """
         self._check_groups(groups)
         repeats = max(1, count // self.num_kv_heads)
@@ -151,7 +151,7 @@ class ModelConfig:
         return dataclasses.replace(self, num_kv_heads=self.num_kv_heads * repeats, kv_repeats=repeats)
 
     def _check_groups(self, groups: int) -> None:
-        """That experts can be shared out over so many groups of devices."""
+        """Raises ConfigError if experts cannot be shared out over so many groups of devices."""
         if groups > 1 and not self.num_experts:
             raise ConfigError(
                 f"--ep-size above 1 needs a model with experts, which {self.architecture} has not, but got {groups}; "
@@ -169,15 +169,15 @@ class ModelConfig:
         return next((window for window in self.layer_windows if window is not None), None)
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of keys and values of one token over all layers."""
+        """Bytes of the keys and values of one token in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
     @classmethod
     def from_directory(cls, path: Path) -> "ModelConfig":
-        """Reads `config.json`, and the end-of-text tokens of `generation_config.json` where there is one.
+        """Reads `config.json`, and the EOS tokens of `generation_config.json` if it exists.
 
         Raises:
-            ModelError: A file or a field is missing, damaged, out of bounds or not supported; the message names it.
+            ModelError: A file or a field is missing, damaged, out of bounds or not supported. The message names it.
         """
         whole = Fields("config.json", read_json(path / "config.json"))
         architecture = _architecture(whole)
@@ -238,14 +238,14 @@ def _text_half(config: Fields) -> tuple[str, Fields]:
     text.require(model_type in _TEXT_HALVES, "model_type", f"be one of {', '.join(_TEXT_HALVES)}", model_type)
     architecture, defaults = _TEXT_HALVES[model_type]
     is_tied = config.flag("tie_word_embeddings", default=False)
-    # Hugging Face's order: what the whole says of these tokens, then what the text half says, then the family.
+    # Hugging Face's order: the whole file decides these tokens, else the text half, else the family.
     names = ("bos_token_id", "eos_token_id")
     tokens = {name: list(config.token_ids(name)) for name in names if config.get(name) is not None}
     return architecture, text.over({**defaults, "tie_word_embeddings": is_tied}).under(tokens)
 
 
 def _eos_token_ids(path: Path, config: Fields) -> tuple[int, ...]:
-    """Those of config.json and of generation_config.json, each once."""
+    """The EOS tokens of config.json and of generation_config.json, each once."""
     ids = config.token_ids("eos_token_id")
     if (path / "generation_config.json").is_file():
         ids += Fields("generation_config.json", read_json(path / "generation_config.json")).token_ids("eos_token_id")
@@ -253,7 +253,7 @@ def _eos_token_ids(path: Path, config: Fields) -> tuple[int, ...]:
 
 
 def _refuse_unsupported(config: Fields, architecture: str) -> None:
-    """Stops at fields that change what the model computes in a way this package does not implement."""
+    """Raises ModelError for a field that changes what the model computes in a way that is not implemented."""
     if config.get("hidden_size") is None:
         raise ModelError(
             f"config.json: {architecture} has no hidden_size, so it is no family that jsg can run; "
@@ -270,7 +270,7 @@ def _refuse_quantised(config: Fields) -> None:
 
 
 def _read_experts(config: Fields, architecture: str) -> tuple[int, int]:
-    """How many experts a layer has, and how many of them a token uses; (0, 0) where the family has none."""
+    """How many experts a layer has, and how many of them a token uses; (0, 0) if the family has none."""
     if architecture != "MixtralForCausalLM":
         return 0, 0
     num_experts = config.integer("num_local_experts", default=8, high=MAX_EXPERTS)
@@ -312,7 +312,7 @@ def _read_rope(config: Fields, context_len: int) -> RopeConfig:
 
 
 def _scaled_context_len(context_len: int, rope: RopeConfig) -> int:
-    """The context after rope scaling, in tokens: linear files give it before, llama3 files after, yarn files either."""
+    """The context after rope scaling, in tokens. The file has it for llama3, may have it for yarn, not for linear."""
     match rope.type:
         case "linear":
             return math.floor(context_len * rope.factor)
@@ -323,10 +323,10 @@ def _scaled_context_len(context_len: int, rope: RopeConfig) -> int:
 
 
 def _read_windows(config: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Per layer, its sliding window or None.
+    """The sliding window of each layer, or None.
 
-    Mistral gives one window for all layers. Qwen has a switch, `use_sliding_window`, and leaves the first
-    `max_window_layers` layers whole; `layer_types`, where present, names each layer's kind instead.
+    Mistral has one window for all layers. Qwen has a switch, `use_sliding_window`, and gives the first
+    `max_window_layers` layers no window; if there is `layer_types`, it names the kind of each layer instead.
     """
     has_switch = bool({"use_sliding_window", "max_window_layers"} & config.names())
     if config.get("sliding_window") is None or not config.flag("use_sliding_window", default=not has_switch):

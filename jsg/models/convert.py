@@ -1,4 +1,4 @@
-"""A model directory → one with an orbax checkpoint that is chunked for a number of devices: `jsg convert`."""
+"""`jsg convert`: a model directory → one with an orbax checkpoint that is chunked for a number of devices."""
 
 import errno
 import fnmatch
@@ -24,18 +24,18 @@ from jsg.models.orbax_writer import Layout, Promise
 from jsg.models.places import outer_axis, sides_of, source_slices, view_of
 
 COPIED = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "LICENSE*")
-"""What a model directory has beside its weights."""
+"""Files of a model directory beside its weights."""
 NOT_COPIED = (INDEX_FILE, orbax_checkpoint.MANIFEST)
 EXISTS = "DST must not exist yet, but there is {!r}; remove it or take another name"
 ROOM = 1.01
-"""Times the bytes of the tensors: checksums, indices, block sizes."""
+"""Room that the checkpoint needs per byte of its tensors, because of checksums, indices and block sizes."""
 
 Progress = Callable[[int, int], None]
 """Called with (bytes written, bytes in all) after each chunk."""
 
 
 def use_host() -> None:
-    """Keeps JAX off accelerators in this process, which only writes files. To be called before JAX starts."""
+    """Keeps JAX off accelerators in this process, which only writes files. Call it before JAX starts."""
     jax.config.update("jax_platforms", "cpu")
 
 
@@ -47,22 +47,22 @@ def convert(
     load_format: str = "auto",
     progress: Progress | None = None,
 ) -> int:
-    """Writes the model of one directory into another, whole or not at all; gives the bytes of its tensors.
+    """Writes the model of one directory into another, whole or not at all. Gives the bytes of its tensors.
 
-    Tensors keep their names and types. Each is cut where `tp_size` devices share it out, so each of them reads chunks
-    of its own; any other number of devices loads the checkpoint too. Memory holds a few chunks at a time. A signal that
-    would end the process does so when the chunk under way is written and all is removed, if this is the main thread.
+    Tensors keep their names and types. Each is cut where `tp_size` devices share it out, so each device reads its own
+    chunks. Any other number of devices can load the checkpoint too. Memory holds a few chunks at a time. In the main
+    thread, a signal that would end the process does so after the chunk under way is written and all is removed.
 
     Args:
-        source: A model directory, with safetensors or an orbax checkpoint.
-        destination: The directory to make. Until all is there it has another name.
-        tp_size: Devices that the chunks are made for.
-        load_format: Which checkpoint of the source, `safetensors` or `orbax`; `auto` is the one that is there.
-        progress: Told after each chunk.
+        source: A model directory with safetensors or an orbax checkpoint.
+        destination: The directory to make. It gets its name when all of it is written.
+        tp_size: The number of devices that the chunks are made for.
+        load_format: Which checkpoint of the source is read, `safetensors` or `orbax`; `auto` for the one that exists.
+        progress: Called after each chunk.
 
     Raises:
-        ConfigError: The destination exists, cannot be made where it is named, or `tp_size` is not positive.
-        ModelError: The source is damaged or not supported, cannot be shared out so, or the destination has no room.
+        ConfigError: The destination exists or cannot be made there, or `tp_size` is not positive.
+        ModelError: The source is damaged or not supported, it cannot be shared out so, or the destination has no room.
     """
     if tp_size < 1:
         raise ConfigError(f"--tp-size must be at least 1, but got {tp_size}")
@@ -110,7 +110,7 @@ def _check_destination(destination: Path) -> None:
 
 
 def _kind(error: BaseException) -> str:
-    """What went wrong, without the paths that the text carries; tensorstore's text begins with a word."""
+    """The kind of an error, without the paths in its text. The text of tensorstore begins with the kind."""
     word = re.match(r"([A-Z_]{2,}):", str(error))
     if word:
         return "RESOURCE_EXHAUSTED: no space" if word[1] == "RESOURCE_EXHAUSTED" else word[1]
@@ -118,7 +118,7 @@ def _kind(error: BaseException) -> str:
 
 
 def _promises(checkpoint: Checkpoint, layouts: dict[str, Layout]) -> dict[str, Promise]:
-    """The tensors of the model by the names that they are stored under; refuses what could not be read again."""
+    """The tensors of the model by their stored names. Raises ModelError for one that could not be read again."""
     promises = {
         stored: Promise(tensor, layouts[name]) for name, stored, tensor in checkpoint.stored() if name in layouts
     }
@@ -133,7 +133,7 @@ def _promises(checkpoint: Checkpoint, layouts: dict[str, Layout]) -> dict[str, P
 
 
 def _layout(source: Source, origin: Origin, shape: tuple[int, ...], tp_size: int) -> Layout:
-    """The slices that devices read of a tensor, which stand side by side along one axis of it."""
+    """How a tensor is cut into the slices that devices read, which lie side by side along one of its axes."""
     axis, parts, unit = 0, 1, 1
     if origin.split_axis is not None:
         width = shape[origin.split_axis] // tp_size
@@ -150,7 +150,7 @@ def _layout(source: Source, origin: Origin, shape: tuple[int, ...], tp_size: int
 
 
 def _write(source: Path, destination: Path, promises: dict[str, Promise], total: int, progress: Progress) -> None:
-    """Writes beside the destination, and gives it its name when all is there."""
+    """Writes into a directory beside the destination, and renames it when it is complete."""
     parent = destination.absolute().parent
     free = shutil.disk_usage(parent).free
     if free < total * ROOM:
@@ -168,15 +168,15 @@ def _write(source: Path, destination: Path, promises: dict[str, Promise], total:
     partial = None
     try:
         partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=parent))
-        made = partial / "made"  # a temporary directory is its owner's alone, this one as the umask has it
+        made = partial / "made"  # only its owner can read a temporary directory; this one has the modes of the umask
         made.mkdir()
         _copy_files(source, made)
         orbax_writer.write(made, promises, written)
         orbax_checkpoint.open_tensors(made)
         written(0)  # a signal may have come since the last chunk
         made.rename(destination)
-    except (OSError, ValueError) as error:  # tensorstore's are ValueErrors; both carry paths
-        if getattr(error, "errno", None) in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # somebody was faster
+    except (OSError, ValueError) as error:  # tensorstore raises ValueError; the texts of both have paths
+        if getattr(error, "errno", None) in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # another process made it
             raise ConfigError(EXISTS.format(destination.name)) from None
         raise ModelError(
             f"DST must be writable, but writing it failed ({_kind(error)}); check its name, space and permissions"
@@ -187,7 +187,7 @@ def _write(source: Path, destination: Path, promises: dict[str, Promise], total:
 
 
 def _copy_files(source: Path, made: Path) -> None:
-    """Copies what is beside the weights; raises ModelError where the source, OSError where the copy is the reason."""
+    """Copies the files beside the weights. Raises ModelError if a source cannot be read, OSError if a copy fails."""
     for path in sorted(source.iterdir()):
         is_wanted = any(fnmatch.fnmatch(path.name, each) for each in COPIED) and path.name not in NOT_COPIED
         if not is_wanted or not path.is_file():

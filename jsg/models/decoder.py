@@ -1,9 +1,9 @@
 """The decoder-only transformer that Llama, Mistral and Qwen share. Letters: `jsg/models/inputs.py`.
 
-What differs between these families is a few switches of `Decoder`; a family's own file sets them. Query, key and value
-projections are one matmul, and so are gate and up: at decode the time goes into reading kernels, and fewer, larger
-matmuls read faster. The joint kernels keep a shardable axis: [D, K, (G+2)·H] holds, per key-value head, its G query
-heads, its key and its value, and [D, 2, F] holds gate and up, so a slice along K or F is a whole smaller layer.
+These families differ in a few switches of `Decoder`, which `registry.py` sets. The query, key and value projections are
+one matmul, and so are gate and up: decode spends its time reading kernels, and fewer, larger matmuls read faster. The
+joint kernels keep an axis that devices can share out. [D, K, (G+2)·H] holds for each key-value head its G query heads,
+its key and its value, and [D, 2, F] holds gate and up, so a slice along K or F is a smaller layer.
 """
 
 import functools
@@ -59,7 +59,7 @@ class Attention(nnx.Module):
 
     @property
     def norms(self) -> HeadNorms | None:
-        """Of the heads' queries and keys, where the family has them."""
+        """The norms of the heads' queries and keys; None if the family has none."""
         if self.query_norm is None or self.key_norm is None:
             return None
         return HeadNorms(self.query_norm.weight[...], self.key_norm.weight[...], self.query_norm.eps)
@@ -71,7 +71,7 @@ class Attention(nnx.Module):
         turn: Rotation,
         cache: LayerCache,
     ) -> tuple[Float[Array, "T D"], LayerCache]:
-        """What the tokens gather from their context; writes their keys and values to the pool first."""
+        """Attention of the tokens to their context. Writes their keys and values to the pool first."""
         queries, cache = ops.rotate_and_write(self.qkv(x), turn.cos, turn.sin, inputs.slots, cache, norms=self.norms)
         scale = self.head_dim**-0.5
         gathered = ops.paged_attention(queries, cache, inputs.attention, scale=scale, window=self.window)
@@ -88,7 +88,7 @@ class FeedForward(nnx.Module):
         self.down = Linear((f"{prefix}.down_proj",), inner, (width,), dtype, split_axis=0, bias=bias)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        """Each token on its own."""
+        """The block's result for each token."""
         gate_up = self.gate_up(x)
         return self.down(jax.nn.silu(gate_up[:, 0]) * gate_up[:, 1])
 
@@ -132,7 +132,7 @@ def _run_layer(
     turn: Rotation,
     cache: LayerCache,
 ) -> tuple[Float[Array, "T D"], LayerCache]:
-    """`Layer.__call__`, traced and lowered once for all layers that differ in their parameters only.
+    """`Layer.__call__`, traced and lowered once for all layers that differ only in their parameters.
 
     Nothing is compiled here: inside the trace of a step, this `jit` makes a function that XLA inlines. For 32 layers
     with kernels, tracing and lowering a step takes a small part of the time that it would take layer by layer.
@@ -143,8 +143,8 @@ def _run_layer(
 class Decoder(nnx.Module):
     """Embedding, layers, final norm and head. Implements `jsg.models.model.Model`.
 
-    Layers are unrolled, not scanned: a pool that rides through a scan is copied. Those that differ in their parameters
-    only are traced once: they take the place of the first of their kind.
+    Layers are unrolled and not scanned, because a scan would copy the pool. Layers that differ only in their parameters
+    are traced once, with the parameters of each in place of those of the first.
     """
 
     def __init__(
@@ -161,11 +161,11 @@ class Decoder(nnx.Module):
 
         Args:
             config: The shape.
-            dtype: Of parameters and activations.
+            dtype: Type of parameters and activations.
             qkv_bias: Query, key and value projections have biases.
             output_bias: The projection after attention has a bias.
             mlp_bias: The feed-forward projections have biases.
-            qk_norm: Every head's query and key are normed before they are turned.
+            qk_norm: Every head's query and key are normed before they are rotated.
         """
         self.config = config
         self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, dtype)
@@ -199,7 +199,7 @@ class Decoder(nnx.Module):
         return self.final_norm(x), KVPool(tuple(layers))
 
     def _embed(self, inputs: ForwardInputs) -> tuple[Float[Array, "T D"], ForwardInputs]:
-        """The residual stream before the first layer, and what the layers still need of the inputs."""
+        """The residual stream before the first layer, and the inputs that the layers need."""
         x = self.embedding(inputs.token_ids)
         if inputs.vision is None:
             return x, inputs

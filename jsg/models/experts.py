@@ -1,10 +1,11 @@
 """A feed-forward block of several experts, of which each token uses a few. Letters: `jsg/models/inputs.py`; E experts.
 
-Shazeer et al. 2017 (arXiv:1701.06538), with the router of Mixtral (arXiv:2401.04088): a softmax over the experts, of
-which the `experts_per_token` largest count, made to sum to one.
+Shazeer et al. 2017 (arXiv:1701.06538), with the router of Mixtral (arXiv:2401.04088): a softmax over the experts, whose
+`experts_per_token` largest weights are scaled to sum to one.
 
-Of several devices each has the router, and so knows where all copies of all tokens go. It computes those that go to
-experts of its group, which stand first, and adds nothing for the others; the sum over all devices has every copy once.
+A token has a copy for each of its experts. Each of several devices has the router, so it knows where all copies of all
+tokens go. It computes the copies for the experts of its group, which stand first, and adds nothing for the others. The
+sum over all devices has every copy once.
 """
 
 import jax
@@ -33,7 +34,7 @@ class SparseFeedForward(nnx.Module):
         self.down = _stacked([f"{name}.w2" for name in names], inner, width, dtype, split_axis=1)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        """Each token on its own. Its copies, one for each of its experts, are sorted by expert, and back."""
+        """The block's result for each token. Copies are sorted by expert, and their results sorted back."""
         num_own = self.num_experts // num_groups()
         logits, first = project(x, self.router[...]), first_expert(num_own)
         routes = ops.expert_routes(logits, self.experts_per_token, first=first, num_own=num_own)
@@ -42,13 +43,13 @@ class SparseFeedForward(nnx.Module):
         made = _grouped(gated, self.down, routes.sizes)[routes.places]
         weights = routes.weights.astype(x.dtype).astype(jnp.float32)  # rounded as the published model rounds them
         weighted = weights[..., None] * made
-        if num_groups() > 1:  # others' copies were not computed, and what stands there may be NaN
+        if num_groups() > 1:  # the copies of other groups were not computed, and NaN may stand in their place
             weighted = jnp.where((weights != 0)[..., None], weighted, 0)
-        return add_up(weighted.sum(1).astype(x.dtype))  # no matmul, which may round
+        return add_up(weighted.sum(1).astype(x.dtype))  # not as a matmul, which may round
 
 
 def _stacked(names: list[str], in_dim: int, out_dim: int, dtype: jax.typing.DTypeLike, *, split_axis: int) -> nnx.Param:
-    """One kernel [in_dim, out_dim] for each expert; a device has its slice of each of its group's."""
+    """A kernel [in_dim, out_dim] for each expert. A device has its slice of the kernels of its group's experts."""
     sources = tuple(Source(f"{name}.weight", (out_dim, in_dim)) for name in names)
     origin = Origin(sources, join_axis=0, transposed=True, split_axis=split_axis, expert_axis=0)
     return parameter((len(names), in_dim, out_dim), dtype, origin, summed_axis=1)

@@ -1,7 +1,7 @@
-"""Which encoded patch each token of an image takes. No JAX: the front process counts and lays out image tokens.
+"""The encoded patch of each token of an image. No JAX, because the front process counts and lays out image tokens.
 
-LLaVA-1.5 has one tile. LLaVA-NeXT has it too, as the base, and then the grid of tiles at the chosen resolution, read
-row by row across the tiles (arXiv:2407.07895): what is padding is left out, and every row is closed by the newline.
+LLaVA-1.5 has one tile. LLaVA-NeXT has a base tile and then the grid of tiles at the chosen resolution, read row by row
+across the tiles (arXiv:2407.07895). Padding is left out, and every row ends with the newline.
 For tiles of 2 × 2 patches and a square image in a grid of 1 × 2 tiles, whose outer columns are padding:
 
     0 1    . 5 | 8 .   newline
@@ -16,7 +16,7 @@ from jsg.models.vision_config import VisionConfig
 from jsg.processing.tiles import best_resolution
 
 NEWLINE = -1
-"""In a layout: the learned newline in place of a patch."""
+"""Stands in a layout for the learned newline, in place of a patch."""
 
 
 def tile_grid(config: VisionConfig, size: tuple[int, int]) -> tuple[int, int]:
@@ -34,10 +34,10 @@ def num_tiles(config: VisionConfig, size: tuple[int, int]) -> int:
 
 
 def image_layout(config: VisionConfig, size: tuple[int, int]) -> np.ndarray:
-    """For each token of an image, the row of its encoded tiles that it takes.
+    """For each token of an image, its row of the encoded tiles.
 
     Args:
-        config: Of the tower.
+        config: The tower's.
         size: Height and width of the original image, in pixels.
 
     Returns:
@@ -54,12 +54,12 @@ def image_layout(config: VisionConfig, size: tuple[int, int]) -> np.ndarray:
 
 
 def video_layout(config: VisionConfig, num_frames: int) -> np.ndarray:
-    """For each token of a video, the row of its encoded frames: int32 [num_frames * patches_per_frame], in order."""
+    """For each token of a video, its row of the encoded frames: int32 [num_frames * patches_per_frame], in order."""
     return np.arange(num_frames * config.patches_per_frame, dtype=np.int32)
 
 
 def _without_padding(grid: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """The patches of a grid that show the image, which was resized to fit one side and centred along the other."""
+    """The patches of a grid that show the image, which fits one side and is centred along the other."""
     (height, width), (rows, columns) = size, grid.shape
     if width / height > columns / rows:
         padding = (rows - int(round(height * (columns / width), 7))) // 2

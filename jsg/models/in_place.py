@@ -1,7 +1,7 @@
-"""Tensors read straight into a parameter's memory, piece by piece, where that memory is the host's: on a CPU.
+"""Reads tensors piece by piece into the memory of a parameter on a CPU, where that memory is the host's.
 
-Beside what it makes, a host holds a piece for each thread, however large a tensor is; but one tensor where it is
-rounded to 8 bits and its file has it in columns, for a scale is decided by a whole row.
+Beside the parameter a host holds one piece for each thread, however large a tensor is. A tensor that is rounded to 8
+bits and lies in columns in its file is held whole, because a whole row decides a scale.
 """
 
 import concurrent.futures
@@ -14,18 +14,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jsg.models.checkpoint import Piece
 from jsg.models.layers import Origin, Source
-from jsg.models.places import Piece, Reader, Slices, Span, box_of, cut, source_slices, view_of
+from jsg.models.places import Reader, Slices, Span, box_of, cut, source_slices, view_of
 from jsg.models.quantise import Quantised, quantise
 
 ALIGNMENT = 64
-"""Bytes: on a CPU JAX takes over memory that begins at a multiple of this, and copies any other."""
+"""On a CPU, JAX takes over memory that begins at a multiple of so many bytes, and copies other memory."""
 ROUNDED_BYTES = 2**20
-"""Of float32, which is what is rounded to 8 bits at once where more is read at once."""
+"""The most bytes of float32 that are rounded to 8 bits at once, where more is read at once."""
 
 
 class _Target(NamedTuple):
-    """The arrays of one device: what of the shared axis they hold (None: all), and one array for each of the leaves."""
+    """The arrays of one device, one for each leaf, and their span of the axis that is shared out; None for all."""
 
     span: Span | None
     arrays: list[np.ndarray]
@@ -38,19 +39,19 @@ def fill(
     pool: concurrent.futures.Executor,
     spans: Sequence[Span | None],
 ) -> list[list[np.ndarray]]:
-    """For each span of the shared axis, the arrays of that part of the parameter: its leaves, ready for JAX to take.
+    """For each span of the axis that is shared out, the leaves of that part of the parameter, which JAX can take over.
 
-    Where spans share out what a scale belongs to, whole rows are read, once for all of them.
+    If spans share out the rows that scales belong to, whole rows are read, once for all spans.
 
     Args:
         declared: Shapes and types of the whole value.
         origin: The tensors it is made of.
         reader: Reads them.
         pool: Reads pieces at the same time.
-        spans: What is wanted; None is all of it.
+        spans: The wanted spans; None for the whole axis.
 
     Raises:
-        ModelError: A tensor cannot be read, or not be rounded to 8 bits.
+        ModelError: A tensor cannot be read, or cannot be rounded to 8 bits.
     """
     leaves, axis = jax.tree.leaves(declared), origin.split_axis
     targets = [_Target(span, [_empty(leaf, axis, span) for leaf in leaves]) for span in spans]
@@ -64,7 +65,7 @@ def fill(
         for slices in filling.pieces(span)
     ]
     for filling, slices in jobs:
-        if filling.is_read_whole:  # one at a time, or each thread would hold a tensor; its chunks are read together
+        if filling.is_read_whole:  # one by one, because each thread would hold a tensor; chunks are read in parallel
             filling.put(slices)
     for _ in pool.map(lambda job: job[0].put(job[1]), [job for job in jobs if not job[0].is_read_whole]):
         pass
@@ -72,7 +73,7 @@ def fill(
 
 
 def _empty(leaf: jax.ShapeDtypeStruct, axis: int | None, span: Span | None) -> np.ndarray:
-    """Memory for a leaf, or for a span of it, that JAX takes over without a copy."""
+    """Memory for a leaf, or for a span of it, which JAX takes over without a copy."""
     shape = list(leaf.shape)
     if span is not None and axis is not None and shape[axis] > 1:
         shape[axis] = span[1] - span[0]
@@ -83,7 +84,7 @@ def _empty(leaf: jax.ShapeDtypeStruct, axis: int | None, span: Span | None) -> n
 
 
 def _offsets(origin: Origin, shape: tuple[int, ...]) -> Iterator[tuple[Source, int]]:
-    """Each source, and where it begins along the axis that they are joined along."""
+    """Each source, and its first index along the axis on which the sources are joined."""
     offset = 0
     for source in origin.sources:
         yield source, offset
@@ -92,7 +93,7 @@ def _offsets(origin: Origin, shape: tuple[int, ...]) -> Iterator[tuple[Source, i
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Filling:
-    """One source on its way into the arrays of one or several devices. Boxes are those of the whole parameter."""
+    """Fills a part of the arrays of one or several devices from one source. Boxes are boxes of the whole parameter."""
 
     declared: jax.ShapeDtypeStruct | Quantised
     origin: Origin
@@ -102,20 +103,20 @@ class _Filling:
     targets: Sequence[_Target]
 
     def pieces(self, span: Span | None) -> list[Slices]:
-        """What of the tensor makes the span, as it is read."""
+        """The slices of the tensor that make the span, as they are read."""
         slices = source_slices(self.source, self.origin, self._shape, span)
         if self.is_read_whole:
             return [slices]
-        return cut(self.source, self.origin, self._shape, slices, self.reader.piece(self.source))
+        return cut(self.source, self.origin, self._shape, slices, self.reader.piece(self.source.name))
 
     @property
     def is_read_whole(self) -> bool:
-        """Whether pieces are no help: a scale is decided by a whole row, and each piece has a part of every row."""
-        return isinstance(self.declared, Quantised) and self.reader.piece(self.source).axis != 0
+        """Whether the tensor is read at once: a whole row decides a scale, and a piece has a part of every row."""
+        return isinstance(self.declared, Quantised) and self.reader.piece(self.source.name).axis != 0
 
     def put(self, slices: Slices) -> None:
         """Reads one piece and writes it into the arrays."""
-        tensor = self.reader.read(self.source, slices)
+        tensor = self.reader.read(self.source.name, slices)
         if not isinstance(self.declared, Quantised):
             self._place(0, tensor, self._box(slices))
             return
@@ -130,9 +131,9 @@ class _Filling:
             self._place(1, np.asarray(scale), ones)
 
     def _rounded_parts(self, slices: Slices, width: int) -> list[Slices]:
-        """What is rounded at once of what was read: all of it, if it is a piece.
+        """The parts of what was read that are rounded at once: a piece is one part.
 
-        Each number of rows is a program that is compiled and kept, so there shall be few, wherever pieces begin.
+        For each number of rows a program is compiled and kept, so there must be few, wherever pieces begin.
         """
         if not self.is_read_whole:
             return [slices]
@@ -144,14 +145,14 @@ class _Filling:
         return jax.tree.leaves(self.declared)[0].shape
 
     def _box(self, slices: Slices) -> list[slice]:
-        """The box that a piece fills, each of its heads once."""
+        """The box that a piece fills, with each of its heads once."""
         box = box_of(self.source, self.origin, self._shape, slices)
         join = box[self.origin.join_axis]
         box[self.origin.join_axis] = slice(join.start + self.offset, join.stop + self.offset)
         return box
 
     def _place(self, leaf: int, tensor: np.ndarray, box: list[slice]) -> None:
-        """Writes what fills a box, rounded to the type of the leaf, into the parts of it that devices hold."""
+        """Writes the numbers of a box, rounded to the type of the leaf, into the arrays of the devices that hold it."""
         block = (tensor.T if self.origin.transposed else tensor).reshape([each.stop - each.start for each in box])
         repeats, heads = self.source.repeats, self.origin.join_axis - 1
         if repeats > 1:
@@ -168,5 +169,5 @@ class _Filling:
                     continue
                 here[axis] = slice(start - span[0], stop - span[0])
                 part = block[(slice(None),) * axis + (slice(start - box[axis].start, stop - box[axis].start),)]
-            with np.errstate(over="ignore", invalid="ignore"):  # what is too large for the type becomes infinite
+            with np.errstate(over="ignore", invalid="ignore"):  # a number that is too large becomes infinite
                 arrays[leaf][tuple(here)] = part

@@ -1,4 +1,4 @@
-"""What a forward pass reads, and the dimension key that every signature on the device side uses.
+"""The inputs of a forward pass, and the dimension key of all signatures on the device side.
 
     B  rows that bring one token         N  query heads          P  pages of the KV pool
     T  new tokens of all rows, packed    K  key-value heads      S  context (key) positions
@@ -21,11 +21,11 @@ class ForwardInputs(NamedTuple):
     """One step of the model.
 
     Attributes:
-        token_ids: The new tokens, packed; 0 for padding. From the vocabulary's size on they are rows of `vision`.
-        positions: Position of each in its sequence; 0 for padding.
-        slots: KV slot (page * page_size + offset) each is written to; 0, the dump, for padding.
-        attention: Who sees what.
-        vision: What image tokens are embedded as; None in a step that has none.
+        token_ids: The new tokens, packed; 0 for padding. Ids from the vocabulary's size on are rows of `vision`.
+        positions: Position of each token in its sequence; 0 for padding.
+        slots: KV slot (page * page_size + offset) that each token is written to; 0, the dump, for padding.
+        attention: Which tokens each token sees.
+        vision: Embeddings of image tokens; None in a step without them.
     """
 
     token_ids: Int[Array, " T"]

@@ -1,4 +1,4 @@
-"""Signals that wait for what must not be left half done: a chunk that tensorstore's own threads are writing."""
+"""Delays signals until work is complete that must not be interrupted: a chunk that tensorstore's threads write."""
 
 import contextlib
 import signal
@@ -10,14 +10,15 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Signalled(BaseException):
-    """A signal came that would have ended the process."""
+    """Raised when a signal has come that would have ended the process."""
 
 
 @contextlib.contextmanager
 def signals_later() -> Iterator[Callable[[], None]]:
-    """Inside, signals that would end the process only make what this gives leave the block, and then have their effect.
+    """Gives a function that leaves the block if a signal came that would end the process. Then the signal takes effect.
 
-    Those that are ignored, as `nohup` has it, still are. Outside the main thread, where none arrives, nothing changes.
+    Signals that are ignored, as with `nohup`, stay ignored. Outside the main thread no signal arrives, and nothing
+    changes.
     """
     came: list[int] = []
     is_left = False
@@ -44,4 +45,4 @@ def signals_later() -> Iterator[Callable[[], None]]:
     if came:
         signal.raise_signal(came[0])
     if is_left:
-        raise KeyboardInterrupt  # the signal's handler goes on, which the block cannot
+        raise KeyboardInterrupt  # the signal's handler returned, but the block was left

@@ -1,8 +1,8 @@
-"""The small pieces every family is made of. Letters: `jsg/models/inputs.py`.
+"""The layers that all families are made of. Letters: `jsg/models/inputs.py`.
 
-A parameter carries its `Origin`: the tensors of the checkpoint it is made of. So the names of a family stand in its own
-file beside the shapes, and `jsg/models/loading.py` needs no table. Modules are built of zeros; build them under
-`nnx.eval_shape` and nothing is allocated.
+A parameter has its `Origin`: the tensors of the checkpoint that it is made of. So the names of tensors stand beside the
+shapes, and `jsg/models/loading.py` needs no table. Modules are built with zeros. Under `nnx.eval_shape` nothing is
+allocated.
 """
 
 import math
@@ -26,8 +26,8 @@ class Source(NamedTuple):
     Attributes:
         name: Its name.
         shape: Its shape in the file, where a projection is [out, in].
-        repeats: Times that each of its heads stands in the parameter, one after another: key-value heads of which there
-            are fewer than devices.
+        repeats: How many times each of its heads stands in the parameter, one after another. It is more than 1 if
+            there are fewer key-value heads than devices.
     """
 
     name: str
@@ -38,16 +38,16 @@ class Source(NamedTuple):
 class Origin(NamedTuple):
     """How a parameter is made of tensors of the checkpoint.
 
-    Each source is transposed if `transposed`, given the parameter's shape except along `join_axis`, and all are joined
-    along that axis. The axis in front of it is that of heads, where a source repeats them.
+    Each source is transposed if `transposed`, and takes the parameter's shape except along `join_axis`. All are joined
+    along that axis. If a source repeats heads, they are the axis in front of it.
 
     Attributes:
-        sources: In order.
-        join_axis: Of the parameter.
-        transposed: Whether the sources are.
-        split_axis: The axis of the parameter along which devices share it out; None where each has it all.
-        expert_axis: The axis of experts, each made of one source, of which groups of devices have their own; those of a
-            group share the other axis. None where there are none.
+        sources: The tensors in order.
+        join_axis: The axis of the parameter on which they are joined.
+        transposed: Whether the sources are transposed.
+        split_axis: The axis of the parameter that devices share out; None if each device has all of it.
+        expert_axis: The axis of experts, each made of one source. Each group of devices has its own experts, and the
+            devices of a group share out `split_axis`. None for a parameter without experts.
     """
 
     sources: tuple[Source, ...]
@@ -60,14 +60,14 @@ class Origin(NamedTuple):
 def parameter(
     shape: tuple[int, ...], dtype: jax.typing.DTypeLike, origin: Origin, *, summed_axis: int | None = None
 ) -> nnx.Param:
-    """A parameter of zeros that knows where its values come from.
+    """A parameter of zeros with its origin.
 
     Args:
-        shape: Of the values.
-        dtype: Of the values.
-        origin: Where they come from.
-        summed_axis: For a kernel that may be kept in 8 bits, the axis that products sum over: its value is then an
-            array or, with `--quantization`, a `Quantised`.
+        shape: Shape of the values.
+        dtype: Type of the values.
+        origin: The tensors that they come from.
+        summed_axis: For a kernel that may be kept in 8 bits, the axis that products sum over. With `--quantization` its
+            value is a `Quantised` instead of an array.
     """
     return nnx.Param(jnp.zeros(shape, dtype), origin=origin, summed_axis=summed_axis)
 
@@ -77,8 +77,7 @@ def project(
 ) -> Float[Array, "T *out"]:
     """x · kernel, summed in float32 whatever the type of the result.
 
-    Of a kernel in 8 bits the numbers are exact in the type of `x`, and its scales, which whole columns share, multiply
-    the sums.
+    The type of `x` holds the numbers of a kernel in 8 bits exactly. Its scales, one for each column, multiply the sums.
     """
     if isinstance(kernel, Quantised):
         return (project(x, kernel.values.astype(x.dtype)) * kernel.scale).astype(result)
@@ -87,16 +86,16 @@ def project(
 
 
 def exact_precision(dtype: jax.typing.DTypeLike) -> lax.Precision | None:
-    """Float32 means float32: left to itself, a GPU multiplies it in a shorter type (TF32)."""
+    """The precision that makes float32 exact: without it a GPU multiplies float32 in a shorter type (TF32)."""
     return lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
 
 def activation_result(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
-    """The result type that a matmul is asked for where its result is rounded to `dtype` anyway.
+    """The result type of a matmul whose result is rounded to `dtype` afterwards.
 
-    On CPU a bfloat16 matmul with a bfloat16 result would convert the whole kernel to float32 on every call. On a GPU a
-    float32 result is one more pass over memory, and keeps XLA from adding the residual stream inside the matmul (seen
-    in the step compiled for an H200: 9 launches a layer against 10 or 11).
+    On a CPU a bfloat16 matmul with a bfloat16 result would convert the whole kernel to float32 in every call. On a GPU
+    a float32 result costs one more pass over memory, and prevents XLA from adding the residual stream inside the matmul
+    (in the step compiled for an H200: 9 launches a layer against 10 or 11).
     """
     return jnp.float32 if ops.target_platform() == "cpu" else dtype
 
@@ -123,12 +122,12 @@ class Linear(nnx.Module):
             names: Projections of the checkpoint; `.weight` and `.bias` are appended.
             in_dim: Width of the input.
             out_shape: Shape of the output per token.
-            dtype: Of the parameters.
+            dtype: Type of the parameters.
             out_dims: Output width of each projection; equal parts by default.
             out_repeats: `Source.repeats` of each projection; 1 by default.
             join_axis: The axis of `out_shape` along which the projections stand side by side.
-            split_axis: The axis of the kernel along which devices share it out. With 0 each has a slice of the input,
-                and the results are added up.
+            split_axis: The axis of the kernel that devices share out. With 0 each device has a slice of the input, and
+                the results are added up.
             bias: Whether the projections have biases.
         """
         if out_dims is None:
@@ -148,14 +147,14 @@ class Linear(nnx.Module):
         out = project(x, self.kernel.get_value(), activation_result(x.dtype))
         out = add_up(out) if self.is_split_input else out
         if self.bias is not None:
-            # As a vector: XLA adds one inside a matmul on a GPU, but writes out what has several axes for every token.
+            # On a GPU XLA adds a vector inside the matmul, but would write out a bias of several axes for every token.
             bias = self.bias[...].astype(out.dtype).reshape(-1)
             out = (out.reshape(len(x), -1) + bias).reshape(out.shape)
         return out.astype(x.dtype)
 
 
 class Embedding(nnx.Module):
-    """A row of numbers per token; the head too, where a model ties both."""
+    """A row of numbers for each token id. It is also the head of a model that ties both."""
 
     def __init__(self, name: str, vocab_size: int, width: int, dtype: jax.typing.DTypeLike):
         self.vocab_size = vocab_size
@@ -172,7 +171,7 @@ class Embedding(nnx.Module):
         return add_up(jnp.where(is_here[:, None], table.at[row].get(mode="clip"), 0))
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
-        """How well each row of the table matches, in float32; on several devices, each row of this one's slice."""
+        """The logits of each row of the table, in float32. On several devices, of each row of this device's slice."""
         dimensions, precision = (((1,), (1,)), ((), ())), exact_precision(hidden.dtype)
         return lax.dot_general(
             hidden, self.table[...], dimensions, precision=precision, preferred_element_type=jnp.float32
@@ -187,5 +186,5 @@ class RMSNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        """Normalises in float32; the scale is applied in the dtype of `x`, as the checkpoints were trained."""
+        """Normalises in float32 and scales in the dtype of `x`, as in training."""
         return rms_norm(x, self.weight[...], self.eps)

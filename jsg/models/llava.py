@@ -1,4 +1,4 @@
-"""LLaVA: a text model that is shown images. The vision tower makes rows, which take the place of token embeddings."""
+"""LLaVA: a text model that sees images. Rows of the vision tower take the place of token embeddings."""
 
 from typing import cast
 
@@ -20,18 +20,18 @@ _PREFIXES = {
     "model.multi_modal_projector.": "multi_modal_projector.",
     "model.image_newline": "image_newline",
 }
-"""How transformers 4 (the first three) and transformers 5 name what is in a checkpoint → how the modules here do: the
-text half as if it stood alone, and the tower without the class it is wrapped in."""
+"""Beginnings of tensor names in transformers 4 (the first three) and transformers 5 → those in the modules here. The
+text half has the names of a model of its own, and the tower those without its outer class."""
 
 
 class Llava(nnx.Module):
-    """The text model and its tower. Implements `jsg.models.model.Model` by the former.
+    """The text model and its tower. Implements `jsg.models.model.Model` by the text model.
 
-    Image tokens are those of `ForwardInputs` from the vocabulary's size on; their rows come from `vision.encode`.
+    Image tokens are the ids of `ForwardInputs` from the vocabulary's size on. Their rows come from `vision.encode`.
     """
 
     def __init__(self, text: nnx.Module, vision: VisionTower):
-        """Takes the text model, a `Model`, and the tower whose rows have its width."""
+        """Takes the text model, which is a `Model`, and a tower whose rows have the model's width."""
         self.text = cast(Model, text)
         self.vision = vision
 
@@ -45,6 +45,6 @@ class Llava(nnx.Module):
 
 
 def module_name(name: str) -> str:
-    """The name that a tensor of a LLaVA checkpoint has in the modules here."""
+    """The name in the modules here of a tensor of a LLaVA checkpoint."""
     prefix = max((prefix for prefix in _PREFIXES if name.startswith(prefix)), key=len, default=None)
     return name if prefix is None else _PREFIXES[prefix] + name.removeprefix(prefix)

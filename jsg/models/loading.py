@@ -1,10 +1,10 @@
-"""Parameters from a checkpoint, or from a seed. Names and shapes come from each parameter's `Origin`."""
+"""Loads parameters from a checkpoint, or draws them from a seed. Each `Origin` has the names and shapes of tensors."""
 
 import concurrent.futures
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -16,27 +16,27 @@ from jax.sharding import Mesh
 
 from jsg.errors import ModelError
 from jsg.models.assemble import assemble
-from jsg.models.checkpoint import Checkpoint, open_checkpoint
+from jsg.models.checkpoint import Piece, open_checkpoint
 from jsg.models.clip import unread_tensors
 from jsg.models.config import ModelConfig
 from jsg.models.host_memory import freed_at_once
-from jsg.models.layers import Origin, Source
+from jsg.models.layers import Origin
 from jsg.models.llava import Llava, module_name
-from jsg.models.places import Piece, Reader, Slices
+from jsg.models.places import Reader, Slices
 from jsg.models.quantise import STORED, Quantised, declare
 from jsg.models.registry import build_model
 from jsg.models.tensor_parallel import sharding_of
 
 Progress = Callable[[int, int, int], None]
-"""Called with (parameters loaded, parameters in all, bytes read so far) after each; random weights read nothing."""
+"""Called after each parameter with (parameters loaded, parameters in all, bytes read so far). Random weights read 0."""
 
 SHORT_DRAW, LONG_DRAW = 2**16, 2**24
-"""Random numbers that are drawn at least, and from how many on no more are drawn than are needed."""
+"""The least random numbers that are drawn, and the number above which no more are drawn than are needed."""
 MAX_THREADS = 8
-"""That read pieces at the same time; each holds a few."""
+"""The most threads that read pieces at the same time. Each holds a few pieces."""
 
 TIED_HEAD = frozenset({"lm_head.weight"})
-"""Some checkpoints of models with tied embeddings hold the table twice; the second is not read."""
+"""Some checkpoints of models with tied embeddings hold the table twice. The second one is not read."""
 
 
 def load_model(
@@ -50,70 +50,57 @@ def load_model(
     mesh: Mesh | None = None,
     progress: Progress | None = None,
 ) -> nnx.Module:
-    """The model of `config` with its parameters on the default device or shared out over a mesh, in `dtype`.
+    """The model of `config` with its parameters on the default device, or shared out over a mesh.
 
     Args:
-        directory: The model directory; not looked at for `dummy`.
+        directory: The model directory; not used for `dummy`.
         config: Its `ModelConfig`.
-        load_format: `safetensors` and `orbax` read a checkpoint of that kind, `auto` the one that is there;
-            `dummy` draws seeded random parameters.
-        dtype: Of every parameter but kernels in 8 bits.
+        load_format: `safetensors` and `orbax` read a checkpoint of that kind, `auto` the one that exists, and `dummy`
+            draws seeded random parameters.
+        dtype: Type of every parameter but kernels in 8 bits.
         quantization: `int8` and `fp8` round kernels to 8 bits as they are read, one tensor at a time.
-        seed: Of dummy parameters.
-        mesh: Devices that share the parameters; None for one.
-        progress: Told after each parameter.
+        seed: Seed of dummy parameters.
+        mesh: Devices that share the parameters; None for one device.
+        progress: Called after each parameter.
 
     Raises:
-        ModelError: The architecture is unknown, or the checkpoint is not exactly what it needs; the message names the
-            tensor; so where a number that is to be quantised is not finite.
+        ModelError: The architecture is unknown, the checkpoint does not have exactly the tensors that it needs, or a
+            number that must be rounded to 8 bits is not finite. The message names the tensor.
     """
     model = abstract_model(config, dtype, quantization, mesh)
     if load_format == "dummy":
-        _fill(model, _Seeded(seed), lambda: 0, progress)
+        _fill(model, _Seeded(seed, checkpoint_shapes(model)), lambda: 0, progress)
         return model
     if directory is None:
         raise ModelError("a model directory is needed unless --load-format is dummy")
     names = str if config.vision is None else module_name
     with open_checkpoint(directory, names, load_format) as checkpoint, freed_at_once():
         checkpoint.require(checkpoint_shapes(model), unread(config))
-        _fill(model, _Stored(checkpoint), lambda: checkpoint.num_bytes_read, progress)
+        _fill(model, checkpoint, lambda: checkpoint.num_bytes_read, progress)
     return model
 
 
-class _Stored:
-    """Tensors of a checkpoint."""
-
-    def __init__(self, checkpoint: Checkpoint):
-        self._checkpoint = checkpoint
-
-    def read(self, source: Source, slices: Slices) -> np.ndarray:
-        return self._checkpoint.read(source.name, slices)
-
-    def piece(self, source: Source) -> Piece:
-        return Piece(*self._checkpoint.piece(source.name))
-
-
 class _Seeded:
-    """Random tensors."""
+    """Random tensors of these shapes."""
 
-    def __init__(self, seed: int):
-        self._seed = seed
+    def __init__(self, seed: int, shapes: Mapping[str, tuple[int, ...]]):
+        self._seed, self._shapes = seed, shapes
 
-    def read(self, source: Source, slices: Slices) -> np.ndarray:
-        return _dummy_tensor(source, self._seed)[slices]
+    def read(self, name: str, slices: Slices) -> np.ndarray:
+        return _dummy_tensor(name, self._shapes[name], self._seed)[slices]
 
-    def piece(self, source: Source) -> Piece:
-        return Piece(0, source.shape[0])  # a tensor is drawn as a whole
+    def piece(self, name: str) -> Piece:
+        return Piece(0, self._shapes[name][0])  # a whole tensor is drawn at once
 
 
 def abstract_model(
     config: ModelConfig, dtype: jax.typing.DTypeLike, quantization: str = "none", mesh: Mesh | None = None
 ) -> nnx.Module:
-    """The model with shapes in place of arrays, which say how devices share them: nothing is allocated."""
+    """The model with shapes and shardings in place of arrays. Nothing is allocated."""
 
     def build() -> nnx.Module:
         model = build_model(config, dtype)
-        if quantization != "none":  # an image goes through the tower once, so that has little to gain
+        if quantization != "none":  # not the tower's kernels: an image goes through it once, so it would gain little
             text = cast(nnx.Module, model.text) if isinstance(model, Llava) else model
             declare(text, STORED[quantization])
         return model
@@ -128,7 +115,7 @@ def abstract_model(
 def _shared_out(
     declared: jax.ShapeDtypeStruct | Quantised, origin: Origin, mesh: Mesh
 ) -> jax.ShapeDtypeStruct | Quantised:
-    """The shape of a parameter, with its sharding. An axis of length 1, that of scales, is not shared out."""
+    """The shape of a parameter with its sharding. An axis of length 1, which scales have, is not shared out."""
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         axis = None if origin.split_axis is None or x.shape[origin.split_axis] == 1 else origin.split_axis
@@ -146,7 +133,7 @@ def resolve_dtype(name: str, platform: str) -> jnp.dtype:
 
 
 def resolve_kv_dtype(name: str, dtype: jnp.dtype) -> jnp.dtype:
-    """The type of cached keys and values that `--kv-cache-dtype` means: `auto` is that of the model, `dtype`."""
+    """The type of cached keys and values that `--kv-cache-dtype` means: `auto` is the model's `dtype`."""
     eight_bits = {"fp8_e4m3": jnp.float8_e4m3fn, "fp8_e5m2": jnp.float8_e5m2}
     return jnp.dtype(eight_bits.get(name, dtype))
 
@@ -158,25 +145,25 @@ def _fill(model: nnx.Module, reader: Reader, num_bytes_read: Callable[[], int], 
         for done, param in enumerate(params, start=1):
             origin = param.get_metadata("origin")
             value = assemble(param.get_value(), origin, reader, pool, is_in_place=is_in_place)
-            param.set_value(jax.block_until_ready(value))  # else tensors would pile up that are still being sent
+            param.set_value(jax.block_until_ready(value))  # else tensors that are still being sent would pile up
             if progress is not None:
                 progress(done, len(params), num_bytes_read())
 
 
-def _dummy_tensor(source: Source, seed: int) -> np.ndarray:
-    """Random values that depend on the seed and the tensor's name only, scaled so that logits have a std of about 1.
+def _dummy_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Random values that depend only on the seed and the tensor's name, scaled so that logits have a std of about 1.
 
-    A program that draws takes longer to compile than to run, and each length has one of its own. So all short tensors
-    are the beginnings of draws of one length, and longer ones of draws whose lengths are powers of two.
+    A program that draws takes longer to compile than to run, and each length needs another program. So all short
+    tensors are beginnings of draws of one length, and longer ones of draws whose lengths are powers of two.
     """
-    if source.name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):  # CLIP numbers its norms
-        return np.ones(source.shape, np.float32)
-    digest = hashlib.sha256(f"{seed} {source.name}".encode()).digest()
+    if name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):  # CLIP numbers its norms
+        return np.ones(shape, np.float32)
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     key = jax.random.key(int.from_bytes(digest[:4], "little"))
-    count = math.prod(source.shape)
+    count = math.prod(shape)
     length = max(SHORT_DRAW, 1 << (count - 1).bit_length()) if count <= LONG_DRAW else count
-    scale = 0.1 if len(source.shape) == 1 else source.shape[-1] ** -0.5
-    return np.float32(scale) * np.asarray(jax.random.normal(key, (length,)))[:count].reshape(source.shape)
+    scale = 0.1 if len(shape) == 1 else shape[-1] ** -0.5
+    return np.float32(scale) * np.asarray(jax.random.normal(key, (length,)))[:count].reshape(shape)
 
 
 def _parameters(model: nnx.Module) -> Iterator[nnx.Param]:
@@ -184,13 +171,13 @@ def _parameters(model: nnx.Module) -> Iterator[nnx.Param]:
 
 
 def unread(config: ModelConfig) -> frozenset[str]:
-    """Tensors that a checkpoint may hold beside those of the model."""
+    """Names of tensors that a checkpoint may hold and the model does not read."""
     head = TIED_HEAD if config.tie_word_embeddings else frozenset[str]()
     return head if config.vision is None else head | unread_tensors(config.vision)
 
 
 def origins(model: nnx.Module) -> Iterator[tuple[Origin, tuple[int, ...]]]:
-    """Of each parameter where it comes from, and its shape."""
+    """The origin and the shape of each parameter."""
     for param in _parameters(model):
         yield param.get_metadata("origin"), jax.tree.leaves(param.get_value())[0].shape
 

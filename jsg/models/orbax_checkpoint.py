@@ -1,13 +1,13 @@
-"""Reading what `jsg convert` wrote: tensors by name in an orbax checkpoint. No JAX, and of orbax only the layout.
+"""Reads the orbax checkpoints that `jsg convert` writes: tensors by name. It uses orbax's layout, but no JAX or orbax.
 
-    orbax.json                  every file below with its length, and the SHA-256 of those that are not chunks
+    orbax.json                  the length of every file below, and the SHA-256 of those that are not chunks
     orbax/_METADATA …           orbax's own files: the tree, the shardings
     orbax/NAME/zarr.json        a tensor's shape, type, grid of chunks and codecs (zarr 3)
-    orbax/NAME/c/0/1            one chunk of smaller chunks with a CRC-32C each; what one device needs or a part of it,
-                                unless no number of chunks is that, and then the last one may stick out of the tensor
+    orbax/NAME/c/0/1            one chunk of smaller chunks with a CRC-32C each: a device's part of the tensor, or an
+                                even part of that; if nothing divides it, the last chunk may be longer than the rest
 
-The file driver of tensorstore reads the chunks; nothing here or there unpickles. A chunk is checked when it is read,
-and all that a model needs is read before it is served, so a changed byte is found before the first answer.
+The file driver of tensorstore reads the chunks, and neither it nor this file unpickles. A chunk is checked when it is
+read, and all that a model needs is read before it is served, so a changed byte is found before the first answer.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ FOLDER = "orbax"
 FORMAT = "jsg-orbax-1"
 MAX_METADATA_BYTES = 16 * 2**20
 MAX_CHUNK_BYTES = 64 * 2**20
-"""Of the smallest that can be read, which `orbax_writer` makes of about 1 MiB."""
+"""The most bytes of the smallest chunk that can be read. `orbax_writer` makes these of about 1 MiB."""
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 AGAIN = "run jsg convert again, or copy the directory again"
 
@@ -41,7 +41,7 @@ class OrbaxTensor:
     """
 
     def __init__(self, name: str, store: Any, is_turned: bool):
-        """Takes the open tensorstore array, and whether its last axis, not its first, comes first in a chunk."""
+        """Takes the open tensorstore array, and whether its last axis comes first in a chunk, instead of its first."""
         self._name, self._store, self._order = name, store, "F" if is_turned else "C"
         self.shape = tuple(store.shape)
         self.dtype: str = DTYPES.get(store.dtype.name) or str(store.dtype.name)
@@ -50,7 +50,7 @@ class OrbaxTensor:
         self._piece = (cut[0], chunk[cut[0]]) if cut else (0, self.shape[0])
 
     def read(self, slices: tuple[slice, ...]) -> np.ndarray:
-        """A slice, in the order in which its chunks lie; raises ModelError where one is damaged or missing."""
+        """A slice in the memory order of its chunks. Raises ModelError if a chunk is damaged or missing."""
         try:
             return self._store[slices].read(order=self._order).result()
         except (ValueError, OSError) as error:  # its text carries the path
@@ -62,7 +62,7 @@ class OrbaxTensor:
             ) from None
 
     def piece(self) -> tuple[int, int]:
-        """What a chunk has."""
+        """The axis along which chunks are cut, and the length of one."""
         return self._piece
 
 
@@ -75,13 +75,13 @@ def open_tensors(directory: Path) -> dict[str, OrbaxTensor]:
     """The tensors of a model directory by their stored names.
 
     Raises:
-        ModelError: A file is missing, superfluous, of another length or changed; the message names it.
+        ModelError: A file is missing, superfluous, changed or of another length. The message names it.
     """
     fields = Fields(MANIFEST, _manifest(directory))
     metadata = _check_files(directory / FOLDER, fields)
-    import tensorstore as ts  # here: safetensors are read without it
+    import tensorstore as ts  # not at the top, because safetensors are read without it
 
-    # Nothing is kept: each chunk is read once.
+    # No cache, because each chunk is read once.
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
     opening = {
         path.removesuffix("/zarr.json"): ts.open(_spec(directory / FOLDER / path), context=context)
@@ -92,14 +92,14 @@ def open_tensors(directory: Path) -> dict[str, OrbaxTensor]:
 
 
 def manifest_text(files: Mapping[str, int], digests: Mapping[str, str]) -> str:
-    """The one way to write a manifest: with a SHA-256 of the rest, so that every byte of it is checked too."""
+    """The text of a manifest. It has a SHA-256 of the rest of itself, so that each of its bytes is checked too."""
     manifest = {"format": FORMAT, "files": files, "digests": digests}
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     return json.dumps(manifest | {"digest": digest}, indent=1, sort_keys=True)
 
 
 def files_of(folder: Path) -> dict[str, int]:
-    """Every file below a folder, by its path in it, with its length; raises ModelError where one does not tell it."""
+    """Path in a folder → length, for every file below it. Raises ModelError if a length cannot be read."""
     found = {}
     for root, _, files in os.walk(folder):
         for file in files:
@@ -113,7 +113,7 @@ def files_of(folder: Path) -> dict[str, int]:
 
 
 def codecs(chunk: tuple[int, ...], *, is_turned: bool) -> list[dict[str, Any]]:
-    """How a chunk is written: smaller chunks of this shape, each with its checksum, then their index with its own."""
+    """How a chunk is written: smaller chunks of this shape and then their index, each with its checksum."""
     plain = {"name": "bytes", "configuration": {"endian": "little"}}
     turned = [{"name": "transpose", "configuration": {"order": list(range(len(chunk)))[::-1]}}] if is_turned else []
     return [
@@ -144,7 +144,7 @@ def _manifest(directory: Path) -> dict[str, Any]:
 
 
 def _check_files(folder: Path, fields: Fields) -> dict[str, bytes]:
-    """Compares what is there with the manifest; the contents of all that is no chunk."""
+    """Compares the files with the manifest. Gives the contents of those that are not chunks."""
     lengths, digests = fields.get("files", {}), fields.get("digests", {})
     fields.require(isinstance(lengths, dict), "files", "be an object", lengths)
     fields.require(isinstance(digests, dict) and digests.keys() <= lengths.keys(), "digests", "name files", digests)
@@ -173,7 +173,7 @@ def _check_files(folder: Path, fields: Fields) -> dict[str, bytes]:
 
 
 def _unreadable(name: str, error: OSError) -> ModelError:
-    """Without the error's text, which carries the path."""
+    """The error for an unreadable file, without the text of `error`, which has the path."""
     return ModelError(
         f"{FOLDER}/{name} must be a readable file ({type(error).__name__}); check links and permissions, or copy the "
         "directory again"
@@ -181,13 +181,13 @@ def _unreadable(name: str, error: OSError) -> ModelError:
 
 
 def _spec(path: Path) -> dict[str, Any]:
-    """What tensorstore opens: chunks that are missing are an error, and not zeros."""
+    """The specification of an array for tensorstore, by which missing chunks are an error and not zeros."""
     kvstore = {"driver": "file", "path": f"{path.parent.absolute()}/"}
     return {"driver": "zarr3", "kvstore": kvstore, "open": True, "fill_missing_data_reads": False}
 
 
 def _tensor(name: str, opening: Any, metadata: bytes) -> OrbaxTensor:
-    """The tensor, if it is of the one form that `orbax_writer` makes: every byte of it under a checksum."""
+    """The tensor, if it has the form that `orbax_writer` makes, in which every byte has a checksum."""
     try:
         store = opening.result()
         found = json.loads(metadata)["codecs"]

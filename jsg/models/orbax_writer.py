@@ -1,7 +1,7 @@
-"""Writing an orbax checkpoint tensor by tensor, chunked for a number of devices. How it is read: `orbax_checkpoint.py`.
+"""Writes an orbax checkpoint tensor by tensor, chunked for a number of devices. `orbax_checkpoint.py` reads it.
 
-Orbax's own `PyTreeCheckpointHandler` writes the tree, so `StandardCheckpointer().restore` reads it anywhere. It would
-take whole arrays; here a tensor is a promise, which the type handler below reads chunk by chunk while it writes.
+Orbax's own `PyTreeCheckpointHandler` writes the tree, so `StandardCheckpointer().restore` reads it anywhere. It expects
+whole arrays. Here a tensor is a promise, which the type handler below reads chunk by chunk while it writes.
 """
 
 import base64
@@ -25,9 +25,9 @@ from jsg.models.orbax_checkpoint import DTYPES, FOLDER, MANIFEST, codecs, files_
 from jsg.models.tensor_parallel import TENSOR_AXIS
 
 FILE_BYTES = 64 * 2**20
-"""Of a chunk, which is a file, at most; a writer holds one as it is read and as it is written."""
+"""The most bytes of a chunk, which is a file. A writer holds one chunk as it is read and as it is written."""
 LEAST_OF_LIMIT = 1 / 4
-"""Of what a chunk may have at most: one that divides a device's part evenly is taken unless it is smaller than this."""
+"""A chunk that divides a device's part evenly is used, unless it is smaller than this part of the largest chunk."""
 NUMPY = {stored: jnp.dtype(name) for name, stored in DTYPES.items()}
 
 
@@ -36,12 +36,13 @@ class Layout:
     """How one tensor is written.
 
     Attributes:
-        axis: The axis that it is cut along.
-        parts: Devices that share it out, evenly.
-        unit: Indices of the axis that belong together, such as a head's; cut through only where nothing else fits.
-        is_turned: Whether the last axis comes first in a chunk, as the model wants it: then nothing is transposed when
-            it is loaded.
-        num_devices: Devices of the checkpoint; other than `parts` where some of them have the same part.
+        axis: The axis along which it is cut.
+        parts: The number of even parts that devices have.
+        unit: How many indices of the axis belong together, such as those of a head. They are separated only if no other
+            cut is possible.
+        is_turned: Whether the last axis comes first in a chunk, as in the model's parameter, so that loading transposes
+            nothing.
+        num_devices: Devices of the checkpoint. They are more than `parts` if several have the same part.
     """
 
     axis: int
@@ -53,28 +54,28 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Promise:
-    """A tensor that is read when it is written. A leaf of the tree that orbax is given."""
+    """A tensor that is read while it is written. Promises are the leaves of the tree that orbax writes."""
 
     tensor: StoredTensor
     layout: Layout
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
+        """The tensor's shape."""
         return self.tensor.shape
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the tensor."""
+        """The tensor's type."""
         return NUMPY[self.tensor.dtype]
 
     @property
     def nbytes(self) -> int:
-        """Of its numbers."""
+        """The bytes of its numbers."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def grid(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of its chunks and of the smaller ones in them; see `grid`."""
+        """The shapes of its chunks and of the smaller chunks in them; see `grid`."""
         return grid(self.shape, self.dtype.itemsize, self.layout)
 
 
@@ -84,16 +85,16 @@ def write(folder: Path, promises: Mapping[str, Promise], written: Callable[[int]
     Args:
         folder: The model directory.
         promises: The tensors by name.
-        written: Told the bytes of each chunk.
+        written: Called with the bytes of each chunk.
 
     Raises:
         ModelError: A tensor cannot be read.
-        OSError: The file system does not take it.
+        OSError: A file cannot be written.
     """
     registry = type_handlers.create_type_handler_registry((Promise, _PromiseHandler(written)))
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # orbax warns of what a checkpoint of no `jax.Array` lacks
+    logger.setLevel(logging.ERROR)  # orbax warns that a checkpoint without a `jax.Array` lacks something
     try:
         handler = ocp.PyTreeCheckpointHandler(
             use_ocdbt=False, use_zarr3=True, use_compression=False, type_handler_registry=registry
@@ -107,11 +108,11 @@ def write(folder: Path, promises: Mapping[str, Promise], written: Callable[[int]
 
 
 def grid(shape: tuple[int, ...], item_bytes: int, layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of a file's chunk and of the smaller ones in it, which is what can be read by itself.
+    """The shapes of a chunk, which is a file, and of the smaller chunks in it, each of which can be read by itself.
 
-    Both are cut along the layout's axis only, and a file is whole smaller chunks. A device's part is whole files where
-    something divides it. Where nothing does (a vocabulary may be a prime) both are as equal as can be, and the last of
-    them sticks out of the tensor.
+    Both are cut only along the layout's axis, and a file has a whole number of smaller chunks. A device's part is a
+    whole number of files if it can be divided. If it cannot (a vocabulary may be a prime), the chunks are as equal as
+    possible, and the last one is longer than the rest of the tensor.
     """
     length, unit = shape[layout.axis], layout.unit
     part = length // layout.parts
@@ -132,9 +133,9 @@ def grid(shape: tuple[int, ...], item_bytes: int, layout: Layout) -> tuple[tuple
 
 
 def _divisor(length: int, unit: int, limit: int) -> int | None:
-    """The largest divisor of a length that is at most `limit`, and of whole units or of whole parts of one.
+    """The largest divisor of a length that is at most `limit`, and a multiple or a divisor of `unit`.
 
-    None where that is much less than the limit, as of a prime.
+    None if it is much smaller than the limit, as for a prime.
     """
     divisors = [d for d in range(1, math.isqrt(length) + 1) if length % d == 0]
     divisors += [length // d for d in divisors]
@@ -143,13 +144,13 @@ def _divisor(length: int, unit: int, limit: int) -> int | None:
 
 
 def _equal(length: int, limit: int) -> int:
-    """The least size of which as few cover the length as of `limit`."""
+    """The smallest chunk length that needs no more chunks for a length than `limit` does."""
     return -(-length // -(-length // limit))
 
 
 @final
 class _PromiseHandler(type_handlers.TypeHandler):
-    """Writes promises; what comes out is what orbax knows as a `jax.Array`."""
+    """Writes promises in the form in which orbax stores a `jax.Array`."""
 
     def __init__(self, written: Callable[[int], None]):
         self._written = written
@@ -166,7 +167,7 @@ class _PromiseHandler(type_handlers.TypeHandler):
     async def serialize(
         self, values: Sequence[Promise], infos: Sequence[Any], args: Sequence[Any] | None = None
     ) -> Sequence[Any]:
-        """Writes one after another, chunk by chunk: nothing is left to be done later."""
+        """Writes one tensor after another, chunk by chunk. When it returns, all is written."""
         for promise, info in zip(values, infos, strict=True):
             await info.await_path_creation()
             large, small = promise.grid()
@@ -187,12 +188,12 @@ class _PromiseHandler(type_handlers.TypeHandler):
 
 
 async def _put(store: Any, slices: tuple[slice, ...], numbers: np.ndarray) -> None:
-    """Writes one chunk, by tensorstore's threads; when this ends, they have."""
+    """Writes one chunk by tensorstore's threads, and waits for them."""
     await store[slices].write(numbers)
 
 
 def _write_shardings(folder: Path, promises: Mapping[str, Promise]) -> None:
-    """How devices share each tensor out, as orbax keeps it: the devices themselves are those that restore it."""
+    """Writes how devices share each tensor out, in orbax's form. The devices are those that restore it."""
     shardings = {}
     for name, promise in promises.items():
         layout = promise.layout

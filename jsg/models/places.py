@@ -1,46 +1,40 @@
-"""Where the tensors of a checkpoint stand in a parameter: indices only, no numbers. See `Origin`."""
+"""Places of a checkpoint's tensors in a parameter. It computes indices only and reads no tensors. See `Origin`."""
 
 import itertools
 import math
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from jsg.models.checkpoint import Piece
 from jsg.models.layers import Origin, Source
 
 Span = tuple[int, int]
-"""First index and the one after the last, along the axis that devices share out."""
+"""The first index, and the index after the last, along the axis that devices share out."""
 Slices = tuple[slice, ...]
-
-
-class Piece(NamedTuple):
-    """What of a tensor is cheaply read at once: `length` indices of `axis`, beginning at a multiple of it."""
-
-    axis: int
-    length: int
 
 
 @runtime_checkable  # the test run checks arguments
 class Reader(Protocol):
-    """Where tensors come from. Threads call both methods at the same time."""
+    """Reads tensors. Several threads may call both methods at the same time."""
 
-    def read(self, source: Source, slices: Slices) -> np.ndarray:
-        """A slice of a tensor, in the axes that the file has; changes nothing. Nobody writes into what it gives."""
+    def read(self, name: str, slices: Slices) -> np.ndarray:
+        """A slice of a tensor with the axes of the file. Changes nothing. Callers must not write into the result."""
         ...
 
-    def piece(self, source: Source) -> Piece:
-        """How the tensor is best cut; changes nothing."""
+    def piece(self, name: str) -> Piece:
+        """How the tensor is best cut into pieces. Changes nothing."""
         ...
 
 
 def source_slices(source: Source, origin: Origin, shape: tuple[int, ...], span: Span | None) -> Slices:
-    """What of the file's tensor makes the indices `span` of the parameter's shared axis: a slice of one of its axes.
+    """The slices of the file's tensor that make a span of the axis that is shared out: a slice of one of its axes.
 
     Args:
         source: The tensor, one of the origin's.
-        origin: Of the parameter.
-        shape: Of the whole parameter.
-        span: None for all of it.
+        origin: The parameter's.
+        shape: Shape of the whole parameter.
+        span: The span; None for the whole axis.
     """
     axis, whole = origin.split_axis, (slice(None),) * len(source.shape)
     if span is None or axis is None:
@@ -55,7 +49,7 @@ def source_slices(source: Source, origin: Origin, shape: tuple[int, ...], span: 
 
 
 def view_of(source: Source, origin: Origin, shape: tuple[int, ...]) -> list[int]:
-    """How a whole tensor fills the axes of a parameter of this shape, each of its heads once."""
+    """How many indices of each axis of a parameter of this shape a whole tensor fills, with each of its heads once."""
     view = list(shape)
     view[origin.join_axis - 1] //= source.repeats
     view[origin.join_axis] = 1
@@ -69,14 +63,14 @@ def sides_of(source: Source, origin: Origin) -> tuple[int, ...]:
 
 
 def heads_of(source: Source, span: Span) -> Span:
-    """Those of the source that stand in these places of the parameter."""
+    """The heads of the source that stand in this span of the parameter's heads."""
     return span[0] // source.repeats, -(-span[1] // source.repeats)
 
 
 def outer_axis(view: list[int], sides: tuple[int, ...], side: int) -> int | None:
-    """The first axis longer than 1 that this side of the tensor makes, or None where it is a part of an axis.
+    """The first axis longer than 1 that this side of the tensor makes, or None if the side is a part of an axis.
 
-    Indices of that axis are runs of `sides[side] // view[axis]` indices of the side.
+    An index of that axis is a run of `sides[side] // view[axis]` indices of the side.
     """
     before = math.prod(sides[:side])
     for axis, length in enumerate(view):
@@ -86,7 +80,7 @@ def outer_axis(view: list[int], sides: tuple[int, ...], side: int) -> int | None
 
 
 def cut(source: Source, origin: Origin, shape: tuple[int, ...], slices: Slices, piece: Piece) -> list[Slices]:
-    """The slices in pieces, each of which fills a box of the parameter. A source that repeats heads stays whole."""
+    """The slices, cut into pieces that each fill a box of the parameter. A source that repeats heads is not cut."""
     view, sides = view_of(source, origin, shape), sides_of(source, origin)
     axis = outer_axis(view, sides, len(sides) - 1 - piece.axis if origin.transposed else piece.axis)
     if axis is None or source.repeats > 1:
@@ -103,7 +97,7 @@ def cut(source: Source, origin: Origin, shape: tuple[int, ...], slices: Slices, 
 
 
 def box_of(source: Source, origin: Origin, shape: tuple[int, ...], slices: Slices) -> list[slice]:
-    """The box of the parameter that a piece fills, as if the source stood alone and each of its heads once."""
+    """The box of the parameter that a piece would fill if there were only this source, with each of its heads once."""
     view, sides = view_of(source, origin, shape), sides_of(source, origin)
     ordered = slices[::-1] if origin.transposed else slices
     box = [slice(0, length) for length in view]

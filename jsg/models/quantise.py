@@ -1,8 +1,8 @@
-"""Kernels in 8 bits: a byte for each number and a float32 scale for each output channel. Activations stay as they are.
+"""Kernels in 8 bits: a byte for each number and a float32 scale for each output channel. Activations are not rounded.
 
-Symmetric, with the largest number of a channel at the end of the range, rounded to nearest, ties to even: Wu et al.
-2020 (arXiv:2004.09602) for int8, Micikevicius et al. 2022 (arXiv:2209.05433) for e4m3. No family knows of it: the
-parameters that say which axis products sum over are declared anew, and the loader fills what is declared.
+The rounding is symmetric, with the largest number of a channel at the end of the range, to nearest and ties to even: Wu
+et al. 2020 (arXiv:2004.09602) for int8, Micikevicius et al. 2022 (arXiv:2209.05433) for e4m3. Families have no code for
+it: parameters that name the axis which products sum over are declared anew, and the loader fills what is declared.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ class Quantised(NamedTuple):
     """The value of a parameter that is a kernel in 8 bits; the kernel is `values * scale`.
 
     Attributes:
-        values: In the shape of the kernel; int8 or float8_e4m3fn.
-        scale: float32, one for each output channel: that shape, with 1 for the axis that products sum over.
+        values: int8 or float8_e4m3fn, in the shape of the kernel.
+        scale: float32, one for each output channel: the kernel's shape with 1 for the axis that products sum over.
     """
 
     values: Array
@@ -40,14 +40,14 @@ def declare(module: nnx.Module, dtype: jax.typing.DTypeLike) -> None:
 
 
 def quantise(tensor: Num[Array, "out in"], name: str, dtype: jax.typing.DTypeLike) -> Quantised:
-    """A projection as the checkpoint has it, [out, in], in 8 bits; a channel is a row.
+    """A projection of a checkpoint, [out, in], in 8 bits. A channel is a row.
 
-    Where that is a normal float32, `scale` is max|w| / 127 or max|w| / 448 to within a rounding, and no number is off
-    by more than half a step: scale / 2 in int8; in e4m3 a sixteenth of the number, or scale / 1024 if that is more.
+    `scale` is max|w| / 127 or max|w| / 448 to within a rounding, if that is a normal float32. Then no number is off by
+    more than half a step: scale / 2 in int8; in e4m3 a sixteenth of the number, or scale / 1024 if that is more.
 
     Args:
-        tensor: In any floating type; computed with in float32.
-        name: Of the tensor, for the error.
+        tensor: In any floating type; the computation is in float32.
+        name: The tensor's name, for the error.
         dtype: One of `STORED`.
 
     Raises:
@@ -55,14 +55,15 @@ def quantise(tensor: Num[Array, "out in"], name: str, dtype: jax.typing.DTypeLik
     """
     numbers = tensor.astype(jnp.float32)
     largest = jnp.max(jnp.abs(numbers), axis=1, keepdims=True)
-    if not jnp.isfinite(numbers).all():  # asked of all: a maximum may pass over NaN
+    if not jnp.isfinite(numbers).all():  # of all numbers, because a maximum may ignore NaN
         raise ModelError(
             f"{name} must hold finite numbers to be quantised, but has NaN or infinity; is the checkpoint whole? "
             "Without --quantization it is loaded as it is"
         )
     is_integer = jnp.issubdtype(dtype, jnp.integer)
     limit = float(jnp.iinfo(dtype).max if is_integer else jnp.finfo(dtype).max)
-    # Reciprocals: of a division XLA makes one or not, by the number of rows, and rows are read in pieces of any number.
-    scale = jnp.maximum(largest * (1 / limit), jnp.finfo(jnp.float32).tiny)  # a channel of zeros has one too
+    # Reciprocals, because XLA replaces a division by one for some numbers of rows and not for others, and rows are read
+    # in pieces of any number.
+    scale = jnp.maximum(largest * (1 / limit), jnp.finfo(jnp.float32).tiny)  # not 0 for a channel of zeros
     scaled: Float[Array, "out in"] = numbers * (1 / scale)
     return Quantised((jnp.round(scaled) if is_integer else scaled).astype(dtype), scale)

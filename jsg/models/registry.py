@@ -1,4 +1,4 @@
-"""Which architecture is built by what. A new family is one file and one line here: docs/adding-a-model.md."""
+"""The architectures, and the function that builds each. docs/adding-a-model.md says how a new one is added."""
 
 from collections.abc import Callable
 
@@ -8,26 +8,42 @@ from flax import nnx
 from jsg.errors import ModelError
 from jsg.models.clip import VisionTower
 from jsg.models.config import ModelConfig
-from jsg.models.llama import build_llama
+from jsg.models.decoder import Decoder
 from jsg.models.llava import Llava
-from jsg.models.mistral import build_mistral
-from jsg.models.mixtral import build_mixtral
-from jsg.models.qwen2 import build_qwen2
-from jsg.models.qwen3 import build_qwen3
 from jsg.models.vision_config import VISION_KINDS
 
+
+def _llama(config: ModelConfig, dtype: jax.typing.DTypeLike) -> Decoder:
+    """Llama 1 to 3.x, and models of its shape such as Vicuna and Yi.
+
+    `attention_bias` means all four projections of attention.
+    """
+    bias = config.attention_bias
+    return Decoder(config, dtype, qkv_bias=bias, output_bias=bias, mlp_bias=config.mlp_bias)
+
+
+def _qwen2(config: ModelConfig, dtype: jax.typing.DTypeLike) -> Decoder:
+    """Qwen2 and Qwen2.5: Llama with biases on queries, keys and values, whatever config.json says."""
+    return Decoder(config, dtype, qkv_bias=True)
+
+
+def _qwen3(config: ModelConfig, dtype: jax.typing.DTypeLike) -> Decoder:
+    """Qwen3: Llama with norms of queries and keys. `attention_bias` means all four projections of attention."""
+    return Decoder(config, dtype, qkv_bias=config.attention_bias, output_bias=config.attention_bias, qk_norm=True)
+
+
 BUILDERS: dict[str, Callable[[ModelConfig, jax.typing.DTypeLike], nnx.Module]] = {
-    "LlamaForCausalLM": build_llama,
-    "MistralForCausalLM": build_mistral,
-    "MixtralForCausalLM": build_mixtral,
-    "Qwen2ForCausalLM": build_qwen2,
-    "Qwen3ForCausalLM": build_qwen3,
+    "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": Decoder,  # Llama without biases; its first version has a sliding window
+    "MixtralForCausalLM": Decoder,  # Mistral with `config.num_experts` experts
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen3ForCausalLM": _qwen3,
 }
 """Architecture, as config.json names it → a function that builds the module, a `jsg.models.model.Model`, of zeros."""
 
 
 def build_model(config: ModelConfig, dtype: jax.typing.DTypeLike) -> nnx.Module:
-    """The model, its vision tower included, with all parameters zero; under `nnx.eval_shape`, their shapes only.
+    """The model with its vision tower, if it has one. All parameters are zero; under `nnx.eval_shape` they are shapes.
 
     Raises:
         ModelError: The architecture is not in `BUILDERS`.

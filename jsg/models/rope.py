@@ -18,7 +18,7 @@ class Rotation(NamedTuple):
 
 
 def rotation(positions: Int[Array, " T"], rope: RopeConfig, head_dim: int) -> Rotation:
-    """Angles of the given positions, in float32 whatever the model computes in: bfloat16 cannot count to 300."""
+    """Cosine and sine of the angles of positions, always in float32, because bfloat16 cannot count to 300."""
     angles = positions.astype(jnp.float32)[:, None] * inverse_frequencies(rope, head_dim)
     scale = attention_factor(rope)
     return Rotation(jnp.cos(angles) * scale, jnp.sin(angles) * scale)
@@ -27,8 +27,8 @@ def rotation(positions: Int[Array, " T"], rope: RopeConfig, head_dim: int) -> Ro
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, " half"]:
     """Radians per position of each dimension pair, fastest first.
 
-    The arithmetic is PyTorch's float32 step by step (its power is exact to the last bit, numpy's float32 power is
-    not), for an error here grows with the position.
+    The arithmetic follows PyTorch's float32 step by step, because an error here grows with the position. PyTorch's
+    power is exact to the last bit, but numpy's float32 power is not.
     """
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     wavelengths = np.power(rope.theta, exponents.astype(np.float64)).astype(np.float32)  # of a turn by one radian
@@ -45,7 +45,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, " 
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What yarn multiplies cos and sin by; 1 for the others."""
+    """The factor of cosine and sine in yarn; 1 for other types."""
     if rope.type != "yarn":
         return 1.0
     return 0.1 * math.log(rope.factor) + 1.0 if rope.attention_factor is None else rope.attention_factor

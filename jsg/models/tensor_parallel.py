@@ -1,13 +1,13 @@
-"""One model on several devices: each holds a slice of the kernels, and what they computed is added up.
+"""One model on several devices. Each holds a slice of the kernels, and their results are added up.
 
-Shoeybi et al. 2019 (arXiv:1909.08053). A step runs under `shard_map` on a mesh of the axes `AXES`; every device runs
-the same program on its slices. Heads and feed-forward columns are split, so a layer has two sums over all devices, one
-behind each of its two blocks; the embedding, split by rows of its table, has one, and logits are split by columns. All
-else, the residual stream foremost, is the same on every device.
+Shoeybi et al. 2019 (arXiv:1909.08053). A step runs under `shard_map` on a mesh of the axes `AXES`, and every device
+runs the same program on its slices. Heads and feed-forward columns are split, so a layer has two sums over all devices,
+one behind each of its two blocks. The embedding, split by rows of its table, has one sum, and logits are split by
+columns. All else, such as the residual stream, is the same on every device.
 
-Only experts know that the axes are two. Along `EXPERT_AXIS` are groups of devices, each of which has experts of its own
-(Lepikhin et al. 2020, arXiv:2006.16668, without their exchange of tokens: every device has them all); along
-`TENSOR_AXIS` are the devices of a group, which share the columns of each of its experts:
+Only experts use the two axes separately. Along `EXPERT_AXIS` are groups of devices, each of which has experts of its
+own (Lepikhin et al. 2020, arXiv:2006.16668, but without the exchange of tokens, because every device has all tokens).
+Along `TENSOR_AXIS` are the devices of a group, which share the columns of each of its experts:
 
     4 devices in 2 groups, 8 experts        tensor 0               tensor 1
                                 expert 0    0: experts 0 to 3,     1: experts 0 to 3,
@@ -16,7 +16,7 @@ Only experts know that the axes are two. Along `EXPERT_AXIS` are groups of devic
 
 All else is shared out over both axes as if they were one, device after device.
 
-Outside such a mesh everything here does nothing, so models are written once.
+Outside such a mesh the functions here do nothing, so models are written once.
 """
 
 import math
@@ -33,13 +33,13 @@ AXES = (EXPERT_AXIS, TENSOR_AXIS)
 
 
 def num_parts() -> int:
-    """Devices that run the program that is being traced."""
+    """The number of devices that run the program that is being traced."""
     shape = jax.sharding.get_abstract_mesh().shape
     return math.prod(shape.get(axis, 1) for axis in AXES)
 
 
 def num_groups() -> int:
-    """Groups of them that have experts of their own."""
+    """The number of groups of devices that have experts of their own."""
     return jax.sharding.get_abstract_mesh().shape.get(EXPERT_AXIS, 1)
 
 
@@ -49,24 +49,24 @@ def add_up(x: Float[Array, "*any"]) -> Float[Array, "*any"]:
 
 
 def gather_columns(x: Float[Array, "R part"]) -> Float[Array, "R V"]:
-    """All columns, in order, on all devices."""
+    """All columns in order, on all devices."""
     return lax.all_gather(x, AXES, axis=1, tiled=True) if num_parts() > 1 else x
 
 
 def first_index(length: int) -> jax.Array | int:
-    """Where this device's slice begins, if each has `length`."""
+    """The first index of this device's slice, if each device has `length`."""
     return lax.axis_index(AXES) * length if num_parts() > 1 else 0
 
 
 def first_expert(length: int) -> jax.Array | int:
-    """Which expert this device's group has first, if each has `length`."""
+    """The first expert of this device's group, if each group has `length`."""
     return lax.axis_index(EXPERT_AXIS) * length if num_groups() > 1 else 0
 
 
 def make_mesh(count: int, groups: int = 1) -> Mesh | None:
-    """The mesh of JAX's first devices, of each host as many, in `groups` of equal size.
+    """The mesh of JAX's first devices, with equally many of each host, in `groups` of equal size.
 
-    None for one device alone, whose programs need none.
+    None for a single device, whose programs need no mesh.
     """
     if count == 1:
         return None
@@ -76,12 +76,12 @@ def make_mesh(count: int, groups: int = 1) -> Mesh | None:
 
 
 def along(axis: int | None, num_axes: int, *, expert_axis: int | None = None) -> PartitionSpec:
-    """An array that is split along one of its axes, or whole on every device.
+    """The partition of an array that is split along one of its axes, or whole on every device.
 
     Args:
-        axis: That one; split over all devices, or with `expert_axis` over those of a group.
-        num_axes: Axes of the array.
-        expert_axis: That of experts, of which each group has its own; None where the array has none.
+        axis: The axis that is split over all devices, or with `expert_axis` over those of a group; None for none.
+        num_axes: The number of axes of the array.
+        expert_axis: The axis of experts, of which each group has its own; None if the array has no such axis.
     """
     names: list[str | tuple[str, ...] | None] = [None] * num_axes
     if axis is not None:
@@ -94,14 +94,14 @@ def along(axis: int | None, num_axes: int, *, expert_axis: int | None = None) ->
 def sharding_of(
     mesh: Mesh | None, axis: int | None, num_axes: int, *, expert_axis: int | None = None
 ) -> NamedSharding | None:
-    """The same as JAX's allocator takes it; None without a mesh."""
+    """`along` as a sharding on a mesh; None without a mesh."""
     return None if mesh is None else NamedSharding(mesh, along(axis, num_axes, expert_axis=expert_axis))
 
 
 def place(value: np.ndarray | jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:
-    """An array that this process has whole, where the sharding wants it. No program runs and no other host is asked.
+    """Puts an array, which this process has whole, where its sharding wants it. No program runs.
 
-    Of several hosts each gives its devices their slices; all must have the same value.
+    Each of several hosts gives its devices their slices, without asking other hosts. All must have the same value.
     """
     if sharding is None:
         return jax.device_put(value)
@@ -111,12 +111,12 @@ def place(value: np.ndarray | jax.Array, sharding: jax.sharding.Sharding | None)
 
 
 def spec_of(x: object) -> PartitionSpec:
-    """How an array, or the shape of one, is split; whole where it does not say."""
+    """How an array, or the shape of one, is split. Without a named sharding it is whole."""
     sharding = getattr(x, "sharding", None)
     return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
 
 
 def bytes_on_one_device(x: jax.Array | jax.ShapeDtypeStruct) -> int:
-    """What one device holds of an array."""
+    """The bytes of an array that one device holds."""
     shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
     return int(np.prod(shape)) * x.dtype.itemsize

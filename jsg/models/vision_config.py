@@ -1,8 +1,8 @@
 """The vision half of a LLaVA model, read from its `config.json`. No JAX: the front process counts image tokens with it.
 
-LLaVA-1.5 (arXiv:2310.03744) shows the text model one square tile of an image. LLaVA-NeXT adds the tiles of the image at
-a resolution near its own, each row of patches closed by a newline; LLaVA-NeXT-Video shows frames whose patches are
-pooled. `jsg/models/image_layout.py` says which token takes which patch.
+LLaVA-1.5 (arXiv:2310.03744) shows the text model one square tile of an image. LLaVA-NeXT adds tiles of the image at a
+resolution near its own, in which a newline ends each row of patches. LLaVA-NeXT-Video shows frames with pooled patches.
+`jsg/models/image_layout.py` has the patch of each token.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ VISION_KINDS: Mapping[str, VisionKind] = {
     "LlavaNextForConditionalGeneration": "llava_next",
     "LlavaNextVideoForConditionalGeneration": "llava_next_video",
 }
-"""Architecture, as config.json names it → how it shows an image to the text model."""
+"""Architecture, as config.json names it → how an image is shown to the text model."""
 
 ACTIVATIONS = ("quick_gelu", "gelu")
 MAX_LAYERS = 1024
@@ -36,7 +36,7 @@ _CLIP_VIT_L_336 = {
     "image_size": 336,
     "patch_size": 14,
 }
-"""The tower of a file that has no vision_config at all."""
+"""The tower of a file without a vision_config."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +49,18 @@ class VisionConfig:
         patch_size: Side of a patch, in pixels.
         hidden_size: Width of the tower.
         intermediate_size: Width inside its feed-forward blocks.
-        num_layers: Layers that the checkpoint holds; those beyond `feature_layers` are not run.
+        num_layers: Layers of the checkpoint. Those behind the last of `feature_layers` are not run.
         num_heads: Attention heads; divides `hidden_size`.
         layer_norm_eps: Added to the variance before the root.
         hidden_act: Activation of the feed-forward blocks, one of `ACTIVATIONS`.
-        feature_layers: After which layers the patches are taken, side by side; 0 means before the first layer.
-        drops_class_token: The tower's extra token is left out.
+        feature_layers: The layers after which patches are taken, side by side; 0 is before the first layer.
+        drops_class_token: The tower's class token is left out.
         projector_act: Activation between the projector's two matmuls, one of `ACTIVATIONS`.
         projector_bias: The projector has biases.
-        image_token_id: Stands for one token of an image in a prompt.
-        video_token_id: Stands for one token of a video; None where the model takes no video.
+        image_token_id: The placeholder of an image in a prompt.
+        video_token_id: The placeholder of a video; None if the model takes no videos.
         grid_pinpoints: Heights and widths, in pixels, at which an image may be cut into tiles; empty for one tile.
-        pool_stride: Patches of a frame that are averaged along each side; None where the model takes no video.
+        pool_stride: Patches of a frame that are averaged along each side; None if the model takes no videos.
     """
 
     kind: VisionKind
@@ -83,7 +83,7 @@ class VisionConfig:
 
     @property
     def has_newline(self) -> bool:
-        """Rows of patches end in a learned newline."""
+        """Whether rows of patches end with a learned newline."""
         return self.kind != "llava"
 
     @property
@@ -98,7 +98,7 @@ class VisionConfig:
 
     @property
     def patches_per_frame(self) -> int:
-        """Rows that one frame of a video is encoded to; 0 where the model takes no video."""
+        """Rows that one frame of a video is encoded to; 0 if the model takes no videos."""
         return 0 if self.pool_stride is None else (self.patches_per_side // self.pool_stride) ** 2
 
 
@@ -106,12 +106,12 @@ def read_vision(config: Fields, architecture: str, text_vocab_size: int) -> Visi
     """The vision half of a config.
 
     Args:
-        config: The whole `config.json`; field names of transformers 4 and of transformers 5 are both read.
-        architecture: As it names it, a key of `VISION_KINDS`.
-        text_vocab_size: Of the text half.
+        config: The whole `config.json`, with the field names of transformers 4 or 5.
+        architecture: Its architecture, a key of `VISION_KINDS`.
+        text_vocab_size: Vocabulary of the text half.
 
     Raises:
-        ModelError: A field is missing, out of bounds or not supported; the message names it.
+        ModelError: A field is missing, out of bounds or not supported. The message names it.
     """
     kind = VISION_KINDS[architecture]
     tower = config.section("vision_config") or Fields("config.json: vision_config", _CLIP_VIT_L_336)
@@ -159,7 +159,7 @@ def _activation(fields: Fields, name: str, default: str) -> str:
 
 
 def _feature_layers(config: Fields, num_layers: int) -> tuple[int, ...]:
-    """Indices into the tower's hidden states, of which the first is before any layer; a negative one counts back."""
+    """Indices into the tower's hidden states, the first of which is before any layer. Negative ones count back."""
     value = config.get("vision_feature_layer", -2)
     layers = value if isinstance(value, list) else [value]
     ok = 0 < len(layers) <= MAX_FEATURE_LAYERS
@@ -170,7 +170,9 @@ def _feature_layers(config: Fields, num_layers: int) -> tuple[int, ...]:
 
 def _drops_class_token(config: Fields, kind: VisionKind) -> bool:
     strategy = config.text("vision_feature_select_strategy", "default")
-    allowed = ("default", "full") if kind == "llava" else ("default",)  # a grid has no place for another token
+    allowed = (
+        ("default", "full") if kind == "llava" else ("default",)
+    )  # a grid of patches has no place for the class token
     config.require(strategy in allowed, "vision_feature_select_strategy", f"be {' or '.join(allowed)}", strategy)
     return strategy == "default"
 

@@ -1,17 +1,16 @@
-"""From prompts to requests, and from a request's outputs to the answer its client sees.
+"""Prompts → requests, and a request's outputs → the answer that its client sees.
 
-Shared by everything that serves a client: `jsg.Engine` in process, and every HTTP endpoint.
+`jsg.Engine` and every HTTP endpoint use it.
 """
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 from jsg.media import MediaInput
 from jsg.processing.call_stops import CallForm, CallStops
-from jsg.processing.output import OutputStream
+from jsg.processing.output import AnswerDelta, OutputStream
 from jsg.processing.stop_strings import MakeFinder, find_stops
 from jsg.processing.tokenizer import Tokenizer
 from jsg.types import (
@@ -31,14 +30,14 @@ PROMPT_TAIL_LEN = 8  # tokens that can begin a character which the answer comple
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What to continue, and what to report of it.
+    """The tokens to continue, and what to report of the answers.
 
     Attributes:
-        rid: Name of its request; answers of n > 1 get a number behind it.
+        rid: Name of its request. With n > 1 each answer has a number behind it.
         input_ids: The tokens.
-        is_continued: The answer goes on in the prompt's text, so that a leading space is kept; false after a chat
-            template, where the answer is a text of its own.
-        calls: How calls of tools stand in the answer, where it may have some: stop strings do not end it in one.
+        is_continued: The answer continues the prompt's text, so its leading space is kept. False after a chat template,
+            where the answer is a text of its own.
+        calls: How the answer writes calls of tools, if it may have any. Stop strings do not end it inside a call.
         return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob, namespace, priority,
             return_cache_info, hold, position_jumps, joined, media: As in `Request`.
     """
@@ -62,7 +61,7 @@ class Prompt:
 
     @property
     def num_scores(self) -> int:
-        """Log-probabilities that its answers report at most, all positions and alternatives counted."""
+        """The most log-probabilities that its answers report, over all positions and alternatives."""
         if not self.return_logprob:
             return 0
         scored_prompt_len = max(0, len(self.input_ids) - self.logprob_start_len) if self.logprob_start_len >= 0 else 0
@@ -73,85 +72,38 @@ class Prompt:
         """One request for each of the `n` answers.
 
         Args:
-            fresh_seed: Used where the prompt names no seed.
+            fresh_seed: The seed if the prompt names none.
 
         Raises:
             RequestError: A field breaks a rule.
         """
         samplings = expand_answers(self.sampling, fresh_seed)
+        own = ("rid", "sampling", "is_continued", "calls")
+        shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in own}
         return [
             Request(
                 rid=self.rid if len(samplings) == 1 else f"{self.rid}_{index}",
-                input_ids=self.input_ids,
                 sampling=sampling,
-                return_logprob=self.return_logprob,
-                logprob_start_len=self.logprob_start_len,
-                top_logprobs_num=self.top_logprobs_num,
-                token_ids_logprob=self.token_ids_logprob,
-                namespace=self.namespace,
-                priority=self.priority,
-                return_cache_info=self.return_cache_info,
-                hold=self.hold,
-                position_jumps=self.position_jumps,
-                joined=self.joined,
-                media=self.media,
+                **shared,
             )
             for index, sampling in enumerate(samplings)
         ]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerDelta:
-    """What one output, or several in a row, added to one answer.
-
-    Attributes:
-        text: New text.
-        token_ids: New tokens, up to the one that completed a stop string.
-        logprobs: One per new token when asked for.
-        finish: Set in the last delta. If the output had none, the text ended at a stop string, and the caller aborts
-            the request in the engine.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...]
-    finish: FinishReason | None
-
-    @staticmethod
-    def join(deltas: Sequence["AnswerDelta"]) -> "AnswerDelta":
-        """One delta in place of several that follow one another."""
-        if len(deltas) == 1:
-            return deltas[0]
-        return AnswerDelta(
-            text="".join(delta.text for delta in deltas),
-            token_ids=tuple(itertools.chain.from_iterable(delta.token_ids for delta in deltas)),
-            logprobs=tuple(itertools.chain.from_iterable(delta.logprobs for delta in deltas)),
-            finish=deltas[-1].finish,
-        )
-
-
 @dataclasses.dataclass(slots=True)
 class _Constraint:
-    """What the grammar did to an answer so far; see `types.ConstraintReport`."""
+    """What the grammar has done to an answer so far; see `types.ConstraintReport`."""
 
     num_forced: int = 0
     kept_mass: list[float] = dataclasses.field(default_factory=list)
     is_complete: bool = False
 
     def add(self, report: ConstraintReport, num_tokens: int) -> None:
-        """Takes what one output says, of which the answer has the first `num_tokens` tokens."""
+        """Adds the report of one output, of which the answer has the first `num_tokens` tokens."""
         if num_tokens:
             self.num_forced += min(report.num_forced, num_tokens)
             self.kept_mass += report.kept_mass[:num_tokens]
             self.is_complete = report.is_complete and num_tokens == len(report.kept_mass)  # else it was cut
-
-    def shown(self, num_tokens: int) -> dict[str, Any]:
-        """In words of a client."""
-        return {
-            "forced_share": self.num_forced / num_tokens if num_tokens else 0.0,
-            "kept_mass": list(self.kept_mass),
-            "is_complete": self.is_complete,
-        }
 
 
 @final
@@ -159,8 +111,8 @@ class Answer:
     """One answer as far as it has come. Times are in seconds since the request was made.
 
     Attributes:
-        ends_in_engine: Only the engine ends it. What may end in its text, which the engine does not see, has to be read
-            as it grows, so that it ends in time.
+        ends_in_engine: Only the engine ends it. An answer that may end by its text, which the engine does not see, must
+            be read as it grows, so that it ends in time.
     """
 
     def __init__(
@@ -175,11 +127,11 @@ class Answer:
         """An answer that has not begun.
 
         Args:
-            request: What is answered.
-            tokenizer: Of the model.
+            request: The request that is answered.
+            tokenizer: The model's.
             is_continued: As in `Prompt`.
             calls: As in `Prompt`.
-            patterns: Makes what finds its stop patterns: `constrained.stop_patterns.stop_patterns(request.sampling)`.
+            patterns: Makes the finder of its stop patterns; `constrained.stop_patterns.stop_patterns` gives it.
         """
         assert patterns is not None or not request.sampling.stop_regex, "constrained/stop_patterns makes the finder"
         tail = request.input_ids[-PROMPT_TAIL_LEN:] if is_continued else ()
@@ -202,16 +154,10 @@ class Answer:
         self._started = time.monotonic()
 
     def push(self, output: RequestOutput) -> AnswerDelta:
-        """Takes what the engine gave next; after the finish nothing changes any more."""
-        part = self._stream.push(output.token_ids, output.finish)
-        self.text += part.text
-        self.token_ids += part.token_ids
-        delta = AnswerDelta(
-            text=part.text,
-            token_ids=part.token_ids,
-            logprobs=output.logprobs[: len(part.token_ids)],
-            finish=part.finish,
-        )
+        """Takes the engine's next output. After the finish nothing changes any more."""
+        delta = self._stream.push(output.token_ids, output.finish, output.logprobs)
+        self.text += delta.text
+        self.token_ids += delta.token_ids
         self.elapsed_s = time.monotonic() - self._started
         if self.first_token_s is None and delta.token_ids:
             self.first_token_s = self.elapsed_s
@@ -226,11 +172,11 @@ class Answer:
         return delta
 
     def result(self, texts: Tokenizer | None = None, *, with_prompt_logprobs: bool = True) -> dict[str, Any]:
-        """The answer so far as SGLang's `/generate` shows it.
+        """The answer so far, as SGLang's `/generate` shows it.
 
         Args:
-            texts: With it logprobs carry the text of their tokens.
-            with_prompt_logprobs: Without it the `input_*` logprobs are left out.
+            texts: The tokenizer that gives the text of each token of a logprob; None for no texts.
+            with_prompt_logprobs: False leaves the `input_*` logprobs out.
         """
         meta: dict[str, Any] = {
             "id": self.request.rid,
@@ -253,12 +199,17 @@ class Answer:
         return {"text": self.text, "output_ids": list(self.token_ids), "meta_info": meta}
 
     def constraint(self) -> dict[str, Any]:
-        """What the grammar did so far: the share that jump-forward wrote, the mass kept, whether it is complete.
+        """What the grammar has done so far: the share that jump-forward wrote, the mass kept, whether it is complete.
 
-        `kept_mass` is the probability that the model gave to what the grammar allowed: near 1 the grammar changed
-        nothing, near 0 the model wanted something else.
+        `kept_mass` is the probability that the model gave to the allowed tokens. Near 1 the grammar changed nothing;
+        near 0 the model wanted something else.
         """
-        return self._constraint.shown(len(self.token_ids))
+        report, num_tokens = self._constraint, len(self.token_ids)
+        return {
+            "forced_share": report.num_forced / num_tokens if num_tokens else 0.0,
+            "kept_mass": list(report.kept_mass),
+            "is_complete": report.is_complete,
+        }
 
     def _shown_logprobs(self, side: str, scored: Sequence[TokenLogprob], texts: Tokenizer | None) -> dict[str, Any]:
         def text_of(token_id: int) -> str | None:
@@ -276,7 +227,7 @@ class Answer:
 
 
 def _shown_cache(report: CacheReport, request: Request) -> dict[str, Any]:
-    """Why the cached prefix ended where it did, in words of a client: its tokens, and no secret of its own."""
+    """Why the cached prefix ended where it did, in words of a client, and without secrets of the namespace."""
     position = report.first_difference
     return {
         "matched_tokens": report.matched_tokens,

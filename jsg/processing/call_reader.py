@@ -3,21 +3,20 @@
 import json
 from typing import final
 
-from jsg.processing.json_scanner import JsonScanner, ScanStep
+from jsg.processing.json_scanner import Half, JsonScanner, ScanStep
 
-_WHITESPACE = frozenset(" \t\n\r")
 _MAX_STRING_LEN = 1_000
 
 
 @final
 class CallReader:
-    """A call as far as it has come. Members other than name and arguments are read over.
+    """A call as far as it has been read. Members other than the name and the arguments are skipped.
 
-    Invariants: `name` and `has_arguments` change once, and only to something; the fragments that were taken and those
-    that were not are the JSON of the arguments.
+    Invariants: `name` and `has_arguments` change once at most; the fragments that were taken, and what is left to take,
+    are together the JSON of the arguments.
 
     Attributes:
-        name: Of the tool, once it is known.
+        name: The tool's name, once it is known.
         has_arguments: The arguments have begun.
     """
 
@@ -26,18 +25,18 @@ class CallReader:
 
         Args:
             arguments_key: Key of the arguments.
-            names: Tools there are; None takes any name.
-            name: Given where only the arguments are to be read, not an object around them.
+            names: The tools that exist; None accepts any name.
+            name: Given where the text is the arguments alone, without an object around them.
         """
         self.name = name
         self.has_arguments = name is not None
         self._arguments_key = arguments_key
         self._names = names
         self._is_bare = name is not None
-        self._expects = "value" if self._is_bare else "{"
-        self._key = arguments_key if self._is_bare else ""
-        self._keys: set[str] = set()
         self._scanner = JsonScanner()
+        self._half: Half | None = None
+        self._key = ""
+        self._keys: set[str] = set()
         self._string: list[str] = []
         self._arguments: list[str] = []
         self._raw: list[str] = []
@@ -49,99 +48,64 @@ class CallReader:
 
     @property
     def num_read(self) -> int:
-        """How many characters."""
+        """The number of characters that were read."""
         return len(self._raw)
 
     def take_fragment(self) -> str:
-        """What the arguments grew by since this was called last."""
+        """The part of the arguments that was read since the last call of this method."""
         fragment = "".join(self._arguments)
         self._arguments.clear()
         return fragment
 
     def push(self, char: str) -> ScanStep:
-        """Takes one character; after LAST or WRONG no more may come."""
-        step = self._push(char)
+        """Takes one character, of which the first is `{`. After LAST or WRONG the reader must not be used any more."""
+        step = self._scanner.push(char)
+        if step is not ScanStep.WRONG and not self._is_bare:
+            step = self._check(char, step)
         if step is not ScanStep.WRONG:
             self._raw.append(char)
+            if self._is_bare:
+                self._arguments.append(char)
         return step
 
-    def _push(self, char: str) -> ScanStep:
-        if self._expects == "value":
-            return self._push_value(char)
-        if self._expects == "key":
-            return self._push_key(char)
-        if char in _WHITESPACE:
-            return ScanStep.INSIDE
-        match self._expects, char:
-            case ("{", "{"):
-                self._expects = "key or }"
-            case (("key or }" | "next key"), '"'):
-                self._expects = "key"
-                self._scanner = JsonScanner()
-                self._string = []
-                return self._push_key(char)
-            case (":", ":"):
-                self._expects = "value start"
-                self._scanner = JsonScanner()
-                self._string = []
-            case ("value start", _):
-                self._expects = "value"
-                return self._begin_value(char)
-            case ("more", ","):
-                self._expects = "next key"
-            case ("more", "}") if self.name is not None:
-                if not self.has_arguments:
-                    self.has_arguments = True
-                    self._arguments = ["{}"]
-                return ScanStep.LAST
-            case _:
+    def _check(self, char: str, step: ScanStep) -> ScanStep:
+        """What a character of JSON is to a call."""
+        before, self._half = self._half, self._scanner.half
+        half = before or self._half
+        is_value = half == "value"
+        if half and not before:
+            self._string = []
+            if is_value and char != {"name": '"', self._arguments_key: "{"}.get(self._key, char):
                 return ScanStep.WRONG
-        return ScanStep.INSIDE
-
-    def _push_key(self, char: str) -> ScanStep:
-        self._string.append(char)
-        step = self._scanner.push(char)
-        if step is ScanStep.LAST:
-            self._key = json.loads("".join(self._string))
-            if self._key in self._keys:
-                return ScanStep.WRONG
-            self._keys.add(self._key)
-            self._expects = ":"
-        elif len(self._string) > _MAX_STRING_LEN:
-            return ScanStep.WRONG
-        return ScanStep.WRONG if step is ScanStep.WRONG else ScanStep.INSIDE
-
-    def _begin_value(self, char: str) -> ScanStep:
-        wanted = {"name": '"', self._arguments_key: "{"}.get(self._key, char)
-        if char != wanted:
-            return ScanStep.WRONG
-        self.has_arguments = self.has_arguments or self._key == self._arguments_key
-        return self._push_value(char)
-
-    def _push_value(self, char: str) -> ScanStep:
-        step = self._scanner.push(char)
-        if step is ScanStep.WRONG:
-            return step
-        if step is ScanStep.AFTER:
-            self._expects = "more"
-            return self._push(char)
-        if self._key == self._arguments_key:
+        if is_value and self._key == self._arguments_key:
+            self.has_arguments = True
             self._arguments.append(char)
-        elif self._key == "name":
+        elif half == "key" or (is_value and self._key == "name"):
             self._string.append(char)
-            if len(self._string) > _MAX_STRING_LEN:
+            is_whole = self._half is None
+            if len(self._string) > _MAX_STRING_LEN or (is_whole and not self._end_string(is_key=half == "key")):
                 return ScanStep.WRONG
         if step is ScanStep.LAST:
-            return self._end_value()
-        return ScanStep.INSIDE
+            return self._end()
+        return step
 
-    def _end_value(self) -> ScanStep:
-        self._expects = "more"
-        if self._is_bare:
-            return ScanStep.LAST
-        if self._key == "name":
-            name = json.loads("".join(self._string))
-            if not name or (self._names is not None and name not in self._names):
-                return ScanStep.WRONG
-            self.name = name
-        return ScanStep.INSIDE
+    def _end_string(self, *, is_key: bool) -> bool:
+        """Takes a whole key or the name. False if a call must not have it."""
+        text = json.loads("".join(self._string))
+        if is_key:
+            self._key = text
+            is_allowed = text not in self._keys
+            self._keys.add(text)
+            return is_allowed
+        if not text or (self._names is not None and text not in self._names):
+            return False
+        self.name = text
+        return True
+
+    def _end(self) -> ScanStep:
+        if self.name is None:
+            return ScanStep.WRONG
+        if not self.has_arguments:
+            self.has_arguments = True
+            self._arguments = ["{}"]
+        return ScanStep.LAST

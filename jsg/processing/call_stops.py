@@ -1,4 +1,4 @@
-"""What ends an answer that may call tools: it ends what the answer says, and never cuts a call in two."""
+"""Stop strings of an answer that may call tools. They end its text and never cut a call in two."""
 
 import dataclasses
 from collections.abc import Collection, Sequence
@@ -11,11 +11,11 @@ from jsg.processing.tool_calls import CallDelta, Dialect, ToolCallParser
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallForm:
-    """How calls stand in an answer.
+    """How an answer writes calls.
 
     Attributes:
-        dialect: How they are written.
-        names: Tools there are.
+        dialect: The written form of a call.
+        names: The tools that may be called.
     """
 
     dialect: Dialect
@@ -24,13 +24,12 @@ class CallForm:
 
 @final
 class CallStops:
-    """Finds stop strings and patterns in what a reader of the answer shows as text.
+    """Finds stop strings and patterns in the part of an answer that is text.
 
-    A call, its marks and the white space beside it are no text, and no stop string goes across a call. A character is
-    looked at when it is known to be text: that what may begin a call is none is sometimes seen later.
+    A call, its marks and the white space beside it are not text, and a stop string never spans a call. A character is
+    examined once it is known to be text, which may be later: what looks like the beginning of a call may not be one.
 
-    Invariant: the last `held_len` characters are those that may still turn out to be a stop string or the beginning of
-    one.
+    Invariant: the last `held_len` characters may still become a stop string or the beginning of one.
     """
 
     def __init__(self, stops: Sequence[str], form: CallForm, patterns: MakeFinder | None = None):
@@ -46,9 +45,9 @@ class CallStops:
         return self._parser.held_len + self._matcher.held_len
 
     def advance(self, char: str) -> int:
-        """Takes one character; the length of the stop string that is found with it, 0 for none.
+        """Takes one character. Gives the length of the stop string that this finds, 0 for none.
 
-        `behind_len` then says how many characters follow the string, the new one included.
+        `behind_len` is then the number of characters behind the string, with the new one.
         """
         found = end = 0
         for delta in self._parser.push(char):
@@ -60,8 +59,8 @@ class CallStops:
         return found
 
     def finish(self) -> int:
-        """Ends the answer; as `advance` for what was not known to be text until now."""
-        if self._parser.is_in_call:  # cut off, so that it is shown as text or as part of a call; it is no text
+        """Ends the answer. Gives what `advance` gives, for the characters that are only now known to be text."""
+        if self._parser.is_in_call:  # the answer was cut off inside a call, where no stop string counts
             return 0
         held_len = self._parser.held_len
         found = end = 0
@@ -72,7 +71,7 @@ class CallStops:
         return found
 
     def _look(self, text: str) -> tuple[int, int]:
-        """Length of the first stop string in more text, and where it ends; 0 for none."""
+        """Length of the first stop string in more text, and its end; 0 for none."""
         first = 0, 0
         for end, char in enumerate(text, start=1):
             if (match_len := self._matcher.advance(char)) and not first[0]:

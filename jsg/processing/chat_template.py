@@ -9,25 +9,25 @@ from jsg.errors import ModelError, RequestError
 from jsg.processing.template_sandbox import TemplateSandbox
 
 _MAX_ERROR_CHARS = 300
-_PROBE = "\ue000content\ue001"  # a content that no template writes by itself
+_PROBE = "\ue000content\ue001"  # a content that no template contains
 
 
 @final
 class ChatTemplate:
-    """A model's chat template, compiled once. Immutable: any number of threads may render at a time.
+    """A model's chat template, compiled once. It is immutable, so any number of threads may render at a time.
 
     Attributes:
-        variables: Names that the template takes from outside, the sandbox's functions left out.
-        words: Attributes and strings in its source. A field of a message, or a role, that is not among them is one
-            that it does not know.
+        variables: Names of the variables that the template reads, without the sandbox's functions.
+        words: Attributes and strings in its source. The template does not know a role, or a field of a message, that is
+            not among them.
     """
 
     def __init__(self, source: str | None, *, bos_token: str | None, eos_token: str | None):
         """Compiles the template.
 
         Args:
-            source: Jinja source as in the model's directory; None for a model that has none, whose `render` refuses.
-            bos_token: What `bos_token` stands for in it; undefined when None.
+            source: Jinja source as in the model's directory. With None, for a model without one, `render` refuses.
+            bos_token: The value of its variable `bos_token`; None leaves it undefined.
             eos_token: The same for `eos_token`.
 
         Raises:
@@ -48,10 +48,10 @@ class ChatTemplate:
     def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **extra: Any) -> str:
         """The prompt text of a conversation.
 
-        The text has its special tokens written in it: encode it with `add_special_tokens=False`.
+        The template has written the special tokens into the text, so encode it with `add_special_tokens=False`.
 
         Args:
-            messages: Role and content, and whatever else the template reads. They are copied, never changed.
+            messages: Role and content, and whatever else the template reads. They are copied and never changed.
             add_generation_prompt: End with the beginning of the assistant's turn.
             **extra: More variables of the template, such as `tools` or `enable_thinking`.
 
@@ -85,20 +85,15 @@ class ChatTemplate:
 
     @functools.cached_property
     def takes_text(self) -> bool:
-        """Whether it writes a content that is a string. One that goes over parts writes nothing of it, silently."""
-        return self._before_probe(_PROBE) is not None or not self.takes_parts
-
-    @functools.cached_property
-    def takes_parts(self) -> bool:
-        """Whether it writes the texts of a content that is a list of parts."""
-        return self._before_probe([_text_part(_PROBE)]) is not None
+        """Whether it writes a content that is a string. A template that loops over parts silently omits it."""
+        return self._before_probe(_PROBE) is not None or self._before_probe([_text_part(_PROBE)]) is None
 
     def around_media(self, kind: str, placeholder: str) -> tuple[str, str] | None:
-        """What it writes before and behind the placeholder of a picture or video; None where it has no place for one.
+        """The text that it writes before and behind the placeholder of a picture or video; None if it writes none.
 
         Args:
-            kind: The `type` of its part.
-            placeholder: How the token is written that stands for it.
+            kind: The `type` of the part.
+            placeholder: The written form of the model's placeholder token.
         """
         before = self._before_probe([_text_part(_PROBE)])
         written = self._before_probe([{"type": kind}, _text_part(_PROBE)])
@@ -108,13 +103,13 @@ class ChatTemplate:
         return (front[len(before) :], behind) if front.startswith(before) else ("", "")
 
     def _before_probe(self, content: Any) -> str | None:
-        """What it writes in front of the probe in a user's content; None where it does not write it as it is."""
+        """The text in front of the probe in a user's content; None if the template does not write the probe as is."""
         try:
             rendered = self.render([{"role": "user", "content": content}])
         except RequestError:
             return None
         front, found, _ = rendered.partition(_PROBE)
-        is_python = not isinstance(content, str) and "'type'" in rendered  # the list itself, as Jinja shows one
+        is_python = not isinstance(content, str) and "'type'" in rendered  # Jinja wrote the list itself
         return front if found and not is_python else None
 
     def _compile(self, source: str) -> Template:
@@ -138,7 +133,7 @@ def _words(tree: nodes.Template) -> frozenset[str]:
 
 
 def _copy_json(value: Any) -> Any:
-    """A copy in plain JSON types, so that a template meets no object with methods of its own."""
+    """A copy in plain JSON types, so that a template gets no object with methods of its own."""
     match value:
         case None | bool() | int() | float() | str():
             return value

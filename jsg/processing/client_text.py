@@ -1,10 +1,10 @@
-"""What clients write in a prompt is words: it never becomes a special token, and so never opens or closes a turn.
+"""Words of clients in prompts. They never become special tokens, so they never open or close a turn.
 
-This is a property of security, and it has its home here. A prompt is made of markup, in which special tokens count, and
-of the words of clients, in which the same characters are plain. Where both lie beside each other they are `Stretch`es,
-which are encoded each as what it is. Where words go through a chat template, what would be a special token goes between
-two marks, and what comes out between marks is words again. Words without such text have no marks, so that they are
-encoded exactly as rendered.
+This is a security property, and this file is its one home. A prompt consists of markup, in which special tokens count,
+and of words of clients, in which the same characters are plain. A prompt of both is a list of `Stretch`es, each encoded
+by its kind. Where words pass through a chat template, the text of each special token in them stands between two marks,
+and what the template writes between marks is words again. Words without such text get no marks, so they are encoded
+exactly as rendered.
 """
 
 import bisect
@@ -26,7 +26,7 @@ class Stretch:
 
     Attributes:
         text: Its characters.
-        is_markup: Special tokens that are written in it are such; else they are plain characters.
+        is_markup: Special tokens that are written in it count. In words they are plain characters.
     """
 
     text: str
@@ -41,17 +41,17 @@ def encode_stretches(
     last_id: int | None = None,
     max_tokens: int | None = None,
 ) -> list[int]:
-    """The tokens of stretches one behind another. They must be cut where special tokens are plain, see `cut`.
+    """The tokens of stretches one behind another, which `cut` has cut.
 
     Args:
         tokenizer: The model's.
         stretches: The text.
-        param: The field of the request that holds it.
-        last_id: The token that it follows; None at the beginning of a prompt.
+        param: The field of the request that holds the text.
+        last_id: The token in front of the text; None at the beginning of a prompt.
         max_tokens: As in `Tokenizer.encode`.
 
     Raises:
-        RequestError: The text is no Unicode.
+        RequestError: The text is not Unicode.
         ContextLengthError: It has more than twice `max_tokens`.
     """
     ids: list[int] = []
@@ -64,15 +64,15 @@ def encode_stretches(
             max_tokens=max_tokens,
             continues=before is not None and before not in tokenizer.special_ids,
         )
-        check_prompt_len(len(ids), max_tokens, param)  # there may be a million short ones
+        check_prompt_len(len(ids), max_tokens, param)  # there may be a million short stretches
     return ids
 
 
 def cut(tokenizer: Tokenizer, stretches: Sequence[Stretch], never: frozenset[str]) -> list[Stretch]:
-    """The same text, cut so that every special token written in it which is to be plain is a stretch of its own.
+    """The same text, in which every special token that must be plain is a stretch of its own.
 
-    All else may be encoded as markup, for it holds no special token but those that count. A special token counts where
-    all of it is markup, whichever stretches it reaches over. Those in `never` never count.
+    The other stretches are markup, because they hold only special tokens that count. A special token counts if all of
+    its characters are markup, even in several stretches. Those in `never` never count.
     """
     text = "".join(stretch.text for stretch in stretches)
     if not text:
@@ -96,13 +96,13 @@ def cut(tokenizer: Tokenizer, stretches: Sequence[Stretch], never: frozenset[str
 
 @final
 class Marks:
-    """Texts that no client can guess and no template writes, to find places of messages in what was rendered."""
+    """Texts that no client can guess and no template writes. They show where messages stand in a rendered text."""
 
     def __init__(self) -> None:
         self._nonce = secrets.randbits(64)
 
     def mark(self, number: int) -> str:
-        """The mark of that number. It has no letters, so no filter changes its case."""
+        """The mark of a number. It has no letters, so a filter cannot change its case."""
         return f"\ue000{self._nonce}-{number}\ue001"
 
     def around(self, number: int, text: str) -> str:
@@ -110,28 +110,28 @@ class Marks:
         return self.mark(number) + text + self.mark(number)
 
     def split(self, text: str) -> tuple[list[str], list[int]]:
-        """What lies between marks, and the numbers of the marks: one fewer."""
+        """The texts between marks, and the numbers of the marks, which are one fewer."""
         parts = re.split(f"\ue000{self._nonce}-(\\d+)\ue001", text)
         return parts[::2], [int(number) for number in parts[1::2]]
 
 
 @final
 class Guard:
-    """Leads words of clients through a template.
+    """Marks words of clients, so that they pass through a template as words.
 
     Attributes:
-        marks: Those with the number `WORDS` stand around what is to be plain; other numbers are free.
+        marks: Marks of the number `WORDS` stand around text that must be plain. Other numbers are free.
     """
 
     WORDS = 0
 
     def __init__(self, special_pattern: re.Pattern[str] | None) -> None:
-        """Of a model whose special tokens this finds, see `Tokenizer.special_pattern`."""
+        """Takes what finds the model's special tokens, see `Tokenizer.special_pattern`."""
         self.marks = Marks()
         self._pattern = special_pattern
 
     def json(self, value: Any) -> Any:
-        """A copy of a JSON value with the text of special tokens between marks, however deep it is, keys included."""
+        """A copy of a JSON value with the text of special tokens between marks, at any depth and in keys too."""
         if self._pattern is None:
             return value
         match value:
@@ -146,8 +146,8 @@ class Guard:
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of a message with the text of special tokens between marks.
 
-        A template may write the texts of a content one behind another, however far apart they stood. Where they would
-        make a special token together, each of them is between marks as a whole.
+        A template may write the texts of a content one behind another. If they make a special token together, each of
+        them stands between marks as a whole.
         """
         guarded: dict[str, Any] = self.json(dict(message))
         content = message.get("content")
@@ -163,7 +163,7 @@ class Guard:
         return self._pattern is not None and self._pattern.search(text) is not None
 
     def _makes_special(self, texts: Sequence[str]) -> bool:
-        """Whether a special token lies across the end of one of these texts, as they are or trimmed."""
+        """Whether a special token spans the end of one of these texts, as they are or trimmed."""
         if self._pattern is None or len(texts) < 2:
             return False
         for pieces in (texts, [text.strip() for text in texts]):

@@ -1,4 +1,4 @@
-"""Tokens → text while they come."""
+"""Tokens → text, while the tokens come."""
 
 import codecs
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from jsg.processing.tokenizer import Tokenizer
 
 @final
 class IncrementalDetokenizer:
-    """Gives the text of a growing sequence of tokens, each character as soon as it is whole.
+    """Gives the text of a growing sequence of tokens, each character as soon as it is complete.
 
-    All pushes and `finish` together equal `tokenizer.decode` of all the ids. The cost of a push is that of its own
-    tokens: nothing is decoded twice.
+    The results of all pushes and of `finish` together equal `tokenizer.decode` of all ids. A push costs as much as its
+    own tokens, because nothing is decoded twice.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool, prompt_tail_ids: Sequence[int] = ()):
         """Starts before the first token.
 
         Args:
-            tokenizer: Of the model that makes the tokens.
+            tokenizer: The model's.
             skip_special_tokens: Leave special tokens out of the text.
-            prompt_tail_ids: The last tokens of the prompt (a handful is enough). What follows them continues a text:
-                it keeps its leading space, and completes a character that the prompt began.
+            prompt_tail_ids: The last tokens of the prompt; a handful is enough. The text that follows continues the
+                prompt's: it keeps its leading space, and completes a character that the prompt began.
         """
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
@@ -37,7 +37,7 @@ class IncrementalDetokenizer:
 
     @property
     def unfinished(self) -> str:
-        """What `finish` would give now. Mostly one U+FFFD, but Python waits for a third byte behind ED A0, too."""
+        """The text that `finish` would give now: usually one U+FFFD, but Python also waits for a byte behind ED A0."""
         return self._decoder.getstate()[0].decode(errors="replace")
 
     def push(self, ids: Sequence[int]) -> str:
@@ -49,5 +49,5 @@ class IncrementalDetokenizer:
         return self._decoder.decode(raw)
 
     def finish(self) -> str:
-        """Ends the text: U+FFFD for a character that was begun and never completed, else nothing."""
+        """Ends the text. Gives U+FFFD for a character that was begun and not completed, else nothing."""
         return self._decoder.decode(b"", final=True)

@@ -1,12 +1,12 @@
-"""Prompts in parts → the tokens of an engine request, and an answer → the tokens of it that a prompt may keep.
+"""Prompts in parts → the tokens of an engine request, and an answer → its tokens that a prompt may keep.
 
-Text parts one behind another are one text: a token may reach over their boundary, as it does when a chat template's
-result is encoded whole. Plain stretches of it never give special tokens, and no text of a part gives the placeholder
-of a picture: pictures are parts of their own.
+Text parts one behind another are one text, so a token may span their boundary, as it does when the result of a chat
+template is encoded whole. Plain stretches of the text never give special tokens. No text gives the placeholder of a
+picture, because pictures are parts of their own.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, assert_never, final
 
 from jsg.errors import RequestError, check_prompt_len
@@ -26,8 +26,8 @@ class EncodedPrompt:
 
     Attributes:
         input_ids, position_jumps, joined, media: As in `types.Request`.
-        part_ids: The tokens of each `TextPart`, in order, those in branches included. A run of text parts is one text:
-            all its tokens stand with the first of them, and the others have none.
+        part_ids: The tokens of each `TextPart` in order, also of those in branches. A run of text parts is one text:
+            the first part has all of its tokens, and the others have none.
     """
 
     input_ids: tuple[int, ...]
@@ -38,18 +38,18 @@ class EncodedPrompt:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What an `answer.Prompt` takes of it."""
+        """The fields that an `answer.Prompt` takes."""
         return {name: getattr(self, name) for name in ("input_ids", "position_jumps", "joined", "media")}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedChoices:
-    """A prompt and the choices behind it, each encoded together with the text that the prompt ends in.
+    """A prompt and the choices behind it, each encoded together with the text at the end of the prompt.
 
     Attributes:
-        before: The prompt up to the text that it ends in; `part_ids` leaves that run out.
-        common_ids: That text's tokens up to where a choice departs from it.
-        choice_ids: What follows `common_ids` in each choice, in their order. An empty choice has the rest of the text.
+        before: The prompt in front of the text at its end; `part_ids` leaves that text out.
+        common_ids: The text's tokens up to where the first choice departs from it.
+        choice_ids: The tokens behind `common_ids` with each choice, in order. An empty choice has the rest of the text.
     """
 
     before: EncodedPrompt
@@ -58,7 +58,7 @@ class EncodedChoices:
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
-        """All that stands before every choice."""
+        """The tokens that stand before every choice."""
         return self.before.input_ids + self.common_ids
 
 
@@ -71,15 +71,15 @@ def encode_parts(
 ) -> EncodedPrompt:
     """The tokens of a prompt.
 
-    The first text gets what the checkpoint puts before a text, unless it has that already or a template wrote it; a
-    picture in front of all text gets it too. What follows tokens goes on where they end.
+    The first text gets the tokens that the checkpoint puts before a text, unless it has them already or a template
+    wrote it. A picture in front of all text gets them too. Text behind tokens continues them.
 
     Args:
         max_tokens: As in `Tokenizer.encode`.
         media: Reads pictures and videos; None for a model that sees nothing.
 
     Raises:
-        RequestError: A part is wrong where it stands, or has a text that is no Unicode; or as `MediaReader.read`.
+        RequestError: A part must not stand in its place, or its text is not Unicode; or as `MediaReader.read`.
         ContextLengthError: The prompt has more than twice `max_tokens`.
     """
     prompt = _GrowingPrompt(tokenizer, max_tokens, media, parts)
@@ -95,10 +95,10 @@ def encode_choices(
     max_tokens: int | None = None,
     media: MediaReader | None = None,
 ) -> EncodedChoices:
-    """The tokens of a prompt and of the choices that may follow it; special tokens in a choice are plain characters.
+    """The tokens of a prompt and of the choices that may follow it. Special tokens in a choice are plain characters.
 
     Raises:
-        RequestError: As `encode_parts`; there is no choice; or nothing stands before the choices.
+        RequestError: There is no choice, or nothing stands before the choices; or as `encode_parts`.
         ContextLengthError: As `encode_parts`.
     """
     if not choices:
@@ -140,9 +140,9 @@ def split_kept(
     """The output tokens whose text lies wholly in `text`, and the rest of `text`.
 
     Args:
-        ids: Output tokens, without a stop token that is no part of the answer.
-        text: The beginning of what they say, as `OutputStream` gives it.
-        skip_special_tokens, prompt_tail_ids: As the answer was made with.
+        ids: Output tokens, without a stop token that the answer leaves out.
+        text: The beginning of their text, as `OutputStream` gives it.
+        skip_special_tokens, prompt_tail_ids: Those of the answer.
     """
     detokenizer = IncrementalDetokenizer(
         tokenizer, skip_special_tokens=skip_special_tokens, prompt_tail_ids=prompt_tail_ids
@@ -152,13 +152,13 @@ def split_kept(
         num_chars += len(detokenizer.push((token_id,)))
         if num_chars > len(text):
             break
-        if text.startswith(detokenizer.unfinished, num_chars):  # how the beginning of a character is shown
+        if text.startswith(detokenizer.unfinished, num_chars):  # it stands for the beginning of a character
             num_kept, tail_start = count, num_chars + len(detokenizer.unfinished)
     return tuple(ids[:num_kept]), text[tail_start:]
 
 
 def split_answer(tokenizer: Tokenizer, answer: Answer) -> tuple[tuple[int, ...], str]:
-    """`split_kept` of an answer that continues its prompt's text: what the prompt may keep of it, and the rest."""
+    """`split_kept` of an answer that continues its prompt's text: the tokens that the prompt may keep, and the rest."""
     sampling, finish, ids = answer.request.sampling, answer.finish, answer.token_ids
     ends_in_stop_token = (
         bool(ids) and finish is not None and finish.type is FinishType.STOP and finish.matched == ids[-1]
@@ -176,18 +176,21 @@ def split_answer(tokenizer: Tokenizer, answer: Answer) -> tuple[tuple[int, ...],
 class _GrowingPrompt:
     """A prompt that is encoded part by part.
 
-    Invariant: `_run` holds the text parts at the end, which are not encoded yet; everything before is in `_ids`.
+    Invariant: `_run` holds the text parts at the end, which are not encoded yet; `_ids` holds all before them.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, max_tokens: int | None, reader: MediaReader | None, parts: Sequence[Part]
     ) -> None:
-        """An empty prompt that will have the pictures of these parts, which are read now."""
+        """Begins an empty prompt, and reads the pictures of the parts that will be added."""
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         self._sees = reader is not None
         self._plain = frozenset(() if reader is None else reader.placeholders.values())
-        self._unplaced = _read_media(reader, parts, max_tokens)
+        found = media_parts(parts)
+        if found and reader is None:
+            raise sees_no(found[0].kind, "prompt")
+        self._unplaced = iter(reader.read(found, max_tokens) if found and reader is not None else ())
         self._media: list[MediaInput] = []
         self._is_template = False
         self._ids: list[int] = []
@@ -195,11 +198,11 @@ class _GrowingPrompt:
         self._part_ids: list[tuple[int, ...]] = []
         self._jumps: list[tuple[int, int]] = []
         self._joined: tuple[int, ...] = ()
-        self._extra = 0  # of offsets behind which no token has come yet
-        self._last: int | None = None  # the token that the next one follows; None at the very beginning
+        self._extra = 0  # the sum of the offsets since the last token
+        self._last: int | None = None  # the token in front of the next one; None at the beginning
 
     def add(self, parts: Sequence[Part]) -> None:
-        """Takes the next parts of the prompt, up to its end or that of a branch."""
+        """Takes the next parts of the prompt, up to its end or the end of a branch."""
         for part in parts:
             match part:
                 case TextPart():
@@ -224,7 +227,7 @@ class _GrowingPrompt:
         self._end_run()
 
     def encoded(self, *, is_continued: bool = False) -> EncodedPrompt:
-        """The whole prompt; more tokens will be put behind it where it `is_continued`."""
+        """The whole prompt. With `is_continued` more tokens will follow it."""
         if not is_continued:
             self.check_end()
         jumps = tuple(self._jumps)
@@ -245,23 +248,23 @@ class _GrowingPrompt:
         )
 
     def check_end(self, num_behind: int = 0) -> None:
-        """Raises RequestError where the model cannot go on behind so many more tokens."""
+        """Raises RequestError if the model cannot continue the prompt with so many more tokens."""
         if self._joined and self._joined[-1] == len(self._ids) + num_behind:
             raise RequestError(
-                "branches side by side must have a text behind them before the model goes on, for no token has seen "
-                "them all yet, but the prompt ends there; append one",
+                "branches side by side must have a text behind them before the model goes on, because no token has "
+                "seen all of them yet, but the prompt ends there; append one",
                 param="prompt",
             )
 
     def encode_run(self, run: Sequence[TextPart]) -> list[int]:
-        """The tokens of texts one behind another at the end of the prompt, which stays as it is."""
+        """The tokens of a run of texts at the end of the prompt. Changes nothing."""
         stretches = cut(self._tokenizer, [Stretch(part.text, part.is_markup) for part in run], self._plain)
         ids = encode_stretches(
             self._tokenizer, stretches, param="prompt", last_id=self._last, max_tokens=self._max_tokens
         )
         self._check_len(len(ids))
         bos_ids = self._tokenizer.bos_ids
-        # Hugging Face's processors put BOS before what a template wrote, its tokenizers do not.
+        # Hugging Face's processors put BOS before the text of a template; its tokenizers do not.
         is_whole = not self._sees and (self._is_template or (bool(run) and run[0].is_template))
         needs_bos = self._last is None and not is_whole and tuple(ids[: len(bos_ids)]) != bos_ids
         return [*bos_ids, *ids] if needs_bos else ids
@@ -308,25 +311,15 @@ class _GrowingPrompt:
             begins.append(len(self._ids))
             self._last, self._extra = last, extra
             self.add(branch)
-        # An offset behind which a branch has no token changes nothing.
+        # An offset at the end of a branch changes nothing.
         self._joined, self._extra = (*begins, len(self._ids)), 0
 
     def _check_len(self, added: int) -> None:
         check_prompt_len(len(self._ids) + added, self._max_tokens, "prompt")
 
 
-def _read_media(reader: MediaReader | None, parts: Sequence[Part], max_tokens: int | None) -> Iterator[PromptMedia]:
-    """The pictures and videos of these parts, in order. Raises RequestError."""
-    found = media_parts(parts)
-    if not found:
-        return iter(())
-    if reader is None:
-        raise sees_no(found[0].kind, "prompt")
-    return iter(reader.read(found, max_tokens))
-
-
 def media_parts(parts: Sequence[Part]) -> list[MediaPart]:
-    """The pictures and videos of a prompt in order, those in branches included."""
+    """The pictures and videos of a prompt in order, also those in branches."""
     found: list[MediaPart] = []
     for part in parts:
         match part:

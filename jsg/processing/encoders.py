@@ -1,11 +1,13 @@
 """The two libraries that cut text into tokens, behind one protocol.
 
-Both are used in one way only: text in, ids out, nothing put in front or behind. Making text of ids is `pieces.py`.
+Both are used in one way only: text goes in, ids come out, and no tokens are put around them. `pieces.py` makes text of
+ids.
 
-Some put a space before a text. What goes on behind other tokens is no text of its own and gets none, up to the first
-added token in it: behind that one the space comes again, as these libraries have it.
+Some tokenizers put a space before a text. A text that continues other tokens gets none, up to the first added token in
+it. Behind that token the space comes again, as in these libraries.
 """
 
+import dataclasses
 import functools
 import json
 import re
@@ -21,21 +23,25 @@ from jsg.processing.tokenizer_config import TokenizerConfig
 
 
 class TextEncoder(Protocol):
-    """Text → token ids. Immutable: any number of threads may use one at a time."""
+    """Text → token ids. It is immutable, so any number of threads may use it."""
 
     def encode(self, text: str, *, parse_special: bool, continues: bool = False) -> list[int]:
-        """The tokens of a text. Special tokens written in it are read as such only with `parse_special`.
+        """The tokens of a text. Special tokens that are written in it are read as such only with `parse_special`.
 
-        With `continues` the text goes on behind other tokens.
+        With `continues` the text stands behind other tokens.
         """
         ...
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token in its written form, or None."""
+        """The id of a token by its written form, or None."""
         ...
 
     def affixes(self) -> tuple[list[int], list[int]]:
         """The ids that the tokenizer's own file puts before and after every text."""
+        ...
+
+    def pieces(self) -> TokenPieces:
+        """The bytes of every token."""
         ...
 
 
@@ -43,17 +49,19 @@ class TextEncoder(Protocol):
 class JsonEncoder:
     """A `tokenizer.json`, through `tokenizers`."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer):
-        # Files saved after training may carry both, and would shorten or lengthen texts silently.
+    def __init__(self, tokenizer: tokenizers.Tokenizer, config: TokenizerConfig):
+        """Takes what the file says, and the configuration for special tokens that the file does not mark."""
+        # A file that was saved after training may have both, which would shorten or lengthen texts silently.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._special_tokens = config.special_tokens
 
     @classmethod
-    def from_file(cls, path: Path) -> "JsonEncoder":
-        """Raises ModelError when the file is not a tokenizer."""
+    def from_file(cls, path: Path, config: TokenizerConfig) -> "JsonEncoder":
+        """Raises ModelError if the file is not a tokenizer."""
         try:
-            return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+            return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")), config)
         except Exception as error:  # `tokenizers` raises plain Exception
             raise ModelError(
                 f"tokenizer.json must be readable by tokenizers {tokenizers.__version__}, but it says: {error}; "
@@ -65,7 +73,7 @@ class JsonEncoder:
         if continues and self._puts_space:
             return self._encode_continuation(text, parse_special=parse_special)
         tokenizer = self._tokenizer if parse_special else self._plain_tokenizer
-        # `encode` gives Python's other threads no turn, and a text of megabytes takes seconds; a batch does.
+        # A text of megabytes takes seconds. In that time a batch lets Python's other threads run; `encode` does not.
         return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def token_id(self, token: str) -> int | None:
@@ -81,19 +89,15 @@ class JsonEncoder:
                 return full[:start], full[start + len(bare) :]
         raise ModelError("the post-processor in tokenizer.json must only add tokens around a text, but it changes it")
 
-    def pieces(self, special_tokens: frozenset[str]) -> TokenPieces:
-        """The bytes of every token.
-
-        Args:
-            special_tokens: Tokens that the configuration uses as special ones, beside those marked in the file.
-        """
+    def pieces(self) -> TokenPieces:
+        """The bytes of every token."""
         added = self._tokenizer.get_added_tokens_decoder()
         decoder = self._tokenizer.decoder
         return pieces_of_decoder(
             None if decoder is None else json.loads(decoder.__getstate__()),
             {token_id: token for token, token_id in self._tokenizer.get_vocab().items()},
             {token_id: token.content for token_id, token in added.items()},
-            frozenset(i for i, token in added.items() if token.special or token.content in special_tokens),
+            frozenset(i for i, token in added.items() if token.special or token.content in self._special_tokens),
         )
 
     @functools.cached_property
@@ -132,9 +136,12 @@ class JsonEncoder:
 class SentencePieceEncoder:
     """A `tokenizer.model`, through sentencepiece.
 
-    Special and added tokens written in a text cut it into segments, and each segment is encoded by itself. So the
-    space that sentencepiece puts before a text comes again behind such a token, unless the configuration says
+    Special and added tokens that are written in a text cut it into segments, and each segment is encoded by itself. So
+    the space that sentencepiece puts before a text comes again behind such a token, unless the configuration says
     `legacy: false`.
+
+    Attributes:
+        config: The configuration, with the model's own BOS and EOS where it names none.
     """
 
     def __init__(self, model: bytes, config: TokenizerConfig):
@@ -151,11 +158,15 @@ class SentencePieceEncoder:
             ) from None
         trained = {i: processor.id_to_piece(i) for i in range(processor.get_piece_size())}
         self._model = model
-        self._trained = processor
         self._processor = self._spaceless_processor if config.add_prefix_space is False else processor
         self._behind_special = self._spaceless_processor if config.legacy is False else self._processor
         self._tokens = trained | dict(config.added_tokens)
         self._ids = {token: i for i, token in self._tokens.items()}
+        self.config = dataclasses.replace(
+            config,
+            bos_token=config.bos_token or self._tokens.get(processor.bos_id()),
+            eos_token=config.eos_token or self._tokens.get(processor.eos_id()),
+        )
         self._special_ids = frozenset(
             i
             for i, token in self._tokens.items()
@@ -165,7 +176,7 @@ class SentencePieceEncoder:
         # The longest first, so that no token hides another that it begins.
         verbatim = sorted((self._tokens[i] for i in self._verbatim_ids), key=len, reverse=True)
         self._verbatim_pattern = re.compile(f"({'|'.join(map(re.escape, verbatim))})")
-        # Sentencepiece reads its user-defined symbols in any text. A special one is cut behind its first character.
+        # Sentencepiece reads its user-defined symbols in any text. A special one is cut after its first character.
         always_read = [token for token in verbatim if not self._special_ids.isdisjoint(processor.encode(token))]
         cuts = "|".join(f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})" for token in always_read)
         self._hidden_pattern = re.compile(cuts) if cuts else None
@@ -189,13 +200,9 @@ class SentencePieceEncoder:
         return self._ids.get(token)
 
     def affixes(self) -> tuple[list[int], list[int]]:
-        """BOS, where the model has one: the file does not say, and every published model puts it in front."""
+        """BOS, if the model has one: the file does not say it, but every published model puts it in front."""
         bos_id = self._processor.bos_id()
         return ([bos_id] if bos_id >= 0 else []), []
-
-    def boundary_tokens(self) -> tuple[str | None, str | None]:
-        """The written forms of the model's own BOS and EOS."""
-        return self._tokens.get(self._processor.bos_id()), self._tokens.get(self._processor.eos_id())
 
     def pieces(self) -> TokenPieces:
         """The bytes of every token."""
@@ -205,10 +212,10 @@ class SentencePieceEncoder:
 
     @functools.cached_property
     def _spaceless_processor(self) -> sentencepiece.SentencePieceProcessor:
-        """The same model with `add_dummy_prefix` and `remove_extra_whitespaces` off.
+        """The same model without `add_dummy_prefix` and `remove_extra_whitespaces`.
 
-        Protobuf messages are merged when they are written one behind another: field 3 of the model is the normaliser's
-        specification, of which 3 and 4 are these two.
+        Protobuf merges messages that are written one behind another. Field 3 of the model is the specification of the
+        normaliser, and its fields 3 and 4 are these two.
         """
         off = bytes([3 << 3 | 2, 4, 3 << 3, 0, 4 << 3, 0])
         return sentencepiece.SentencePieceProcessor(model_proto=self._model + off)
@@ -222,30 +229,21 @@ class SentencePieceEncoder:
 
 
 def _without_space_in_front(state: dict[str, Any]) -> dict[str, Any] | None:
-    """A tokenizer's state without what puts a space before a text; None where nothing does."""
-    normalizer, removed = _without_prepends(state.get("normalizer"))
-    splitter, changed = _without_prefix_spaces(state.get("pre_tokenizer"))
-    return state | {"normalizer": normalizer, "pre_tokenizer": splitter} if removed or changed else None
+    """A tokenizer's state without the steps that put a space before a text; None if it has no such step."""
+    changed = {name: _spaceless(step) for name in ("normalizer", "pre_tokenizer") if (step := state.get(name))}
+    return None if all(state[name] == step for name, step in changed.items()) else state | changed
 
 
-def _without_prepends(step: dict[str, Any] | None) -> tuple[dict[str, Any] | None, bool]:
+def _spaceless(step: dict[str, Any]) -> dict[str, Any] | None:
+    """A step of a normalizer or pre-tokenizer that puts no space before a text; None for one that does only that."""
     match step:
         case {"type": "Prepend"}:
-            return None, True
-        case {"type": "Sequence", "normalizers": list(steps)}:
-            made = [_without_prepends(each) for each in steps]
-            kept = [each for each, _ in made if each is not None]
-            return step | {"normalizers": kept}, any(removed for _, removed in made)
-    return step, False
-
-
-def _without_prefix_spaces(step: dict[str, Any] | None) -> tuple[dict[str, Any] | None, bool]:
-    match step:
-        case {"type": "Metaspace", "prepend_scheme": scheme} if scheme != "never":
-            return step | {"prepend_scheme": "never"}, True
+            return None
+        case {"type": "Metaspace", "prepend_scheme": str()}:
+            return step | {"prepend_scheme": "never"}
         case {"type": "ByteLevel", "add_prefix_space": True}:
-            return step | {"add_prefix_space": False}, True
-        case {"type": "Sequence", "pretokenizers": list(steps)}:
-            made = [_without_prefix_spaces(each) for each in steps]
-            return step | {"pretokenizers": [each for each, _ in made]}, any(changed for _, changed in made)
-    return step, False
+            return step | {"add_prefix_space": False}
+        case {"type": "Sequence"}:
+            name = "normalizers" if "normalizers" in step else "pretokenizers"
+            return step | {name: [made for each in step[name] if (made := _spaceless(each)) is not None]}
+    return step

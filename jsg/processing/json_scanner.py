@@ -1,16 +1,20 @@
-"""Reads JSON character by character, and says at once where it stops being JSON."""
+"""Reads JSON character by character and reports at once where the text stops being JSON."""
 
 import enum
-from typing import final
+from typing import Literal, final
+
+Half = Literal["key", "value"]
+"""A half of a member of an object."""
 
 MAX_DEPTH = 500
 
 _WHITESPACE = frozenset(" \t\n\r")
 _DIGITS = frozenset("0123456789")
 _HEX = frozenset("0123456789abcdefABCDEF")
+_OPENING = {"}": "{", "]": "["}
 _WORDS = {"t": "rue", "f": "alse", "n": "ull"}
 _NUMBER_ENDS = frozenset(("zero", "digits", "fraction", "exponent"))
-# What may follow in a number, by what came last.
+# What may follow in a number, keyed by what came last.
 _NUMBER_STEPS: dict[str, tuple[tuple[frozenset[str], str], ...]] = {
     "sign": ((frozenset("0"), "zero"), (_DIGITS, "digits")),
     "zero": ((frozenset("."), "point"), (frozenset("eE"), "e")),
@@ -21,33 +25,44 @@ _NUMBER_STEPS: dict[str, tuple[tuple[frozenset[str], str], ...]] = {
     "e sign": ((_DIGITS, "exponent"),),
     "exponent": ((_DIGITS, "exponent"),),
 }
+_SCALAR_STATES = frozenset(("string", "escape", "hex", "word", *_NUMBER_STEPS))
 
 
 class ScanStep(enum.Enum):
-    """What one character was to a value."""
+    """What a character is to the value that is read."""
 
     INSIDE = enum.auto()
-    """It belongs to the value, which goes on or may go on."""
+    """The value has the character and may go on."""
     LAST = enum.auto()
-    """It ended the value."""
-    AFTER = enum.auto()
-    """It does not belong to the value, which ended before it: only the next character can tell where a number ends."""
+    """The value ends with the character."""
     WRONG = enum.auto()
-    """It cannot stand here: the text is no JSON value."""
+    """The character must not stand here, so the text is not JSON."""
 
 
 @final
 class JsonScanner:
-    """One JSON value (RFC 8259) as it comes in, without spaces around it.
+    """One JSON value (RFC 8259) without white space around it. A number alone has no last character.
 
     Invariants: `_expects` names what may come next at the innermost open level; `_open` holds a `{` or `[` for each
-    level. After LAST, AFTER or WRONG it must not be used any more.
+    level, and "key" for a key that is not complete. After LAST or WRONG the scanner must not be used any more.
     """
 
     def __init__(self) -> None:
         self._open: list[str] = []
         self._expects = "value"
         self._rest = ""
+
+    @property
+    def half(self) -> Half | None:
+        """The half of a member of the outermost object that is not complete; None between two halves."""
+        match self._open:
+            case ["{", "key", *_]:
+                return "key"
+            case ["{"]:
+                return "value" if self._expects in _SCALAR_STATES else None
+            case ["{", *_]:
+                return "value"
+        return None
 
     def push(self, char: str) -> ScanStep:
         """Takes one character."""
@@ -93,10 +108,8 @@ class JsonScanner:
             if char in chars:
                 self._expects = state
                 return ScanStep.INSIDE
-        if self._expects not in _NUMBER_ENDS:
+        if self._expects not in _NUMBER_ENDS or self._end_value() is ScanStep.LAST:
             return ScanStep.WRONG
-        if self._end_value() is ScanStep.LAST:
-            return ScanStep.AFTER
         return self._push_structure(char)
 
     def _push_structure(self, char: str) -> ScanStep:
@@ -117,10 +130,7 @@ class JsonScanner:
             case ("more", ","):
                 self._expects = "key" if self._open[-1] == "{" else "value"
                 return ScanStep.INSIDE
-            case ("more", "}") | ("key or }", "}") if self._open[-1] == "{":
-                self._open.pop()
-                return self._end_value()
-            case ("more", "]") | ("value or ]", "]") if self._open[-1] == "[":
+            case ("more" | "key or }", "}") | ("more" | "value or ]", "]") if self._open[-1] == _OPENING[char]:
                 self._open.pop()
                 return self._end_value()
             case _:

@@ -1,7 +1,7 @@
-"""Pictures and videos in a prompt: each takes many tokens there, all of them the model's placeholder.
+"""Pictures and videos in a prompt. Each takes many tokens, all of which are the model's placeholder.
 
-A prompt comes in one of two forms. Where it is made of parts, a picture is a part of its own and stands where its part
-does. Where it is one text, or tokens, a placeholder in it stands for each picture, and the pictures come beside it.
+A prompt has one of two forms. In a prompt of parts, a picture is a part and stands in its place. In a prompt that is
+one text, or tokens, a placeholder stands for each picture, and the pictures come beside it.
 """
 
 import collections
@@ -18,10 +18,10 @@ from jsg.processing.parts import MediaPart
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptMedia:
-    """A picture or a video as the model is shown it, wherever in a prompt that will be.
+    """A picture or a video as the model is shown it, without a place in a prompt.
 
     Attributes:
-        placeholder_id: The token that stands for each of its tokens.
+        placeholder_id: The token that all of its tokens are in a prompt.
         words, rows, pixels, digest, is_video: As in `MediaInput`.
     """
 
@@ -34,48 +34,49 @@ class PromptMedia:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that it takes in a prompt."""
+        """The number of its tokens in a prompt."""
         return len(self.rows)
 
     def at(self, start: int) -> MediaInput:
-        """The same from that index of a prompt on."""
+        """The same, beginning at this index of a prompt."""
         return MediaInput(start, self.words, self.rows, self.pixels, self.digest, self.is_video)
 
 
 @runtime_checkable
 class MediaReader(Protocol):
-    """Files of pictures and videos → what a model is shown. Any number of threads may use it at a time."""
+    """Files of pictures and videos → what a model is shown. Any number of threads may use it."""
 
     @property
     def placeholders(self) -> Mapping[str, str]:
-        """The written form of the token that stands for a picture, and for a video where the model takes them."""
+        """The written form of the placeholder of a picture, and of a video if the model takes videos."""
         ...
 
     @property
     def placeholder_ids(self) -> Mapping[str, int]:
-        """The same tokens by their ids."""
+        """The ids of the same tokens."""
         ...
 
     def within(self, namespace: str) -> "MediaReader":
-        """The same reader for one part of the prefix cache: nobody learns from its speed what others have shown it."""
+        """The same reader for one namespace, so that its speed does not tell what others have sent."""
         ...
 
     def read(self, parts: Sequence[MediaPart], max_tokens: int | None = None) -> list[PromptMedia]:
         """All pictures and videos of one request, in order.
 
         Args:
-            parts: Of all its prompts. One that it has several times counts once.
-            max_tokens: Of its prompts together, so that no more is decoded than could be of use.
+            parts: The parts of all its prompts. A part that stands there several times counts once.
+            max_tokens: The most tokens of its prompts together, so that nothing is decoded that cannot be used.
 
         Raises:
-            RequestError: One is damaged, of another kind than the model takes, or they are too many or too large.
-            ContextLengthError: They have more tokens.
+            RequestError: A part is damaged or of a kind that the model does not take, or there are too many, or they
+                are too large.
+            ContextLengthError: The parts have more than `max_tokens`.
         """
         ...
 
 
 def sees_no(kind: str, field: str) -> RequestError:
-    """The error for a picture that is sent to a model without eyes."""
+    """The error for a picture or video that is sent to a model which sees nothing."""
     return RequestError(
         f"{field} has a part of kind {kind}, which the model that is served here cannot see; describe it in words, or "
         "serve a model that sees",
@@ -90,16 +91,17 @@ def fill_placeholders(
     field: str,
     max_tokens: int | None = None,
 ) -> tuple[tuple[int, ...], tuple[MediaInput, ...]]:
-    """The prompt in which each placeholder has become all tokens of what it stands for.
+    """The prompt in which each placeholder is replaced by all tokens of its picture or video.
 
-    Pictures and videos have placeholders of their own, and of either the first stands for the first.
+    Pictures and videos have different placeholders. The first placeholder of each kind stands for the first item of
+    that kind.
 
     Args:
         ids: Tokens of a prompt.
         places: The indices of its placeholders, in order.
-        media: What they stand for.
-        field: Of the request, for messages.
-        max_tokens: The most that a prompt with pictures may have; a small file that comes often could make millions.
+        media: The pictures and videos.
+        field: The field of the request, for messages.
+        max_tokens: The most tokens of a prompt with pictures: a small file could be repeated until it makes millions.
 
     Raises:
         RequestError: There are more placeholders than pictures or videos, or fewer.
@@ -146,10 +148,10 @@ def put_media(
 ) -> tuple[tuple[int, ...], tuple[MediaInput, ...]]:
     """`fill_placeholders` of a prompt as a client wrote it, in which every placeholder counts.
 
-    Pictures for which there are none go to its front, behind BOS, and videos behind those.
+    If the prompt has no placeholder for pictures they go to its front, behind BOS; videos then go behind the pictures.
 
     Args:
-        reader: None for a model that sees nothing, to which no token is a placeholder.
+        reader: None for a model that sees nothing, which has no placeholders.
     """
     if reader is None:
         return tuple(ids), ()

@@ -1,38 +1,53 @@
-"""Output tokens of one request → the text its client sees: detokenised, cut where it stops, in pieces as they come."""
+"""Output tokens of one request → the text that its client sees, in pieces as they come and cut where it stops."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import final
 
 from jsg.processing.detokenizer import IncrementalDetokenizer
 from jsg.processing.stop_strings import StopFinder, StopMatcher
 from jsg.processing.tokenizer import Tokenizer
-from jsg.types import FinishReason, FinishType, SamplingParams
+from jsg.types import FinishReason, FinishType, SamplingParams, TokenLogprob
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TextDelta:
-    """What one push adds to an answer.
+class AnswerDelta:
+    """What one output, or several in a row, added to one answer.
 
     Attributes:
-        text: New text. It may belong to tokens of earlier pushes, which were held back.
-        token_ids: New tokens; on a stop string, up to and including the one that completed it.
-        finish: Set once, in the last delta of an answer.
+        text: New text. It may belong to tokens of earlier outputs, whose text was held back.
+        token_ids: New tokens, up to and including the one that completed a stop string.
+        finish: Set in the last delta. If the output had none, the text ended at a stop string, and the caller aborts
+            the request in the engine.
+        logprobs: One for each new token, if they were asked for.
     """
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    @staticmethod
+    def join(deltas: Sequence["AnswerDelta"]) -> "AnswerDelta":
+        """One delta in place of several that follow one another."""
+        if len(deltas) == 1:
+            return deltas[0]
+        return AnswerDelta(
+            text="".join(delta.text for delta in deltas),
+            token_ids=tuple(itertools.chain.from_iterable(delta.token_ids for delta in deltas)),
+            finish=deltas[-1].finish,
+            logprobs=tuple(itertools.chain.from_iterable(delta.logprobs for delta in deltas)),
+        )
 
 
 @final
 class OutputStream:
-    """Turns the tokens of one answer into text deltas.
+    """Turns the tokens of one answer into deltas.
 
-    The stop string, or match of a stop pattern, that is complete first ends the answer; of several that end with the
-    same character, the longest. It counts only when completed by token number `min_new_tokens` or a later one. Text
-    that may be the beginning of one is held back until that is decided. Neither depends on how the tokens are cut into
-    pushes.
+    The stop string, or match of a stop pattern, that is complete first ends the answer; if several end with the same
+    character, it is the longest. It counts only if token number `min_new_tokens` or a later one completes it. Text that
+    may begin one is held back until that is decided. How the tokens are cut into pushes changes neither.
 
     The caller aborts the request in the engine when a delta has a finish that it did not push.
     """
@@ -48,11 +63,11 @@ class OutputStream:
         """Starts before the first output token.
 
         Args:
-            tokenizer: Of the model that makes the tokens.
+            tokenizer: The model's.
             sampling: Its `stop`, `stop_regex`, `min_new_tokens`, `skip_special_tokens` and `no_stop_trim` are used.
             prompt_tail_ids: The last tokens of the prompt where the answer continues its text (see
                 `IncrementalDetokenizer`); empty where the answer is a text of its own.
-            stops: Looks for what `stop` and `stop_regex` say; None looks for the strings in all of the text.
+            stops: Finds what `stop` and `stop_regex` say; None looks for the strings in all of the text.
         """
         assert stops is not None or not sampling.stop_regex, "constrained/stop_patterns makes the finder"
         self._detokenizer = IncrementalDetokenizer(
@@ -66,18 +81,15 @@ class OutputStream:
         self._held = ""
         self._is_finished = False
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether the last delta has been given."""
-        return self._is_finished
+    def push(
+        self, token_ids: Sequence[int], finish: FinishReason | None, logprobs: tuple[TokenLogprob, ...] = ()
+    ) -> AnswerDelta:
+        """Takes the next tokens, and why they are the last ones if they are.
 
-    def push(self, token_ids: Sequence[int], finish: FinishReason | None) -> TextDelta:
-        """Takes the next tokens, and why they are the last ones where they are.
-
-        Returns what is new. After a finish everything is ignored and the delta is empty.
+        Returns what is new. After a finish everything is ignored, and the delta is empty.
         """
         if self._is_finished:
-            return TextDelta()
+            return AnswerDelta()
         visible = token_ids[:-1] if self._hides_last_token(token_ids, finish) else token_ids
         stop = None
         if not self._has_stops:
@@ -94,16 +106,16 @@ class OutputStream:
         if stop is not None:
             finish = FinishReason(FinishType.STOP, matched=stop)
         self._is_finished = finish is not None
-        return TextDelta(self._release(), tuple(token_ids), finish)
+        return AnswerDelta(self._release(), tuple(token_ids), finish, logprobs[: len(token_ids)])
 
     def _hides_last_token(self, token_ids: Sequence[int], finish: FinishReason | None) -> bool:
-        """Whether the last token is the stop token that is to be cut off."""
+        """Whether the last token is a stop token that the text leaves out."""
         if finish is None or finish.type is not FinishType.STOP or self._no_stop_trim or not token_ids:
             return False
         return finish.matched == token_ids[-1]
 
     def _take(self, text: str) -> str | None:
-        """Adds text to what is held; at the end of a stop string cuts it as the client asked and returns the string."""
+        """Adds text to what is held. If a stop string ends in it, cuts there as the client asked and returns it."""
         before = self._held
         for end, char in enumerate(text, start=1):
             if match_len := self._stops.advance(char):
@@ -115,7 +127,7 @@ class OutputStream:
         return None
 
     def _cut(self, match_len: int) -> str | None:
-        """Ends what is held at a stop string that was found, if it counts; 0 is none."""
+        """Cuts what is held at a stop string of this length, if it counts, and returns it. A length of 0 is none."""
         if not match_len or self._num_tokens < self._min_new_tokens:
             return None
         answer = self._held[: len(self._held) - self._stops.behind_len]
@@ -123,7 +135,7 @@ class OutputStream:
         return answer[-match_len:]
 
     def _release(self) -> str:
-        """Takes out of what is held all that is decided."""
+        """Takes the text that is no longer held back."""
         held_len = 0 if self._is_finished else self._stops.held_len
         cut = len(self._held) - held_len
         released, self._held = self._held[:cut], self._held[cut:]

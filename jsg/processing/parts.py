@@ -1,7 +1,7 @@
-"""Prompts in parts: text that is to be encoded, tokens that exist already, and where positions jump.
+"""Parts of a prompt: text to encode, tokens that exist already, pictures, and jumps of positions.
 
-A program's prompt grows by pieces. What the model wrote must stay the very tokens it chose, or the prefix cache misses
-them; what a user wrote must not open a turn; what a chat template wrote must.
+A program's prompt grows part by part. The model's text must stay the very tokens that the model chose, because the
+prefix cache would miss others. A user's text must not open a turn; the text of a chat template must.
 """
 
 import dataclasses
@@ -10,11 +10,11 @@ from typing import Literal
 MediaKind = Literal["image", "video"]
 
 MediaFile = bytes | tuple[bytes, ...]
-"""The file of a picture or a video; or, of a video, those of its frames in order, each a picture."""
+"""The file of a picture or a video, or the files of a video's frames in order, each a picture."""
 
 
 def file_size(data: MediaFile) -> int:
-    """Bytes, of all frames together."""
+    """The number of bytes, of all frames together."""
     return len(data) if isinstance(data, bytes) else sum(map(len, data))
 
 
@@ -24,9 +24,9 @@ class TextPart:
 
     Attributes:
         text: Any valid Unicode.
-        is_markup: Special tokens written in it are such tokens: text of a chat template, or a raw prompt.
-        is_template: A chat template wrote it, BOS included where the model wants one: none is put before a prompt that
-            begins with it, unless the model sees. Only with `is_markup`.
+        is_markup: Special tokens that are written in it count, as in the text of a chat template or a raw prompt.
+        is_template: A chat template wrote it, with BOS if the model wants one. So a prompt that begins with it gets no
+            BOS, unless the model sees. Only with `is_markup`.
     """
 
     text: str
@@ -43,7 +43,7 @@ class TokenPart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OffsetPart:
-    """From here on every token's position is so many larger than it would be."""
+    """Makes the position of every token from here on larger by `offset`."""
 
     offset: int
 
@@ -53,10 +53,10 @@ class MediaPart:
     """A picture or a video.
 
     Attributes:
-        data: Its file, or those of its frames.
-        media_type: What its sender says of it; the bytes decide.
-        num_frames: Of a video: how many of its frames are shown; None for the usual number of a file, and for all where
-            the frames themselves came.
+        data: Its file, or the files of its frames.
+        media_type: The type that its sender names. The bytes decide.
+        num_frames: How many frames of a video are shown. None shows the usual number of a file, or all frames that
+            came as files.
     """
 
     kind: MediaKind
@@ -67,9 +67,9 @@ class MediaPart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JoinedPart:
-    """Branches side by side behind what comes before: none sees another, and what follows sees all of them.
+    """Branches side by side behind a common prefix. No branch sees another, and what follows sees all of them.
 
-    Only one in a prompt, and no part of a branch is one.
+    A prompt has one at most, and no branch has one.
     """
 
     branches: "tuple[tuple[Part, ...], ...]"

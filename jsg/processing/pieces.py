@@ -1,12 +1,12 @@
-"""What each token id stands for, as bytes.
+"""The bytes of each token id.
 
-A text is the concatenation of its tokens' bytes, read as UTF-8, less one space in front where the tokenizer puts one
-there. Everything that makes text of tokens (decoding whole, decoding as they come, masks over the vocabulary) works on
-this one table, so they cannot disagree.
+A text is the bytes of its tokens one after another, read as UTF-8, without the space that some tokenizers put in front.
+All that makes text of tokens (decoding whole, decoding as they come, masks over the vocabulary) uses this one table, so
+no two of them disagree.
 
-Malformed UTF-8 becomes U+FFFD once per maximal broken sequence, as in byte-level tokenizers. Libraries differ here for
-byte-fallback tokens: one U+FFFD per broken byte in sentencepiece, and in `tokenizers` one for every byte of a run as
-soon as one of them is broken, which no stream can foresee.
+Malformed UTF-8 becomes one U+FFFD for each maximal broken sequence, as in byte-level tokenizers. For byte-fallback
+tokens libraries differ: sentencepiece gives one U+FFFD for each broken byte, and `tokenizers` gives one for every byte
+of a run as soon as one of them is broken, which a stream cannot foresee.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ class TokenPieces:
     """The bytes of every token.
 
     Attributes:
-        pieces: Entry i is what token i stands for: a special token's is its written form, and b"" is that of an id
-            that no token has.
+        pieces: Entry i has the bytes of token i: the written form of a special token, and b"" for an id that no token
+            has.
         special_ids: The special tokens.
         strips_leading_space: Encoding puts a space before a text, so decoding takes one off its front.
     """
@@ -45,12 +45,12 @@ def pieces_of_decoder(
 
     Args:
         decoder: The section as JSON.
-        tokens: Id → token in the alphabet of the model, added tokens included.
+        tokens: Id → token in the alphabet of the model, with the added tokens.
         added: Id → content of the added tokens.
         special_ids: The added tokens that are special.
 
     Raises:
-        ModelError: The decoder is of a kind whose result depends on the neighbours of a token.
+        ModelError: The result of this kind of decoder depends on the neighbours of a token.
     """
     spell, strips_leading_space = _read_decoder(decoder)
     pieces = pieces_by_id({i: spell(token, i in added) for i, token in tokens.items()})
@@ -58,7 +58,7 @@ def pieces_of_decoder(
 
 
 def pieces_by_id(pieces: Mapping[int, bytes]) -> tuple[bytes, ...]:
-    """A table over all ids up to the highest; raises ModelError when that is no sane vocabulary."""
+    """A table over all ids up to the highest. Raises ModelError if the vocabulary would be too large."""
     size = max(pieces, default=-1) + 1
     if size > _MAX_VOCAB_SIZE:
         raise ModelError(f"token ids must be below {_MAX_VOCAB_SIZE}, but one is {size - 1}; fetch the model again")
@@ -75,7 +75,7 @@ def byte_of_token(token: str) -> bytes | None:
 
 
 def _read_decoder(decoder: dict[str, Any] | None) -> tuple[Callable[[str, bool], bytes], bool]:
-    """A function from (token, is it an added one) to its bytes, and whether a leading space is taken off."""
+    """A function from a token, and whether it is an added one, to its bytes; and whether a leading space goes."""
     replacements: list[tuple[str, str]] = []
     is_byte_level = falls_back_to_bytes = strips_leading_space = is_fused = False
     for step in _flatten(decoder):
@@ -123,9 +123,9 @@ def _flatten(decoder: dict[str, Any] | None) -> list[dict[str, Any] | None]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The character by which byte-level BPE writes each byte → the byte.
+    """The character that stands for a byte in byte-level BPE → the byte.
 
-    Printable Latin-1 stands for itself; the other 68 bytes take the characters from U+0100 on, in order.
+    Printable Latin-1 stands for itself. The characters from U+0100 on stand for the other 68 bytes, in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

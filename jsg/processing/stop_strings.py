@@ -1,4 +1,4 @@
-"""Finds what ends an answer in a text that comes character by character."""
+"""Finds the stop strings of an answer, whose text comes character by character."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,24 +15,24 @@ class StopFinder(Protocol):
 
     @property
     def behind_len(self) -> int:
-        """Characters at the end of the answer that follow the stop string found last."""
+        """Characters behind the stop string that was found last, up to the end of the answer."""
         ...
 
     def advance(self, char: str) -> int:
-        """Takes one character; the length of the stop string that is found with it, 0 for none."""
+        """Takes one character. Gives the length of the stop string that this finds, 0 for none."""
         ...
 
     def finish(self) -> int:
-        """Ends the answer; the length of a stop string that is found only now, 0 for none."""
+        """Ends the answer. Gives the length of a stop string that is found only now, 0 for none."""
         ...
 
 
 type MakeFinder = Callable[[], StopFinder]
-"""A finder that has seen nothing yet."""
+"""Makes a finder that has read nothing yet."""
 
 
 def find_stops(stops: Sequence[str], patterns: MakeFinder | None) -> StopFinder:
-    """What finds these strings and, where there are any, matches of patterns."""
+    """A finder of these strings and, if there are any, of matches of patterns."""
     if patterns is None:
         return StopMatcher(stops)
     return _EitherFinder(StopMatcher(stops), patterns()) if stops else patterns()
@@ -40,7 +40,7 @@ def find_stops(stops: Sequence[str], patterns: MakeFinder | None) -> StopFinder:
 
 @final
 class _EitherFinder:
-    """Two finders, of which the one that finds first counts, and of both at once the longer find."""
+    """Two finders. The first find counts, and of two finds at the same character the longer one."""
 
     behind_len = 0
 
@@ -50,7 +50,7 @@ class _EitherFinder:
 
     @property
     def held_len(self) -> int:
-        """As much as either holds."""
+        """The larger number of the two finders."""
         return max(self._left.held_len, self._right.held_len)
 
     def advance(self, char: str) -> int:
@@ -58,7 +58,7 @@ class _EitherFinder:
         return max(self._left.advance(char), self._right.advance(char))
 
     def finish(self) -> int:
-        """Ends the text; nothing is found late."""
+        """Ends the text. Neither finder finds anything late."""
         return max(self._left.finish(), self._right.finish())
 
 
@@ -66,10 +66,10 @@ class _EitherFinder:
 class StopMatcher:
     """An Aho-Corasick automaton over some strings.
 
-    Its state is the longest end of the text so far that begins some stop string, which is exactly what must be held
-    back from the client. Every character costs O(1) amortised, however many and long the strings are.
+    Its state is the longest end of the text that begins some stop string, which is exactly the text to hold back from
+    the client. A character costs O(1) amortised, however many and long the strings are.
 
-    Invariants: node 0 is the empty string; a node's failure link leads to a shorter string.
+    Invariants: node 0 is the empty string; the failure link of a node leads to a shorter string.
     """
 
     behind_len = 0
@@ -90,12 +90,12 @@ class StopMatcher:
         return self._depth[self._node]
 
     def advance(self, char: str) -> int:
-        """Takes one character; the length of the longest stop string that ends with it, 0 for none."""
+        """Takes one character. Gives the length of the longest stop string that ends with it, 0 for none."""
         self._node = self._step(self._node, char)
         return self._match_len[self._node]
 
     def finish(self) -> int:
-        """Ends the text; no string is found late."""
+        """Ends the text. No string is found late."""
         return 0
 
     def _step(self, node: int, char: str) -> int:
@@ -115,11 +115,11 @@ class StopMatcher:
         self._match_len[node] = len(stop)
 
     def _link_failures(self) -> None:
-        """Links each node to that of its longest proper end in the trie, and completes the match lengths."""
+        """Links each node to the node of its longest proper suffix in the trie, and completes the match lengths."""
         queue = deque(self._children[0].values())
         while queue:
             node = queue.popleft()
-            # A stop string that ends inside a longer one is matched at the longer one's node too.
+            # A stop string that is a suffix of a longer string is matched at the node of the longer one too.
             self._match_len[node] = self._match_len[node] or self._match_len[self._failure[node]]
             for char, child in self._children[node].items():
                 self._failure[child] = self._step(self._failure[node], char)

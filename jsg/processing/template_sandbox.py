@@ -1,10 +1,10 @@
 """The jinja2 environment in which chat templates run: immutable, and bounded in steps and in characters.
 
-jinja2's sandbox keeps a template away from Python's internals, from changing its inputs and from long ranges. On top
-of it, every loop iteration and every call costs one step, every character printed costs one character, and no string
-or list that an operator builds may exceed the same limits. So messages, however made, cannot turn a template into
-endless work, and neither can a template by its loops, macros or operators. It is not a wall against a template that
-was written to burn memory inside one filter: a template is chosen with the model, messages are not.
+jinja2's sandbox keeps a template from Python's internals, from changing its inputs and from long ranges. In addition,
+every loop iteration and every call costs one step, every printed character costs one character, and a string or list
+that an operator builds must not exceed the same limits. So no messages can make a template work endlessly, and no
+template can do so by its loops, macros or operators. A template that was written to use up memory inside one filter is
+not stopped: whoever chooses the model chooses its template, but not the messages.
 """
 
 import datetime
@@ -23,7 +23,7 @@ from jinja2.visitor import NodeTransformer
 MAX_STEPS = 250_000
 MAX_CHARS = 64 * 2**20
 _MAX_INT_BITS = 4096
-# Names that no template can write, so none can replace what they stand for.
+# Names that no template can write, so no template can replace what they name.
 _BUDGET = "render budget"
 _METERED = "metered loop"
 _JOINED = "joined text"
@@ -31,14 +31,14 @@ _JOINED = "joined text"
 
 @final
 class RenderBudget:
-    """What one rendering may still spend."""
+    """The steps and characters that one rendering may still spend."""
 
     def __init__(self) -> None:
         self._steps = MAX_STEPS
         self._chars = MAX_CHARS
 
     def spend(self, *, steps: int = 0, chars: int = 0) -> None:
-        """Takes from the budget; raises SecurityError when it is used up."""
+        """Takes from the budget. Raises SecurityError when it is used up."""
         self._steps -= steps
         self._chars -= chars
         if self._steps < 0:
@@ -49,7 +49,7 @@ class RenderBudget:
 
 @final
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """The environment; one per template, shared by concurrent renderings."""
+    """The environment of one template, which concurrent renderings share."""
 
     intercepted_binops = frozenset({"+", "*", "**"})
 
@@ -65,25 +65,25 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
     def compile_metered(self, source: str) -> Template:
-        """Compiles a template with the meters in its loops and joins.
+        """Compiles a template with meters in its loops and joins.
 
         Raises:
             jinja2.TemplateSyntaxError: The source is not a template.
-            jinja2.exceptions.SecurityError: It has a recursive loop, which no meter sees; macros may recurse.
+            jinja2.exceptions.SecurityError: It has a recursive loop, which no meter sees. Macros may recurse.
         """
         return self.from_string(_MeterInserter().visit(self.parse(source)))
 
     def render(self, template: Template, variables: dict[str, Any]) -> str:
-        """Renders with a fresh budget; raises whatever the template raises."""
+        """Renders with a fresh budget. Raises whatever the template raises."""
         return template.render(variables | {_BUDGET: RenderBudget()})
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """A call inside a template: one step."""
+        """Makes a call inside a template, which costs one step."""
         _budget(__context).spend(steps=1)
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An operator inside a template: refuses to build what is too large."""
+        """Applies an operator inside a template. Raises SecurityError if the result would be too large."""
         match operator, left, right:
             case "+", (str() | list() | tuple()), (str() | list() | tuple()):
                 _check_size(left, len(left) + len(right))
@@ -100,7 +100,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 @final
 class _MeterInserter(NodeTransformer):
-    """Puts the meters into a syntax tree: around what a loop runs over, and in place of `a ~ b`."""
+    """Puts meters into a syntax tree: around the items of each loop, and in place of `a ~ b`."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         if node.recursive:
@@ -115,7 +115,7 @@ class _MeterInserter(NodeTransformer):
 
 @final
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what the model wrote, for training; here it is a scope that prints its body."""
+    """`{% generation %}` marks the model's text for training. Here it is a scope that prints its body."""
 
     def __init__(self, environment: Environment):
         super().__init__(environment)
@@ -174,12 +174,12 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as chat templates expect it: not escaped for HTML."""
+    """JSON as chat templates expect it, which is not escaped for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: object) -> None:
-    """How a template refuses messages that it cannot express."""
+    """Called by a template to refuse messages that it cannot express."""
     raise TemplateError(str(message))
 
 

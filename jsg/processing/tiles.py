@@ -1,6 +1,7 @@
-"""At which resolution an image is cut into tiles (LLaVA-NeXT's any-resolution scheme). No JAX, no pixels.
+"""The resolution at which an image is cut into tiles (LLaVA-NeXT's any-resolution scheme). No JAX and no pixels.
 
-The front process resizes by it, and the layout of image tokens is computed from it: both must agree to the pixel.
+The front process resizes images to it, and the layout of image tokens is computed from it. Both must agree to the
+pixel.
 """
 
 from collections.abc import Sequence
@@ -14,17 +15,17 @@ _DEFAULT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 100
 
 
 def read_pinpoints(fields: Fields, side: int) -> tuple[tuple[int, int], ...]:
-    """`image_grid_pinpoints` of a model's file, which a silent file has too.
+    """`image_grid_pinpoints` of a model's file, or the default if the file does not have it.
 
     Args:
-        fields: Of `config.json`, or of the processor's file.
-        side: Of a tile, in pixels.
+        fields: The fields of `config.json`, or of the processor's file.
+        side: Side of a tile, in pixels.
 
     Returns:
         Heights and widths, in pixels, at which an image may be cut; never empty.
 
     Raises:
-        ModelError: They are too many, or one is not made of whole tiles, or of too many.
+        ModelError: There are too many, or one is not made of whole tiles, or has too many of them.
     """
     value = fields.get("image_grid_pinpoints", _DEFAULT_PINPOINTS)
     ok = isinstance(value, list) and 0 < len(value) <= MAX_PINPOINTS
@@ -38,11 +39,11 @@ def read_pinpoints(fields: Fields, side: int) -> tuple[tuple[int, int], ...]:
 
 
 def best_resolution(size: tuple[int, int], resolutions: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """The resolution that keeps most of an image's pixels, and of several such the one that wastes least.
+    """The resolution that keeps most of an image's pixels. Of several such it is the one that wastes least.
 
     Args:
         size: Height and width of the image.
-        resolutions: Heights and widths to choose from; the first of equals wins. Not empty.
+        resolutions: Heights and widths to choose from, not empty. Of equal ones the first is chosen.
     """
     height, width = size
     scores = []

@@ -1,6 +1,5 @@
 """Text ⇄ token ids."""
 
-import dataclasses
 import functools
 import re
 from collections.abc import Iterable
@@ -9,7 +8,6 @@ from typing import final
 
 from jsg.errors import ModelError, RequestError, check_prompt_len
 from jsg.processing.encoders import JsonEncoder, SentencePieceEncoder, TextEncoder
-from jsg.processing.pieces import TokenPieces
 from jsg.processing.tokenizer_config import TokenizerConfig, read_tokenizer_config
 
 USUAL_CHARS_PER_TOKEN = 16  # more than any language has
@@ -17,20 +15,21 @@ USUAL_CHARS_PER_TOKEN = 16  # more than any language has
 
 @final
 class Tokenizer:
-    """Text ⇄ token ids of one model. Immutable: any number of threads may use one at a time.
+    """Text ⇄ token ids of one model. It is immutable, so any number of threads may use it.
 
-    Unlike `transformers` it never tidies spaces before punctuation: the text is what the tokens say.
+    Unlike `transformers` it never removes spaces before punctuation: the text is what the tokens say.
 
     Attributes:
         vocab_size: One more than the highest token id.
         bos_token, eos_token: Written forms of the tokens that begin and end a text, or None.
         bos_token_id, eos_token_id: Their ids, or None.
-        special_ids: Tokens that are no text: BOS, EOS, turn markers, ...
+        special_ids: Tokens that are not text, such as BOS, EOS and the markers of turns.
         chat_template: Jinja source of the model's chat template, or None.
         strips_leading_space: Encoding puts a space before a text, so decoding takes one off its front.
     """
 
-    def __init__(self, encoder: TextEncoder, pieces: TokenPieces, config: TokenizerConfig):
+    def __init__(self, encoder: TextEncoder, config: TokenizerConfig):
+        pieces = encoder.pieces()
         self._encoder = encoder
         self._pieces = pieces.pieces
         self._text_pieces = list(pieces.pieces)
@@ -63,16 +62,16 @@ class Tokenizer:
             text: Any text that can be written in UTF-8.
             add_special_tokens: Put BOS and EOS around it as the checkpoint says. False for a rendered chat template,
                 which has written them itself.
-            parse_special: Read special tokens written in the text as such; False takes them as plain characters, so
-                that a user's text cannot open a turn.
-            max_tokens: Texts that have far more are of no use; they are refused before much time and memory go into
-                them. A text with a few more is encoded.
-            continues: The text goes on behind other tokens, of which the last is text: where the tokenizer puts a space
-                before a text, this one gets none.
+            parse_special: Read special tokens that are written in the text as such. False takes them as plain
+                characters, so that a user's text cannot open a turn.
+            max_tokens: A text with far more tokens is refused before it takes much time and memory. One with a few more
+                is encoded.
+            continues: The text stands behind other tokens, the last of which is text. So the tokenizer puts no space
+                before it.
 
         Raises:
             RequestError: The text has a lone surrogate.
-            ContextLengthError: Its beginning alone has twice `max_tokens`.
+            ContextLengthError: Its beginning alone has more than twice `max_tokens`.
         """
         try:
             text.encode()
@@ -89,29 +88,29 @@ class Tokenizer:
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of tokens. Broken UTF-8 gives U+FFFD; an id that no token has gives nothing."""
+        """The text of tokens. Broken UTF-8 gives U+FFFD, and an id that no token has gives nothing."""
         raw = self.join_bytes(ids, skip_special_tokens=skip_special_tokens)
         if self.strips_leading_space:
             raw = raw.removeprefix(b" ")
         return raw.decode(errors="replace")
 
     def join_bytes(self, ids: Iterable[int], *, skip_special_tokens: bool) -> bytes:
-        """The bytes of tokens, one after another, a leading space included."""
+        """The bytes of tokens one after another, with a leading space if there is one."""
         pieces = self._text_pieces if skip_special_tokens else self._pieces
         return b"".join([pieces[i] for i in ids if 0 <= i < self.vocab_size])
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token stands for; a special token's written form, b"" for an id that no token has."""
+        """The bytes of one token: a special token's are its written form, and those of an unused id are b""."""
         return self._pieces[token_id] if 0 <= token_id < self.vocab_size else b""
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
-        """What `encode` puts before a text."""
+        """The tokens that `encode` puts before a text."""
         return self._before
 
     @functools.cached_property
     def special_pattern(self) -> re.Pattern[str] | None:
-        """Finds the written forms of special tokens in a text, the longest first; None where there are none."""
+        """A pattern that finds the written forms of special tokens, the longest first; None without special tokens."""
         written = {self.token_bytes(i).decode(errors="replace") for i in self.special_ids} - {""}
         longest_first = sorted(written, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
@@ -124,49 +123,37 @@ class Tokenizer:
 def load_tokenizer(directory: Path) -> Tokenizer:
     """Reads the tokenizer of a model directory.
 
-    `tokenizer.json` is read by `tokenizers`, else `tokenizer.model` by sentencepiece. A directory with neither is
-    handed to `transformers`, which takes seconds and knows the older formats.
+    `tokenizers` reads `tokenizer.json`; if there is none, sentencepiece reads `tokenizer.model`. A directory with
+    neither goes to `transformers`, which takes seconds and knows the older formats.
 
     Raises:
-        ModelError: There is no tokenizer, or it is damaged or of a kind that is not supported.
+        ModelError: There is no tokenizer, or it is damaged, or its kind is not supported.
     """
     config = read_tokenizer_config(directory)
     if (path := directory / "tokenizer.json").is_file():
-        return _json_tokenizer(JsonEncoder.from_file(path), config)
+        return Tokenizer(JsonEncoder.from_file(path, config), config)
     if (path := directory / "tokenizer.model").is_file():
-        return _sentencepiece_tokenizer(path, config)
-    return _json_tokenizer(_convert_with_transformers(directory), config)
+        encoder = SentencePieceEncoder(path.read_bytes(), config)
+        return Tokenizer(encoder, encoder.config)
+    return Tokenizer(_convert_with_transformers(directory, config), config)
 
 
 def vocabulary_bytes(tokenizer: Tokenizer) -> list[bytes]:
     """The bytes that each token adds to a text, by id: b"" for special tokens and for ids that no token has.
 
-    A grammar over bytes reads this table; no entry is cut at a character, and a leading space is a space.
+    A grammar over bytes reads this table. An entry may end inside a character, and keeps a leading space.
     """
     return [tokenizer.join_bytes((i,), skip_special_tokens=True) for i in range(tokenizer.vocab_size)]
 
 
-def _json_tokenizer(encoder: JsonEncoder, config: TokenizerConfig) -> Tokenizer:
-    return Tokenizer(encoder, encoder.pieces(config.special_tokens), config)
-
-
-def _sentencepiece_tokenizer(path: Path, config: TokenizerConfig) -> Tokenizer:
-    encoder = SentencePieceEncoder(path.read_bytes(), config)
-    bos_token, eos_token = encoder.boundary_tokens()
-    config = dataclasses.replace(
-        config, bos_token=config.bos_token or bos_token, eos_token=config.eos_token or eos_token
-    )
-    return Tokenizer(encoder, encoder.pieces(), config)
-
-
 def _with_token(ids: list[int], token_id: int | None, wanted: bool | None) -> tuple[int, ...]:
-    """The ids around a text after the configuration's say: None leaves them as they are."""
+    """The ids on one side of a text, as the configuration wants them; None leaves them as they are."""
     if token_id is None or wanted is None or wanted == (token_id in ids):
         return tuple(ids)
     return (token_id,) if wanted else tuple(i for i in ids if i != token_id)
 
 
-def _convert_with_transformers(directory: Path) -> JsonEncoder:
+def _convert_with_transformers(directory: Path, config: TokenizerConfig) -> JsonEncoder:
     message = (
         "a model directory must have tokenizer.json or tokenizer.model, or a tokenizer that transformers can convert "
         "without running code of the model, but it has none; fetch the model again or save its tokenizer as JSON"
@@ -177,9 +164,9 @@ def _convert_with_transformers(directory: Path) -> JsonEncoder:
 
     try:
         slow = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception:  # whatever a foreign format makes the library raise
+    except Exception:  # a foreign format can make the library raise anything
         raise ModelError(message) from None
     converted = getattr(slow, "backend_tokenizer", None)
     if converted is None:
         raise ModelError(message)
-    return JsonEncoder(converted)
+    return JsonEncoder(converted, config)

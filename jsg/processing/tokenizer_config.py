@@ -1,4 +1,4 @@
-"""The files beside a tokenizer that say which tokens begin and end a text and how a chat is written."""
+"""The files beside a tokenizer, which name the tokens that begin and end a text and give the chat template."""
 
 import dataclasses
 import json
@@ -8,21 +8,23 @@ from typing import Any
 
 from jsg.errors import ModelError
 
+_FLAGS = ("add_bos_token", "add_eos_token", "add_prefix_space", "legacy")
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerConfig:
-    """What `tokenizer_config.json` and its companions say. None is "not said".
+    """The contents of `tokenizer_config.json` and its companions. None means that they do not say it.
 
     Attributes:
         bos_token: Written form of the token that begins a text.
         eos_token: Written form of the token that ends a text.
         add_bos_token: Whether encoding puts `bos_token` in front.
         add_eos_token: Whether encoding puts `eos_token` at the end.
-        add_prefix_space: Whether a space is put before a text, where `tokenizer.model` does that.
-        legacy: Whether that space comes again behind a special token. It did for Llama 1; later ones say false.
-        special_tokens: Written forms of every token that a field ending in `_token` names, that stands in a list of
-            special tokens, or that is marked special.
-        added_tokens: Id → written form of the tokens listed as added after training.
+        add_prefix_space: Whether a space is put before a text, if `tokenizer.model` does so.
+        legacy: Whether that space comes again behind a special token, as for Llama 1. Later models say false.
+        special_tokens: Written forms of every token that a field ending in `_token` names, that a list of special
+            tokens has, or that is marked special.
+        added_tokens: Id → written form of the tokens that were added after training.
         chat_template: Jinja source.
     """
 
@@ -38,7 +40,7 @@ class TokenizerConfig:
 
 
 def read_tokenizer_config(directory: Path) -> TokenizerConfig:
-    """Reads a model directory; a file that is not there says nothing.
+    """Reads the files of a model directory, of which any may be missing.
 
     Raises:
         ModelError: One of the files is not JSON.
@@ -46,13 +48,11 @@ def read_tokenizer_config(directory: Path) -> TokenizerConfig:
     fields = _read_json(directory / "special_tokens_map.json") | _read_json(directory / "tokenizer_config.json")
     added, added_special = _added_tokens(directory, fields.get("added_tokens_decoder"))
     named = {name: _written_form(value) for name, value in fields.items() if name.endswith("_token")}
+    flags = {name: value for name in _FLAGS if isinstance(value := fields.get(name), bool)}
     return TokenizerConfig(
         bos_token=named.get("bos_token"),
         eos_token=named.get("eos_token"),
-        add_bos_token=_bool_or_none(fields.get("add_bos_token")),
-        add_eos_token=_bool_or_none(fields.get("add_eos_token")),
-        add_prefix_space=_bool_or_none(fields.get("add_prefix_space")),
-        legacy=_bool_or_none(fields.get("legacy")),
+        **flags,
         special_tokens=frozenset(token for token in named.values() if token) | added_special | _listed(fields),
         added_tokens=added,
         chat_template=_chat_template(directory, fields.get("chat_template")),
@@ -72,14 +72,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _written_form(value: object) -> str | None:
-    """A token is written as a string or as an object with its `content`."""
+    """The token of a field, which is a string or an object with a `content`."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
 
 
 def _listed(fields: Mapping[str, Any]) -> frozenset[str]:
-    """Special tokens without a use of their own, under the name of transformers 4 or that of 5."""
+    """Special tokens without a use of their own, under the field's name in transformers 4 or 5."""
     tokens: list[object] = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
         listed = fields.get(name)
@@ -88,7 +88,7 @@ def _listed(fields: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _added_tokens(directory: Path, field: object) -> tuple[dict[int, str], frozenset[str]]:
-    """The added tokens by id and which of them are special. An older file knows ids only."""
+    """The added tokens by id, and which of them are special. An older file has ids only."""
     entries = {str(token_id): token for token, token_id in _read_json(directory / "added_tokens.json").items()}
     if isinstance(field, dict):
         entries |= field
@@ -100,12 +100,8 @@ def _added_tokens(directory: Path, field: object) -> tuple[dict[int, str], froze
     )
 
 
-def _bool_or_none(value: object) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
 def _chat_template(directory: Path, field: object) -> str | None:
-    """A file of its own wins over the field, which is a string or a list of named templates."""
+    """The template: a file of its own, or else the field, which is a string or a list of named templates."""
     if (file := directory / "chat_template.jinja").is_file():
         return file.read_text(encoding="utf-8", errors="replace")
     field = _read_json(directory / "chat_template.json").get("chat_template", field)

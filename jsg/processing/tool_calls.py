@@ -1,12 +1,12 @@
-"""Finds calls of tools in the text that a model writes: whole, or as it comes.
+"""Finds calls of tools in the text of a model, in a whole text or as it comes.
 
-Each model family was trained on one written form, its dialect:
+Each model family was trained on one written form of calls, its dialect:
 
     llama3_json   {"name": "f", "parameters": {…}}; {"name": …}        with or without <|python_tag|> before it
     hermes        <tool_call> {"name": "f", "arguments": {…}} </tool_call>    with line breaks; Qwen too
     mistral       [TOOL_CALLS][{"name": "f", "arguments": {…}}, …]   or   [TOOL_CALLS]f[ARGS]{…}
 
-What only looks like a call (no JSON, a name that no tool has, arguments that are no object) stays text.
+Text that only looks like a call (no JSON, a name that no tool has, arguments that are no object) stays text.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from jsg.processing.stop_strings import StopMatcher
 Dialect = Literal["llama3_json", "hermes", "mistral"]
 
 _WHITESPACE = " \t\r\n"
-_MAX_HELD_LEN = 400  # beyond it neither a header nor whitespace is waited for
+_MAX_HELD_LEN = 400  # no header and no run of whitespace is held back that is longer
 _HEADER = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*", re.ASCII)
 
 
@@ -31,10 +31,10 @@ class _Form:
     """How a dialect writes calls.
 
     Attributes:
-        openings: Strings a call, or a list of them, begins with.
-        closing: What may stand behind a call and belongs to it.
+        openings: Strings that a call, or a list of calls, begins with.
+        closing: The string that may stand behind a call as a part of it.
         arguments: Key of the arguments.
-        between: Characters that mean nothing between two calls.
+        between: Characters that are dropped between two calls.
         special: Strings that are special tokens in some tokenizers.
     """
 
@@ -55,12 +55,12 @@ _FORMS: dict[Dialect, _Form] = {
 
 
 def detect_dialect(chat_template: str | None) -> Dialect | None:
-    """The dialect that a chat template speaks; None where it is none of those known here."""
+    """The dialect of a chat template; None if it is unknown."""
     text = chat_template or ""
     if "[TOOL_CALLS]" in text:
         return None if "[ARGS]" in text else "mistral"
     if "<tool_call>" in text:
-        # Some families put something else than JSON between the same tags.
+        # Some families put something other than JSON between the same tags.
         return None if "<function=" in text or "<arg_key>" in text else "hermes"
     if "<|python_tag|>" in text or ("<|start_header_id|>" in text and '"parameters"' in text):
         return "llama3_json"
@@ -68,30 +68,30 @@ def detect_dialect(chat_template: str | None) -> Dialect | None:
 
 
 def markers(dialect: Dialect) -> tuple[str, ...]:
-    """Strings that must stay in a text for its calls to be found, though they may be special tokens."""
+    """Strings that must stay in a text so that its calls are found, although they may be special tokens."""
     return _FORMS[dialect].special
 
 
 class SpecialTokens(Protocol):
-    """What is asked of a tokenizer here. Its own module brings libraries for text, which an engine can do without."""
+    """The part of a `Tokenizer` that is used here. Its module would import libraries that an engine does not need."""
 
     @property
     def special_ids(self) -> Collection[int]:
-        """Ids of its special tokens."""
+        """Ids of the special tokens."""
         ...
 
     def token_id(self, token: str, /) -> int | None:
-        """The id of a token by its name; None where there is none."""
+        """The id of a token by its written form, or None."""
         ...
 
 
 def nameable_tokens(tokenizer: SpecialTokens, vocab_size: int, eos_token_ids: Collection[int]) -> dict[int, str]:
-    """The special tokens of a model that a grammar may name, by id: the markers of every dialect.
+    """The special tokens of a model that a grammar may name, by id. They are the markers of every dialect.
 
     Args:
         tokenizer: The model's.
-        vocab_size: Rows of the model's vocabulary; a token beyond them cannot be written.
-        eos_token_ids: Tokens that end an answer, which are never inside one.
+        vocab_size: Rows of the model's vocabulary. It cannot write a token beyond them.
+        eos_token_ids: Tokens that end an answer, so they are never inside it.
     """
     names = frozenset(itertools.chain.from_iterable(form.special for form in _FORMS.values()))
     ids = {name: tokenizer.token_id(name) for name in names}
@@ -105,7 +105,7 @@ def nameable_tokens(tokenizer: SpecialTokens, vocab_size: int, eos_token_ids: Co
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool. `arguments` is a JSON object as the model wrote it."""
+    """A call of a tool. `arguments` is the JSON object that the model wrote."""
 
     id: str
     name: str
@@ -114,14 +114,14 @@ class ToolCall:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """Text that is no part of a call."""
+    """Text outside of calls."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallDelta:
-    """What was added to call number `index`; its id and name come in its first delta only."""
+    """An addition to call number `index`. Only the first delta of a call has its id and name."""
 
     index: int
     id: str | None
@@ -134,12 +134,12 @@ ToolDelta = ContentDelta | CallDelta
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """An answer taken apart.
+    """The text and the calls of an answer.
 
     Attributes:
-        content: Its text; None where it is nothing but calls.
-        calls: In their order.
-        is_cut: The arguments of the last one are not complete.
+        content: Its text; None if it has only calls.
+        calls: Its calls in order.
+        is_cut: The arguments of the last call are not complete.
     """
 
     content: str | None
@@ -155,14 +155,14 @@ def parse_tool_calls(
     *,
     streams_arguments: bool = True,
 ) -> ParsedAnswer:
-    """Takes a whole answer apart, just as `ToolCallParser` does piece by piece."""
+    """Parses a whole answer. The result is that of `ToolCallParser` for any pieces of it."""
     parser = ToolCallParser(dialect, names, new_id, streams_arguments=streams_arguments)
     found = join_deltas([*parser.push(text), *parser.finish()])
     return dataclasses.replace(found, is_cut=parser.is_cut)
 
 
 def join_deltas(deltas: Collection[ToolDelta]) -> ParsedAnswer:
-    """The answer that some deltas add up to."""
+    """The answer that these deltas make together."""
     content: list[str] = []
     calls: list[tuple[str, str, list[str]]] = []
     for delta in deltas:
@@ -180,13 +180,14 @@ def join_deltas(deltas: Collection[ToolDelta]) -> ParsedAnswer:
 
 @final
 class ToolCallParser:
-    """Text in, text and calls out.
+    """Takes the text of an answer, and gives its text and calls.
 
-    A call is reported once its name is known and its arguments have begun; its arguments follow as they come. If the
-    text then stops being JSON (which a grammar prevents), the call keeps what it has and the rest is text. Until then
-    nothing of it is shown, and it becomes text again if it is none. Whitespace next to a call is dropped.
+    A call is reported when its name is known and its arguments have begun; the arguments follow as they come. If the
+    text then stops being JSON (which a grammar prevents), the call keeps what it has and the rest is text. Before that,
+    the beginning of a call is held back, and becomes text if it is no call. Whitespace next to a call is dropped.
 
-    Invariants: what was pushed and neither reported nor dropped is `_gap + _held`. Every character is looked at once.
+    Invariants: the text that was pushed and neither reported nor dropped is `_gap + _held`, and in a call what its
+    reader has read. Every character is examined once.
     """
 
     def __init__(
@@ -201,9 +202,9 @@ class ToolCallParser:
 
         Args:
             dialect: The model's.
-            names: Tools there are; None takes any name.
-            new_id: Makes the id of call number n, from 0.
-            streams_arguments: False holds a call back until it is complete, and so makes text of every broken one.
+            names: The tools that may be called; None accepts any name.
+            new_id: Makes the id of a call from its number, which counts from 0.
+            streams_arguments: False holds a call back until it is complete, so every broken call becomes text.
         """
         self.num_calls = 0
         self._form = _FORMS[dialect]
@@ -222,7 +223,7 @@ class ToolCallParser:
 
     @property
     def held_len(self) -> int:
-        """Characters at the end of the text that are neither reported nor dropped."""
+        """Characters at the end of the text that are neither reported nor dropped yet."""
         if self._is_begun:
             return 0
         num_read = self._reader.num_read if self._state == self._in_call else 0
@@ -230,7 +231,7 @@ class ToolCallParser:
 
     @property
     def is_in_call(self) -> bool:
-        """Whether the text so far ends inside a call, its marks included, or what may be one."""
+        """Whether the text so far ends inside a call or its marks, or inside what may be a call."""
         return self._state != self._in_content
 
     @property
@@ -245,7 +246,7 @@ class ToolCallParser:
         return self._take()
 
     def finish(self) -> list[ToolDelta]:
-        """Ends the text: what was held back comes out."""
+        """Ends the text, and gives what was held back."""
         is_behind_call = self._state in (self._in_list, self._in_closing) and self.num_calls > 0
         if not is_behind_call:
             self._report_text(self._take_held())
@@ -255,7 +256,7 @@ class ToolCallParser:
         return self._take()
 
     def _take(self) -> list[ToolDelta]:
-        """The deltas so far, those that belong together joined."""
+        """Takes the deltas so far. Neighbours that belong together are joined."""
         if self._is_begun:
             self._report_fragment()
         joined: list[ToolDelta] = []
@@ -270,7 +271,7 @@ class ToolCallParser:
         self._deltas = []
         return joined
 
-    # Where the parser is, one method for each place; each takes one character.
+    # The states of the parser. Each is a method that takes one character.
 
     def _in_content(self, char: str) -> None:
         matched_len = self._matcher.advance(char)
@@ -291,7 +292,7 @@ class ToolCallParser:
             self._in_call(part)
 
     def _in_opening(self, char: str) -> None:
-        """Behind the opening string."""
+        """After the opening string."""
         is_mistral = self._held.startswith("[TOOL_CALLS]")
         if char == "{" and not is_mistral:
             self._begin_reader()
@@ -321,7 +322,7 @@ class ToolCallParser:
             self._fail(char)
 
     def _in_header(self, char: str) -> None:
-        """In the name before arguments that stand alone."""
+        """In the name in front of arguments that stand alone."""
         if char != "{":
             self._hold(char)
             return
@@ -354,7 +355,7 @@ class ToolCallParser:
             self._end_section()
 
     def _in_closing(self, char: str) -> None:
-        """Behind a call, where its closing string should come."""
+        """After a call, where its closing string should come."""
         self._held += char
         closing = self._held.lstrip(_WHITESPACE)
         if closing == self._form.closing:
@@ -366,7 +367,7 @@ class ToolCallParser:
             for part in held:
                 self._state(part)
 
-    # What the places share.
+    # What the states share.
 
     def _hold(self, char: str) -> None:
         self._held += char
@@ -374,7 +375,7 @@ class ToolCallParser:
             self._fail("")
 
     def _take_held(self) -> str:
-        """What is neither reported nor dropped, but for the gap before it; nothing is held then."""
+        """Takes the text that is neither reported nor dropped, without the gap before it."""
         is_in_call = self._state == self._in_call
         held = "" if self._is_begun else self._held + (self._reader.text if is_in_call else "")
         self._held = ""
@@ -391,7 +392,7 @@ class ToolCallParser:
         self._state = self._in_content
 
     def _fail(self, char: str) -> None:
-        """What was held is no call: it is text, and the character is looked at anew."""
+        """Reports what was held as text, because it is no call, and then takes the character as text."""
         if self._is_begun:
             self._report_fragment()
         held = self._take_held()
@@ -401,7 +402,7 @@ class ToolCallParser:
             self._in_content(char)
 
     def _begin_call(self) -> None:
-        """Reports that a call has begun, if that is known by now."""
+        """Reports that a call has begun, if its name is known and its arguments have begun."""
         name = self._reader.name
         if name is None or not self._reader.has_arguments:
             return
@@ -416,7 +417,7 @@ class ToolCallParser:
             self._deltas.append(CallDelta(self.num_calls - 1, None, None, fragment))
 
     def _report_text(self, text: str) -> None:
-        """Shows text, but keeps back what is dropped should a call follow, or if it stands behind the last one."""
+        """Reports text, but holds back its end that is dropped if a call follows or if it follows the last call."""
         text = self._gap + text
         is_shown = text.strip(self._droppable) or len(text) > _MAX_HELD_LEN
         shown = text.rstrip(_WHITESPACE) or text if is_shown else ""

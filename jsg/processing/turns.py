@@ -1,15 +1,15 @@
 """A chat template, rendered turn by turn.
 
-A template is written for whole conversations; a program's prompt grows by turns, and what stands in it stays. So
-conversations of the same roles are rendered with a mark in place of each content, and what the template writes between
-two marks is what goes between two turns. It is always the template of the model that speaks: there is no table of
-templates, and what a template refuses is refused.
+A template is written for whole conversations, but a program's prompt grows by turns, and what stands in it must stay.
+So conversations of the same roles are rendered with a mark in place of each content. The text that the template writes
+between two marks goes between two turns. The model's own template writes it in every case: there is no table of
+templates, and turns that the template refuses are refused.
 """
 
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import final
 
 from jsg.errors import RequestError
 from jsg.processing.chat_template import ChatTemplate
@@ -24,18 +24,18 @@ _FOLLOWERS: dict[str, tuple[Roles, ...]] = {
     "user": (("assistant",), (), ("user",)),
     "assistant": (("user",), (), ("assistant",)),
 }
-"""What may come behind a turn, the likeliest first: some templates write a turn only together with the next."""
+"""What may follow a turn, the likeliest first. Some templates write a turn only together with the next."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Opening:
-    """What a template writes between the content of a turn and that of the next, or before the first.
+    """The text that a template writes between the contents of two turns, or before the first content.
 
     Attributes:
-        text: Where the turn's content is given.
-        reply: Where the model writes the content from its beginning: the generation prompt.
+        text: The text before a content that is given.
+        reply: The text before a content that the model writes from its beginning: the generation prompt.
         trims_start: The template takes white space off the front of the content.
-        trims_end: The same at its end.
+        trims_end: The same for its end.
     """
 
     text: str
@@ -45,19 +45,19 @@ class Opening:
 
     @property
     def certain(self) -> str:
-        """What `text` and `reply` begin with alike."""
+        """The common beginning of `text` and `reply`."""
         return _common_prefix([self.text, self.reply])
 
 
 @final
 class ChatTurns:
-    """What stands before, between and behind the turns of a conversation. Immutable but for what it remembers.
+    """The texts before, between and behind the turns of a conversation. Only its cache changes.
 
-    A conversation is given by its roles, the first turn first. A default system prompt, and whatever else the template
-    writes before the first content, is part of the first turn's opening.
+    A conversation is given by its roles in order. A default system prompt, and all else that the template writes before
+    the first content, is part of the first turn's opening.
 
     Attributes:
-        bos_token: What `bos_token` stands for in it, or None.
+        bos_token: The value of the template's variable `bos_token`, or None.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class ChatTurns:
         eos_token: str | None,
         placeholders: Mapping[str, str] | None = None,
     ):
-        """Compiles a template; `source` and tokens as `ChatTemplate` takes them, `placeholders` as `MediaReader` does.
+        """Compiles a template. The arguments are those of `ChatTemplate`, and the placeholders of a `MediaReader`.
 
         Raises:
             RequestError: There is no template.
-            ModelError: It is no template.
+            ModelError: The source is not a template.
         """
         if source is None:
             raise RequestError(
@@ -88,20 +88,20 @@ class ChatTurns:
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Tokenizer, placeholders: Mapping[str, str] | None = None) -> "ChatTurns":
-        """The template of a tokenizer. Raises as `ChatTurns` does."""
+        """The turns of a tokenizer's template. Raises as `ChatTurns` does."""
         source, bos_token, eos_token = tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token
         return cls(source, bos_token=bos_token, eos_token=eos_token, placeholders=placeholders)
 
     def opening(self, roles: Sequence[str]) -> Opening:
-        """What opens the last of these turns, from the content of the one before on.
+        """The text between the content of the last of these turns and the content before it.
 
         Raises:
-            RequestError: The template does not take turns of these roles, or not one after another.
+            RequestError: The template does not take turns of these roles, or does not write them one after another.
         """
         return self._opening(_checked(roles))
 
     def closing(self, roles: Sequence[str]) -> str:
-        """What follows the content of the last of these turns whatever comes next; the rest is in the next opening.
+        """The text behind the last content whatever comes next. The rest is in the next opening.
 
         Raises:
             RequestError: As `opening`.
@@ -109,23 +109,22 @@ class ChatTurns:
         return self._closing(_checked(roles))[0]
 
     def ending(self, roles: Sequence[str]) -> str:
-        """What follows the content of the last of these turns where no turn comes next; raises as `opening`.
+        """The text behind the last content if no turn comes next. Raises as `opening`.
 
-        Where the template cannot end there it is what is certain.
+        If the template cannot end there, it is the result of `closing`.
         """
         return self._closing(_checked(roles))[1]
 
     def around_media(self, kind: str) -> tuple[str, str]:
-        """What stands before and behind a picture or video in a turn: what the template writes there.
+        """The texts that the template writes before and behind a picture or video in a turn.
 
-        Where it has no place for one, that is a line break behind it, as in the models that began with it
-        (LLaVA, arXiv:2304.08485).
+        For a template that has no place for one it is a line break behind it, as in LLaVA (arXiv:2304.08485).
         """
         placeholder = self._placeholders.get(kind)
         found = None if placeholder is None else self._template.around_media(kind, placeholder)
         return ("", "\n") if found is None else found
 
-    # What is remembered.
+    # Results that are cached.
 
     def _find_opening(self, roles: Roles) -> Opening:
         refusal: RequestError | None = None
@@ -141,7 +140,7 @@ class ChatTurns:
         raise refusal
 
     def _find_closing(self, roles: Roles) -> tuple[str, str]:
-        """What certainly follows, and what follows where nothing comes next."""
+        """The text that follows in any case, and the text that follows if nothing comes next."""
         ending = self._behind(roles, prompts=False)
         nexts = [] if ending is None else [ending]
         for role in _FOLLOWERS:
@@ -151,34 +150,34 @@ class ChatTurns:
                 continue
             nexts.append(opening.certain)
         if not nexts:
-            self.opening(roles)  # says why
+            self.opening(roles)  # raises the reason
         certain = _common_prefix(nexts)
         return certain, certain if ending is None else ending
 
     def _reply(self, roles: Roles, before: str) -> str:
-        """The generation prompt behind the turns before the last, which is the assistant's."""
+        """The generation prompt in front of the last turn, which is the assistant's."""
         prompted = self._behind(roles[:-1], prompts=True)
         plain = self._behind(roles[:-1], prompts=False)
         if prompted is None:
             return before
         if prompted == plain:
-            # The template has no generation prompt. A blank before a content is the model's to write: it is the
-            # beginning of its first word. A header that ends with a line break is not.
+            # The template has no generation prompt. The model must write a blank before its content, because that is
+            # the beginning of its first word. It does not write the line break that ends a header.
             return before.rstrip(" ")
         return prompted
 
     # Renderings.
 
     def _before_last(self, roles: Roles, followers: Roles) -> tuple[str, tuple[bool, bool]]:
-        """What stands between the last content and the one before it; whether the last is trimmed at either end."""
+        """The text between the last content and the one before, and whether the last is trimmed at either end."""
         last = len(roles) - 1
         pieces, found = self._render_marked((*roles, *followers), blank_at=last)
         if found.count(last) != 1 or (last and last - 1 not in found):
             raise _not_in_turns(roles)
         place = found.index(last)
         if (found[place - 1] if place else -1) != last - 1:
-            # The system's content stands before the newest turn of the user in some templates. It stands before the
-            # first one already, and there it stays.
+            # Some templates write the system's content before the newest turn of the user. In the prompt it already
+            # stands before the user's first turn, and there it stays.
             if roles[0] == "system" and last > 1:
                 return self._before_last(roles[1:], followers)
             raise _not_in_turns(roles)
@@ -186,7 +185,7 @@ class ChatTurns:
         return before.removesuffix(_BLANK), (not before.endswith(_BLANK), not behind.startswith(_BLANK))
 
     def _behind(self, roles: Roles, *, prompts: bool) -> str | None:
-        """What follows the last content where nothing comes next, with the generation prompt or without it."""
+        """The text behind the last content if nothing comes next, with or without the generation prompt."""
         try:
             pieces, found = self._render_marked(roles, prompts=prompts)
         except RequestError:
@@ -196,7 +195,7 @@ class ChatTurns:
     def _render_marked(
         self, roles: Roles, *, blank_at: int | None = None, prompts: bool = False
     ) -> tuple[list[str], list[int]]:
-        """What the template writes around the contents, and which contents stand there: one fewer.
+        """The texts that the template writes around the contents, and which contents it writes, which are one fewer.
 
         The content at `blank_at` has white space around it.
         """
@@ -205,8 +204,9 @@ class ChatTurns:
         if blank_at is not None:
             contents[blank_at] = _BLANK + contents[blank_at] + _BLANK
         refusal: RequestError | None = None
-        for wrap in (_as_text, _as_parts):
-            messages = [{"role": role, "content": wrap(text)} for role, text in zip(roles, contents, strict=True)]
+        as_parts = [[{"type": "text", "text": text}] for text in contents]  # as templates of models that see take it
+        for form in (contents, as_parts):
+            messages = [{"role": role, "content": content} for role, content in zip(roles, form, strict=True)]
             try:
                 rendered = self._template.render(messages, add_generation_prompt=prompts)
             except RequestError as error:
@@ -218,16 +218,7 @@ class ChatTurns:
         raise refusal or _not_in_turns(roles)
 
 
-_BLANK = "\t\n\t"  # white space that no template writes itself
-
-
-def _as_text(content: str) -> Any:
-    return content
-
-
-def _as_parts(content: str) -> Any:
-    """As templates of models that see take it."""
-    return [{"type": "text", "text": content}]
+_BLANK = "\t\n\t"  # white space that no template contains
 
 
 def _common_prefix(texts: Sequence[str]) -> str:

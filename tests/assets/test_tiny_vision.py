@@ -13,7 +13,6 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from jsg.processing.chat_template import ChatTemplate
-from jsg.processing.media.decode import Image
 from jsg.processing.media.pixel_config import read_pixel_config
 from jsg.processing.media.processor import PixelProcessor
 
@@ -120,7 +119,7 @@ def test_pixels_are_those_of_training(example):
     processor = PixelProcessor(read_pixel_config(ASSETS))
     scene = example.scenes.random_scene(random.Random(3), 4)
     for picture in (example.scenes.draw(scene, 60), example.scenes.draw(scene, 150).resize((200, 130))):
-        tiles = processor.image(Image(np.asarray(picture)))
+        tiles = processor.image(np.asarray(picture))
         np.testing.assert_allclose(tiles.pixels, example.tower.preprocess(picture, config)[None], atol=1e-3)
 
 

@@ -71,7 +71,8 @@ def test_every_device_chooses_alike_and_has_its_own_experts_in_front(implementat
 def test_however_the_tokens_are_cut(monkeypatch: pytest.MonkeyPatch, block: int):
     monkeypatch.setattr(expert_routes, "sizes_for", lambda *_, **__: {"block_elements": 8 * block, "num_warps": 4})
     logits = some_logits(50, 6)
-    run = jax.jit(lambda x: expert_routes.expert_routes(x, 2, first=0, num_own=6, interpret=True))
+    route = functools.partial(expert_routes.expert_routes, first=0, num_own=6, interpret=True)
+    run = jax.jit(lambda x: route(x, 2), compiler_options=QUICKLY)
     check_is_the_definition(logits, 2, run(logits))
 
 

@@ -41,7 +41,7 @@ def test_equals_the_definition_in_the_whole_table(case: cases.Case, splits: int,
 @pytest.mark.parametrize(
     ("model", "name", "dtype", "pool_dtype"),
     [
-        ("phi-3-mini", "decode-pages-of-64", "bfloat16", None),
+        pytest.param("phi-3-mini", "decode-pages-of-64", "bfloat16", None, marks=pytest.mark.slow),
         ("gemma-2b", "decode-softcap", "bfloat16", "float8_e4m3fn"),
     ],
 )

@@ -14,7 +14,7 @@ from jsg.kernels_pallas import ops
 from jsg.kernels_pallas.inputs import AttentionInputs
 from jsg.kernels_pallas.reference_write import write_kv
 from jsg.kernels_pallas.tile import QUERY_TILE, SHORT_TILE
-from tests.kernels_pallas.definition import named, with_garbage, with_room
+from tests.kernels_pallas.definition import QUICKLY, named, with_garbage, with_room
 
 PLAIN = ("decode", "decode-without-padding", "prefill-below-a-tile", "prefill-many-tiles", "extend", "mixed", "nothing")
 WINDOW = ("decode-window", "window")
@@ -28,7 +28,7 @@ def compiled(**static: float | None) -> Callable[..., jax.Array]:
     def run(queries: jax.Array, keys: jax.Array, values: jax.Array, inputs: AttentionInputs) -> jax.Array:
         return ops.paged_attention(queries, (keys, values), inputs, **static, implementation="reference")
 
-    return jax.jit(run)
+    return jax.jit(run, compiler_options=QUICKLY)
 
 
 def attend(case: cases.Case, arrays: cases.Arrays) -> np.ndarray:
@@ -122,9 +122,10 @@ def test_a_tile_result_is_bitwise_the_same_however_the_prompt_is_cut(chunks: tup
 @pytest.mark.parametrize("page_size", [1, 8])
 def test_write_kv_writes_each_slot_and_nothing_else(page_size: int):
     keys, values = (jnp.zeros((32 // page_size, page_size, 2, 4)) for _ in range(2))
-    slots = jnp.array([3, 17, 30, 0, 0])
-    new = jnp.array([1, 2, jnp.inf, jnp.nan, 5])[:, None, None] * jnp.ones((5, 2, 4))
-    keys, values = (np.asarray(x).reshape(32, 2, 4) for x in write_kv((keys, values), slots, new + 1, new))
+    slots = np.array([3, 17, 30, 0, 0])
+    new = np.array([1, 2, np.inf, np.nan, 5], np.float32)[:, None, None] * np.ones((5, 2, 4), np.float32)
+    write = jax.jit(write_kv, compiler_options=QUICKLY)
+    keys, values = (np.asarray(x).reshape(32, 2, 4) for x in write((keys, values), slots, new + 1, new))
     assert [values[s, 0, 0] for s in (3, 17, 30)] == [1, 2, 0]
     assert [keys[s, 0, 0] for s in (3, 17)] == [2, 3]
     assert np.isnan(keys[30]).all()

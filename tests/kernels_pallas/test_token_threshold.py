@@ -117,7 +117,7 @@ def test_keeps_what_sorting_keeps(settings: dict, implementation: str):
     top_p=st.sampled_from([1e-6, 0.1, 0.4999, 0.77, 1.0]),
     temperature=st.sampled_from([0.05, 1.0, 40.0]),
 )
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=30)
 def test_keeps_what_sorting_keeps_of_any_row(
     implementation: str, logits: np.ndarray, top_k: int, top_p: float, temperature: float
 ):
@@ -174,6 +174,7 @@ def test_a_vocabulary_of_several_blocks():
     np.testing.assert_array_equal(values, np.take_along_axis(logits, expected, axis=-1))
 
 
+@pytest.mark.slow
 def test_tokens_are_the_same_with_and_without_the_kernel(monkeypatch: pytest.MonkeyPatch):
     rng = np.random.default_rng(0)
     logits = jnp.asarray(2 * rng.normal(size=(4, VOCAB)).astype(np.float32))

@@ -139,10 +139,9 @@ def test_equals_naive_attention(case: cases.Case, singles: bool):
     assert not out[len(arrays.expected) :].any(), "padding tokens give zero"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize(
-    "pool_dtype", ["bfloat16", pytest.param("float8_e4m3fn", marks=pytest.mark.slow)], ids=["bf16", "fp8"]
-)
+@pytest.mark.parametrize("pool_dtype", ["bfloat16", "float8_e4m3fn"], ids=["bf16", "fp8"])
 def test_smaller_types_of_pool(pool_dtype: str):
     case = named("window")
     arrays = with_room(cases.make(case, dtype="bfloat16", pool_dtype=pool_dtype))
@@ -302,8 +301,21 @@ def test_every_bucket_lowers_for_a_tpu_with_the_kernel_and_the_pool_donated(key:
     check_lowered(lower(key, TPU).as_text())
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("key", [BUCKETS.decode[1], BUCKETS.extend[0]], ids=str)
+@pytest.mark.parametrize(
+    ("key", "quantization"),
+    [
+        (BUCKETS.decode[1], "int8"),
+        *(
+            pytest.param(key, quantization, marks=pytest.mark.slow)
+            for key, quantization in (
+                (BUCKETS.decode[1], "none"),
+                (BUCKETS.extend[0], "none"),
+                (BUCKETS.extend[0], "int8"),
+            )
+        ),
+    ],
+    ids=str,
+)
 def test_a_model_with_experts_lowers_for_a_tpu(tmp_path: pathlib.Path, key: BucketKey, quantization: str):
     """Its products with the kernels of experts are one operation each: what becomes of them is up to XLA."""
     text = make_lower(tmp_path, MIXTRAL_8X7B, quantization)(key, TPU).as_text()

@@ -38,13 +38,14 @@ def run(count: int, options: dict[str, Any] | None = None, **others: Any) -> dic
 
 
 FAST: dict[str, Loads] = {
-    "heads": ("llama_gqa_head_dim", None, [run(4), run(4, **PIECES), run(4, **SENT)]),  # each of two is there twice
-    "own": ("qwen2", None, [run(2)]),
-    "bits": ("mixtral_three_of_five", None, [run(2, INT8, **PIECES)]),
+    "heads": ("llama_gqa_head_dim", None, [run(4), run(4, **PIECES)]),  # each of two is there twice
+    "own": ("qwen2", None, [run(2), run(2, **SENT)]),
+    "bits": ("mixtral_three_of_five", None, [run(2, INT8, piece_bytes=3000)]),
     "experts": ("mixtral", None, [run(4, groups=2)]),
     "converted": ("llama_gqa_head_dim", 4, [run(2), run(4)]),
 }
 SLOW: dict[str, Loads] = {
+    "heads": ("llama_gqa_head_dim", None, [run(4, **SENT)]),
     "dummy": ("llama_biases", None, [run(2, {"load_format": "dummy"}), run(2, {"load_format": "dummy"}, **SENT)]),
     "bits": ("mixtral_three_of_five", None, [run(4, INT8, **PIECES), run(4, INT8, **SENT)]),
     "fp8": ("mixtral", None, [run(2, {"quantization": "fp8"}, **each) for each in ({}, PIECES, SENT)]),

@@ -148,7 +148,7 @@ JSON_VALUES = (
 )
 
 
-@hypothesis.settings(max_examples=200, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(max_examples=50, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(
     variant=st.sampled_from(sorted(VARIANTS)),
     name=st.sampled_from(sorted({name for config in VARIANTS.values() for name in config})),

@@ -29,20 +29,26 @@ from jsg.models.checkpoint import open_checkpoint
 from jsg.models.config import ModelConfig
 from jsg.models.convert import convert
 from jsg.models.loading import abstract_model, checkpoint_shapes, load_model
-from tests.golden.variants import VARIANTS, random_tensors, write_checkpoint
+from tests.golden.variants import VARIANTS, random_tensor, random_tensors, tensor_shapes, write_checkpoint
 from tests.golden.vision_variants import vision_tensors, write_vision_checkpoint
 from tests.own_process import said
 from tests.test_imports import run_python
 
 FAMILIES = ("llama_gqa_head_dim", "llama_tied", "mistral_window", "mixtral_three_of_five", "qwen2", "qwen3_biases")
 VISION = ("llava", "llava_next_video")  # names of transformers 4, and of both
-FAST = ("llama_gqa_head_dim", "mixtral_three_of_five", "llava_next_video")
+ONE_LAYER = VARIANTS["llama_mha"] | {"num_hidden_layers": 1}
+"""For tests of files and signals, whose time is that of writing tensors."""
+FAST = ("mixtral_three_of_five", "llava_next_video")
 
 
 def write(directory: Path, variant: str) -> Path:
     directory.mkdir()
     if variant in VISION:
         write_vision_checkpoint(directory, variant, vision_tensors(variant, 0))
+    elif variant == "one layer":
+        shapes = tensor_shapes(ONE_LAYER)
+        save_file({name: random_tensor(name, name, shapes[name]) for name in shapes}, directory / "model.safetensors")
+        (directory / "config.json").write_text(json.dumps(ONE_LAYER))
     else:
         write_checkpoint(directory, variant, random_tensors(variant, 0))
     return directory
@@ -57,6 +63,17 @@ def assert_same(one: Path, other: Path, **options) -> None:
     for first, second in zip(leaves(one, **options), leaves(other, **options), strict=True):
         assert first.dtype == second.dtype
         np.testing.assert_array_equal(first, second)
+
+
+def assert_same_tensors(one: Path, other: Path, kind: str = "auto") -> None:
+    """The same checkpoint, without the model; `kind` says which one of the other directory."""
+    with open_checkpoint(one) as first, open_checkpoint(other, kind=kind) as second:
+        names = {name for name, _, _ in first.stored()}
+        assert names == {name for name, _, _ in second.stored()}
+        for name in names:
+            numbers = first.read(name)
+            assert numbers.dtype == second.read(name).dtype
+            np.testing.assert_array_equal(numbers, second.read(name))
 
 
 @pytest.fixture
@@ -131,7 +148,7 @@ def test_a_vocabulary_that_nothing_divides(tmp_path, monkeypatch, vocab_size, tp
 
 
 def test_rows_that_could_not_be_read_again_are_refused_before_anything_is_written(tmp_path, monkeypatch):
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     monkeypatch.setattr(orbax_checkpoint, "MAX_CHUNK_BYTES", 100)
     monkeypatch.setattr(orbax_writer, "PIECE_BYTES", 100)
     monkeypatch.setattr(orbax_writer, "write", lambda *_: pytest.fail("it is written"))
@@ -148,7 +165,7 @@ def restore(checkpoint: Path, tensors: dict[str, np.ndarray]) -> dict[str, jax.A
         return checkpointer.restore(checkpoint, shapes)
 
 
-@pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16, np.float32])
+@pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16, pytest.param(np.float32, marks=pytest.mark.slow)])
 def test_types_stay_and_orbax_reads_them(tmp_path, stored):
     """By its own API, names and numbers as in the file, also where one device is fewer than it was chunked for."""
     source = write(tmp_path / "source", "llama_tied")
@@ -165,7 +182,7 @@ def test_types_stay_and_orbax_reads_them(tmp_path, stored):
 @pytest.mark.slow
 def test_orbax_shares_it_out_as_it_was_chunked(tmp_path):
     """Without being told how, on as many devices."""
-    convert(write(tmp_path / "source", "llama_mha"), tmp_path / "made", tp_size=2)
+    convert(write(tmp_path / "source", "one layer"), tmp_path / "made", tp_size=2)
     specs = said("tests.models.restored", str(tmp_path / "made/orbax"))
     assert specs["model.layers.0.self_attn.q_proj.weight"] == ["tensor", None]
     assert specs["model.layers.0.mlp.down_proj.weight"] == [None, "tensor"]
@@ -173,7 +190,7 @@ def test_orbax_shares_it_out_as_it_was_chunked(tmp_path):
 
 
 def test_a_model_directory_comes_with_its_other_files(tmp_path):
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     for name in ("tokenizer.json", "generation_config.json", "chat_template.jinja", "tokenizer.model", "LICENSE"):
         (source / name).write_text("{}")
     for name in ("modeling.py", "pytorch_model.bin", "README.md"):
@@ -186,10 +203,10 @@ def test_a_model_directory_comes_with_its_other_files(tmp_path):
 
 
 def test_what_was_converted_converts_again(tmp_path):
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     convert(source, tmp_path / "one", tp_size=1)
     convert(tmp_path / "one", tmp_path / "four", tp_size=4)
-    assert_same(source, tmp_path / "four")
+    assert_same_tensors(source, tmp_path / "four")
 
 
 def test_tensors_that_no_model_needs_are_left_out(tmp_path):
@@ -205,7 +222,7 @@ def test_tensors_that_no_model_needs_are_left_out(tmp_path):
 def test_progress_ends_with_all_bytes(tmp_path):
     seen = []
     total = convert(
-        write(tmp_path / "source", "llama_mha"), tmp_path / "made", progress=lambda *both: seen.append(both)
+        write(tmp_path / "source", "one layer"), tmp_path / "made", progress=lambda *both: seen.append(both)
     )
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (total, total) and len(seen) > 10
@@ -233,7 +250,7 @@ def exhaust(done: int, total: int) -> None:
     ],
 )
 def test_nothing_is_left_of_what_failed(tmp_path, progress, error, message):
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     with pytest.raises(error, match=message) as caught:
         convert(source, tmp_path / "made", progress=progress)
     assert "secret" not in str(caught.value)
@@ -265,7 +282,7 @@ def ending(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.mark.parametrize("moment", ["first", "middle", "last"])
 def test_a_signal_waits_for_the_chunk_under_way(tmp_path, monkeypatch, ending, moment):
     """While tensorstore's threads write it: they would make its folder anew after it was removed."""
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     chunks = []
 
     async def count(store: Any, slices: tuple[slice, ...], numbers: np.ndarray) -> None:
@@ -299,7 +316,7 @@ def test_a_signal_waits_for_the_chunk_under_way(tmp_path, monkeypatch, ending, m
 @pytest.mark.parametrize("during", ["copyfile", "rmtree"])
 def test_a_signal_waits_for_files_too(tmp_path, monkeypatch, ending, during):
     """While other files are copied, and once more while what was written is removed."""
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     copy, remove = shutil.copyfileobj, shutil.rmtree
 
     def signalled(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -319,18 +336,18 @@ def test_a_signal_waits_for_files_too(tmp_path, monkeypatch, ending, during):
 
 def test_a_signal_that_is_ignored_ends_nothing(tmp_path):
     """As under `nohup`."""
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         convert(source, tmp_path / "made", progress=lambda done, total: signal.raise_signal(signal.SIGHUP))
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert_same(source, tmp_path / "made")
+    assert_same_tensors(source, tmp_path / "made")
 
 
 def test_a_signal_that_somebody_handles_leaves_no_checkpoint(tmp_path):
     """Its handler returns, so whoever asked for the checkpoint must still hear that there is none."""
-    source, came = write(tmp_path / "source", "llama_mha"), []
+    source, came = write(tmp_path / "source", "one layer"), []
     before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -342,14 +359,14 @@ def test_a_signal_that_somebody_handles_leaves_no_checkpoint(tmp_path):
 
 
 def test_another_thread_converts_too(tmp_path):
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         pool.submit(convert, source, tmp_path / "made").result()
-    assert_same(source, tmp_path / "made")
+    assert_same_tensors(source, tmp_path / "made")
 
 
 def test_a_full_disk_is_seen_before_it_is_written(tmp_path, monkeypatch):
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     usage = collections.namedtuple("usage", "total used free")(1, 1, 1000)
     monkeypatch.setattr(converting.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(ModelError, match=r"DST must have 0\.0 GB free"):
@@ -367,7 +384,7 @@ def test_a_full_disk_is_seen_before_it_is_written(tmp_path, monkeypatch):
     ],
 )
 def test_what_cannot_be_done_is_refused(tmp_path, destination, tp_size, error, message):
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     with pytest.raises(error, match=message) as caught:
         convert(source, tmp_path / destination, tp_size=tp_size)
     assert str(tmp_path) not in str(caught.value)
@@ -376,7 +393,7 @@ def test_what_cannot_be_done_is_refused(tmp_path, destination, tp_size, error, m
 
 @pytest.mark.parametrize("kind", [PermissionError(13, "no", "/secret"), OSError(errno.ENAMETOOLONG, "no", "/secret")])
 def test_a_destination_that_cannot_be_looked_at_is_refused(tmp_path, monkeypatch, kind):
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
 
     def refused(path: Path, **options: bool) -> bool:
         raise kind
@@ -389,7 +406,7 @@ def test_a_destination_that_cannot_be_looked_at_is_refused(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("length", [250, 256])
 def test_a_name_that_is_too_long_is_refused(tmp_path, length):
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     with pytest.raises((ConfigError, ModelError), match=r"^DST must be .*\(ENAMETOOLONG\); check its name") as error:
         convert(source, tmp_path / ("x" * length))
     assert str(tmp_path) not in str(error.value)
@@ -397,14 +414,14 @@ def test_a_name_that_is_too_long_is_refused(tmp_path, length):
 
 
 def test_weights_are_not_written_into_those_of_another_model(tmp_path):
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     with pytest.raises(ConfigError, match="DST must not be 'orbax' inside a model directory"):
         convert(source, source / "orbax")
     convert(source, tmp_path / "orbax")
 
 
 def test_a_file_of_the_source_that_cannot_be_read_is_named(tmp_path, monkeypatch):
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     (source / "LICENSE").write_text("free")
     opened = Path.open
 
@@ -421,7 +438,7 @@ def test_a_file_of_the_source_that_cannot_be_read_is_named(tmp_path, monkeypatch
 
 def test_who_is_second_hears_that_it_exists(tmp_path):
     """Both began when there was none."""
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
 
     def race(done: int, total: int) -> None:
         if done == total and not (tmp_path / "made").exists():
@@ -430,11 +447,11 @@ def test_who_is_second_hears_that_it_exists(tmp_path):
     with pytest.raises(ConfigError, match="DST must not exist yet, but there is 'made'"):
         convert(source, tmp_path / "made", progress=race)
     assert {path.name for path in tmp_path.iterdir()} == {"source", "made"}
-    assert_same(source, tmp_path / "made")
+    assert_same_tensors(source, tmp_path / "made")
 
 
 def test_others_may_read_it_as_the_umask_has_it(tmp_path):
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     before = os.umask(0o027)
     try:
         convert(source, tmp_path / "made")
@@ -444,18 +461,16 @@ def test_others_may_read_it_as_the_umask_has_it(tmp_path):
 
 
 def test_which_of_two_checkpoints_is_converted_is_said(tmp_path):
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     convert(source, tmp_path / "both")
-    write_checkpoint(tmp_path / "both", "llama_mha", random_tensors("llama_mha", 1))
+    tensors = {name: tensor + 1 for name, tensor in load_file(source / "model.safetensors").items()}
+    save_file(tensors, tmp_path / "both" / "model.safetensors")
     with pytest.raises(ModelError, match="say which with --load-format"):
         convert(tmp_path / "both", tmp_path / "made")
     convert(tmp_path / "both", tmp_path / "made", load_format="orbax")
-    assert_same(source, tmp_path / "made")
+    assert_same_tensors(source, tmp_path / "made")
     convert(tmp_path / "both", tmp_path / "other", load_format="safetensors")
-    for one, other in zip(
-        leaves(tmp_path / "other"), leaves(tmp_path / "both", load_format="safetensors"), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
+    assert_same_tensors(tmp_path / "other", tmp_path / "both", "safetensors")
 
 
 def test_tensors_of_zeros_are_written_too(tmp_path):
@@ -465,11 +480,11 @@ def test_tensors_of_zeros_are_written_too(tmp_path):
     zeros = {name: np.zeros_like(each) for name, each in tensors.items() if "bias" in name or "up_proj" in name}
     save_file(tensors | zeros, source / "model.safetensors")
     convert(source, tmp_path / "made", tp_size=2)
-    assert_same(source, tmp_path / "made")
+    assert_same_tensors(source, tmp_path / "made")
 
 
 def test_a_source_that_does_not_fit_is_refused_by_the_tensor_name(tmp_path):
-    source = write(tmp_path / "source", "llama_mha")
+    source = write(tmp_path / "source", "one layer")
     tensors = load_file(source / "model.safetensors")
     del tensors["model.norm.weight"]
     save_file(tensors, source / "model.safetensors")

@@ -100,7 +100,12 @@ VISION = {
 }
 
 
-@pytest.mark.parametrize("name", VISION)
+FAST = ("llava-v1.6-mistral-7b", "video-7b")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in VISION]
+)
 def test_the_published_llavas(tmp_path, name: str):
     file, parameters, shape, theta, tokens = VISION[name]
     config, tower = read(tmp_path, file), vision(tmp_path, file)
@@ -159,7 +164,11 @@ MIXTRAL_8X22B = MIXTRAL_8X7B | {
 
 
 @pytest.mark.parametrize(
-    ("file", "parameters"), [(MIXTRAL_8X7B, 46_702_792_704), (MIXTRAL_8X22B, 140_630_071_296)], ids=["8x7b", "8x22b"]
+    ("file", "parameters"),
+    [
+        pytest.param(MIXTRAL_8X7B, 46_702_792_704, id="8x7b"),
+        pytest.param(MIXTRAL_8X22B, 140_630_071_296, id="8x22b", marks=pytest.mark.slow),
+    ],
 )
 def test_the_published_mixtrals(tmp_path, file: dict[str, Any], parameters: int):
     config = read(tmp_path, file)

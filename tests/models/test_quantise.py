@@ -78,8 +78,9 @@ def test_every_e4m3_number_is_rounded_as_numpy_rounds_it():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", STORED)
 def test_a_product_is_that_with_the_kernel_it_stands_for(name: str, dtype: str):
-    x = jax.random.normal(jax.random.key(0), (5, 64)).astype(dtype)
-    values, scale = quantise(jax.random.normal(jax.random.key(1), (6 * 8, 64)), "w", STORED[name])
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((5, 64), np.float32)).astype(dtype)
+    values, scale = quantise(jnp.asarray(rng.standard_normal((6 * 8, 64), np.float32)), "w", STORED[name])
     kernel = Quantised(values.T.reshape(64, 6, 8), scale.T.reshape(1, 6, 8))
     exact = np.tensordot(np.asarray(x, np.float64), np.asarray(kernel.values, np.float64) * kernel.scale, 1)
     found = project(x, kernel)
@@ -105,7 +106,9 @@ def num_bytes(model: nnx.Module) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(nnx.state(model)))
 
 
-@pytest.mark.parametrize(("variant", "per_layer"), [("llama_biases", 4), ("mixtral", 5)])
+@pytest.mark.parametrize(
+    ("variant", "per_layer"), [("llama_biases", 4), pytest.param("mixtral", 5, marks=pytest.mark.slow)]
+)
 def test_projections_and_experts_are_in_8_bits_and_nothing_else(tmp_path, variant: str, per_layer: int):
     config = config_of(variant, tmp_path)
     plain, small = (abstract_model(config, jnp.bfloat16, name) for name in ("none", "int8"))
@@ -147,8 +150,8 @@ def test_few_programs_round_a_checkpoint(tmp_path, monkeypatch, kind: str):
     rounded = []
 
     def spy(tensor: jax.Array, name: str, dtype: jax.typing.DTypeLike) -> Quantised:
-        rounded.append(tensor.shape)
-        return quantise(tensor, name, dtype)
+        rounded.append(tensor.shape)  # only shapes count here, so nothing is rounded, and nothing compiled
+        return Quantised(np.zeros(tensor.shape, np.int8), np.ones((len(tensor), 1), np.float32))
 
     monkeypatch.setattr(in_place, "quantise", spy)
     load_model(directory, config, quantization="int8")
@@ -201,9 +204,8 @@ UNITS = {"GB": 1e9, "MB": 1e6}
 @pytest.mark.parametrize(
     "name",
     [
-        "Mixtral 8x7B",
         "the embedded model",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("Llama 3 8B", "Mixtral 8x22B")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED),
     ],
 )
 def test_the_page_says_what_weights_take(tmp_path, name: str):
@@ -219,7 +221,7 @@ def test_the_page_says_what_weights_take(tmp_path, name: str):
     assert shown == [(f"{count / UNITS[unit]:.2f}", unit) for count, (_, unit) in zip(counted, shown, strict=True)]
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("number", [np.nan, *(pytest.param(x, marks=pytest.mark.slow) for x in (np.inf, -np.inf))])
 def test_a_number_that_is_not_finite_is_refused_by_the_tensor_name(tmp_path, number: float):
     config, tensors = config_of("mixtral", tmp_path), random_tensors("mixtral", seed=1)
     name = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
@@ -246,11 +248,10 @@ MAX_DIVERGENCE = {"int8": 5e-4, "fp8": 0.03}
 @pytest.mark.parametrize(
     ("variant", "name"),
     [
-        ("llama_gqa_head_dim", "fp8"),
         ("mixtral", "int8"),
         *(
             pytest.param(variant, name, marks=pytest.mark.slow)
-            for variant, name in (("llama_gqa_head_dim", "int8"), ("mixtral", "fp8"))
+            for variant, name in (("llama_gqa_head_dim", "fp8"), ("llama_gqa_head_dim", "int8"), ("mixtral", "fp8"))
         ),
     ],
 )

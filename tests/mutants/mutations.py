@@ -373,8 +373,8 @@ MODELS = (
     Mutation(
         "kernels: a query sees the token behind it",
         "jsg/kernels_pallas/reference.py",
-        "seen = _seen(positions, kv_len - 1, static.window)",
-        "seen = _seen(positions, kv_len - 2, static.window)",
+        "seen = _seen(positions, kv_len - 1, scoring.window)",
+        "seen = _seen(positions, kv_len - 2, scoring.window)",
         "tests/kernels_pallas/test_reference.py",
     ),
 )

@@ -81,8 +81,9 @@ def test_nothing_is_shown_that_may_be_cut(byte_level):
     """Each piece stays: the text only grows, and never beyond a stop string that is found later."""
     params = SamplingParams(stop=("END",))
     stream = OutputStream(byte_level, params, stops=CallStops(params.stop, FORM))
-    said = ""
+    said, finish = "", None
     for token in byte_level.encode(f"a{CALL}b EN\nEN <tool_ END", add_special_tokens=False):
-        said += stream.push((token,), None).text
+        delta = stream.push((token,), None)
+        said, finish = said + delta.text, finish or delta.finish
         assert f"a{CALL}b EN\nEN <tool_ ".startswith(said)
-    assert stream.is_finished
+    assert finish is not None

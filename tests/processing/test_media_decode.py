@@ -32,7 +32,7 @@ def _file(image: pillow.Image, format: str, **options) -> bytes:
 
 
 def _decode(data: bytes, **limits) -> np.ndarray:
-    return decode_image(data, MediaBudget(MediaLimits(**limits))).pixels
+    return decode_image(data, MediaBudget(MediaLimits(**limits)))
 
 
 def _png(*chunks: tuple[bytes, bytes]) -> bytes:

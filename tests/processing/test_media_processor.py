@@ -10,10 +10,8 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
 from jsg.errors import ModelError, RequestError
-from jsg.processing.media.decode import Image
 from jsg.processing.media.pixel_config import read_pixel_config
 from jsg.processing.media.processor import PixelProcessor
-from jsg.processing.media.video import Video
 
 SIZES = [(1, 1), (1, 2), (1, 200), (200, 1), (3, 90), (57, 33), (32, 32), (31, 64), (64, 64), (96, 97), (211, 337)]
 SMALL = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
@@ -69,12 +67,12 @@ CASES = {
 }
 
 
-def _image(size: tuple[int, int], seed: int = 0) -> Image:
+def _image(size: tuple[int, int], seed: int = 0) -> np.ndarray:
     """A picture with smooth parts and noise."""
     height, width = size
     noise = np.random.default_rng(seed).integers(0, 80, (height, width, 3))
     slope = np.linspace(0, 175, height)[:, None, None] * np.linspace(0, 1, width)[None, :, None]
-    return Image((noise + slope).astype(np.uint8))
+    return (noise + slope).astype(np.uint8)
 
 
 def _processor(directory, fields: dict, name: str = "preprocessor_config.json", kind="image") -> PixelProcessor:
@@ -82,10 +80,10 @@ def _processor(directory, fields: dict, name: str = "preprocessor_config.json", 
     return PixelProcessor(read_pixel_config(directory, kind))
 
 
-def _theirs(cls, fields: dict, image: Image) -> np.ndarray:
+def _theirs(cls, fields: dict, image: np.ndarray) -> np.ndarray:
     """What Hugging Face makes of it: [tiles, 3, side, side]."""
     arguments = {name: value for name, value in fields.items() if not name.endswith("_type")}
-    pixels = cls(**arguments)(pillow.fromarray(image.pixels), return_tensors="np")["pixel_values"]
+    pixels = cls(**arguments)(pillow.fromarray(image), return_tensors="np")["pixel_values"]
     return pixels[0] if pixels.ndim == 5 else pixels
 
 
@@ -128,7 +126,7 @@ def test_a_video_is_processed_frame_by_frame(tmp_path):
     fields = {"video_processor_type": "LlavaNextVideoVideoProcessor", **SMALL, "do_sample_frames": False}
     processor = _processor(tmp_path, {"video_processor": fields}, "processor_config.json", "video")
     frames = [_image((45, 70), seed) for seed in range(3)]
-    ours = processor.video(Video(np.stack([frame.pixels for frame in frames])))
+    ours = processor.video(np.stack(frames))
     theirs = np.concatenate([_theirs(CLIPImageProcessorPil, SMALL, frame) for frame in frames])
     assert ours.mode == "video" and ours.size == (45, 70)
     np.testing.assert_allclose(ours.pixels, theirs, rtol=0, atol=1e-6)

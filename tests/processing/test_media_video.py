@@ -53,7 +53,7 @@ def _video(
 
 
 def _decode(data: bytes, num_frames: int, **limits) -> np.ndarray:
-    return decode_video(data, MediaBudget(MediaLimits(**limits)), num_frames).frames
+    return decode_video(data, MediaBudget(MediaLimits(**limits)), num_frames)
 
 
 def _numbers(frames: np.ndarray) -> list[int]:
@@ -332,9 +332,9 @@ def test_without_pyav_the_error_says_what_to_install(monkeypatch):
 def test_pictures_can_be_the_frames():
     files = [_png(value, (2, 3)) for value in range(4)]
     video = decode_frames(files, MediaBudget(MediaLimits()))
-    assert video.size == (2, 3) and video.frames[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    assert video.shape == (4, 2, 3, 3) and video[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
     some = decode_frames([*files, b"never shown"], MediaBudget(MediaLimits(max_frames=2)), num_frames=2)
-    assert some.frames[:, 0, 0, 0].tolist() == [0, 2]
+    assert some[:, 0, 0, 0].tolist() == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jsg.processing.output import OutputStream, TextDelta
+from jsg.processing.output import AnswerDelta, OutputStream
 from jsg.processing.tokenizer import Tokenizer
 from jsg.types import FinishReason, FinishType, SamplingParams
 
@@ -39,7 +39,7 @@ def _reference(tokenizer: Tokenizer, sampling: SamplingParams, ids: Sequence[int
 
 def _stream(
     tokenizer: Tokenizer, sampling: SamplingParams, ids: Sequence[int], cuts: Sequence[int], finish: FinishReason
-) -> list[TextDelta]:
+) -> list[AnswerDelta]:
     """Pushes the ids in parts of the given lengths, the rest with the finish."""
     stream = OutputStream(tokenizer, sampling)
     deltas = []
@@ -49,8 +49,7 @@ def _stream(
         deltas.append(stream.push(ids[:length], None))
         ids = ids[length:]
     deltas.append(stream.push(ids, finish))
-    assert stream.is_finished
-    assert stream.push([1, 2], finish) == TextDelta()
+    assert stream.push([1, 2], finish) == AnswerDelta()
     return deltas
 
 
@@ -117,9 +116,9 @@ def test_holds_back_only_what_may_begin_a_stop_string(byte_level: Tokenizer) -> 
 def test_the_string_that_is_complete_first_wins_then_the_longest(byte_level: Tokenizer) -> None:
     ids = _letters(byte_level, "xabcd")
     deltas = _stream(byte_level, SamplingParams(stop=("abcd", "bc")), ids, [], LENGTH)
-    assert deltas == [TextDelta("xa", tuple(ids[:4]), FinishReason(FinishType.STOP, matched="bc"))]
+    assert deltas == [AnswerDelta("xa", tuple(ids[:4]), FinishReason(FinishType.STOP, matched="bc"))]
     deltas = _stream(byte_level, SamplingParams(stop=("c", "bc", "abc")), ids, [], LENGTH)
-    assert deltas == [TextDelta("x", tuple(ids[:4]), FinishReason(FinishType.STOP, matched="abc"))]
+    assert deltas == [AnswerDelta("x", tuple(ids[:4]), FinishReason(FinishType.STOP, matched="abc"))]
 
 
 def test_a_stop_string_counts_from_the_token_with_number_min_new_tokens(byte_level: Tokenizer) -> None:
@@ -145,21 +144,21 @@ def test_the_stop_token_is_cut_off_unless_asked_for(byte_level: Tokenizer, stop:
         sampling = SamplingParams(stop=stop, skip_special_tokens=skip, no_stop_trim=not trim)
         finish = FinishReason(FinishType.STOP, matched=eos)
         deltas = _stream(byte_level, sampling, [ids[0], eos], [], finish)
-        assert deltas == [TextDelta(expected, (ids[0], eos), finish)]
+        assert deltas == [AnswerDelta(expected, (ids[0], eos), finish)]
 
 
 def test_a_stop_string_before_the_stop_token_wins(byte_level: Tokenizer) -> None:
     ids = _letters(byte_level, "abEND!")
     finish = FinishReason(FinishType.STOP, matched=ids[-1])
     [delta] = _stream(byte_level, SamplingParams(stop=("END",)), ids, [], finish)
-    assert delta == TextDelta("ab", tuple(ids[:5]), FinishReason(FinishType.STOP, matched="END"))
+    assert delta == AnswerDelta("ab", tuple(ids[:5]), FinishReason(FinishType.STOP, matched="END"))
 
 
 def test_a_finish_without_tokens_flushes(byte_level: Tokenizer) -> None:
     stream = OutputStream(byte_level, SamplingParams(stop=("END",)))
     assert stream.push(_letters(byte_level, "xEN"), None).text == "x"
     abort = FinishReason(FinishType.ABORT)
-    assert stream.push([], abort) == TextDelta("EN", (), abort)
+    assert stream.push([], abort) == AnswerDelta("EN", (), abort)
 
 
 def test_a_broken_character_at_the_end_is_shown(byte_level: Tokenizer) -> None:

@@ -77,13 +77,9 @@ def test_holds_back_only_what_may_begin_a_match(byte_level: Tokenizer) -> None:
     make = stop_patterns(params)
     assert make is not None
     stream = OutputStream(byte_level, params, stops=make())
-    ids = byte_level.encode("a", add_special_tokens=False)
-    shown = []
-    for char in "aQ1b2Q12:x":
-        ids = byte_level.encode(char, add_special_tokens=False)
-        shown.append(stream.push(ids, None).text)
-    assert shown == ["a", "", "", "Q1b", "2", "", "", "", "", ""]
-    assert stream.is_finished
+    deltas = [stream.push(byte_level.encode(char, add_special_tokens=False), None) for char in "aQ1b2Q12:x"]
+    assert [delta.text for delta in deltas] == ["a", "", "", "Q1b", "2", "", "", "", "", ""]
+    assert [delta.finish is not None for delta in deltas] == [False] * 8 + [True, False]
 
 
 def test_it_counts_from_the_first_token_that_may_be_the_last(byte_level: Tokenizer) -> None:

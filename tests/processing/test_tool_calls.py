@@ -186,7 +186,7 @@ def scan(text: str) -> str:
     scanner = JsonScanner()
     for i, char in enumerate(text):
         step = scanner.push(char)
-        if step is ScanStep.WRONG or step is ScanStep.AFTER:
+        if step is ScanStep.WRONG:
             return "wrong"
         if step is ScanStep.LAST:
             return "whole" if i == len(text) - 1 else "wrong"

@@ -37,5 +37,5 @@ def write_two_films() -> tuple[bytes, bytes]:
 def frames_of(film: bytes) -> tuple[bytes, ...]:
     """The pictures of all its frames."""
     limits = MediaLimits()
-    video = decode_video(film, MediaBudget(limits), limits.max_frames)
-    return tuple(saved(Image.fromarray(frame)) for frame in video.frames)
+    frames = decode_video(film, MediaBudget(limits), limits.max_frames)
+    return tuple(saved(Image.fromarray(frame)) for frame in frames)

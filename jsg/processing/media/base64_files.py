@@ -1,6 +1,7 @@
-"""Files as JSON holds them: in base64 (RFC 4648), or in `data:` URLs (RFC 2397), as APIs of chats take them.
+"""Files in JSON: in base64 (RFC 4648), or in `data:` URLs (RFC 2397) as chat APIs take them.
 
-In place of a video's file its frames may stand, each the file of a picture, with commas between them; base64 has none.
+The frames of a video may stand in place of its file, each as the file of a picture, with commas between them. Base64
+has no commas.
 """
 
 import base64
@@ -10,35 +11,35 @@ from jsg.errors import RequestError
 from jsg.processing.parts import MediaFile, MediaKind
 
 MAX_HEAD = 256
-"""Characters of a `data:` URL in front of the comma."""
+"""The most characters of a `data:` URL in front of the comma."""
 MAX_FRAMES = 4096
-"""Of a video, whether they are counted or come one by one."""
+"""The most frames of a video, whether a number asks for them or they come one by one."""
 
 _NO_LIMIT = 2**62
 _NAMES: dict[MediaKind, str] = {"image": "a picture", "video": "a video"}
 
 
 def write_base64(data: MediaFile) -> str:
-    """What `read_base64` reads."""
+    """The text that `read_base64` reads."""
     files = (data,) if isinstance(data, bytes) else data
     return ",".join(base64.b64encode(file).decode("ascii") for file in files)
 
 
 def write_data_url(data: MediaFile, media_type: str) -> str:
-    """What `read_data_url` reads."""
+    """The URL that `read_data_url` reads."""
     return f"data:{media_type};base64,{write_base64(data)}"
 
 
 def read_data_url(url: str, kind: MediaKind, max_bytes: int = _NO_LIMIT) -> MediaFile:
-    """The file inside `data:[type][;parameter=value];base64,DATA`. What it says of the type counts for nothing.
+    """The file inside `data:[type][;parameter=value];base64,DATA`. The type is ignored.
 
     Args:
-        url: Begins with `data:`, in any case.
+        url: Begins with `data:`, in upper or lower case.
         kind: Only a video may be frames.
-        max_bytes: Of all files in it; checked before anything is decoded.
+        max_bytes: The most bytes of all files in it, which is checked before anything is decoded.
 
     Raises:
-        RequestError: It is not written so, or as `read_base64`.
+        RequestError: The URL does not have this form, or as `read_base64`.
     """
     head, comma, _ = url[: MAX_HEAD + 1].partition(",")
     if not comma or head[:5].lower() != "data:" or not head.lower().endswith(";base64"):
@@ -50,12 +51,12 @@ def read_base64(text: str, kind: MediaKind, max_bytes: int = _NO_LIMIT) -> Media
     """A file in base64 with padding, without white space.
 
     Args:
-        text: Of several frames where it has commas.
+        text: The file, or several frames with commas between them.
         kind: Only a video may be frames.
-        max_bytes: Of all files in it; checked before anything is decoded.
+        max_bytes: The most bytes of all files in it, which is checked before anything is decoded.
 
     Raises:
-        RequestError: It is no base64, a file is empty, or there are too many bytes or frames.
+        RequestError: The text is not base64, a file is empty, or there are too many bytes or frames.
     """
     num_bytes = len(text) // 4 * 3 - text[-2:].count("=")
     if num_bytes > max_bytes:

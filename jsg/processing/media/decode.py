@@ -1,6 +1,5 @@
-"""The file of a picture → its pixels. Everything that a file declares is checked before a pixel is decoded."""
+"""The file of a picture → its pixels. All that the file declares is checked before a pixel is decoded."""
 
-import dataclasses
 import io
 
 import numpy as np
@@ -9,35 +8,33 @@ from PIL import Image as pillow
 from jsg.processing.media.headers import Declared, damaged, read_header
 from jsg.processing.media.limits import MediaBudget
 
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Image:
-    """A picture, the way up that it is meant to be seen.
-
-    Attributes:
-        pixels: Uint8 [height, width, 3]: red, green, blue.
-    """
-
-    pixels: np.ndarray
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width."""
-        return self.pixels.shape[0], self.pixels.shape[1]
+_TURNS = {
+    2: (1, -1, False),
+    3: (-1, -1, False),
+    4: (-1, 1, False),
+    5: (1, 1, True),
+    6: (-1, 1, True),
+    7: (-1, -1, True),
+    8: (1, -1, True),
+}
+"""EXIF orientation (CIPA DC-008, tag 274) → steps through rows and columns, and whether both then change places."""
 
 
-def decode_image(data: bytes, budget: MediaBudget) -> Image:
-    """Decodes a PNG, JPEG, WebP or the first frame of a GIF, in the calling thread.
+def decode_image(data: bytes, budget: MediaBudget) -> np.ndarray:
+    """Decodes a PNG, JPEG or WebP, or the first frame of a GIF, in the calling thread.
 
-    The result is what Hugging Face's `load_image` gives: turned as EXIF says, then Pillow's conversion to RGB, which
-    drops transparency. But 16-bit grey keeps its shades; Pillow alone makes nearly all of them white.
+    The result is what Hugging Face's `load_image` gives: turned as EXIF says, then converted to RGB by Pillow, which
+    drops transparency. Unlike Pillow, which makes nearly all shades of 16-bit grey white, this keeps them.
 
     Args:
         data: A file. Its bytes decide its type.
-        budget: Of the request; counts this picture.
+        budget: The request's, which counts this picture.
+
+    Returns:
+        Uint8 [height, width, 3]: red, green, blue, turned the way the picture is meant to be seen.
 
     Raises:
-        RequestError: It is of another type, cut off or damaged, or declares more than the budget holds.
+        RequestError: The file is of another type, cut off or damaged, or declares more than the budget holds.
     """
     budget.take_bytes(len(data))
     declared = read_header(data)
@@ -45,13 +42,15 @@ def decode_image(data: bytes, budget: MediaBudget) -> Image:
     return decode_declared(declared)
 
 
-def decode_declared(declared: Declared) -> Image:
-    """As `decode_image`, of a file whose header was read, and what it declares counted."""
-    return Image(np.ascontiguousarray(_turn(_decode(declared), declared.orientation)))
+def decode_declared(declared: Declared) -> np.ndarray:
+    """As `decode_image`, for a file whose header was read and counted by the budget."""
+    rows, columns, is_swapped = _TURNS.get(declared.orientation, (1, 1, False))
+    turned = _decode(declared)[::rows, ::columns]
+    return np.ascontiguousarray(turned.swapaxes(0, 1) if is_swapped else turned)
 
 
 def _decode(declared: Declared) -> np.ndarray:
-    """Uint8 [height, width, 3], not yet turned."""
+    """Uint8 [height, width, 3], not turned yet."""
     try:
         with pillow.open(io.BytesIO(declared.shown), formats=[declared.format]) as image:
             if image.size != (declared.width, declared.height):
@@ -62,24 +61,3 @@ def _decode(declared: Declared) -> np.ndarray:
             return np.asarray(image.convert("RGB"))
     except Exception:  # on damaged bytes Pillow raises of nearly every kind
         raise damaged(declared.format) from None
-
-
-def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Pixels as an EXIF orientation, 1 to 8, wants them seen (CIPA DC-008, tag 274); others change nothing."""
-    match orientation:
-        case 2:
-            return pixels[:, ::-1]
-        case 3:
-            return pixels[::-1, ::-1]
-        case 4:
-            return pixels[::-1]
-        case 5:
-            return pixels.swapaxes(0, 1)
-        case 6:
-            return pixels[::-1].swapaxes(0, 1)
-        case 7:
-            return pixels[::-1, ::-1].swapaxes(0, 1)
-        case 8:
-            return pixels[:, ::-1].swapaxes(0, 1)
-        case _:
-            return pixels

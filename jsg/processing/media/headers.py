@@ -1,10 +1,10 @@
-"""What the file of a picture declares, read without decoding, and the file without what shows nothing.
+"""Reads what the file of a picture declares without decoding it, and takes out the parts that make no pixels.
 
 PNG: W3C PNG specification, third edition. JPEG: ITU-T T.81, annex B. WebP: RFC 9649. GIF: GIF89a specification. EXIF:
 CIPA DC-008.
 
-A decoder of such files trusts them: it unpacks every text, joins every piece of a profile and steps through parts that
-have no content. So it gets no more than what makes the pixels, and everything here looks at each part once.
+Decoders trust such files: they unpack every text, join every piece of a profile and step through empty parts. So a
+decoder gets only the parts that make the pixels, and the functions here examine each part once.
 """
 
 import dataclasses
@@ -17,19 +17,19 @@ from jsg.errors import RequestError
 Format = Literal["PNG", "JPEG", "WEBP", "GIF"]
 
 MAX_JPEG_SCANS = 64
-"""A progressive JPEG goes over all of its pixels once per scan. An encoder makes some ten; a file could hold one for
-each dozen of its bytes."""
+"""A decoder goes over all pixels of a progressive JPEG once per scan. An encoder makes about ten; a file could hold one
+scan for each dozen of its bytes."""
 MAX_PARTS = 2**14
-"""Chunks, segments and blocks of one file. An encoder writes thousands of bytes in each, a hostile file none, and each
-costs us and the decoder some microseconds."""
+"""The most chunks, segments and blocks of one file. An encoder writes thousands of bytes in each and a hostile file
+none, and each costs us and the decoder some microseconds."""
 MAX_EXIF_TAGS = 1000
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _SHOWN_PNG_CHUNKS = (b"IHDR", b"PLTE", b"IDAT", b"IEND")  # not tRNS: transparency is dropped anyway
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # 00 is data, FF fills, D0–D7 restart
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_SHOWN_JPEG_SEGMENTS = _JPEG_FRAMES | {0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE}  # tables, restarts, and which colours
-_JPEG_FILL = b"\xff" * 2**16  # longer than any segment, so it can only fill: decoders go over it again and again
+_SHOWN_JPEG_SEGMENTS = _JPEG_FRAMES | {0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE}  # tables, restarts, the kind of colours
+_JPEG_FILL = b"\xff" * 2**16  # longer than any segment, so it is only fill, which decoders go over again and again
 _EXIF_PREFIX = b"Exif\0\0"
 _ORIENTATION_TAG = 0x0112
 _EXIF_NUMBERS = {3: "H", 4: "I"}
@@ -37,14 +37,14 @@ _EXIF_NUMBERS = {3: "H", 4: "I"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Declared:
-    """What a file says of itself.
+    """What a file declares.
 
     Attributes:
-        format: As its bytes say it.
+        format: Its format, by its bytes.
         height: In pixels, before any rotation.
         width: The same.
-        orientation: As EXIF numbers how the picture must be turned, 1 to 8; 0 where it says nothing.
-        shown: The file with no more than what makes the pixels of its first image.
+        orientation: EXIF's number of how the picture must be turned, 1 to 8; 0 if the file has none.
+        shown: The file with only the parts that make the pixels of its first image.
     """
 
     format: Format
@@ -55,10 +55,10 @@ class Declared:
 
 
 def read_header(data: bytes) -> Declared:
-    """What a picture's file declares, by its bytes: nobody's word for its type is taken.
+    """What a picture's file declares. Its bytes alone decide its type.
 
     Raises:
-        RequestError: It is no PNG, JPEG, WebP or GIF, its header is damaged, or it has too many parts or scans.
+        RequestError: The file is no PNG, JPEG, WebP or GIF, its header is damaged, or it has too many parts or scans.
     """
     if data.startswith(_PNG_SIGNATURE):
         name, read = "PNG", _read_png
@@ -79,7 +79,7 @@ def read_header(data: bytes) -> Declared:
 
 
 def is_still(data: bytes) -> bool:
-    """Whether a file is one picture by its first bytes; a GIF may be a film."""
+    """Whether a file is a single picture, by its first bytes. A GIF may be a video, so it is not."""
     return data.startswith((_PNG_SIGNATURE, b"\xff\xd8\xff")) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 
@@ -95,7 +95,7 @@ def _too_many_parts(format: Format) -> RequestError:
 
 
 def _read_png(data: bytes) -> Declared:
-    """Texts and colour profiles are compressed and can be bombs."""
+    """Leaves texts and colour profiles out, which are compressed and can unpack to gigabytes."""
     name, width, height = struct.unpack_from(">4sII", data, 12)
     if name != b"IHDR":
         raise damaged("PNG")
@@ -114,7 +114,7 @@ def _read_png(data: bytes) -> Declared:
 
 
 def _read_jpeg(data: bytes) -> Declared:
-    """The size is the first frame header's. Segments are left out before the first scan, and what follows the end."""
+    """Takes the size from the first frame header. Leaves out segments before the first scan, and all after the end."""
     size, exif, num_scans, first_scan = None, b"", 0, 0
     kept, place, end = [data[:2]], 2, len(data)
     for _ in range(MAX_PARTS):
@@ -148,7 +148,7 @@ def _read_jpeg(data: bytes) -> Declared:
 
 
 def _read_webp(data: bytes) -> Declared:
-    """Nothing is left out: its decoder looks at its chunks once, too."""
+    """Leaves nothing out, because the decoder of WebP examines each chunk once too."""
     match data[12:16]:
         case b"VP8X":
             width, height = (int.from_bytes(data[place : place + 3], "little") + 1 for place in (24, 27))
@@ -171,7 +171,7 @@ def _read_webp(data: bytes) -> Declared:
 
 
 def _read_gif(data: bytes) -> Declared:
-    """The size is the screen's, made larger where the first image reaches beyond it. Comments are left out."""
+    """The size is the screen's, or larger if the first image reaches beyond it. Comments are left out."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     place = 13 + (3 << ((flags & 7) + 1) if flags & 0x80 else 0)  # behind the table of colours
     kept, num_parts = [data[:place]], 0
@@ -184,7 +184,7 @@ def _read_gif(data: bytes) -> Declared:
                 raise _too_many_parts("GIF")
             is_last = not data[place]
             place += 1 + data[place]
-        if data[start + 1] == 0xF9:  # says which colour is behind the image
+        if data[start + 1] == 0xF9:  # names the background colour
             kept.append(data[start:place])
     if data[place] != 0x2C:
         raise damaged("GIF")
@@ -194,7 +194,7 @@ def _read_gif(data: bytes) -> Declared:
 
 
 def _orientation(exif: bytes) -> int:
-    """What EXIF says in its first directory; a damaged one says nothing, and the picture is still good."""
+    """The orientation in EXIF's first directory; 0 for a damaged directory, because the picture is still good."""
     data = exif.removeprefix(_EXIF_PREFIX)
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(data[:4])
     if order is None:

@@ -1,40 +1,41 @@
-"""How much media one request may bring, and what it has brought so far.
+"""How much media one request may bring, and how much it has brought so far.
 
-Everything is counted from what a file declares, before a pixel of it is decoded: a file of a kilobyte can declare, and
-be, a picture of gigabytes.
+All is counted from what a file declares, before a pixel of it is decoded, because a file of a kilobyte can hold a
+picture of gigabytes.
 """
 
+import collections
 import dataclasses
 from typing import final
 
 from jsg.errors import ConfigError, RequestError
 
 MAX_IMAGE_PIXELS = 2**26
-"""A limit may not be larger: from 2^26.4 pixels on Pillow itself suspects a bomb, and warns."""
+"""The largest limit: from 2^26.4 pixels on, Pillow itself suspects a bomb and warns."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
     """What one request may bring.
 
-    Pictures are decoded one after another. While one is, Pillow 13 takes, by its format and pixels, some 22 bytes a
-    pixel for WebP, 10 for PNG, 9 for JPEG and 6 for GIF; frames are kept in 3 bytes a pixel until all are there.
+    Pictures are decoded one after another. Meanwhile Pillow 13 takes about 22 bytes a pixel for WebP, 10 for PNG, 9 for
+    JPEG and 6 for GIF. Frames are kept in 3 bytes a pixel until all of them are decoded.
 
     Attributes:
         max_images: Pictures.
         max_videos: Videos.
-        max_frames: Frames that the model is shown, of all videos together.
-        max_bytes: Files, all together.
-        max_image_pixels: Of one picture, and of one frame.
-        max_total_pixels: Of all pictures and of all frames shown.
-        max_frame_pixels: Of all frames shown, which are held together.
-        max_aspect_ratio: Longer side by shorter side. Resizing the shorter side of a line to the size that a model
-            sees makes the longer one hundreds of times that.
-        max_video_frames: Frames that a video has: it is decoded up to the last one shown.
+        max_frames: Frames that are shown to the model, of all videos together.
+        max_bytes: Bytes of all files together.
+        max_image_pixels: Pixels of one picture or frame.
+        max_total_pixels: Pixels of all pictures and of all frames that are shown.
+        max_frame_pixels: Pixels of all frames that are shown, which are in memory at the same time.
+        max_aspect_ratio: Longer side divided by shorter side. When the shorter side of a line is resized to what a
+            model sees, the longer one becomes hundreds of times as long.
+        max_video_frames: Frames of one video, which is decoded up to the last frame that is shown.
         max_video_s: Seconds that decoding one video may take.
 
     Raises:
-        ConfigError: One is below 1, or `max_image_pixels` is above `MAX_IMAGE_PIXELS`.
+        ConfigError: A limit is below 1, or `max_image_pixels` is above `MAX_IMAGE_PIXELS`.
     """
 
     max_images: int = 64
@@ -61,62 +62,51 @@ class MediaLimits:
 class MediaBudget:
     """What a request may still bring. One per request, used by one thread at a time.
 
-    Every `take_` counts what it is told, or raises RequestError and the request is over.
+    Every `take_` counts what it is told, or raises RequestError, and then the request is over.
     """
 
     def __init__(self, limits: MediaLimits):
         self.limits = limits
-        self._num_images = 0
-        self._num_videos = 0
-        self._num_frames = 0
-        self._num_frame_pixels = 0
-        self._num_bytes = 0
-        self._num_pixels = 0
+        self._taken: collections.Counter[str] = collections.Counter()
 
     def take_bytes(self, num_bytes: int) -> None:
-        """A file of this size."""
-        self._num_bytes += num_bytes
-        most = self.limits.max_bytes
-        _require(self._num_bytes <= most, "pictures and videos", f"{most} bytes", self._num_bytes, "send smaller files")
+        """Counts a file of this size."""
+        self._take("max_bytes", num_bytes, "pictures and videos", "bytes", "send smaller files")
 
     def take_image(self, height: int, width: int) -> None:
-        """A picture that declares this size."""
-        self._num_images += 1
-        most = self.limits.max_images
-        _require(self._num_images <= most, "a request", f"{most} pictures", self._num_images, "send fewer")
+        """Counts a picture that declares this size."""
+        self._take("max_images", 1, "a request", "pictures", "send fewer")
         self._take_pixels("a picture", height, width, 1)
 
     def take_video(self) -> None:
-        """A video of any length."""
-        self._num_videos += 1
-        most = self.limits.max_videos
-        _require(self._num_videos <= most, "a request", f"{most} videos", self._num_videos, "send fewer")
+        """Counts a video of any length."""
+        self._take("max_videos", 1, "a request", "videos", "send fewer")
 
     def take_frames(self, num_frames: int, height: int, width: int) -> None:
-        """So many frames of a video, to be shown to the model."""
-        self._num_frames += num_frames
-        most = self.limits.max_frames
-        _require(self._num_frames <= most, "a request", f"{most} frames of videos", self._num_frames, "ask for fewer")
+        """Counts frames of a video that are to be shown to the model."""
+        self._take("max_frames", num_frames, "a request", "frames of videos", "ask for fewer")
         self._take_pixels("a frame", height, width, num_frames)
-        self._num_frame_pixels += num_frames * height * width
-        most = self.limits.max_frame_pixels
-        _require(self._num_frame_pixels <= most, "frames", f"{most} pixels", self._num_frame_pixels, "ask for fewer")
+        self._take("max_frame_pixels", num_frames * height * width, "frames", "pixels", "ask for fewer")
 
     def _take_pixels(self, what: str, height: int, width: int, count: int) -> None:
         if height < 1 or width < 1:
             raise RequestError(f"{what} must have pixels, but it declares {width} × {height}; send another file")
-        most = self.limits.max_image_pixels
-        _require(height * width <= most, what, f"{most} pixels", f"{width} × {height}", "scale it down")
-        ratio = self.limits.max_aspect_ratio
+        most, ratio = self.limits.max_image_pixels, self.limits.max_aspect_ratio
+        if height * width > most:
+            raise _too_much(what, f"{most} pixels", f"{width} × {height}", "scale it down")
         if max(height, width) > ratio * min(height, width):
             raise RequestError(
                 f"{what} may be at most {ratio} times as long as wide, but it has {width} × {height} pixels; cut it"
             )
-        self._num_pixels += height * width * count
-        most = self.limits.max_total_pixels
-        _require(self._num_pixels <= most, "pictures and frames", f"{most} pixels", self._num_pixels, "send fewer")
+        self._take("max_total_pixels", height * width * count, "pictures and frames", "pixels", "send fewer")
+
+    def _take(self, limit: str, added: int, what: str, unit: str, remedy: str) -> None:
+        """Adds to what is counted against a field of `MediaLimits`."""
+        self._taken[limit] += added
+        most = getattr(self.limits, limit)
+        if self._taken[limit] > most:
+            raise _too_much(what, f"{most} {unit}", self._taken[limit], remedy)
 
 
-def _require(ok: bool, what: str, limit: str, value: object, remedy: str) -> None:
-    if not ok:
-        raise RequestError(f"{what} may have at most {limit} in one request, but has {value}; {remedy}")
+def _too_much(what: str, limit: str, value: object, remedy: str) -> RequestError:
+    return RequestError(f"{what} may have at most {limit} in one request, but has {value}; {remedy}")

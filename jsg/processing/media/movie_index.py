@@ -1,9 +1,9 @@
-"""What the index of an MP4 or QuickTime file declares (ISO/IEC 14496-12), counted before anybody builds it in memory.
+"""Counts what the index of an MP4 or QuickTime file declares (ISO/IEC 14496-12), before it is built in memory.
 
-FFmpeg makes some 35 bytes of every sample that an index counts as soon as a file is opened, whether the sample is there
-or not. It heeds tables wherever they stand, even in boxes that should hold none. So they are not looked up from box to
-box but searched for by name, everywhere but in the frames themselves, and nothing can be hidden. (Random bytes hold one
-of the names once in some 350 MB; an index has some hundred KB.)
+When a file is opened, FFmpeg allocates about 35 bytes for every sample that the index declares, whether the sample
+exists or not. It reads tables anywhere, even in boxes that should hold none. So the tables are searched for by name
+everywhere but in the frames, and none can be hidden. (Random bytes contain one of the names once in about 350 MB; an
+index has some hundred KB.)
 """
 
 import re
@@ -12,21 +12,22 @@ import struct
 from jsg.errors import RequestError
 
 MAX_INDEX_BYTES = 2**23
-"""All that is not frames: pictures of the cover and other extras count."""
+"""The most bytes that are not frames. Pictures of the cover and other extras count too."""
 MAX_SAMPLES = 2**20
-"""Of all tracks, each as often as the longest list of edits can repeat it. An hour of sound has 170,000, unless it is
-not compressed: then it has tens of thousands a second."""
+"""The most samples of all tracks, multiplied by the length of the longest edit list, which can repeat them. An hour of
+compressed sound has 170,000; sound that is not compressed has tens of thousands a second."""
 MAX_CHUNKED_SAMPLES = 2**27
-"""Chunks, times the samples of the largest one: of sound that is not compressed, at least 160 make one entry."""
+"""The most chunks times the samples of the largest chunk. Of sound that is not compressed, one entry has at least 160
+samples."""
 MAX_FRAGMENTS = 2**15
-"""FFmpeg notes something of every track for each."""
+"""The most fragments. FFmpeg keeps something of every track for each of them."""
 
 _TABLES = re.compile(rb"stsz|stz2|trun|stco|co64|stsc|elst|moof|sidx|cmov|senc|saiz")
 _LARGE = b"\0\0\0\1"  # the size of such a box stands behind its name
 
 
 def checked_movie(data: bytes) -> bytes:
-    """A file that is safe to open: the same, but for an index of fragments, which may point into the frames.
+    """The file, safe to open: an index of fragments is disabled, because it may point into the frames.
 
     Raises:
         RequestError: It declares more samples, chunks or fragments than a long film has, or is packed or encrypted.
@@ -38,7 +39,7 @@ def checked_movie(data: bytes) -> bytes:
         _require(num_bytes <= MAX_INDEX_BYTES, f"{MAX_INDEX_BYTES} bytes beside its frames")
         for match in _TABLES.finditer(data, start, end):
             is_large = data[match.start() - 4 : match.start()] == _LARGE
-            place = match.end() + (12 if is_large else 4)  # behind version and flags
+            place = match.end() + (12 if is_large else 4)  # after version and flags
             match match[0]:
                 case b"stsz" | b"stz2":
                     samples += _number(data, place + 4)
@@ -59,11 +60,16 @@ def checked_movie(data: bytes) -> bytes:
     _require(max(samples, chunks) * max(edits, 1) <= MAX_SAMPLES, f"{MAX_SAMPLES} samples")
     _require(chunks * largest_chunk <= MAX_CHUNKED_SAMPLES, f"{MAX_CHUNKED_SAMPLES} samples in its chunks")
     _require(fragments <= MAX_FRAGMENTS, f"{MAX_FRAGMENTS} fragments")
-    return _without(data, pointers) if pointers else data
+    if not pointers:
+        return data
+    changed = bytearray(data)
+    for place in pointers:
+        changed[place : place + 4] = b"skip"  # the name of a box that is not read
+    return bytes(changed)
 
 
 def _outside_frames(data: bytes) -> list[tuple[int, int]]:
-    """From where to where there are no frames. Boxes are measured as FFmpeg does; where it stops, the rest counts."""
+    """The spans without frames. Boxes are measured as by FFmpeg, and all after the box where it stops is one span."""
     parts, start, place = [], 0, 0
     while place + 8 <= len(data):
         size, name = struct.unpack_from(">I4s", data, place)
@@ -82,7 +88,7 @@ def _outside_frames(data: bytes) -> list[tuple[int, int]]:
 
 
 def _number(data: bytes, place: int) -> int:
-    """The number of 32 bits there; behind the end, where no table is either, it is smaller."""
+    """The number of 32 bits at a place. Past the end of the file, where no table can be, it is smaller."""
     return int.from_bytes(data[place : place + 4])
 
 
@@ -91,14 +97,6 @@ def _largest_chunk(data: bytes, place: int) -> int:
     num_entries = min(_number(data, place), (len(data) - place - 4) // 12)
     entries = memoryview(data)[place + 4 : place + 4 + 12 * max(num_entries, 0)]
     return max((samples for _, samples, _ in struct.iter_unpack(">III", entries)), default=0)
-
-
-def _without(data: bytes, pointers: list[int]) -> bytes:
-    """The file with the boxes whose names stand there renamed to one that is skipped."""
-    changed = bytearray(data)
-    for place in pointers:
-        changed[place : place + 4] = b"skip"
-    return bytes(changed)
 
 
 def _require(ok: bool, limit: str) -> None:

@@ -1,6 +1,6 @@
-"""How a model wants its pictures: what `preprocessor_config.json` and its companions say.
+"""The steps that make a model's tiles of a picture, as `preprocessor_config.json` and its companions say.
 
-They are data from outside: every number is bounded, and a field that would change the pixels and is not understood is
+They are data from outside: every number is bounded, and a field that would change the pixels and is not supported is
 refused by name.
 """
 
@@ -24,9 +24,10 @@ _PROCESSORS = {
     "LlavaNextVideoImageProcessor": "llava_next",
     "LlavaNextVideoVideoProcessor": "video",
 }
-"""Name in the file, without a last Fast or Pil, → which steps it has; of equal names the pixels are equal."""
+"""Name in the file, without Fast or Pil at its end → the steps. Equal steps give equal pixels."""
 
-_RESAMPLINGS = range(6)  # Pillow's numbers: nearest, Lanczos, bilinear, bicubic, box, Hamming
+MAX_RESAMPLING = 5
+"""Pillow's numbers are those of nearest, Lanczos, bilinear, bicubic, box and Hamming."""
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -34,7 +35,7 @@ _READ = frozenset(
     "size crop_size resample rescale_factor image_mean image_std image_grid_pinpoints default_to_square do_resize "
     "do_center_crop do_rescale do_normalize do_convert_rgb do_pad".split()
 )
-# Which class, and how tensors are passed around; of a video, which frames: the request says that.
+# They name classes and how tensors are passed on, and which frames of a video are shown, which the request says.
 _WITHOUT_EFFECT = frozenset(
     "image_processor_type feature_extractor_type video_processor_type processor_class _valid_processor_keys "
     "aspect_ratio_setting data_format input_data_format return_tensors device disable_grouping "
@@ -44,12 +45,12 @@ _WITHOUT_EFFECT = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """How a picture is cut into tiles, each of which then takes the steps of its `PixelConfig`.
+    """How a picture is cut into tiles, each of which then goes through the steps of its `PixelConfig`.
 
     Attributes:
-        pinpoints: Heights and widths, in pixels, at which it may be cut; never empty.
-        tile_size: Side of the tiles; divides all pinpoints.
-        base_size: Height and width to which the whole picture is resized for the tile that comes first.
+        pinpoints: Heights and widths, in pixels, at which a picture may be cut; never empty.
+        tile_size: Side of the tiles, which divides all pinpoints.
+        base_size: Height and width to which the whole picture is resized for the first tile.
     """
 
     pinpoints: tuple[tuple[int, int], ...]
@@ -59,17 +60,17 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PixelConfig:
-    """The steps from a picture to the tiles that a vision tower reads, in the order in which they are done.
+    """The steps from a picture to the tiles that a vision tower reads, in order. None leaves a step out.
 
     Attributes:
-        grid: First the picture is cut into tiles; None for one tile.
-        pad_colour: Red, green and blue with which the shorter sides are padded to a square; None for not at all.
-        resize: To what a tile is resized: its shorter side, or height and width; None for not at all.
-        resample: Pillow's number of the filter.
-        crop_size: Height and width that are cut out of the middle, padded with black; None for not at all.
-        rescale_factor: What values 0–255 are multiplied by; None for not at all.
-        mean: Then subtracted, per channel; None for not at all.
-        std: Then divided by, per channel; None where `mean` is.
+        grid: How the picture is cut into tiles; None for one tile.
+        pad_colour: Red, green and blue of the padding that makes a tile square.
+        resize: The new length of a tile's shorter side, or its new height and width.
+        resample: Pillow's number of the filter that resizes.
+        crop_size: Height and width that are cut out of the middle, with black padding.
+        rescale_factor: The factor of the values, which are 0 to 255.
+        mean: What is then subtracted, for each channel.
+        std: What the difference is divided by, for each channel; None if `mean` is.
     """
 
     grid: Grid | None = None
@@ -90,18 +91,18 @@ class PixelConfig:
 
 
 def read_pixel_config(directory: Path, kind: Kind = "image") -> PixelConfig:
-    """How the model in a directory wants its pictures, or the frames of its videos.
+    """The steps for the pictures of a model, or for the frames of its videos.
 
-    Read are, in this order, the section of `processor_config.json` (transformers 5), for videos
-    `video_preprocessor_config.json`, and `preprocessor_config.json`.
+    The first of these that exists is read: the section of `processor_config.json` (transformers 5),
+    `video_preprocessor_config.json` for videos, `preprocessor_config.json`.
 
     Raises:
-        ModelError: A file is missing or damaged; a field is out of bounds, or not understood.
+        ModelError: A file is missing or damaged, or a field is out of bounds or not supported.
     """
     fields = _find(directory, kind)
     steps = _processor(fields)
     if kind == "video" and steps == "llava_next":
-        steps = "video"  # one file for both, whichever it names: a picture is cut into tiles, and a frame is not
+        steps = "video"  # one file names the steps of pictures for both, but a frame is not cut into tiles
     _refuse_unknown(fields)
     resizes, crops = fields.flag("do_resize", True), fields.flag("do_center_crop", True)
     size = _size(fields, "size", 224, as_square=fields.flag("default_to_square", False))
@@ -112,12 +113,12 @@ def read_pixel_config(directory: Path, kind: Kind = "image") -> PixelConfig:
     fields.require(is_square, "crop_size" if crops else "size", "end in squares of one size", final)
     mean = _channels(fields, "image_mean", _CLIP_MEAN, low=-1e3)
     normalises = fields.flag("do_normalize", True)
-    pads = fields.flag("do_pad", False)  # to a square in `llava` only: in others to the largest, and tiles are equal
+    pads = fields.flag("do_pad", False)  # only `llava` pads to a square; others pad to the largest of equal tiles
     return PixelConfig(
-        grid=_grid(fields, size, crop) if steps == "llava_next" else None,
+        grid=_grid(fields, size, crop[0]) if steps == "llava_next" else None,
         pad_colour=_colour(fields, mean) if pads and steps == "llava" else None,
         resize=size if resizes else None,
-        resample=_resampling(fields),
+        resample=fields.integer("resample", default=3, low=0, high=MAX_RESAMPLING),
         crop_size=crop if crops else None,
         rescale_factor=fields.number("rescale_factor", 1 / 255, high=1e3) if fields.flag("do_rescale", True) else None,
         mean=mean if normalises else None,
@@ -126,7 +127,7 @@ def read_pixel_config(directory: Path, kind: Kind = "image") -> PixelConfig:
 
 
 def _find(directory: Path, kind: Kind) -> Fields:
-    """The object that describes pictures or videos."""
+    """The fields that describe pictures or videos."""
     places = [("processor_config.json", f"{kind}_processor"), ("preprocessor_config.json", None)]
     if kind == "video":
         places.insert(1, ("video_preprocessor_config.json", None))
@@ -142,7 +143,7 @@ def _find(directory: Path, kind: Kind) -> Fields:
 
 
 def _processor(fields: Fields) -> str:
-    """Which steps: a value of `_PROCESSORS`."""
+    """The name of the steps, a value of `_PROCESSORS`."""
     names = ("video_processor_type", "image_processor_type", "feature_extractor_type")
     given = next((name for name in names if fields.get(name) is not None), "image_processor_type")
     value = fields.get(given)
@@ -152,7 +153,7 @@ def _processor(fields: Fields) -> str:
 
 
 def _refuse_unknown(fields: Fields) -> None:
-    """Stops at fields that may change the pixels in a way this package does not implement."""
+    """Raises ModelError for a field that may change the pixels in a way that is not implemented."""
     for name in sorted(fields.names() - _READ - _WITHOUT_EFFECT):
         raise ModelError(f"{fields.file}: {name} is not supported; supported are {', '.join(sorted(_READ))}")
     fields.require(
@@ -168,16 +169,8 @@ def _channels(fields: Fields, name: str, default: tuple[float, ...], low: float)
     return tuple(float(each) for each in value)
 
 
-def _resampling(fields: Fields) -> int:
-    value = fields.get("resample", 3)
-    fields.require(
-        type(value) is int and value in _RESAMPLINGS, "resample", "be one of Pillow's filters, 0 to 5", value
-    )
-    return value
-
-
 def _size(fields: Fields, name: str, default: int, *, as_square: bool) -> int | tuple[int, int]:
-    """A shorter side, or height and width; a bare number is the former unless `as_square`."""
+    """A shorter side, or height and width. A bare number is a shorter side unless `as_square`."""
     value = fields.get(name, default)
     rule = f"be a side or {{shortest_edge}} or {{height, width}}, in [1, {MAX_SIDE}]"
     if isinstance(value, dict):
@@ -197,11 +190,6 @@ def _colour(fields: Fields, mean: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(int(each * 255) for each in mean)
 
 
-def _grid(fields: Fields, size: int | tuple[int, int], crop: tuple[int, int]) -> Grid:
-    """How a picture is cut into tiles."""
-    side = crop[0]
-    return Grid(
-        pinpoints=read_pinpoints(fields, side),
-        tile_size=side,
-        base_size=size if isinstance(size, tuple) else (size, size),
-    )
+def _grid(fields: Fields, size: int | tuple[int, int], side: int) -> Grid:
+    base_size = size if isinstance(size, tuple) else (size, size)
+    return Grid(pinpoints=read_pinpoints(fields, side), tile_size=side, base_size=base_size)

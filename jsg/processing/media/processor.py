@@ -1,8 +1,8 @@
 """Pictures and frames → the normalised tiles that a vision tower reads, as Hugging Face's Pillow processors make them.
 
-CLIP (arXiv:2103.00020) resizes the shorter side and cuts out the middle; LLaVA-1.5 (arXiv:2310.03744) does the same or
-first pads to a square; LLaVA-NeXT (arXiv:2407.07895) shows the whole picture in one tile and then, at a resolution that
-suits its shape, cut into a grid of tiles. Frames of a video have one tile each.
+CLIP (arXiv:2103.00020) resizes the shorter side and cuts out the middle. LLaVA-1.5 (arXiv:2310.03744) does the same, or
+first pads to a square. LLaVA-NeXT (arXiv:2407.07895) shows the whole picture in one tile, and then again, at a
+resolution that suits its shape, in a grid of tiles. Each frame of a video has one tile.
 """
 
 import dataclasses
@@ -13,11 +13,9 @@ import numpy as np
 from PIL import Image as pillow
 
 from jsg.errors import RequestError
-from jsg.processing.media.decode import Image
 from jsg.processing.media.key import image_key
 from jsg.processing.media.limits import MAX_IMAGE_PIXELS
 from jsg.processing.media.pixel_config import PixelConfig
-from jsg.processing.media.video import Video
 from jsg.processing.tiles import best_resolution
 
 
@@ -29,7 +27,7 @@ class PixelTiles:
         pixels: Float32 [tiles, 3, side, side]. Of a picture the base tile comes first, then those of the grid row by
             row; of a video the frames in order.
         size: Height and width of the original, in pixels.
-        mode: What it is.
+        mode: Whether it is a picture or a video.
         grid: Rows and columns of tiles beside the base tile.
     """
 
@@ -39,36 +37,39 @@ class PixelTiles:
     grid: tuple[int, int] = (0, 0)
 
     def key(self) -> bytes:
-        """Equal for what the model is shown alike, and for nothing else; `key_words` makes words of it."""
+        """The `image_key`, which is equal exactly where the model is shown the same."""
         return image_key(self.pixels, mode=self.mode, size=self.size, tiling=[self.grid])
 
 
 @final
 class PixelProcessor:
-    """Makes tiles as one `PixelConfig` wants them. Changes no state: any number of threads may use it."""
+    """Makes tiles as one `PixelConfig` says. Methods change no state, so any number of threads may use it."""
 
     def __init__(self, config: PixelConfig):
         self.config = config
         self._values = _normalised_values(config)
 
-    def image(self, image: Image) -> PixelTiles:
-        """The tiles of a picture: one, or the base tile and a grid. Raises RequestError where it is far too long."""
-        grid = self.config.grid
+    def image(self, image: np.ndarray) -> PixelTiles:
+        """The tiles of a picture, uint8 [height, width, 3]: one, or the base tile and a grid.
+
+        Raises RequestError if the picture is far too long.
+        """
+        grid, size = self.config.grid, (image.shape[0], image.shape[1])
         if grid is None:
-            return PixelTiles(self._tiles([image.pixels]), image.size, "image")
-        resolution = best_resolution(image.size, grid.pinpoints)
-        fitted = self._fit(image.pixels, resolution)
+            return PixelTiles(self._tiles([image]), size, "image")
+        resolution = best_resolution(size, grid.pinpoints)
+        fitted = self._fit(image, resolution)
         side, rows, columns = grid.tile_size, resolution[0] // grid.tile_size, resolution[1] // grid.tile_size
         cut = fitted.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
-        base = self._resize(image.pixels, grid.base_size)
-        return PixelTiles(self._tiles([base, *cut]), image.size, "image", (rows, columns))
+        base = self._resize(image, grid.base_size)
+        return PixelTiles(self._tiles([base, *cut]), size, "image", (rows, columns))
 
-    def video(self, video: Video) -> PixelTiles:
-        """One tile for each frame. Meant for a config that was read for videos, which has no grid.
+    def video(self, frames: np.ndarray) -> PixelTiles:
+        """One tile for each of the frames, uint8 [frames, height, width, 3], by a config that was read for videos.
 
-        Raises RequestError where the frames are far too long.
+        Raises RequestError if the frames are far too long.
         """
-        return PixelTiles(self._tiles(list(video.frames)), video.size, "video")
+        return PixelTiles(self._tiles(list(frames)), (frames.shape[1], frames.shape[2]), "video")
 
     def _tiles(self, images: list[np.ndarray]) -> np.ndarray:
         """Uint8 [h, w, 3] of any sizes → float32 [tiles, 3, side, side]."""
@@ -98,7 +99,7 @@ class PixelProcessor:
         return image if config.crop_size is None else _crop(image, config.crop_size)
 
     def _fit(self, image: np.ndarray, target: tuple[int, int]) -> np.ndarray:
-        """Resized to fit into the target in one of its sides, and padded with black on both sides in the other."""
+        """The image resized until one side fits the target, with black padding on both ends of the other side."""
         height, width = image.shape[:2]
         by_height, by_width = target[0] / height, target[1] / width
         if by_width < by_height:
@@ -116,7 +117,7 @@ class PixelProcessor:
 
 
 def _normalised_values(config: PixelConfig) -> np.ndarray:
-    """Float32 [3, 256]: what becomes of each value of each channel."""
+    """Float32 [3, 256]: what each value of each channel becomes."""
     scale = 1.0 if config.rescale_factor is None else config.rescale_factor
     values = np.tile((np.arange(256) * scale).astype(np.float32), (3, 1))
     if config.mean is None or config.std is None:
@@ -126,7 +127,7 @@ def _normalised_values(config: PixelConfig) -> np.ndarray:
 
 
 def _require_room(size: tuple[int, int]) -> None:
-    """Stops where a step would make a small picture huge: a line that is padded to a square, say."""
+    """Raises RequestError where a step would make a small picture huge, such as a line that is padded to a square."""
     if size[0] * size[1] > MAX_IMAGE_PIXELS:
         raise RequestError(
             f"a picture must not take more than {MAX_IMAGE_PIXELS} pixels while it is made to fit the model, but this "
@@ -135,7 +136,7 @@ def _require_room(size: tuple[int, int]) -> None:
 
 
 def _pad(image: np.ndarray, size: tuple[int, int], colour: tuple[int, ...]) -> np.ndarray:
-    """The image in the middle of a larger one; of an odd number of lines the last side gets one more."""
+    """The image in the middle of a larger one. If the padding is odd, the last side gets one line more."""
     _require_room(size)
     height, width = image.shape[:2]
     top, left = (size[0] - height) // 2, (size[1] - width) // 2
@@ -146,7 +147,7 @@ def _pad(image: np.ndarray, size: tuple[int, int], colour: tuple[int, ...]) -> n
 
 
 def _crop(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """The middle of an image; where it is too small the rest is black, and of an odd rest the first side gets more."""
+    """The middle of an image, with black padding where it is too small. If that is odd, the first side gets more."""
     cropped = np.zeros((*size, 3), np.uint8)
     source, target = [], []
     for have, want in zip(image.shape[:2], size, strict=True):

@@ -1,11 +1,11 @@
-"""The file of a video → some of its frames, through PyAV (extra `video`); or its frames, which came as pictures.
+"""The file of a video → some of its frames, by PyAV (extra `video`). The frames may also come as pictures.
 
-What a file says of its rate and length is not believed: frames are counted, and those shown are spread over what is
-there.
+The rate and the length that a file declares are not trusted: its frames are counted, and those that are shown are
+spread over them. A result is uint8 [frames, height, width, 3]: red, green, blue, turned the way they are meant to be
+seen.
 """
 
 import contextlib
-import dataclasses
 import io
 import time
 from collections.abc import Iterator, Sequence
@@ -19,42 +19,26 @@ from jsg.processing.media.headers import read_header
 from jsg.processing.media.limits import MediaBudget, MediaLimits
 from jsg.processing.media.movie_index import checked_movie
 
-# Classes of PyAV, which may be missing.
+# Classes of PyAV, which may not be installed.
 type InputContainer = Any
 type VideoFrame = Any
 type VideoStream = Any
 
 CODECS = ("h264", "hevc", "libdav1d", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "theora", "gif")
-"""Decoders that may run; FFmpeg has hundreds more, most of them old and little tested against hostile files."""
+"""Decoders that may run. FFmpeg has hundreds more, most of them old and little tested against hostile files."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Video:
-    """Frames of a video in order, the way up that they are meant to be seen.
-
-    Attributes:
-        frames: Uint8 [frames, height, width, 3]: red, green, blue.
-    """
-
-    frames: np.ndarray
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of a frame."""
-        return self.frames.shape[1], self.frames.shape[2]
-
-
-def decode_frames(files: Sequence[bytes], budget: MediaBudget, num_frames: int | None = None) -> Video:
-    """Decodes a video whose frames came as pictures, as `decode_image` does; needs no PyAV.
+def decode_frames(files: Sequence[bytes], budget: MediaBudget, num_frames: int | None = None) -> np.ndarray:
+    """Decodes a video whose frames came as pictures, as `decode_image` does. It needs no PyAV.
 
     Args:
         files: The pictures in order.
-        budget: Of the request; counts this video. A frame that is not shown counts with its bytes only.
-        num_frames: At least 1: so many are shown, evenly over those that came; None shows all.
+        budget: The request's, which counts this video. Of a frame that is not shown it counts the bytes only.
+        num_frames: How many are shown, at least 1, evenly over those that came; None shows all.
 
     Raises:
-        RequestError: There are none, or none are to be shown, one is no picture or damaged, they differ in size, or as
-            the budget.
+        RequestError: There are no frames, `num_frames` is below 1, a frame is not a picture or is damaged, frames
+            differ in size, or as `MediaBudget`.
     """
     if not files:
         raise RequestError("a video must have frames, but its list is empty; send at least one")
@@ -69,30 +53,30 @@ def decode_frames(files: Sequence[bytes], budget: MediaBudget, num_frames: int |
         declared = read_header(file)
         budget.take_frames(1, declared.height, declared.width)
         image = decode_declared(declared)
-        sizes.add(image.size)
+        sizes.add((image.shape[0], image.shape[1]))
         if len(sizes) > 1:
             raise RequestError(f"the frames of a video must have one size, but have {sorted(sizes)}; resize them")
-        frames.append(image.pixels)
-    return Video(np.stack(frames))
+        frames.append(image)
+    return np.stack(frames)
 
 
 def sampled_indices(num_frames: int, total: int) -> list[int]:
-    """Which of `total` frames are shown: evenly from the first on; all, where they are not more than `num_frames`."""
+    """Which of `total` frames are shown: `num_frames` evenly from the first on, or all if there are fewer."""
     shown = min(num_frames, total)
     return [index * total // shown for index in range(shown)]
 
 
-def decode_video(data: bytes, budget: MediaBudget, num_frames: int) -> Video:
-    """Decodes `num_frames` frames evenly over the ones that are there, in the calling thread and with one thread.
+def decode_video(data: bytes, budget: MediaBudget, num_frames: int) -> np.ndarray:
+    """Decodes `num_frames` frames, evenly over those of the file, in the calling thread and with one thread.
 
     Args:
         data: A file: MP4, QuickTime, WebM, Matroska, AVI, Ogg or GIF. Its bytes decide its type.
-        budget: Of the request; counts this video.
+        budget: The request's, which counts this video.
         num_frames: At least 1; a video that has fewer is shown whole.
 
     Raises:
-        RequestError: It is of another type or codec, damaged, without frames, declares more than the budget holds, has
-            frames of several sizes, or takes too long.
+        RequestError: The file is of another type or codec, is damaged, has no frames or frames of several sizes,
+            declares more than the budget holds, or takes too long to decode.
         UnsupportedError: PyAV is not installed.
     """
     _check_number(num_frames)
@@ -107,12 +91,12 @@ def decode_video(data: bytes, budget: MediaBudget, num_frames: int) -> Video:
         frames, _ = file.read(sampled_indices(num_frames, num_seen), size)
     if not len(frames):
         raise _without_frames()
-    return Video(frames)
+    return frames
 
 
 @final
 class _VideoFile:
-    """A file that is opened anew for each pass over it; all passes together have `max_video_s`."""
+    """A file that is opened anew for each pass over it. All passes together may take `max_video_s`."""
 
     def __init__(self, data: bytes, limits: MediaLimits):
         self._container = _container_of(data)
@@ -121,7 +105,7 @@ class _VideoFile:
         self._deadline = time.monotonic() + limits.max_video_s
 
     def measure(self) -> tuple[int, tuple[int, int]]:
-        """How many frames there seem to be, by counting packets without decoding them; and a frame's height, width."""
+        """The number of frames, which are counted as packets without decoding, and the height and width of one."""
         with self._opened() as (container, stream):
             total = 0
             for packet in container.demux(stream):
@@ -130,7 +114,7 @@ class _VideoFile:
             if not total:
                 raise _without_frames()
             height, width = stream.codec_context.height, stream.codec_context.width
-            if not height or not width:  # nobody declares it, and no frame could be decoded to see it
+            if not height or not width:  # the file does not declare the size, and no frame could be decoded to see it
                 raise RequestError(
                     f"a frame may have at most {self._limits.max_image_pixels} pixels and must not be damaged, but of "
                     "this video none can be decoded; scale it down"
@@ -138,7 +122,7 @@ class _VideoFile:
             return total, (height, width)
 
     def read(self, indices: Sequence[int], size: tuple[int, int]) -> tuple[np.ndarray, int]:
-        """The frames at these indices, uint8 [frames, height, width, 3]; and how many were decoded up to the last."""
+        """The frames at these indices, and how many frames were decoded up to the last of them."""
         frames = np.empty((0, *size, 3), np.uint8)
         num_shown = num_seen = 0
         with self._opened() as (container, stream):
@@ -160,7 +144,7 @@ class _VideoFile:
         return frames[:num_shown], num_seen
 
     def _decoded(self, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-        """The frames in order; packets of which none comes take time too."""
+        """The frames in order. The time is also checked for packets that give no frame."""
         for packet in container.demux(stream):
             self._check(0)
             yield from packet.decode()
@@ -185,7 +169,7 @@ class _VideoFile:
                     raise RequestError(
                         f"a video must be of a codec of {', '.join(CODECS)}, but is {name}; encode it again"
                     )
-                codec.options = {"max_pixels": max_pixels}  # also where the size changes on the way
+                codec.options = {"max_pixels": max_pixels}  # the size may change within the file
                 codec.thread_count = 1
                 yield container, stream
         except RequestError:
@@ -196,7 +180,7 @@ class _VideoFile:
             ) from None
 
     def _check(self, num_frames: int) -> None:
-        """Raises RequestError where there are too many frames, or the time is up."""
+        """Raises RequestError if there are too many frames or the time is up."""
         most, seconds = self._limits.max_video_frames, self._limits.max_video_s
         if num_frames > most:
             raise RequestError(f"a video may have at most {most} frames, but has more; send a shorter part")
@@ -222,12 +206,12 @@ def _import_av() -> Any:
 
 
 def _refuse_files(url: str, flags: int, options: object) -> NoReturn:
-    """Some containers name other files and addresses to read on from; none of them is opened."""
+    """Refuses every other file and address that a container names to be read too."""
     raise PermissionError("a video must be one file")
 
 
 def _container_of(data: bytes) -> str:
-    """FFmpeg's name of the container, by the first bytes. Left to choose, it takes playlists for containers too."""
+    """FFmpeg's name of the container, by the first bytes. If FFmpeg chose, it would accept playlists too."""
     for name, place, magic in _CONTAINERS:
         if data[place : place + len(magic)] == magic:
             return name
@@ -238,7 +222,7 @@ def _container_of(data: bytes) -> str:
 
 
 _CONTAINERS = (
-    *(("mp4", 4, name) for name in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")),  # of old ones any is first
+    *(("mp4", 4, name) for name in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")),  # old files begin with any
     ("matroska", 0, b"\x1a\x45\xdf\xa3"),
     ("avi", 8, b"AVI "),
     ("ogg", 0, b"OggS"),
