@@ -1,6 +1,7 @@
 """Where every request is, and each move from one state to another. What to move, and when, the scheduler decides."""
 
 import dataclasses
+from collections import OrderedDict
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class Lifecycle:
         running: The RUNNING requests, in order of admission.
         holds: The KEPT requests that are holds.
         live: By rid, the requests that wait, join or run, in order of arrival; without branches.
+        unadmitted: Those of `live` that were never admitted and of which no branch was, in order of arrival.
         admitted: Requests that run since the last batch was made.
         finished: Outputs that no step made.
         totals: What was counted since the start.
@@ -49,6 +51,7 @@ class Lifecycle:
         self.running: list[RunningRequest] = []
         self.holds = Holds(config.max_holds)
         self.live: dict[str, RunningRequest] = {}
+        self.unadmitted: OrderedDict[RunningRequest, None] = OrderedDict()
         self.admitted: list[RunningRequest] = []
         self.finished: list[RequestOutput] = []
         self.num_arrived = 0
@@ -72,6 +75,7 @@ class Lifecycle:
             raise
         self.num_arrived = running.arrival + 1
         self.live[request.rid] = running
+        self.unadmitted[running] = None
         self.holds.num_open += request.hold
 
     def _queue(self, running: RunningRequest) -> None:
@@ -106,6 +110,7 @@ class Lifecycle:
         return place
 
     def _run(self, running: RunningRequest, place: Placement) -> None:
+        self.unadmitted.pop(running.whole, None)
         running.enter(RequestState.RUNNING)
         running.place = place
         running.prompt_logprobs.clear()
@@ -172,6 +177,7 @@ class Lifecycle:
         running.enter(RequestState.ENDED)
         if running.branch_of is None:
             self.live.pop(running.request.rid, None)  # a hold has left it when it was kept
+            self.unadmitted.pop(running, None)
             self.holds.num_open -= running.request.hold
             self.table.forget(running.request, running.shifts, distrusts=distrusts)
 
@@ -212,6 +218,9 @@ class Lifecycle:
             (RequestState.KEPT, len(self.holds) + self.joins.num_kept),
         ):
             assert sum(r.state is state for r in requests) == num_there, f"a request that is {state.value} is lost"
+        begun = {join.whole for join in self.joins if join.cached}
+        never = [r for r in self.live.values() if r.admission is None and r not in begun]
+        assert list(self.unadmitted) == never, "a request that was never admitted is lost"
         for running in requests:
             assert (running.watch is not None) == (running.state is RequestState.WAITING)
             assert (running.place is not None) == (running.state is RequestState.RUNNING)

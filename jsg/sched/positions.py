@@ -164,11 +164,6 @@ def media_layout(tokens: np.ndarray, media: Sequence[MediaInput]) -> Layout:
     return Layout(np.arange(len(tokens), dtype=np.int32), key)
 
 
-def shifts_of(positions: np.ndarray) -> list[int]:
-    """The shifts of positions: each once, in order of size, without 0."""
-    return [shift for shift in np.unique(positions - np.arange(len(positions))).tolist() if shift]
-
-
 def spans(request: Request) -> list[tuple[int, int]]:
     """Begin and end of each branch that has tokens; of an empty one behind the prefix where none has any."""
     pairs = [(start, end) for start, end in itertools.pairwise(request.joined) if start < end]
@@ -181,14 +176,15 @@ def cut(values: np.ndarray, num_prefix: int, start: int, end: int) -> np.ndarray
 
 
 def cached_shifts(request: Request, positions: np.ndarray | None) -> list[int]:
-    """The shifts of a request's tokens that are cached, each once. Indices are those in the path of the tree."""
+    """The shifts of a request's tokens that are cached, each once and without 0.
+
+    The index of a token is that in its path of the tree, and the path of a branch lacks the branches before it.
+    """
     if positions is None:
         return []
-    if not request.joined:
-        return shifts_of(positions)
-    starts = np.array(request.joined)
-    num_prefix, end = request.joined[0], request.joined[-1]
-    before = np.repeat(starts[:-1] - num_prefix, np.diff(starts))  # tokens before it in the row and not in its path
+    starts = np.array(request.joined or [len(positions)])
+    num_prefix, end = starts[0], starts[-1]
+    before = np.repeat(starts[:-1] - num_prefix, np.diff(starts))  # tokens before a branch that its path lacks
     excess = positions[:end] - np.arange(end)
     excess[num_prefix:] += before
     return [shift for shift in np.unique(excess).tolist() if shift]

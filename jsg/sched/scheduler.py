@@ -88,13 +88,15 @@ class Scheduler:
             self._requests.end(self.holds[rid], reason)
 
     def expire(self, arrived_before_s: float) -> list[str]:
-        """Ends the requests that arrived before that time and were never admitted, without output; gives their rids.
+        """Ends the requests that arrived before that time and were never admitted, without output; returns their rids.
 
-        Takes time for those only. Times are those of `add`, which must not go backwards.
+        A joined request counts as admitted when its first branch is. The call takes time for the ended requests only.
+        Times are those of `add`, which must not go backwards.
         """
         expired = []
-        while (oldest := self.waiting.oldest_unadmitted()) is not None and oldest.arrived_s < arrived_before_s:
-            self._requests.end(oldest.whole)
+        unadmitted = self._requests.unadmitted
+        while unadmitted and (oldest := next(iter(unadmitted))).arrived_s < arrived_before_s:
+            self._requests.end(oldest)
             expired.append(oldest.request.rid)
         self.totals.num_expired += len(expired)
         return expired
@@ -248,8 +250,9 @@ class Scheduler:
         return chunks
 
     def _overdue(self) -> RunningRequest | None:
-        """The earliest arrival that could be admitted, where it was passed by more than the bound."""
-        candidates = [r for r in (self.waiting.oldest(), self.joins.first_ready()) if r is not None]
+        """The earliest arrival that was passed by more than the bound; a joined request's running branches wait too."""
+        under_way = self.joins.first_under_way(self.running) if len(self.joins) else None
+        candidates = [r for r in (self.waiting.oldest(), under_way) if r is not None]
         if self._requests.live:  # in order of arrival
             self._ledger.forget_before(next(iter(self._requests.live.values())).first_arrival)
         oldest = min(candidates, key=lambda r: r.arrival, default=None)
@@ -260,6 +263,8 @@ class Scheduler:
         if not self.table.num_free_rows:
             return False
         if running.state is RequestState.JOINING:
+            if not self.joins.is_ready(running):
+                return False
             num_copied = self.table.num_copied_pages(running.request)
             if not self._have_room(num_copied + self._expected_pages(running, running.request.joined[-1])):
                 return False

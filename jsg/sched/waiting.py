@@ -1,7 +1,6 @@
 """The waiting queue, kept in policy order while the radix tree changes."""
 
 import heapq
-from collections import OrderedDict
 
 from jsg.cache.radix import RadixCache
 from jsg.sched.policy import Key, Policy
@@ -22,7 +21,7 @@ class WaitingQueue:
     no key until then.
 
     Invariants: `_keys` has each key that counts, and the heap has these and stale ones. A key ends with the arrival
-    number of its request. `_unadmitted` has the requests that were never admitted, in order of arrival, and stale ones.
+    number of its request.
     """
 
     def __init__(self, policy: Policy, cache: RadixCache):
@@ -33,7 +32,6 @@ class WaitingQueue:
         self._keys: dict[int, Key] = {}
         self._heap: list[Key] = []
         self._arrivals: list[int] = []
-        self._unadmitted: OrderedDict[int, RunningRequest] = OrderedDict()
         self._num_changes = 0
 
     def __len__(self) -> int:
@@ -45,8 +43,6 @@ class WaitingQueue:
         running.watch = self._cache.watch(tokens, running.request.namespace, limit=running.match_limit)
         self._by_watch[running.watch.serial] = running
         self._by_arrival[running.arrival] = running
-        if running.admission is None:
-            self._unadmitted[running.arrival] = running
         heapq.heappush(self._arrivals, running.arrival)
         self._num_changes += 1
         if not self._policy.depends_on_others:
@@ -59,7 +55,6 @@ class WaitingQueue:
         del self._by_watch[running.watch.serial]
         del self._by_arrival[running.arrival]
         self._keys.pop(running.arrival, None)
-        self._unadmitted.pop(running.arrival, None)
         running.watch = None
         self._num_changes += 1
 
@@ -90,19 +85,8 @@ class WaitingQueue:
             heapq.heappop(self._arrivals)
         return self._by_arrival[self._arrivals[0]] if self._arrivals else None
 
-    def oldest_unadmitted(self) -> RunningRequest | None:
-        """The waiting request that arrived first of those that were never admitted. Those that were retracted were."""
-        while self._unadmitted:
-            oldest = next(iter(self._unadmitted.values()))
-            if oldest.admission is None:
-                return oldest
-            self._unadmitted.popitem(last=False)  # a branch beside one that was admitted counts as admitted too
-        return None
-
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
-        never = {arrival for arrival, r in self._by_arrival.items() if r.admission is None}
-        assert never <= set(self._unadmitted), "a request that was never admitted is lost"
         assert len(self._by_watch) == len(self._by_arrival)
         assert set(self._keys.items()) <= {(key[-1], key) for key in self._heap}, "the heap has lost a key"
         if self._policy.depends_on_others:
