@@ -165,10 +165,10 @@ def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | Se
 
 
 def _value_type(annotation: Any) -> type:
-    """The type of an option's value: T of `T | None`; `tuple` of one that may be given several times."""
-    if isinstance(annotation, types.UnionType):
-        return next(kind for kind in annotation.__args__ if kind is not types.NoneType)
-    return typing.get_origin(annotation) or annotation
+    """The type of an option's value: T of `T | None`; `tuple` if the option may be given several times."""
+    if typing.get_origin(annotation) is tuple:
+        return tuple
+    return next((kind for kind in typing.get_args(annotation) if kind is not types.NoneType), annotation)
 
 
 def _engine_config(options: argparse.Namespace) -> EngineConfig:
