@@ -285,7 +285,7 @@ class RadixCache:
         )
 
     def _nearest(self, node: Node, page: bytes) -> tuple[int, tuple[int, ...]]:
-        """The most leading tokens that `page` has in common with a child of `node`, and what such children have next."""
+        """How many leading tokens `page` has in common with a child of `node`, and what these children have next."""
         # If a page has one token, all children differ in it, and any of them will do.
         first_pages = list(itertools.islice(node.children, MAX_CONTINUATIONS if self.page_size == 1 else None))
         if not first_pages:
@@ -297,7 +297,7 @@ class RadixCache:
         return longest, tuple(itertools.islice(following, MAX_CONTINUATIONS))
 
     def dump(self, max_depth: int, max_nodes: int) -> dict[str, Any]:
-        """Sizes and counts of the tree, nested, without any token (see `dump.py`). A small result takes little time.
+        """Sizes and counts of the tree, nested, without any token (see `dump.py`). It takes time for what it shows.
 
         `last_used` is a count of matches and inserts, and `time` is that count now. If a node shows fewer children than
         its `num_children`, a limit has cut them off.
@@ -380,7 +380,7 @@ class RadixCache:
         return self._roots.get(namespace) or Root(namespace)
 
     def _descend(self, start: Node, key: bytes) -> tuple[list[Node], int]:
-        """Follows whole edges from `start` along `key`. Returns the nodes from `start` on, and the bytes of `key` used."""
+        """Follows whole edges from `start` along `key`. Returns the nodes and the bytes of `key` that were used."""
         path = [start]
         end = 0
         while (child := path[-1].children.get(key[end : end + self._page_bytes])) and key.startswith(child.tokens, end):
