@@ -12,13 +12,7 @@ from typing import Annotated, Any
 from jsg.errors import ConfigError
 
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = ("none", "int8", "fp8")
-KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "fp8_e5m2")
-JUMP_FORWARD = ("draft", "retokenize", "off")
 LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
-METRICS_ALIASES = ("sglang", "vllm")
-TOOL_CALL_PARSERS = ("auto", "llama3_json", "hermes", "mistral")
 COUNT = (1, 2**31 - 1)
 SECONDS = (0.001, 1e6)
 
@@ -45,19 +39,19 @@ class EngineConfig:
     dtype: str = _knob(
         "auto",
         "The number type of weights and computations. 'auto' means float32 on a CPU and bfloat16 elsewhere.",
-        DTYPES,
+        ("auto", "float32", "bfloat16", "float16"),
     )
     quantization: str = _knob(
         "none",
         "Stores the weight matrices of projections in 8 bits, with one scale for each output channel. 'fp8' means the "
         "type e4m3. This saves memory, but it is slow on a CPU, which converts the matrices in every step.",
-        QUANTIZATIONS,
+        ("none", "int8", "fp8"),
     )
     kv_cache_dtype: str = _knob(
         "auto",
         "The number type of cached keys and values. 'auto' means the type of --dtype. The types of 8 bits save memory, "
         "but they are slow on a CPU, which converts the pool.",
-        KV_CACHE_DTYPES,
+        ("auto", "fp8_e4m3", "fp8_e5m2"),
     )
     tp_size: Annotated[int, (1, 64)] = _knob(
         1, "The number of devices that share the model. Each holds a slice of every layer. A CPU simulates the devices."
@@ -136,7 +130,7 @@ class EngineConfig:
         "draft",
         "What happens where a grammar allows only one text, unless a request says otherwise: 'draft' proposes its "
         "tokens and lets the model verify them, 'retokenize' appends them, 'off' generates them one by one.",
-        JUMP_FORWARD,
+        ("draft", "retokenize", "off"),
     )
     disable_radix_cache: bool = _knob(False, "Turns off the cache of prefixes, so that requests share no prefix.")
     disable_overlap_schedule: bool = _knob(
@@ -210,7 +204,7 @@ class ServerConfig:
     tool_call_parser: str = _knob(
         "auto",
         "The form in which the model writes calls of tools. 'auto' finds the form in the chat template.",
-        TOOL_CALL_PARSERS,
+        ("auto", "llama3_json", "hermes", "mistral"),
     )
     max_request_bytes: Annotated[int, (1024, 2**31)] = _knob(
         4 * 2**20, "The most bytes in the body of a request, without its pictures and videos."
@@ -259,7 +253,7 @@ class ServerConfig:
     metrics_alias: str | None = _knob(
         None,
         "Shows each metric also under the name that this other server gives it. Default: jsg's names only.",
-        METRICS_ALIASES,
+        ("sglang", "vllm"),
     )
     log_requests: bool = _knob(
         False, "Writes one line of JSON to stderr for each request. The line has no text of the request."

@@ -1,6 +1,6 @@
 """Holds: prompts that stay in the cache because a client said that more requests with them will come.
 
-A held prompt has no row and costs no step; it only protects pages from eviction. It is a hint, so it gives way: where a
+A held prompt has no row and costs no step. It only protects pages from eviction. It is a hint, so it gives way: if a
 request that computes something needs the pages, holds end, the oldest first, before any request is retracted.
 """
 
@@ -17,8 +17,7 @@ class Holds:
     """The requests whose prompt is held, oldest first.
 
     Attributes:
-        num_open: How many of the scheduler's requests are holds: those whose prompt is held, and those whose prompt is
-            not computed yet.
+        num_open: How many of the scheduler's requests are holds, whether their prompt is computed yet or not.
     """
 
     def __init__(self, limit: int = MAX_HOLDS):
@@ -36,7 +35,7 @@ class Holds:
         return self._held[rid]
 
     def check_room(self) -> None:
-        """Raises QueueFullError where one more would be too many."""
+        """Raises QueueFullError if one more hold would be too many."""
         if self.num_open >= self._limit:
             raise QueueFullError(f"at most {self._limit} prompts may be held, and so many are; end some of them")
 
@@ -49,13 +48,13 @@ class Holds:
         del self._held[running.request.rid]
 
     def oldest(self, count: int) -> list[RunningRequest]:
-        """At most so many requests, those that were added first."""
+        """The requests that were added first, at most `count`."""
         return [running for running, _ in zip(self._held.values(), range(count), strict=False)]
 
     def num_to_end(self, num_pages: int) -> int:
-        """How many of the oldest must end until so many more pages are available; 0 where even all are not enough.
+        """How many of the oldest holds must end to free `num_pages` pages; 0 if even all are not enough.
 
-        Takes time for every node of the prefixes that are looked at.
+        It takes time for every node of the prefixes that it looks at.
         """
         ended: Counter[Node] = Counter()
         num_freed = 0

@@ -7,20 +7,20 @@ from jsg.sched.policy import Key, Policy
 from jsg.sched.request import RunningRequest
 
 CHANGES_PER_REORDER = 1 / 32
-"""Where keys depend on each other, all are made anew when this fraction of the requests has changed."""
+"""The fraction of the requests that must change before all keys are made anew, if keys depend on each other."""
 
 SPARE_KEYS = 1024
-"""Stale keys that the heap may have, beside one for each request, before it is made anew."""
+"""How many stale keys the heap may have, beside one for each request, before it is made anew."""
 
 
 class WaitingQueue:
     """Requests that wait, in policy order.
 
-    Each has a watch on the radix tree, so a change of the tree gives new keys to exactly the requests that it concerns.
-    Where keys depend on each other, `reorder` makes all of them together when enough has changed, and a new request has
-    no key until then.
+    Each request has a watch on the radix tree, so a change of the tree gives new keys to exactly the requests that it
+    concerns. If keys depend on each other, `reorder` makes all of them together when enough has changed, and a new
+    request has no key until then.
 
-    Invariants: `_keys` has each key that counts, and the heap has these and stale ones. A key ends with the arrival
+    Invariants: `_keys` has each key that counts, and the heap has these and stale keys. A key ends with the arrival
     number of its request.
     """
 
@@ -59,9 +59,9 @@ class WaitingQueue:
         self._num_changes += 1
 
     def reorder(self) -> None:
-        """Makes keys that depend on each other anew, where enough has changed. Call it before a round of admissions.
+        """Makes keys that depend on each other anew, if enough has changed. Call it before a round of admissions.
 
-        They change at no other moment: if the admission of one request moved others, a round would not be depth first.
+        Such keys change at no other time: if one admission moved other requests, a round would not be depth first.
         """
         if not self._policy.depends_on_others:
             return

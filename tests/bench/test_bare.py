@@ -113,15 +113,19 @@ def test_a_large_group_has_several_tiles_over_the_same_pages(tmp_path: pathlib.P
     np.testing.assert_array_equal(shared.run(work), shared.run(shared.prepare(plain, [(30, 1)] * num_rows)))
 
 
-def test_the_same_work_gives_the_same_tokens(bare: BareStep):
-    for key, chunks in (
+@pytest.mark.parametrize(
+    ("key", "chunks"),
+    [
         (BucketKey(Phase.DECODE, 2, 2), [(30, 1), (7, 1)]),
-        (BucketKey(Phase.EXTEND, 64, 2), [(0, 40)]),
-    ):
-        work = bare.prepare(key, chunks)
-        first = bare.run(work)
-        assert first.shape == (2,)
-        np.testing.assert_array_equal(bare.run(work), first)
+        pytest.param(BucketKey(Phase.EXTEND, 64, 2), [(0, 40)], marks=pytest.mark.slow),
+    ],
+    ids=["decode", "extend"],
+)
+def test_the_same_work_gives_the_same_tokens(bare: BareStep, key: BucketKey, chunks: list[tuple[int, int]]):
+    work = bare.prepare(key, chunks)
+    first = bare.run(work)
+    assert first.shape == (2,)
+    np.testing.assert_array_equal(bare.run(work), first)
 
 
 def test_rows_do_not_share_pages_unless_they_must(tmp_path: pathlib.Path):
