@@ -148,8 +148,12 @@ class JoinedRequests:
     a step begins, and when a branch is admitted or computed.
 
     Invariants: each branch that was made waits, runs or is computed. A request in `_parked` has no branches. Of another
-    request some branch waits while not all are made. `_ready` and `_fresh` have the requests whose branches are all
+    request some branch waits while not all are made. `ready` and `fresh` have the requests whose branches are all
     computed.
+
+    Attributes:
+        ready: The requests that can be admitted in this step.
+        fresh: The requests that can be admitted in the next step, but not in this one.
     """
 
     def __init__(
@@ -170,8 +174,8 @@ class JoinedRequests:
         self._makes_all = makes_all
         self._joins: dict[RunningRequest, Join] = {}
         self._parked: set[RunningRequest] = set()
-        self._ready: set[RunningRequest] = set()
-        self._fresh: set[RunningRequest] = set()
+        self.ready: set[RunningRequest] = set()
+        self.fresh: set[RunningRequest] = set()
 
     def __len__(self) -> int:
         return len(self._joins)
@@ -186,22 +190,13 @@ class JoinedRequests:
         """Branches whose pages are kept."""
         return sum(len(join.computed) for join in self)
 
-    @property
-    def has_fresh(self) -> bool:
-        """Whether some request can be admitted in the next step, but not in this one."""
-        return bool(self._fresh)
-
-    def is_ready(self, whole: RunningRequest) -> bool:
-        """Whether this request can be admitted in this step."""
-        return whole in self._ready
-
     def first_ready(self) -> RunningRequest | None:
         """The earliest arrival that can be admitted in this step."""
-        return _earliest(self._ready)
+        return _earliest(self.ready)
 
     def first_under_way(self, running: Iterable[RunningRequest]) -> RunningRequest | None:
         """The earliest arrival that is ready, or will be when a step has run, or has a branch among `running`."""
-        return _earliest({*self._ready, *self._fresh, *(r.branch_of for r in running if r.branch_of is not None)})
+        return _earliest({*self.ready, *self.fresh, *(r.branch_of for r in running if r.branch_of is not None)})
 
     def latest_computed(self) -> RunningRequest | None:
         """The latest arrival that has computed branches."""
@@ -225,7 +220,7 @@ class JoinedRequests:
 
     def remove(self, whole: RunningRequest) -> Join:
         """Forgets a joined request. Its branches belong to the caller now."""
-        for place in (self._parked, self._ready, self._fresh):
+        for place in (self._parked, self.ready, self.fresh):
             place.discard(whole)
         return self._joins.pop(whole)
 
@@ -235,8 +230,8 @@ class JoinedRequests:
         branches = join.branches
         join.pending.clear()
         join.computed.clear()
-        self._ready.discard(whole)
-        self._fresh.discard(whole)
+        self.ready.discard(whole)
+        self.fresh.discard(whole)
         self._parked.add(whole)
         return branches
 
@@ -247,8 +242,8 @@ class JoinedRequests:
 
         The branches that an earlier step has computed can be copied from now on.
         """
-        self._ready |= self._fresh
-        self._fresh.clear()
+        self.ready |= self.fresh
+        self.fresh.clear()
         for whole in sorted(self._parked, key=lambda whole: whole.arrival):
             join = self._joins[whole]
             self._make_branches(join, len(join.spans) if self._makes_all else join.num_at_once)
@@ -275,7 +270,7 @@ class JoinedRequests:
         join.computed[number] = join.pending.pop(number)
         if len(join.computed) == len(join.spans):
             # Larger pages are copied, so the step that writes them must come before the copies.
-            (self._ready if size == 1 else self._fresh).add(join.whole)
+            (self.ready if size == 1 else self.fresh).add(join.whole)
 
     def _join_of(self, branch: RunningRequest) -> Join:
         assert branch.branch_of is not None, "only a branch belongs to a joined request"
@@ -304,7 +299,7 @@ class JoinedRequests:
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
         computed = {join.whole for join in self if len(join.computed) == len(join.spans)}
-        assert self._ready | self._fresh == computed and not self._ready & self._fresh
+        assert self.ready | self.fresh == computed and not self.ready & self.fresh
         for join in self:
             assert join.whole.state is RequestState.JOINING
             assert {*join.pending, *join.computed} == set(range(join.num_made)), "a branch is lost"

@@ -8,7 +8,6 @@ import numpy as np
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.sched.config import SchedulerConfig
-from jsg.sched.holds import Holds
 from jsg.sched.joined import JoinedRequests
 from jsg.sched.outputs import make_output
 from jsg.sched.policy import make_policy
@@ -31,7 +30,8 @@ class Lifecycle:
         waiting: The WAITING requests, in policy order.
         joins: The JOINING requests.
         running: The RUNNING requests, in order of admission.
-        holds: The KEPT requests that are holds.
+        holds: By rid, the KEPT requests that are holds, the oldest first.
+        num_holds: How many requests are holds, whether their prompt is computed yet or not.
         live: By rid, the requests that wait, join or run, without branches, in order of arrival.
         unadmitted: The requests of `live` that were never admitted and have no admitted branch, in order of arrival.
         admitted: Requests that run since the last batch was made.
@@ -48,7 +48,8 @@ class Lifecycle:
         self.waiting = WaitingQueue(policy, cache)
         self.joins = JoinedRequests(self.table, self._queue, self.totals, makes_all=policy.depends_on_others)
         self.running: list[RunningRequest] = []
-        self.holds = Holds(config.max_holds)
+        self.holds: dict[str, RunningRequest] = {}
+        self.num_holds = 0
         self.live: dict[str, RunningRequest] = {}
         self.unadmitted: OrderedDict[RunningRequest, None] = OrderedDict()
         self.admitted: list[RunningRequest] = []
@@ -75,7 +76,7 @@ class Lifecycle:
         self.num_arrived = running.arrival + 1
         self.live[request.rid] = running
         self.unadmitted[running] = None
-        self.holds.num_open += request.hold
+        self.num_holds += request.hold
 
     def _queue(self, running: RunningRequest) -> None:
         """Lets a request wait for its turn, or for its branches."""
@@ -141,7 +142,7 @@ class Lifecycle:
             self.table.vision.release(running.request.rid)
             running.request = dataclasses.replace(running.request, media=())
         del self.live[running.request.rid]
-        self.holds.add(running)
+        self.holds[running.request.rid] = running
         self.finished.append(make_output(running))
 
     def end_branches(self, whole: RunningRequest) -> None:
@@ -177,7 +178,7 @@ class Lifecycle:
         if running.branch_of is None:
             self.live.pop(running.request.rid, None)  # a hold has left it when it was kept
             self.unadmitted.pop(running, None)
-            self.holds.num_open -= running.request.hold
+            self.num_holds -= running.request.hold
             self.table.forget(running.request, running.shifts, distrusts=distrusts)
 
     def _drop(self, running: RunningRequest) -> None:
@@ -186,7 +187,7 @@ class Lifecycle:
         self.table.drop(running.kept)
         running.kept = None
         if running.branch_of is None:
-            self.holds.remove(running)
+            del self.holds[running.request.rid]
 
     def _give_back(self, running: RunningRequest, *, distrusts: bool = False) -> None:
         """Takes back the row and pages of a running request, and shares its computed prefix unless it distrusts it."""
@@ -208,7 +209,7 @@ class Lifecycle:
         self.joins.check_integrity()
         self.table.vision.check_integrity(placement(running) for running in self.running)
         branches = [branch for join in self.joins for branch in join.branches]
-        held = self.holds.oldest(len(self.holds))
+        held = [*self.holds.values()]
         requests = [*self.live.values(), *branches, *held]
         for state, num_there in (
             (RequestState.WAITING, len(self.waiting)),
@@ -226,7 +227,7 @@ class Lifecycle:
             assert (running.kept is not None) == (running.state is RequestState.KEPT)
         assert all(r.state is RequestState.RUNNING for r in self.running)
         assert all(r.state is RequestState.KEPT for r in held)
-        assert self.holds.num_open == len(held) + sum(r.request.hold for r in self.live.values())
+        assert self.num_holds == len(held) + sum(r.request.hold for r in self.live.values())
         num_placed = sum(len(placement(r).branches) for r in self.running)
         assert self.table.num_kept == len(held) + self.joins.num_kept + num_placed
         rows = [placement(r).row for r in self.running]

@@ -9,6 +9,7 @@ tokens of a step before any of them attends, so even a request in the same step 
 uncached prefix therefore compute it once, without waiting for each other.
 """
 
+import itertools
 import logging
 from collections.abc import Mapping
 
@@ -21,6 +22,7 @@ from jsg.sched.batching import Batcher
 from jsg.sched.bypass import BypassLedger
 from jsg.sched.config import SchedulerConfig, check_positions, check_request
 from jsg.sched.drafts import add_drafts
+from jsg.sched.holds import num_to_end
 from jsg.sched.lifecycle import Lifecycle, placement
 from jsg.sched.outputs import append_tokens
 from jsg.sched.request import RequestState, RunningRequest
@@ -41,7 +43,7 @@ class Scheduler:
         running: The requests that run, in order of admission.
         waiting: The queue of waiting requests.
         joins: The joined requests that have no row yet.
-        holds: The prompts that are held.
+        holds: By rid, the requests whose prompt is held, the oldest first.
         totals: The counters since the start.
     """
 
@@ -72,8 +74,8 @@ class Scheduler:
             raise RequestError(f"rid must be unique among live requests, but {request.rid!r} is in use", param="rid")
         if self.num_waiting >= self._config.max_queued:
             raise QueueFullError(f"{self.num_waiting} requests wait already, the most --max-queued-requests allows")
-        if request.hold:
-            self.holds.check_room()
+        if request.hold and self._requests.num_holds >= (limit := self._config.max_holds):
+            raise QueueFullError(f"at most {limit} prompts may be held, and so many are; end some of them")
         check_request(request, self._config, self.table)
         self._requests.add(request, check_positions(request, self._config.context_length), now_s)
 
@@ -103,7 +105,7 @@ class Scheduler:
 
     def break_holds(self, count: int) -> None:
         """Ends the `count` oldest holds."""
-        for running in self.holds.oldest(count):
+        for running in [*itertools.islice(self.holds.values(), count)]:
             self.totals.num_holds_broken += 1
             self._requests.end(running, FinishReason(FinishType.STOP))
 
@@ -146,7 +148,7 @@ class Scheduler:
             budget -= add_drafts(decoding, proposals, self.table, self._config.buckets, most_entries, max_rows)
         chunks = self._plan_prefill(budget, now_s)
         while not decoding and not chunks and (self.running or len(self.joins)):
-            if self._num_in_flight or self.joins.has_fresh or not self._give_way():
+            if self._num_in_flight or self.joins.fresh or not self._give_way():
                 return None
             chunks = self._plan_prefill(budget, now_s)
         if not decoding and not chunks:
@@ -180,7 +182,7 @@ class Scheduler:
 
         That is a joined request with computed branches or a running request. False if it may have a step in flight.
         """
-        if count := self.holds.num_to_end(1):
+        if count := num_to_end(self.holds.values(), 1):
             self.break_holds(count)
             return True
         whole = self.joins.latest_computed()
@@ -263,7 +265,7 @@ class Scheduler:
         if not self.table.num_free_rows:
             return False
         if running.state is RequestState.JOINING:
-            if not self.joins.is_ready(running):
+            if running not in self.joins.ready:
                 return False
             num_copied = self.table.num_copied_pages(running.request)
             if not self._have_room(num_copied + self._expected_pages(running, running.request.joined[-1])):
@@ -290,7 +292,7 @@ class Scheduler:
         missing = num_pages + self._estimate.promised_pages - self.table.num_available_pages
         if missing <= 0 or not (self.running or self.joins.num_kept):
             return True
-        count = self.holds.num_to_end(missing)
+        count = num_to_end(self.holds.values(), missing)
         self.break_holds(count)
         return count > 0
 
@@ -308,7 +310,7 @@ class Scheduler:
         num_again = place.num_dispatched - start  # a request that was put off has its pages already
         wanted = min(running.num_known - start, budget)
         if (lacking := wanted - num_again - self.table.room(place)) > 0:
-            self.break_holds(self.holds.num_to_end(self.table.pages_for(lacking)))
+            self.break_holds(num_to_end(self.holds.values(), self.table.pages_for(lacking)))
         num_new = self.table.vision.reserve(running, place, start, min(wanted, num_again + self.table.room(place)))
         if num_new <= 0:
             return 0
