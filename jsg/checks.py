@@ -1,4 +1,4 @@
-"""Checks of what a client has sent, and messages that say which rule it breaks."""
+"""Checks of values that a client has sent, and messages that name the rule that a value breaks."""
 
 import math
 
@@ -6,18 +6,18 @@ from jsg.errors import RequestError
 
 
 def require(ok: bool, param: str, rule: str, value: object, remedy: str = "leave it out for the default") -> None:
-    """Raises RequestError where a field breaks its rule: "`param` must be `rule`, but got `value`; `remedy`"."""
+    """Raises RequestError unless `ok`: "`param` must be `rule`, but got `value`; `remedy`"."""
     if not ok:
         raise RequestError(f"{param} must be {rule}, but got {quote(value)}; {remedy}", param=param)
 
 
 def is_int(value: object) -> bool:
-    """Whether it is an integer, which a boolean is not."""
+    """Whether the value is an integer. A boolean is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number."""
+    """Whether the value is a finite number. A boolean is none."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer beyond every float
@@ -25,7 +25,7 @@ def is_number(value: object) -> bool:
 
 
 def quote(value: object) -> str:
-    """A value as a message may hold it: short, whatever a client has sent."""
+    """The text of a value for a message. It is short, whatever a client has sent."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     try:
@@ -43,7 +43,7 @@ def are_token_ids(values: tuple[object, ...]) -> bool:
 
 
 def token_id(value: object) -> int | None:
-    """A token id, which as a key of a JSON object is text; None for anything else."""
+    """A token id, which may be text since keys of JSON objects are texts; None for any other value."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None

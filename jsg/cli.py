@@ -1,7 +1,7 @@
 """The command line: `jsg serve`, `jsg generate`, `jsg chat`, `jsg check`, `jsg convert`, `jsg grammar check`.
 
-Options are the fields of `jsg.config`. Nothing slow is imported before it is known what to do; `serve` starts the
-engine process first and loads its own things while that one loads. The other commands run the engine in this process.
+Options are the fields of `jsg.config`. No slow module is imported before the command is known. `serve` starts the
+engine process first and loads its own modules meanwhile. The other commands run the engine in this process.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jsg
-from jsg.config import EngineConfig, ServerConfig, option
+from jsg.config import LOAD_FORMATS, EngineConfig, ServerConfig, option
 from jsg.errors import ConfigError, JsgError, RequestError
 from jsg.types import GRAMMAR_FIELDS, GrammarKind, GrammarSpec, PropertyOrder, Whitespace
 
@@ -34,17 +34,16 @@ INTERRUPTED = 130
 CHECK_PROMPT = "The quick brown fox jumps over the lazy dog. " * 4
 CHECK_NEW_TOKENS = 32
 MAX_LOGPROB_CHANGE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
-"""What default mode promises: the same logprobs but for rounding, the same tokens but for ties, where two logprobs are
-within twice this. What 16 bits need on a GPU was not measured on a device."""
+"""The change of a log-probability that rounding explains. In default mode, tokens may differ only at a tie: where the
+log-probabilities of two tokens differ by less than twice this. The values of 16 bits were not measured on a GPU."""
 GRAMMAR_ENDINGS: dict[str, GrammarKind] = {".json": "json_schema", ".gbnf": "ebnf", ".ebnf": "ebnf", ".regex": "regex"}
-FILE_CONTENTS = "in a .json a list is choices, and an object of type structural_tag is one"
-CONVERTED_FORMATS = ("auto", "safetensors", "orbax")
+FILE_CONTENTS = "in a .json file a list means choices, and an object of type structural_tag means a structural tag"
 GRAMMAR_OPTIONS = ("whitespace", "property_order")
-PASTE_GAP_S = 0.05  # lines that come faster than anyone types are one message
+PASTE_GAP_S = 0.05  # lines that come faster than anybody types are one message
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; gives the exit status: 0, 1 for a check that failed, 2 for an error, 130 after Ctrl-C."""
+    """Runs one command. Returns 0, or 1 for a check that failed, 2 for an error, or 130 after Ctrl-C."""
     started_at = time.monotonic()
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="jsg: %(levelname)s: %(message)s")
@@ -78,14 +77,14 @@ def _parser() -> argparse.ArgumentParser:
 
     def add_command(name: str, text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        command.add_argument("model", nargs="?", metavar="MODEL", help="the same as --model-path")
+        command.add_argument("model", nargs="?", metavar="MODEL", help="the model; the same as --model-path")
         _add_options(command, EngineConfig)
         return command
 
     _add_options(add_command("serve", "serve a model over HTTP"), ServerConfig)
     generate = add_command("generate", "continue one prompt")
-    generate.add_argument("--prompt", required=True, metavar="TEXT", help="what to continue; - reads it from stdin")
-    generate.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="tokens to generate at most")
+    generate.add_argument("--prompt", required=True, metavar="TEXT", help="the text to continue; - reads it from stdin")
+    generate.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="the most tokens to generate")
     generate.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token")
     generate.add_argument("--json", action="store_true", help="print an object with text, output_ids and meta_info")
     add_command("chat", "talk to a model in the terminal")
@@ -96,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_convert_command(commands: Any) -> None:
-    text = "write a model as an orbax checkpoint that is chunked for a number of devices"
+    text = "write a model as an orbax checkpoint, in chunks for a number of devices"
     command = commands.add_parser("convert", help=text, description=text, allow_abbrev=False)
     command.add_argument("source", metavar="SRC", help="a model directory or a hub name, as --model-path takes it")
     command.add_argument("destination", metavar="DST", help="the model directory to make; it must not exist yet")
@@ -105,42 +104,44 @@ def _add_convert_command(commands: Any) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="devices that the chunks are made for; any other number loads them too (default: 1)",
+        help="the number of devices for which chunks are made; any other number can load them too (default: 1)",
     )
     command.add_argument(
         "--load-format",
-        choices=CONVERTED_FORMATS,
+        choices=[name for name in LOAD_FORMATS if name != "dummy"],
         default="auto",
-        help="which weights of SRC, where it has both; 'auto' is whichever it has (default: auto)",
+        help="the kind of weight files in SRC to read; 'auto' reads the kind that SRC has (default: auto)",
     )
 
 
 def _add_grammar_command(commands: Any) -> None:
-    """`jsg grammar check`, which needs no model and loads none."""
-    text = "say whether a grammar compiles, how big it is, what it forces, and where a text leaves it"
+    """`jsg grammar check`, which needs no model."""
+    text = "check whether a grammar compiles, how large it is, what text it forces, and where a text leaves it"
     actions = commands.add_parser("grammar", help=text, description=text).add_subparsers(
         dest="action", required=True, metavar="ACTION"
     )
     check = actions.add_parser("check", help=text, description=text, allow_abbrev=False)
     source = check.add_mutually_exclusive_group(required=True)
     endings = ", ".join(f"{ending} ({kind})" for ending, kind in GRAMMAR_ENDINGS.items())
-    source.add_argument("file", nargs="?", metavar="FILE", help=f"its kind by its ending: {endings}; {FILE_CONTENTS}")
+    source.add_argument(
+        "file", nargs="?", metavar="FILE", help=f"a file of a kind by ending: {endings}; {FILE_CONTENTS}"
+    )
     source.add_argument("--json-schema", metavar="S", help="a JSON Schema")
     source.add_argument("--regex", metavar="R", help="a regular expression")
     source.add_argument("--ebnf", metavar="G", help="an EBNF grammar")
-    source.add_argument("--choices", metavar="L", help="a JSON list of texts, one of which is the output")
+    source.add_argument("--choices", metavar="L", help="a JSON list of texts; the output is one of them")
     source.add_argument("--structural-tag", metavar="S", help="a structural tag as JSON")
-    check.add_argument("--text", metavar="T", help="a text to read; - reads it from stdin")
+    check.add_argument("--text", metavar="T", help="a text to match; - reads it from stdin")
     check.add_argument(
-        "--whitespace", choices=typing.get_args(Whitespace), help="of a schema's JSON; for schemas and tags"
+        "--whitespace", choices=typing.get_args(Whitespace), help="the white space in the JSON of a schema or tag"
     )
     check.add_argument(
-        "--property-order", choices=typing.get_args(PropertyOrder), help="of its objects' members; for both too"
+        "--property-order", choices=typing.get_args(PropertyOrder), help="the order of the members of its objects"
     )
 
 
 def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | ServerConfig]) -> None:
-    """One option for each field. An option that is not given stays out of the namespace: the field has the default."""
+    """Adds an option for each field. An option that is not given is not in the namespace: the field has its default."""
     annotations = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         kind, text = _value_type(annotations[field.name]), field.metadata["help"]
@@ -165,10 +166,10 @@ def _add_options(parser: argparse.ArgumentParser, config: type[EngineConfig | Se
 
 
 def _value_type(annotation: Any) -> type:
-    """The type of an option's value: T of `T | None`; `tuple` of one that may be given several times."""
-    if isinstance(annotation, types.UnionType):
-        return next(kind for kind in annotation.__args__ if kind is not types.NoneType)
-    return typing.get_origin(annotation) or annotation
+    """The type of an option's value: T of `T | None`; `tuple` if the option may be given several times."""
+    if typing.get_origin(annotation) is tuple:
+        return tuple
+    return next((kind for kind in typing.get_args(annotation) if kind is not types.NoneType), annotation)
 
 
 def _engine_config(options: argparse.Namespace) -> EngineConfig:
@@ -215,7 +216,7 @@ def _serve(engine: EngineConfig, server: ServerConfig, started_at: float) -> int
 
 
 def _follow(config: EngineConfig) -> int:
-    """Is one of several hosts until the leader ends. Ctrl-C and SIGTERM end it at once, and the leader hears of it."""
+    """Works as one of several hosts until the leader ends. Ctrl-C and SIGTERM end it at once; the leader notices."""
     from jsg.engine.startup import follow
     from jsg.server.progress import StartDisplay
 
@@ -227,7 +228,7 @@ def _follow(config: EngineConfig) -> int:
 
 @contextlib.contextmanager
 def _running_engine(config: EngineConfig) -> Iterator[Engine]:
-    """The engine in this process, with the progress of its start on stderr."""
+    """Runs an engine in this process and shows the progress of its start on stderr."""
     from jsg.engine.offline.engine import Engine
     from jsg.server.progress import StartDisplay
 
@@ -249,7 +250,7 @@ def _generate(config: EngineConfig, options: argparse.Namespace) -> int:
 
 
 def _grammar_spec(options: argparse.Namespace) -> GrammarSpec:
-    """The grammar that was given, from whichever place."""
+    """The grammar that an option or a file gives."""
     kind: GrammarKind
     if options.file is not None:
         kind, grammar = _grammar_file(pathlib.Path(options.file))
@@ -267,7 +268,7 @@ def _grammar_spec(options: argparse.Namespace) -> GrammarSpec:
 
 
 def _grammar_file(path: pathlib.Path) -> tuple[GrammarKind, str]:
-    """The kind and the text of a grammar in a file."""
+    """The kind and the text of the grammar in a file."""
     ending = path.suffix.lower()
     if ending not in GRAMMAR_ENDINGS:
         raise ConfigError(f"FILE must end in {' or '.join(GRAMMAR_ENDINGS)}, but got {path.name!r}; rename it")
@@ -289,7 +290,7 @@ def _grammar_file(path: pathlib.Path) -> tuple[GrammarKind, str]:
 
 
 def _text_to_read(given: str | None) -> str | None:
-    """The text of `--text`: - reads it from stdin."""
+    """The text of `--text`, which - reads from stdin."""
     try:
         text = sys.stdin.read() if given == "-" else given
         if text is not None:
@@ -304,7 +305,7 @@ def _text_to_read(given: str | None) -> str | None:
 
 
 def _check_grammar(options: argparse.Namespace) -> int:
-    """0 where it compiles and a given text matches, 1 where the text does not."""
+    """Returns 0 if the grammar compiles and matches the text, if there is one, and 1 if it does not match."""
     from jsg.constrained.report import check_grammar, describe_text
 
     spec = _grammar_spec(options)
@@ -318,7 +319,7 @@ def _check_grammar(options: argparse.Namespace) -> int:
 
 
 def _chat(config: EngineConfig) -> int:
-    """Ctrl-C ends an answer, Ctrl-D the chat. What was answered until then stays in the conversation."""
+    """Ctrl-C ends an answer, Ctrl-D the chat. The conversation keeps the part of an answer before Ctrl-C."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # line editing and history for `input`
     from jsg.server.chat_prompt import ChatPrompt
@@ -355,7 +356,7 @@ def _print_answer(engine: Engine, input_ids: Sequence[int]) -> str:
 
 
 def _read_message() -> str | None:
-    """What the user types or pastes, several lines at once included; None at the end of the input."""
+    """What the user types, or pastes in several lines; None at the end of the input."""
     is_terminal = sys.stdin.isatty()
     while True:
         try:
@@ -371,7 +372,7 @@ def _read_message() -> str | None:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    """Writes the checkpoint, with a bar on a terminal and a line for each tenth elsewhere."""
+    """Writes the checkpoint. Shows a bar on a terminal, and a line for each tenth elsewhere."""
     from jsg.models.convert import convert, use_host
     from jsg.server.progress import ByteDisplay
     from jsg.sources import resolve_model
@@ -392,7 +393,7 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _check(config: EngineConfig) -> int:
-    """Answers one prompt with an empty cache and again with a full one, and compares; times the step."""
+    """Compares the answer with an empty cache and the answer with a full one, and times the step."""
     packages = ("jax", "jaxlib", "flax", "numpy", "tokenizers")
     print(
         "versions:", ", ".join([f"jsg {jsg.__version__}"] + [f"{p} {importlib.metadata.version(p)}" for p in packages])
@@ -420,7 +421,7 @@ def _greedy_answer(engine: Engine) -> dict[str, Any]:
 
 
 def find_difference(cold: dict[str, Any], warm: dict[str, Any], max_change: float) -> str | None:
-    """What two greedy answers differ in beyond rounding, or None.
+    """How two greedy answers differ beyond rounding; None if they do not.
 
     Tokens must be equal up to the first tie; their log-probabilities may differ by `max_change`.
     """

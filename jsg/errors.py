@@ -1,10 +1,10 @@
 """Every exception jsg raises on purpose.
 
     JsgError
-    ├── ConfigError              a knob or a combination of knobs that cannot work
-    ├── ModelError               the model directory: missing, truncated, of an unknown family
-    ├── MemoryPlanError          weights and KV pool do not fit in the memory asked for
-    ├── RequestError             the client's fault; HTTP 400
+    ├── ConfigError              an option or a combination of options that cannot work
+    ├── ModelError               a model directory that is missing, damaged or of an unknown family
+    ├── MemoryPlanError          weights and KV pool do not fit in the memory that was asked for
+    ├── RequestError             a request that breaks a rule; HTTP 400
     │   ├── ContextLengthError   prompt and new tokens exceed the context
     │   ├── GrammarError         a grammar that is wrong or not supported
     │   ├── UnsupportedError     a program asks its backend for something that this kind of backend cannot do
@@ -18,12 +18,12 @@
     ├── ForbiddenError           the caller's key does not allow it; HTTP 403
     ├── RateLimitError           the caller has too many requests under way; HTTP 429
     ├── QueueFullError           too many requests wait; HTTP 503
-    │   └── QueueTimeoutError    one waited too long
+    │   └── QueueTimeoutError    a request waited too long
     ├── TimeLimitError           a request took longer than it may; HTTP 504
-    │   └── FirstTokenTimeoutError  its first token did
+    │   └── FirstTokenTimeoutError  its first token took too long
     ├── ShuttingDownError        the server is ending; HTTP 503
     ├── BackendError             a server that programs run on cannot be reached, failed, or cannot do what is asked
-    ├── TraceError               a program that cannot be traced: it needs a value that only a run has
+    ├── TraceError               a program that cannot be traced, since it needs a value that only a run has
     ├── ForbiddenCompileError    a compile after warm-up under --forbid-compile
     └── EngineDeadError          the engine process ended; HTTP 503
 
@@ -36,15 +36,15 @@ class JsgError(Exception):
     """The root: catching it catches everything jsg raises on purpose.
 
     Attributes:
-        retry_after_s: Whole seconds after which the same request may do better; None where waiting does not help or
-            nothing is known.
+        retry_after_s: Whole seconds after which the same request may succeed; None if waiting does not help or nothing
+            is known.
     """
 
     retry_after_s: int | None = None
 
 
 class ConfigError(JsgError):
-    """A knob or a combination of knobs that cannot work."""
+    """An option or a combination of options that cannot work."""
 
 
 class ModelError(JsgError):
@@ -82,7 +82,7 @@ def check_length(num_prompt_tokens: int, max_new_tokens: int, limit: int) -> Non
 
 
 def check_prompt_len(num_tokens: int, limit: int | None, param: str) -> None:
-    """Raises ContextLengthError where a prompt, of which these are tokens, is so long that it is not worth counting."""
+    """Raises ContextLengthError for a prompt of so many tokens at least that to count them all is not worth it."""
     if limit is not None and num_tokens > 2 * limit:
         raise ContextLengthError(
             f"prompt and new tokens together must be at most {limit}, but the prompt alone has more than {2 * limit}; "
@@ -100,7 +100,7 @@ class UnsupportedError(RequestError):
 
 
 class PreviousResponseError(RequestError):
-    """A request that continues a response which is not stored, or not any more."""
+    """A request that continues a response which is not stored, or is no longer stored."""
 
 
 class GraphError(RequestError):
@@ -112,7 +112,7 @@ class ProgramError(RequestError):
 
 
 class UnknownVariableError(ProgramError, KeyError):
-    """A program, or who runs it, reads a variable that the program never set."""
+    """A program, or its caller, reads a variable that the program never set."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError would show it in quotes

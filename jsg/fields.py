@@ -11,7 +11,7 @@ MAX_JSON_BYTES = 16 * 2**20
 MAX_INTEGER = 2**24
 MAX_LIST = 1024
 MAX_SHOWN = 80
-"""Characters of a bad value that an error message repeats."""
+"""The characters of a wrong value that an error message repeats."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -34,10 +34,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """One JSON object. A null counts as absent. Every getter raises ModelError naming file, field, rule and value.
+    """One JSON object. A null counts as absent. Getters raise ModelError, which names file, field, rule and value.
 
     Attributes:
-        file: Its name, and of a nested object where it stands, for messages.
+        file: The name of its file, and the name of the field if the object is nested, for messages.
     """
 
     def __init__(self, file: str, values: Mapping[str, Any]):
@@ -54,15 +54,15 @@ class Fields:
         return default if value is None else value
 
     def over(self, defaults: Mapping[str, Any]) -> "Fields":
-        """The same object with `defaults` where it is silent; a null is not silent, it takes the default away."""
+        """The same object with `defaults` for fields that it lacks. A null is no lack: it takes the default away."""
         return Fields(self.file, {**defaults, **self._values})
 
     def under(self, values: Mapping[str, Any]) -> "Fields":
-        """The same object with `values` in place of its own."""
+        """The same object, in which `values` replace its own."""
         return Fields(self.file, {**self._values, **values})
 
     def require(self, ok: bool, name: str, rule: str, value: object) -> None:
-        """Raises unless `ok`; the message says that the field must `rule`, and what it is."""
+        """Raises unless `ok`. The message says that the field must `rule`, and which value it has."""
         if not ok:
             shown = repr(value)
             shown = shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "…"
@@ -75,13 +75,13 @@ class Fields:
         return None if value is None else Fields(f"{self.file}: {name}", value)
 
     def integer(self, name: str, default: int | None = None, low: int = 1, high: int = MAX_INTEGER) -> int:
-        """An integer in [low, high]; required if there is no default."""
+        """An integer in [low, high]. Without a default the field is required."""
         value = self.get(name, default)
         self.require(type(value) is int and low <= value <= high, name, f"be an integer in [{low}, {high}]", value)
         return value
 
     def number(self, name: str, default: float | None = None, low: float = 0.0, high: float = 1e12) -> float:
-        """A number in (low, high]; required if there is no default."""
+        """A number in (low, high]. Without a default the field is required."""
         value = self.get(name, default)
         self.require(type(value) in (int, float) and low < value <= high, name, f"be in ({low}, {high}]", value)
         return float(value)
@@ -99,7 +99,7 @@ class Fields:
         return value
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """One token id, a list of them, or none."""
+        """No token id, one, or a list of them."""
         value = self.get(name, [])
         ids = tuple(value) if isinstance(value, list) else (value,)
         ok = len(ids) <= MAX_LIST and all(type(token) is int and 0 <= token < MAX_INTEGER for token in ids)

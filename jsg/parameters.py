@@ -1,9 +1,9 @@
-"""The table of sampling parameters: what each one takes, what it is by default, and its name in every interface of jsg.
+"""The table of sampling parameters: the values that each takes, its default, and its name in every interface of jsg.
 
-Whatever handles sampling parameters reads this table: the checks of `SamplingParams` and of `gen`, the JSON of graphs,
-the bodies of the HTTP interfaces, the requests that are sent to the APIs of others, and what a run gives to its gens.
-So a new parameter is one entry of `PARAMETERS`. Beside it stand only the typed signatures that an editor shows:
-`SamplingParams`, `gen` with its kin, and `RunArgs`; `tests/test_parameters.py` compares them with the table.
+All code for sampling parameters reads this table: the checks of `SamplingParams` and of `gen`, the JSON of graphs, the
+bodies of the HTTP interfaces, the requests to the APIs of others, and the arguments that a run passes to its gens. So a
+new parameter is one entry of `PARAMETERS`. Besides, only the typed signatures that an editor shows name parameters:
+`SamplingParams`, `gen` with its kin, and `RunArgs`. `tests/test_parameters.py` compares them with the table.
 """
 
 import dataclasses
@@ -25,17 +25,18 @@ JumpForward = Literal["draft", "retokenize", "off"]
 Dtype = Literal["int", "float", "bool", "str"]
 
 Interface = Literal["gen", "run", "openai", "responses", "anthropic"]
-"""Where a parameter has a name: `gen` and the JSON of graphs; the run of a program; `/v1/completions` and
-`/v1/chat/completions`, and jsg's own requests to servers that offer them; `/v1/responses`; `/v1/messages`."""
+"""The interfaces that name parameters. "gen" is `gen` and the JSON of graphs, and "run" is the run of a program.
+"openai" is `/v1/completions` and `/v1/chat/completions`, and jsg's own requests to servers that have them. "responses"
+is `/v1/responses`, and "anthropic" is `/v1/messages`."""
 Remote = Literal["openai", "sglang", "vllm", "anthropic"]
-"""The APIs of others, by who defines them."""
+"""The APIs of others, named after those who define them."""
 
-# Kinds of values. `type` is what `SamplingParams` keeps of one.
+# Kinds of values. `type` is the type of a value in `SamplingParams`.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Integer:
-    """A whole number from `low` to `high`, both included, or `also`; `rule` is that in the words of an error."""
+    """A whole number from `low` to `high`, both included, or `also`. An error message says it as `rule`."""
 
     type: ClassVar[Any] = int
     low: int = 0
@@ -44,14 +45,14 @@ class Integer:
     also: int | None = None
 
     def read(self, name: str, value: Any) -> int:
-        """The value as `SamplingParams` keeps it. Raises RequestError, which says the rule, for another one."""
+        """The value as `SamplingParams` keeps it. Raises RequestError for a wrong value."""
         require(is_int(value) and (self.low <= value <= self.high or value == self.also), name, self.rule, value)
         return value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Number:
-    """A number, with or without a fraction; as `Integer` otherwise."""
+    """A number, which may have a fraction. Its range is that of `Integer`."""
 
     type: ClassVar[Any] = float
     low: float
@@ -79,7 +80,7 @@ class Flag:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Text:
-    """A text, of which only a backend knows more."""
+    """A text, which only a backend can check."""
 
     type: ClassVar[Any] = str
 
@@ -104,7 +105,7 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Texts:
-    """At most `max_items` texts of 1 to `max_chars` characters, or one text alone; an error calls them `noun`."""
+    """One text, or at most `max_items` texts, of 1 to `max_chars` characters. An error message calls them `noun`."""
 
     type: ClassVar[Any] = tuple[str, ...]
     max_items: int
@@ -138,7 +139,7 @@ class TokenIds:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LogitBias:
-    """What is added to the logits of tokens: at most `max_items` pairs, or a dict, whose keys JSON makes texts."""
+    """At most `max_items` pairs of a token and a number to add to its logit, or a dict, whose keys may be texts."""
 
     type: ClassVar[Any] = tuple[tuple[int, float], ...]
     max_items: int
@@ -165,18 +166,19 @@ class Parameter:
     """One sampling parameter.
 
     Attributes:
-        name: Its name in `SamplingParams` and so in `sampling_params` of `/generate`, which is SGLang's name.
-        kind: What values it takes.
-        default: Its value where nobody gives one.
-        interfaces: Where else it can be given.
-        help: What the documentation of the HTTP interfaces says of it; the range of a number where it is empty.
-        names: Its name in an interface that calls it otherwise.
+        name: Its name in `SamplingParams`, and so in `sampling_params` of `/generate`. It is SGLang's name.
+        kind: The values that it takes.
+        default: Its value if nobody gives one.
+        interfaces: The other interfaces that take it.
+        help: Its text in the documentation of the HTTP interfaces. If it is empty, they show the range of a number.
+        names: Its names in interfaces that do not use `name`.
         role: "sampling" is a field of `SamplingParams`, "grammar" stands for its field `grammar`, "report" belongs to
             the request as a whole, and "type" is known to the language only, which makes a grammar of it.
-        remote: Whose APIs take it, under the name in "openai", or in "anthropic" for Anthropic's.
-        has_neutral: The default asks for nothing, so a backend that cannot honour the parameter need not refuse it.
-        takes_zero: In the interfaces of OpenAI and Anthropic, 0 stands for the default.
-        is_stateless: What it does to a token depends on nothing before that token, so gens may share a call.
+        remote: The APIs of others that take it, under its name in "anthropic" for Anthropic's and in "openai" for the
+            rest.
+        has_neutral: Whether the default asks for nothing, so that a backend without the parameter need not refuse it.
+        takes_zero: Whether 0 stands for the default in the interfaces of OpenAI and Anthropic.
+        is_stateless: Whether its effect on a token is independent of the tokens before, so that gens may share a call.
     """
 
     name: str
@@ -193,7 +195,7 @@ class Parameter:
     is_stateless: bool = False
 
     def name_in(self, interface: Interface) -> str | None:
-        """Its name in an interface; None where it cannot be given."""
+        """Its name in an interface; None if the interface does not take it."""
         return self.names.get(interface, self.name) if interface in self.interfaces else None
 
 
@@ -315,12 +317,12 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 
 def named(interface: Interface) -> dict[str, Parameter]:
-    """The parameters that can be given in an interface, by their names there."""
+    """The parameters that an interface takes, by their names there."""
     return {name: parameter for parameter in PARAMETERS if (name := parameter.name_in(interface)) is not None}
 
 
 def with_fields[T](fields: Mapping[str, tuple[Any, Any]]) -> Callable[[type[T]], type[T]]:
-    """Gives a class, before `dataclass` sees it, those fields (name → type, default) that it does not declare."""
+    """Adds the fields (name → type, default) that a class lacks, before `dataclass` sees the class."""
 
     def complete(cls: type[T]) -> type[T]:
         for name, (kind, default) in fields.items():

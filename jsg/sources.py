@@ -1,4 +1,4 @@
-"""A model name → the directory that holds it. Host side; the hub's client is imported only when a name needs it."""
+"""Finds the directory of a model by its name. The client of the hub is imported only when a name needs it."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -9,27 +9,27 @@ from jsg.errors import ModelError
 
 # A model directory is data: weights, JSON, templates and vocabularies. Never pickles, never code.
 _WANTED_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt", "orbax/*"]
-# Second copies of the weights in other layouts, which some repositories carry beside the ones we read.
+# Some repositories have second copies of the weights in other layouts, beside the files that jsg reads.
 _UNWANTED_FILES = ["consolidated*", "original/*", "onnx/*", "*.bin", "*.pt", "*.pth"]
-# Of a repository with both kinds of weights, those of the one that was not asked for.
+# For each kind of weights, the files of the other kind, which are not downloaded if a repository has both.
 _INDEX, _MANIFEST = "model.safetensors.index.json", "orbax.json"
 _OTHER_KIND = {"safetensors": [_MANIFEST, "orbax/*"], "orbax": ["*.safetensors", _INDEX]}
 _ASSETS = Path(__file__).parent / "assets"
 EMBEDDED = {name: _ASSETS / name for name in ("tiny", "tiny-vision")}
-"""The models inside the package, by name; the second takes pictures."""
+"""The directories of the models inside the package, by name."""
 
 
 def resolve_model(name: str, *, revision: str | None = None, load_format: str = "auto") -> Path:
-    """The local directory of a model; downloads it when it is a hub name that is not in the hub's cache yet.
+    """The local directory of a model. Downloads the model if its hub name is not in the hub's cache yet.
 
     Args:
         name: "tiny" or "tiny-vision" (the models inside the package), a directory, or a hub name such as "owner/model".
-        revision: A branch, tag or commit of the hub repository; None is its default branch. What the cache holds
-            of a branch is used as it is: name a commit to be sure of a version.
-        load_format: `safetensors` or `orbax` where weights of that kind alone are wanted; others take what is there.
+        revision: A branch, tag or commit of the hub repository; None is its default branch. A cached branch is not
+            updated, so name a commit to be sure of a version.
+        load_format: `safetensors` or `orbax` asks for weights of that kind; any other value takes what is there.
 
     Raises:
-        ModelError: Nothing of that name is here and the hub cannot give it.
+        ModelError: There is no directory of that name, and the hub does not give one.
     """
     if name in EMBEDDED:
         return EMBEDDED[name]
@@ -45,7 +45,7 @@ def resolve_model(name: str, *, revision: str | None = None, load_format: str = 
 
 
 def _snapshot(name: str, revision: str | None, load_format: str, *, from_cache: bool) -> Path:
-    """The snapshot directory of a hub repository; raises ModelError when the cache or the hub does not give it."""
+    """The snapshot directory of a hub repository. Raises ModelError if the cache or the hub does not have it."""
     import httpx
     from huggingface_hub import snapshot_download
 
@@ -59,8 +59,8 @@ def _snapshot(name: str, revision: str | None, load_format: str, *, from_cache: 
                 local_files_only=from_cache,
             )
         )
-    # What the client raises: a ValueError for a name that cannot be one, a RuntimeError inside its transfer library.
-    # Their texts carry paths and addresses, so only the kind is told.
+    # The client raises a ValueError for an impossible name, and a RuntimeError inside its transfer library. Their texts
+    # have paths and addresses, so the message names the kind only.
     except (OSError, httpx.HTTPError, ValueError, RuntimeError) as error:
         kind = type(error).__name__
     at_revision = f" at revision {revision!r}" if revision else ""
@@ -73,7 +73,7 @@ def _snapshot(name: str, revision: str | None, load_format: str, *, from_cache: 
 
 
 def _has_all_weights(directory: Path, load_format: str) -> bool:
-    """Whether a cached snapshot is whole: an interrupted download leaves a list of files, but not all of them."""
+    """Whether a cached snapshot is whole. After an interrupted download some of the listed files are missing."""
     kinds = {"safetensors": _has_all_safetensors, "orbax": _has_all_orbax}
     if load_format in kinds:
         return kinds[load_format](directory)
@@ -91,7 +91,7 @@ def _has_all_orbax(directory: Path) -> bool:
 
 
 def _has_listed(file: Path, field: str, names: Callable[[dict[str, Any]], Iterable[str]], folder: Path) -> bool:
-    """Whether all that an object in a JSON file names is in a folder."""
+    """Whether a folder has all files that an object in a JSON file names."""
     try:
         listed = set(names(json.loads(file.read_text(encoding="utf-8"))[field]))
         return bool(listed) and all((folder / path).is_file() for path in listed)

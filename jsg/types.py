@@ -1,7 +1,7 @@
-"""The records that cross package and process boundaries. Host side: no JAX, nothing mutable.
+"""The records that cross package and process boundaries. They need no JAX, and nobody changes them.
 
-`Request` goes down to the engine, `RequestOutput` comes back, one per request and step. Both are tokens only: text is
-made and unmade in `jsg.processing`.
+A `Request` goes down to the engine, and one `RequestOutput` comes back for each request and step. Both have tokens
+only: `jsg.processing` translates between text and tokens.
 """
 
 import dataclasses
@@ -15,34 +15,35 @@ from typing import Any, Literal, get_args
 from jsg.checks import are_token_ids, is_int, quote, require
 from jsg.errors import GrammarError, RequestError
 from jsg.media import MediaInput
-from jsg.parameters import PARAMETERS, JumpForward, with_fields
+from jsg.parameters import PARAMETERS, Flag, Integer, JumpForward, TokenIds, with_fields
 
 MAX_TOP_LOGPROBS = 128
 MAX_BRANCHES = 1024
 MAX_GRAMMAR_BYTES = 1 << 20
-
+_PRIORITY = Integer(-(2**31), 2**31 - 1, "an integer in [-2^31, 2^31)")
+_TOP_LOGPROBS = Integer(0, MAX_TOP_LOGPROBS, f"an integer in [0, {MAX_TOP_LOGPROBS}]")
 
 GrammarKind = Literal["regex", "json_schema", "ebnf", "choices", "structural_tag"]
 Whitespace = Literal["fixed", "compact", "flexible"]
 PropertyOrder = Literal["declared", "free"]
 GRAMMAR_FIELDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 _GRAMMAR_OPTIONS = {"whitespace": "fixed", "property_order": "declared"}
-"""What may stand beside a grammar that has JSON in it, and its default."""
+"""The options of a grammar that has JSON in it, with their defaults."""
 _WITH_OPTIONS: tuple[GrammarKind, ...] = ("json_schema", "structural_tag")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """A grammar as a client wrote it; `jsg.constrained` compiles it.
+    """A grammar as a client wrote it. `jsg.constrained` compiles it.
 
     Attributes:
-        kind: What `text` is written in.
-        text: A regular expression, a JSON Schema, an EBNF grammar, a JSON list of choices, or a structural tag as JSON;
-            at most `MAX_GRAMMAR_BYTES` in UTF-8.
-        whitespace: In the JSON of a schema: "fixed" is `", "` and `": "`, "compact" is none, "flexible" is at most one
-            space, or a line break with indentation.
-        property_order: Members of the objects of a schema stand in the order "declared" there, or in any ("free").
-        key: The same for equal grammars and for no others.
+        kind: The language of `text`.
+        text: A regular expression, a JSON Schema, an EBNF grammar, a JSON list of choices, or a structural tag as JSON.
+            It has at most `MAX_GRAMMAR_BYTES` in UTF-8.
+        whitespace: The white space in the JSON of a schema. "fixed" means `", "` and `": "`, "compact" means none, and
+            "flexible" means at most one space, or a line break with indentation.
+        property_order: The order of the members of an object: as the schema declares them, or any order ("free").
+        key: A digest. Equal grammars have equal keys, and different grammars have different keys.
     """
 
     kind: GrammarKind
@@ -96,12 +97,12 @@ class SamplingParams:
     """How to choose tokens and when to stop. SGLang's names and defaults.
 
     Attributes:
-        max_new_tokens: Tokens to generate at most; 0 only fills the cache.
-        min_new_tokens: Until so many are generated, EOS, stop tokens, strings and patterns cannot end the request.
-        stop: Strings that end the output, or one string; they are cut off unless `no_stop_trim`.
+        max_new_tokens: The largest number of tokens to generate; 0 only fills the cache.
+        min_new_tokens: The number of tokens before which no EOS, stop token, string or pattern ends the request.
+        stop: One string or several strings that end the output. They are cut off unless `no_stop_trim` is set.
         stop_token_ids: Token ids that end the output.
-        stop_regex: Regular expressions (Python's dialect), or one, before whose first match the output ends: the match
-            that is complete first, and of several that are then complete the longest. It is cut off as a string is.
+        stop_regex: One or several regular expressions in Python's dialect. The output ends before the match that is
+            complete first; if several matches are complete then, before the longest. It is cut off like a stop string.
         temperature: 0 is greedy; otherwise in [1e-5, 100].
         top_p: Keep the smallest set of most likely tokens with at least this mass, in [1e-6, 1].
         top_k: Keep this many most likely tokens (ties stay in); -1 keeps all.
@@ -110,15 +111,16 @@ class SamplingParams:
         presence_penalty: Subtracted once from the logit of every token that is in the output, in [-2, 2].
         repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or output, in [0.01, 2].
         logit_bias: Pairs (token id, value in [-100, 100]) added to the logits; or a dict.
-        sampling_seed: Same seed, same tokens; None draws one.
+        sampling_seed: The same seed gives the same tokens; None draws a seed.
         ignore_eos: Do not stop at EOS.
-        n: How many answers; answer i uses seed + i.
+        n: The number of answers; answer i uses seed + i.
         skip_special_tokens: Leave special tokens out of the text.
         no_stop_trim: Keep the stop string or stop token in the text.
-        grammar: What the whole output must match; None for anything. EOS is then allowed where the output is complete.
-        jump_forward: What to do where the grammar leaves one way on: "draft" proposes its tokens and lets the model
-            verify them, "retokenize" appends them, "off" generates them one by one; None is the engine's default.
-        return_constraint: Report what the grammar did: `RequestOutput.constraint`.
+        grammar: The grammar that the whole output must match; None allows any output. EOS is allowed only where the
+            output is complete.
+        jump_forward: What to do where the grammar allows only one text: "draft" proposes its tokens and lets the model
+            verify them, "retokenize" appends them, "off" generates them one by one. None is the engine's default.
+        return_constraint: Report in `RequestOutput.constraint` what the grammar did.
     """
 
     max_new_tokens: int = 128
@@ -178,10 +180,10 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "SamplingParams":
-        """Builds from a client's JSON object. An unknown name is refused by name; null means the default.
+        """Builds from a client's JSON object. An unknown name is an error; null means the default.
 
-        In place of `grammar` it may have one of `GRAMMAR_FIELDS`, with `whitespace` and `property_order` beside it: a
-        text, or the JSON value itself where the text is JSON.
+        The object may have one of `GRAMMAR_FIELDS` in place of `grammar`, with `whitespace` and `property_order` beside
+        it. Its value is a text, or the JSON value itself if the text is JSON.
         """
         fields = _with_grammar(fields)
         known = {f.name for f in dataclasses.fields(cls)}
@@ -225,27 +227,27 @@ class Request:
     """One sequence to continue.
 
     Attributes:
-        rid: The client's name for it; unique among those that run.
-        input_ids: Prompt tokens, at least one.
-        sampling: Its `n` is 1: the front end has already made one request of each answer.
+        rid: The client's name for the request. No two live requests have the same name.
+        input_ids: The tokens of the prompt, at least one.
+        sampling: Its `n` is 1, since the front makes one request for each answer.
         return_logprob: Report the log-probability of every output token.
-        logprob_start_len: Also report prompt tokens from this index on; -1 for none.
-        top_logprobs_num: Report so many most likely alternatives per reported position.
-        token_ids_logprob: Report these ids at every reported position.
+        logprob_start_len: Report prompt tokens too, from this index on; -1 for none.
+        top_logprobs_num: How many of the most likely tokens to report at each reported position.
+        token_ids_logprob: Report these token ids at each reported position.
         namespace: Only requests of one namespace share cached prefixes (tenant, salt, adapter).
-        priority: Larger goes first in the waiting queue, as far as the bound on passing allows.
+        priority: A larger value goes first in the waiting queue, as far as the bound on passing allows.
         return_cache_info: Report why the cached prefix ended where it did.
-        hold: Generate nothing, but keep the prompt in the cache: one output without `finish` says that it is there, and
-            the request stays until it is aborted, or until its memory is needed (`FinishType.STOP`).
-        position_jumps: Pairs of an index into `input_ids` and by how much the position of that token and of those
-            behind it is larger than it would be. Indices ascend; the number of tokens is that of the first new one.
-        joined: For a prompt whose middle is branches side by side: the index at which each begins, and the one at which
-            the last ends. What is before the first is common to them; a branch sees that and itself, and its positions
-            go on from there, as if it were alone (a jump inside of it ends with it). What is behind them sees all;
-            its positions go on from the largest of a branch. Empty for a plain prompt.
-        is_streamed: Outputs come as they are made. Else nobody reads the answer as it grows, and several may come as
-            one: the first one at once, those behind it ten times a second or less often.
-        media: Images and videos, in the order of their tokens, which they stand for.
+        hold: Generate nothing, but keep the prompt in the cache. One output without `finish` says that the prompt is
+            cached. The request stays until it is aborted, or until its memory is needed (`FinishType.STOP`).
+        position_jumps: Pairs of an index and a number. The positions of the token at the index, and of all tokens
+            behind it, are larger by the number. Indices ascend; `len(input_ids)` is that of the first new token.
+        joined: The index at which each branch of a joined prompt begins, and the index at which the last branch ends.
+            The tokens before the first branch are common to all branches. A branch sees these and itself, and its
+            positions go on from there (a jump inside a branch ends with it). The tokens behind the branches see all,
+            and their positions go on from the largest position in a branch. Empty for a plain prompt.
+        is_streamed: Whether outputs come as they are made. Otherwise nobody reads the answer while it grows, and
+            several outputs may come as one: the first comes at once, the later ones at most ten times a second.
+        media: Images and videos, in the order of the tokens that they stand for.
     """
 
     rid: str
@@ -267,34 +269,14 @@ class Request:
     def __post_init__(self) -> None:
         require(len(self.input_ids) > 0, "input_ids", "at least one token", self.input_ids, "send a prompt")
         require(are_token_ids(self.input_ids), "input_ids", "integers in [0, 2^31)", self.input_ids, "correct them")
-        require(are_token_ids(self.token_ids_logprob), "token_ids_logprob", "token ids", self.token_ids_logprob)
+        TokenIds(MAX_TOP_LOGPROBS).read("token_ids_logprob", self.token_ids_logprob)
         require(isinstance(self.namespace, str), "namespace", "a string", self.namespace)
         require(self.sampling.n == 1, "n", "1 in an engine request", self.sampling.n)
-        require(
-            is_int(self.priority) and -(2**31) <= self.priority < 2**31,
-            "priority",
-            "an integer in [-2^31, 2^31)",
-            self.priority,
-        )
-        require(
-            is_int(self.top_logprobs_num) and 0 <= self.top_logprobs_num <= MAX_TOP_LOGPROBS,
-            "top_logprobs_num",
-            f"an integer in [0, {MAX_TOP_LOGPROBS}]",
-            self.top_logprobs_num,
-        )
-        require(
-            is_int(self.logprob_start_len) and -1 <= self.logprob_start_len <= len(self.input_ids),
-            "logprob_start_len",
-            f"an integer from -1 to {len(self.input_ids)}, the length of the prompt",
-            self.logprob_start_len,
-        )
-        require(
-            len(self.token_ids_logprob) <= MAX_TOP_LOGPROBS,
-            "token_ids_logprob",
-            f"at most {MAX_TOP_LOGPROBS} ids",
-            len(self.token_ids_logprob),
-        )
-
+        _PRIORITY.read("priority", self.priority)
+        _TOP_LOGPROBS.read("top_logprobs_num", self.top_logprobs_num)
+        num_prompt = len(self.input_ids)
+        start_rule = f"an integer from -1 to {num_prompt}, the length of the prompt"
+        Integer(-1, num_prompt, start_rule).read("logprob_start_len", self.logprob_start_len)
         if not self.return_logprob:
             for name, default in (("logprob_start_len", -1), ("top_logprobs_num", 0), ("token_ids_logprob", ())):
                 require(getattr(self, name) == default, name, "left out without return_logprob", getattr(self, name))
@@ -304,8 +286,8 @@ class Request:
 
     def _check_program_fields(self) -> None:
         """Holds, position jumps and joined prompts."""
-        require(isinstance(self.is_streamed, bool), "is_streamed", "true or false", self.is_streamed)
-        require(isinstance(self.hold, bool), "hold", "true or false", self.hold)
+        for name in ("is_streamed", "hold"):
+            Flag().read(name, getattr(self, name))
         if self.hold:
             require(self.sampling.max_new_tokens == 0, "max_new_tokens", "0 in a hold", self.sampling.max_new_tokens)
             require(not self.return_logprob, "return_logprob", "left out of a hold", self.return_logprob)
@@ -335,7 +317,7 @@ class Request:
             require(
                 0 < self.joined[-1] < len(self.input_ids),
                 "joined",
-                f"such that branches end in [1, {len(self.input_ids)}), for something must come before and behind",
+                f"such that branches end in [1, {len(self.input_ids)}), since tokens must come before and behind them",
                 self.joined[-1],
                 "put at least one token behind the branches",
             )
@@ -393,8 +375,8 @@ class TokenLogprob:
     Attributes:
         token_id: The token.
         logprob: Natural logarithm; None for the first prompt token, which nothing precedes.
-        top: The most likely (token id, logprob) at this position, best first.
-        chosen: (token id, logprob) of the ids in `Request.token_ids_logprob`, in their order.
+        top: Pairs (token id, logprob) of the most likely tokens at this position, the likeliest first.
+        chosen: Pairs (token id, logprob) of the ids in `Request.token_ids_logprob`, in their order.
     """
 
     token_id: int
@@ -408,14 +390,14 @@ class CacheReport:
     """Why the cached prefix of a request ended where it did, at its first admission.
 
     Attributes:
-        matched_tokens: Prompt tokens found in the cache.
-        matchable_tokens: Prompt tokens that may come from the cache at most: whole pages only, and not the last token,
-            which must run to give logits, nor those whose log-probabilities are asked for.
-        first_difference: Index of the first prompt token that is not cached; None where all that may match does.
-        cached_continuations: Token ids that are cached at that index instead, at most 8 (of the same namespace).
-        evicted_at: When the prefix that goes on there was evicted, in seconds since the epoch; None where none was
-            that is still remembered.
-        evicted_tokens: Tokens of it that were evicted together.
+        matched_tokens: How many prompt tokens were found in the cache.
+        matchable_tokens: How many prompt tokens may come from the cache. These are whole pages, without the last token,
+            which must run to give logits, and without tokens whose log-probabilities are asked for.
+        first_difference: Index of the first prompt token that is not cached; None if all matchable tokens are cached.
+        cached_continuations: At most 8 token ids that are cached at that index instead, in the same namespace.
+        evicted_at: When the continuation at that index was evicted, in seconds since the epoch; None if no such
+            eviction is remembered.
+        evicted_tokens: How many of its tokens were evicted together.
     """
 
     matched_tokens: int
@@ -431,10 +413,10 @@ class ConstraintReport:
     """What a grammar did to the tokens of one output.
 
     Attributes:
-        num_forced: Those of them that jump-forward proposed and that were taken.
-        kept_mass: For each token the probability that the model itself gave to all tokens that the grammar allowed
-            there, before temperature, penalties and bias; in [0, 1].
-        is_complete: The whole output so far matches the grammar.
+        num_forced: How many of the tokens jump-forward proposed.
+        kept_mass: For each token, the probability in [0, 1] that the model gave to all tokens that the grammar allowed
+            there, before temperature, penalties and bias.
+        is_complete: Whether the whole output so far matches the grammar.
     """
 
     num_forced: int
@@ -443,7 +425,7 @@ class ConstraintReport:
 
     @staticmethod
     def join(reports: "Sequence[ConstraintReport]") -> "ConstraintReport":
-        """One report in place of several that follow one another."""
+        """One report of several that follow one another."""
         return ConstraintReport(
             num_forced=sum(report.num_forced for report in reports),
             kept_mass=tuple(itertools.chain.from_iterable(report.kept_mass for report in reports)),
@@ -453,19 +435,19 @@ class ConstraintReport:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """What one step added to one request. Never changed; not frozen because that makes it four times as slow to build.
+    """What one step added to one request. Nobody changes it; a frozen class would be four times as slow to build.
 
     Attributes:
-        rid: The request.
-        token_ids: New output tokens; empty for a prefill-only request, and at an abort or a failure unless some waited.
-        finish: Set in the last output of a request, and only there.
+        rid: The name of the request.
+        token_ids: New output tokens. There may be none at an abort or a failure, and for a request without output.
+        finish: Why the request ended. It is set in the last output only.
         prompt_tokens: Length of the prompt.
-        cached_tokens: Prompt tokens whose KV was found in the cache at first admission.
-        logprobs: One per new token when asked for.
-        prompt_logprobs: Set once, with the first output, when asked for.
-        queue_s: Seconds from arrival at the engine to first admission.
-        cache_report: Set once, with the first output, when asked for.
-        constraint: With every output that has tokens, when asked for.
+        cached_tokens: Prompt tokens whose keys and values were cached at the first admission.
+        logprobs: One for each new token, if the request asked for them.
+        prompt_logprobs: Set in the first output only, if the request asked for them.
+        queue_s: Seconds from the arrival at the engine to the first admission.
+        cache_report: Set in the first output only, if the request asked for it.
+        constraint: Set in every output that has tokens, if the request asked for it.
     """
 
     rid: str
@@ -481,7 +463,7 @@ class RequestOutput:
 
     @staticmethod
     def join(outputs: "Sequence[RequestOutput]") -> "RequestOutput":
-        """One output in place of several of a request that follow one another."""
+        """One output of several that follow one another."""
         reports = [output.constraint for output in outputs if output.constraint is not None]
         return RequestOutput(
             rid=outputs[0].rid,
@@ -498,7 +480,7 @@ class RequestOutput:
 
 
 def namespace_digest(namespace: str) -> str:
-    """What may be shown of a namespace: enough to tell two apart, and nothing of a tenant or a salt."""
+    """A digest that tells namespaces apart and may be shown, since it hides the name of a tenant or a salt."""
     return hashlib.sha256(namespace.encode(errors="surrogatepass")).hexdigest()[:16]
 
 

@@ -1,5 +1,7 @@
 """Knobs are checked where they are made, by the name the user typed."""
 
+import dataclasses
+
 import pytest
 
 from jsg.config import EngineConfig, ServerConfig
@@ -28,6 +30,13 @@ from jsg.errors import ConfigError
         ({"tp_size": True}, "--tp-size"),
         ({"ep_size": 0}, "--ep-size"),
         ({"ep_size": 2.0, "tp_size": 2}, "--ep-size"),
+        ({"context_length": 0}, r"--context-length must be in \[1, 2147483647\], but got 0"),
+        ({"queue_timeout": 0.0}, "--queue-timeout must be in"),
+        ({"queue_timeout": "5"}, "--queue-timeout must be of type float, but got '5'"),
+        ({"max_bypass_tokens": -1}, "--max-bypass-tokens"),
+        ({"vision_cache_size": 2**21}, "--vision-cache-size"),
+        ({"quantization": "int4"}, "--quantization must be one of none, int8, fp8, but got 'int4'"),
+        ({"node_rank": 1}, r"--node-rank must be in \[0, 0\]"),
         ({"ep_size": 2}, "--ep-size must divide --tp-size, which is 1"),
         ({"ep_size": 3, "tp_size": 4}, "--ep-size must divide --tp-size, which is 4"),
     ],
@@ -43,9 +52,22 @@ def test_a_wrong_knob_of_the_server_is_named():
         ({"port": "80"}, "--port"),
         ({"host": 1}, "--host"),
         ({"dp_size": 0}, "--dp-size"),
+        ({"request_timeout": 0}, "--request-timeout"),
+        ({"metrics_alias": "tgi"}, "--metrics-alias must be one of sglang, vllm"),
+        ({"max_image_pixels": 2**27}, "--max-image-pixels"),
+        ({"api_key": (1,)}, "--api-key must be of type str"),
     ):
         with pytest.raises(ConfigError, match=option):
             ServerConfig(**knobs)
+
+
+@pytest.mark.parametrize("config", [EngineConfig, ServerConfig])
+def test_every_help_text_is_whole_sentences(config: type):
+    for field in dataclasses.fields(config):
+        text = field.metadata["help"]
+        assert text[0].isupper() and text.endswith("."), field.name
+        is_given = field.name in ("api_key_file", "admin_api_key")  # without them there is no such key
+        assert "Default:" in text or field.default not in (None, ()) or is_given, field.name
 
 
 def test_an_integer_will_do_for_a_fraction():

@@ -10,7 +10,7 @@ class PageAllocator:
 
     The page that was freed last is handed out first, so equal calls give equal pages.
 
-    Invariants: `_stack[:num_free]` has each free page once. `_index[page]` is where it stands there, or `_USED`.
+    Invariants: `_stack[:num_free]` has each free page once. `_index[page]` is its index there, or `_USED`.
 
     Attributes:
         num_total: Pages of the pool, without page 0.
@@ -27,7 +27,7 @@ class PageAllocator:
         self._index[self._stack] = np.arange(self.num_total, dtype=np.int32)
 
     def allocate(self, n: int) -> np.ndarray | None:
-        """Takes `n` pages: int32 [n], or None, and nothing is taken, when fewer are free."""
+        """Takes `n` pages, int32 [n]. If fewer are free, it takes none and returns None."""
         assert n >= 0, f"the number of pages must be at least 0, but got {n}"
         if n > self.num_free:
             return None

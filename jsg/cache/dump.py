@@ -9,9 +9,9 @@ from jsg.errors import RequestError
 from jsg.types import namespace_digest
 
 MAX_DEPTH = 64
-"""Levels of nodes at most, so that every JSON parser reads the nested result."""
+"""The most levels of nodes, so that every JSON parser reads the nested result."""
 MAX_NODES = 10_000
-"""Nodes at most, since the step loop stands still meanwhile."""
+"""The most nodes, since the step loop stands still meanwhile."""
 
 
 def dump_namespaces(roots: Iterable[Root], max_depth: int, max_nodes: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What was evicted lately, and when. It explains a miss; nothing is decided by it."""
+"""What was evicted lately, and when. The log explains misses; no decision depends on it."""
 
 import dataclasses
 import hashlib
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from jsg.cache.node import Node, Root
 
 CAPACITY = 4096
-"""Leaves that are remembered. A thousand take a quarter of a megabyte."""
+"""The leaves that are remembered. A thousand of them take a quarter of a megabyte."""
 DIGEST_BYTES = 16
 MAX_STATES = 1024
-"""Unfinished hashes that are kept."""
+"""The unfinished hashes that are kept."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Eviction:
     """One evicted leaf.
 
     Attributes:
-        at_s: When, in seconds since the epoch.
-        num_tokens: Tokens of its edge.
+        at_s: The time of the eviction, in seconds since the epoch.
+        num_tokens: How many tokens its edge had.
     """
 
     at_s: float
@@ -29,38 +29,38 @@ class Eviction:
 
 
 class EvictionLog:
-    """The leaves that were evicted last, by where they began.
+    """The leaves that were evicted last, by the place where each began.
 
-    A key is a digest of the namespace and of all tokens up to the end of the leaf's first page, which is the first page
-    that a prompt misses that would go on in this leaf. So the log has no tokens, and long prompts cost as much as short
-    ones. The hashes of paths are kept unfinished and extended edge by edge, so that the cost of an eviction does not
-    grow with its depth.
+    A key is a digest of the namespace and of all tokens up to the end of the leaf's first page. A prompt that would go
+    on in this leaf misses that page first. So the log has no tokens, and long prompts cost as much as short ones. The
+    hashes of paths are kept unfinished and are extended edge by edge, so that the cost of an eviction does not grow
+    with its depth.
 
-    Invariant: `_states` has, by the serial of a node, the hash of the path to its end. A split does not change that,
-    since the lower half stays the same node.
+    Invariant: `_states` has the hash of the path to the end of a node, by the serial of the node. A split does not
+    change the path, since the lower half stays the same node.
     """
 
     def __init__(self, page_bytes: int, clock: Callable[[], float] = time.time, capacity: int = CAPACITY):
-        """An empty log of at most `capacity` leaves; `clock` gives seconds since the epoch."""
+        """Makes an empty log of at most `capacity` leaves. `clock` returns seconds since the epoch."""
         self._page_bytes = page_bytes
         self._clock = clock
         self._capacity = capacity
-        self._entries: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
+        self._entries: OrderedDict[bytes, Eviction] = OrderedDict()
         self._states: OrderedDict[int, hashlib.blake2b] = OrderedDict()
 
     def record(self, leaf: Node) -> None:
-        """Notes that `leaf`, which is still in the tree, is evicted now."""
+        """Notes the eviction of `leaf`, which is still in the tree."""
         assert leaf.parent is not None, "a root is not evicted"
         state = self._state(leaf.parent).copy()
         state.update(leaf.tokens[: self._page_bytes])
         key = state.digest()
-        self._entries[key] = self._clock(), leaf.num_tokens
+        self._entries[key] = Eviction(self._clock(), leaf.num_tokens)
         self._entries.move_to_end(key)
         if len(self._entries) > self._capacity:
             self._entries.popitem(last=False)
 
     def find(self, namespace: str, tokens: bytes) -> Eviction | None:
-        """The leaf that was evicted last and whose first page was the last page of `tokens`; None where none is known.
+        """The last eviction of a leaf whose first page was the last page of `tokens`; None if none is known.
 
         Args:
             namespace: The namespace of the prompt.
@@ -68,8 +68,7 @@ class EvictionLog:
         """
         state = _begin(namespace)
         state.update(tokens)
-        entry = self._entries.get(state.digest())
-        return Eviction(*entry) if entry else None
+        return self._entries.get(state.digest())
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -1,7 +1,7 @@
 """The nodes of the radix tree: compressed edges of tokens, and the pages with their keys and values.
 
 An edge has its tokens and pages as `bytes` of int32. They are copies, so that they keep no prompt alive. They cost 33
-bytes beside the data, where an array costs more than a hundred. To follow an edge is one `startswith`.
+bytes beside the data, where an array costs more than a hundred. One call of `startswith` follows an edge.
 """
 
 import numpy as np
@@ -20,9 +20,9 @@ class Node:
         pages: The page numbers of the edge, one for every `page_size` tokens.
         children: The nodes below, by the first page of tokens on their edge.
         num_locks: Locks here or below. While there are any the pages stay.
-        last_used: When a match or insert last ended here or below, by the cache's count of them.
-        serial: A number that is larger for a node that was made later.
-        is_queued: Whether the eviction queue has an entry for it.
+        last_used: The count of matches and inserts when one of them last ended here or below.
+        serial: A number that grows with each node that is made.
+        is_queued: Whether the eviction queue has an entry for the node.
     """
 
     __slots__ = ("children", "is_queued", "last_used", "num_locks", "pages", "parent", "serial", "tokens")

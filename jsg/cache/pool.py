@@ -1,4 +1,4 @@
-"""The KV pool on the device: by layer an array of keys and one of values, or both in one where a kernel needs that.
+"""The KV pool on the device: for each layer an array of keys and one of values, or one array of both for some kernels.
 
 It is a list of arrays and not one stacked array, since a stacked pool that goes through `scan` is copied
 (docs/packages/cache.md). Padding tokens are written to page 0, which is never allocated.
@@ -16,11 +16,11 @@ HEADS_AXIS = 2
 
 
 class KVPool(NamedTuple):
-    """Keys and values of all cached tokens, by layer. Each step is given it as a donation and returns it.
+    """Keys and values of all cached tokens, by layer. Each step takes the pool as a donation and returns it.
 
     Attributes:
-        layers: For each layer (keys, values), `[P, page_size, K, H]`; or one array `[P, page_size, 2·K, H]`, in which
-            key and value of a head stand side by side (TPU). Only the operations of `kernels_pallas` look inside.
+        layers: For each layer (keys, values), `[P, page_size, K, H]`; on a TPU one array `[P, page_size, 2·K, H]`, in
+            which the key and the value of a head stand side by side. Only `kernels_pallas` looks inside.
     """
 
     layers: tuple[tuple[Float[Array, "P page_size heads H"], ...], ...]

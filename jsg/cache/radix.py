@@ -3,7 +3,7 @@
     namespace "" ─ root ──[system prompt]──▶ ● ──[question A]──▶ ●
                                              └───[question B]──▶ ●
 
-Tokens and pages are int32 arrays. The tree knows whole pages of `page_size` tokens only: an edge has whole pages, only
+Tokens and pages are int32 arrays. The tree knows only whole pages of `page_size` tokens: an edge has whole pages, only
 whole pages match, and the tokens of a prompt behind its last whole page are ignored.
 """
 
@@ -24,7 +24,7 @@ from jsg.cache.watch import Watch, WatchIndex
 from jsg.types import CacheReport
 
 MAX_CONTINUATIONS = 8
-"""Tokens that an explanation of a miss shows at most."""
+"""The most tokens that the explanation of a miss shows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -33,8 +33,8 @@ class PrefixMatch:
 
     Attributes:
         pages: int32, a copy of the matched page numbers.
-        node: The node at which the match ends, for `RadixCache.lock`.
-        num_tokens: Tokens that matched.
+        node: The node at which the match ends. `RadixCache.lock` takes it.
+        num_tokens: How many tokens matched.
     """
 
     pages: np.ndarray
@@ -47,10 +47,10 @@ class InsertResult:
     """Who owns which pages after an insert.
 
     Attributes:
-        pages: int32, the tree's page numbers along the whole path; the caller's where the cache is off.
-        num_existing: Leading pages that were in the tree before. Where the caller's differ from `pages`, they are
-            duplicates, which the caller still owns and should free. The tree owns the pages behind them now.
-        node: The node at which the path ends, for `RadixCache.lock`.
+        pages: int32, the tree's page numbers along the whole path; those of the caller if the cache is off.
+        num_existing: How many leading pages the tree had before. The caller's pages at these places are duplicates if
+            they differ from `pages`; the caller owns them and should free them. The tree owns the pages behind them.
+        node: The node at which the path ends. `RadixCache.lock` takes it.
     """
 
     pages: np.ndarray
@@ -78,10 +78,10 @@ class CacheStats:
 
 
 class RadixCache:
-    """A compressed prefix tree per namespace, over pages that it owns.
+    """A compressed prefix tree for each namespace, over pages that it owns.
 
-    Time is a count of matches and inserts, so equal calls give equal trees. Only the log of evictions reads a clock,
-    and nothing is decided by it.
+    Its time is a count of matches and inserts, so equal calls give equal trees. Only the log of evictions reads a
+    clock, and no decision depends on the log.
 
     Invariants:
         - Each page of the tree is in one node, and the allocator knows it as used.
@@ -99,13 +99,13 @@ class RadixCache:
         enabled: bool = True,
         clock: Callable[[], float] = time.time,
     ):
-        """An empty cache.
+        """Makes an empty cache.
 
         Args:
             page_size: Tokens in a page.
-            allocator: Gets the pages that are evicted.
-            enabled: Where it is False the cache stays empty and nothing matches.
-            clock: Gives seconds since the epoch, for the log of evictions.
+            allocator: It gets the pages that are evicted.
+            enabled: If it is False, the cache stays empty and nothing matches.
+            clock: It returns seconds since the epoch, for the log of evictions.
         """
         assert page_size >= 1, f"a page must have at least 1 token, but got page_size={page_size}"
         self.page_size = page_size
@@ -127,14 +127,14 @@ class RadixCache:
     # Prefixes.
 
     def match(self, tokens: np.ndarray, namespace: str = "") -> PrefixMatch:
-        """The longest cached prefix of `tokens`. Marks it as used now, and splits the edge that it ends in."""
+        """Finds the longest cached prefix of `tokens`. Marks it as used now, and splits the edge in which it ends."""
         path = self._reach(self._root(namespace), self._key(tokens))
         self._use(path)
         pages = _join_pages(path)
         return PrefixMatch(pages=pages, node=path[-1], num_tokens=len(pages) * self.page_size)
 
     def matched_len(self, tokens: np.ndarray, namespace: str = "") -> int:
-        """Tokens of the longest cached prefix. Changes nothing."""
+        """How many tokens the longest cached prefix has. Changes nothing."""
         key = self._key(tokens)
         path, end = self._descend(self._root(namespace), key)
         _, overlap = self._overlap(path[-1], key, end)
@@ -174,8 +174,7 @@ class RadixCache:
             self._remove_leaf(leaf)
             freed.append(leaf)
             num_freed += leaf.num_pages
-        self._allocator.free(_join_pages(freed))
-        self._evicted_pages += num_freed
+        self._free(freed)
         return num_freed
 
     def forget(self, lock: PrefixLock) -> None:
@@ -190,7 +189,11 @@ class RadixCache:
             self._remove_leaf(node)
             freed.append(node)
             node = parent
-        pages = _join_pages(freed)
+        self._free(freed)
+
+    def _free(self, leaves: Sequence[Node]) -> None:
+        """Frees the pages of leaves that were taken out of the tree."""
+        pages = _join_pages(leaves)
         self._allocator.free(pages)
         self._evicted_pages += len(pages)
 
@@ -230,13 +233,13 @@ class RadixCache:
     def watch(self, tokens: np.ndarray, namespace: str = "", limit: int | None = None) -> Watch:
         """Keeps `Watch.matched` equal to `matched_len(tokens[:limit], namespace)` until `unwatch`.
 
-        It splits the edge that the match ends in, as the later `match` would. So watches end at nodes, and no split
-        moves one.
+        Splits the edge in which the match ends, as the later `match` would. So watches end at nodes, and a split moves
+        no watch.
 
         Args:
             tokens: The prompt. It is not copied, so it must not change.
             namespace: The namespace whose prefixes may match.
-            limit: The most tokens that may match; None for all.
+            limit: The most tokens that may match; None for no limit.
         """
         tokens = tokens[:limit]
         tokens = tokens[: len(tokens) // self.page_size * self.page_size]
@@ -262,7 +265,7 @@ class RadixCache:
     def explain(self, node: Node, tokens: np.ndarray, namespace: str = "") -> CacheReport:
         """Why the longest cached prefix of `tokens` ends at `node`, as `match` has just found. Changes nothing.
 
-        Where pages have several tokens, a page that misses may begin as a cached one. The first difference is the token
+        If pages have several tokens, a page that misses may begin like a cached page. The first difference is the token
         behind the longest such beginning, although nothing of that page is used.
         """
         key = self._key(tokens) if self.enabled else b""
@@ -282,8 +285,8 @@ class RadixCache:
         )
 
     def _nearest(self, node: Node, page: bytes) -> tuple[int, tuple[int, ...]]:
-        """How many leading tokens of `page` some child of `node` begins with, and the tokens with which such go on."""
-        # Where a page has one token, all children differ in it, and any of them will do.
+        """How many leading tokens `page` has in common with a child of `node`, and what these children have next."""
+        # If a page has one token, all children differ in it, and any of them will do.
         first_pages = list(itertools.islice(node.children, MAX_CONTINUATIONS if self.page_size == 1 else None))
         if not first_pages:
             return 0, ()
@@ -294,10 +297,10 @@ class RadixCache:
         return longest, tuple(itertools.islice(following, MAX_CONTINUATIONS))
 
     def dump(self, max_depth: int, max_nodes: int) -> dict[str, Any]:
-        """Sizes and counts of the tree, nested, without any token (see `dump.py`). Takes time for what it shows.
+        """Sizes and counts of the tree, nested, without any token (see `dump.py`). It takes time for what it shows.
 
-        `last_used` is by the cache's count of matches and inserts, and `time` is that count now. Where a node shows
-        fewer children than its `num_children`, a limit has cut them off.
+        `last_used` is a count of matches and inserts, and `time` is that count now. If a node shows fewer children than
+        its `num_children`, a limit has cut them off.
 
         Raises:
             RequestError: A limit is out of range.
@@ -373,11 +376,11 @@ class RadixCache:
         return tokens[: len(tokens) // self.page_size * self.page_size].tobytes()
 
     def _root(self, namespace: str) -> Root:
-        """The root of a namespace. Where there is none it is a new one, which is not kept yet."""
+        """The root of a namespace: a new one, which is not kept yet, if there is none."""
         return self._roots.get(namespace) or Root(namespace)
 
     def _descend(self, start: Node, key: bytes) -> tuple[list[Node], int]:
-        """Follows whole edges from `start` along `key`: the nodes, `start` first, and the bytes of `key` used."""
+        """Follows whole edges from `start` along `key`. Returns the nodes and the bytes of `key` that were used."""
         path = [start]
         end = 0
         while (child := path[-1].children.get(key[end : end + self._page_bytes])) and key.startswith(child.tokens, end):
@@ -386,14 +389,14 @@ class RadixCache:
         return path, end
 
     def _overlap(self, node: Node, key: bytes, end: int) -> tuple[Node | None, int]:
-        """The child of `node` whose edge `key` follows from byte `end` on, but not to its end; their common pages."""
+        """The child of `node` whose edge begins like `key` does from byte `end` on, and how many pages are common."""
         child = node.children.get(key[end : end + self._page_bytes])
         if child is None:
             return None, 0
         return child, common_len(child.tokens, key, end) // self.page_size
 
     def _reach(self, start: Node, key: bytes) -> list[Node]:
-        """The nodes from `start` along `key`, as far as it is cached. Splits the edge that this ends in."""
+        """The nodes from `start` along `key`, as far as it is cached. Splits the edge in which the cached part ends."""
         path, end = self._descend(start, key)
         child, overlap = self._overlap(path[-1], key, end)
         if child is not None:

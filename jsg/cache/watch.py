@@ -15,9 +15,9 @@ class Watch:
     Attributes:
         tokens: int32, the whole pages that may match. It is the caller's array, not a copy, and must not change.
         namespace: The namespace whose prefixes may match.
-        serial: A number that is larger for a watch that was made later.
+        serial: A number that grows with each watch that is made.
         node: The node at which the match ends.
-        matched: Tokens of the longest cached prefix.
+        matched: How many tokens the longest cached prefix has.
     """
 
     tokens: np.ndarray
@@ -28,10 +28,10 @@ class Watch:
 
 
 class WatchIndex:
-    """The watches that end at each node, grouped by the page of tokens that each needs next.
+    """The watches that end at each node, grouped by the page of tokens that each watch needs next.
 
-    So a new child finds exactly the watches that it lengthens. Dicts serve as sets that keep the order of insertion, so
-    that equal histories give equal trees.
+    So a new child finds exactly the watches that it lengthens. Dicts serve as sets that keep their order, so that equal
+    histories give equal trees.
     """
 
     def __init__(self, page_size: int):

@@ -17,7 +17,7 @@ class Proposal:
 
     Attributes:
         tokens: At least one, in their order.
-        is_forced: They are taken whatever the model says. Otherwise they are taken as far as the model agrees.
+        is_forced: Whether they are taken whatever the model says. Otherwise they are taken as far as the model agrees.
     """
 
     tokens: tuple[int, ...]
@@ -26,23 +26,23 @@ class Proposal:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class BatchEntry:
-    """One request in a step. Only drafts and `put_off` change it. It is not frozen, for the time to make it.
+    """One request in a step. Only drafts and `put_off` change it. It is not frozen, since that takes longer to make.
 
     Attributes:
         running: The request.
-        place: Its placement when the step was planned. When it has another one, the entry is stale.
+        place: Its placement when the step was planned. If the request has another placement, the entry is stale.
         start: Index of its first new token.
-        num_new: New tokens: 1 in decode, a chunk in prefill.
-        write_start: Tokens before this index are in the radix tree already and must not be written.
+        num_new: How many new tokens it has: 1 in decode, a chunk in prefill.
+        write_start: The tokens before this index are in the radix tree already and must not be written.
         output_index: Index among the output tokens of the first token that the step may sample.
-        from_device: The one new token was sampled by an earlier step and is read from the table on the device.
+        from_device: Whether the only new token is read from the table on the device, where an earlier step sampled it.
         samples: Whether the step samples its next token.
         ends_prefill: Whether this is the last chunk of a prompt.
-        num_drafts: New tokens at its end that are drafts. Each of them, and the token before them, has a row of logits
-            and samples its next token.
+        num_drafts: How many of its last new tokens are drafts. Each draft, and the token before the drafts, has a row
+            of logits, from which the next token is sampled.
         is_forced: Whether the drafts are taken whatever is sampled in their places.
-        vision_ids: int32, what the model reads in place of the new tokens where some of them are of an image: ids from
-            the vocabulary's size on are rows of the vision pool. None where no token is of an image.
+        vision_ids: int32, the ids that the model reads in place of the new tokens. Ids from the vocabulary's size on
+            are rows of the vision pool. None if no new token belongs to an image.
     """
 
     running: RunningRequest
@@ -65,12 +65,12 @@ class BatchEntry:
 
     @property
     def drafts(self) -> list[int]:
-        """The drafts. They are known until the step is committed."""
+        """The drafts, until the step is committed."""
         end = self.start + self.num_new
         return self.running.tokens[end - self.num_drafts : end].tolist()
 
     def taken(self, sampled: Sequence[int]) -> list[int]:
-        """The sampled tokens that count: up to the first that is not the draft in its place."""
+        """The sampled tokens that count: those up to the first one that differs from its draft."""
         num_equal = 0
         for draft, token in zip(self.drafts, sampled, strict=False):
             if draft != token:
@@ -80,7 +80,7 @@ class BatchEntry:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether this chunk must give log-probabilities of prompt tokens: some are wanted that are not there yet."""
+        """Whether this chunk must give log-probabilities of prompt tokens, because some of them are still missing."""
         running = self.running
         if self.from_device or running.has_reported or not running.request.wants_prompt_logprobs:
             return False
@@ -129,13 +129,13 @@ class Batch:
         entries: Its requests, in packed order.
         num_singles: Leading entries with one new token.
         admitted: Its requests that were admitted for this step. Their tables on the device must be written first.
-        dirty_rows: Rows of the request table that the device has only an older copy of.
-        groups: Prefixes that are worth reading once for several entries. A step may ignore them.
+        dirty_rows: Rows of the request table whose copy on the device is older.
+        groups: Prefixes that should be read once for several entries. A step may ignore them.
         has_drafts: Whether some entry has drafts.
-        is_deterministic: Whether each token must be computed by the same loops, whatever it is batched with.
-        copies: KV slots that are copied before the step, from and to: branches of joined requests, where pages have
-            several tokens.
-        encodings: Tiles and frames that are encoded before the step.
+        is_deterministic: Whether each token must be computed by the same loops, whatever the other tokens are.
+        copies: KV slots to copy before the step, sources and targets: those of joined requests if a page has several
+            tokens.
+        encodings: Tiles and frames to encode before the step.
     """
 
     key: BucketKey
@@ -169,19 +169,19 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step computed, on the host.
+    """The results of a step, on the host.
 
     Attributes:
-        token_ids: The sampled token of each row of logits (see `Batch.first_rows`). It is -1 where the logits were not
-            finite, and means nothing where the entry does not sample.
-        logprobs: By row of logits, for entries that asked for them.
-        prompt_logprobs: By index of the entry: one for each prompt token that its chunk predicts.
-        failed: Requests for which work of the host raised, before or after the step. They end with an error.
-        reasons: By rid, what that error says where the client may know it.
+        token_ids: The sampled token of each row of logits (see `Batch.first_rows`). It is -1 if the logits were not
+            finite, and means nothing if the entry does not sample.
+        logprobs: By row of logits, for the entries that ask for them.
+        prompt_logprobs: By index of the entry, one for each prompt token that its chunk predicts.
+        failed: Requests for which the host raised an error before or after the step. They end with an error.
+        reasons: By rid, the message of that error if the client may know it.
         kept_mass: By row of logits, the probability that the grammar left, for requests that report it.
-        constraints: By index of the entry, what its grammar did, for requests that report it: one report for each of
-            its tokens, about all tokens up to that one.
-        ended: By index of the entry, after how many of its tokens its grammar allows nothing more, not even EOS.
+        constraints: By index of the entry, one report for each of its tokens, if the request asks for it. A report says
+            what the grammar did to all tokens of the step up to that token.
+        ended: By index of the entry, the number of tokens after which its grammar allows no token, not even EOS.
     """
 
     token_ids: list[int]

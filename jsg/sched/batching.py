@@ -1,4 +1,4 @@
-"""The entries of a step become one batch: their order, the shape of the step, and which prefixes are read together."""
+"""Makes one batch of the entries of a step: their order, the shape of the step, and the prefixes that are read once."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from jsg.sched.table import RequestTable
 
 
 class Batcher:
-    """Makes batches. It remembers the groups of the last decode step, since mostly they are those of the next."""
+    """Makes batches. It remembers the groups of the last decode step, which are mostly those of the next step too."""
 
     def __init__(self, buckets: Buckets, table: RequestTable):
         self._buckets = buckets
@@ -20,9 +20,9 @@ class Batcher:
     def make(
         self, decoding: Sequence[BatchEntry], chunks: Sequence[BatchEntry], admitted: Sequence[RunningRequest]
     ) -> Batch:
-        """One step of all entries. Those with one token come first.
+        """Makes one step of all entries. Entries with one token come first.
 
-        What the table notes for the next step is taken from it: dirty rows, copies, and images to encode.
+        It takes what the table has noted for the next step: dirty rows, copies, and images to encode.
 
         Args:
             decoding: One entry for each request that decodes.
@@ -40,13 +40,14 @@ class Batcher:
         is_decode = not long and not any(chunk.scores_prompt or chunk.vision_ids is not None for chunk in short)
         num_tokens = num_singles + sum(entry.num_new for entry in long)
         if num_drafts:
-            key = self._buckets.pick_drafts(num_tokens, num_singles + len(long) + num_drafts)
+            key = self._buckets.with_room(num_tokens, num_singles + len(long) + num_drafts)[0]
         else:
             key = self._buckets.pick(Phase.DECODE if is_decode else Phase.EXTEND, num_tokens)
         may_share = is_decode and bool(self._buckets.grouped)
         groups = self._grouping.update([entry.place for entry in decoding]) if may_share else ()
-        dirty_rows = tuple(sorted(table.dirty_rows))
+        dirty_rows, copies = tuple(sorted(table.dirty_rows)), tuple(table.copies.values())
         table.dirty_rows.clear()
+        table.copies.clear()
         is_deterministic = not self._buckets.decode
         return Batch(
             key,
@@ -57,6 +58,6 @@ class Batcher:
             groups=groups,
             has_drafts=num_drafts > 0,
             is_deterministic=is_deterministic,
-            copies=table.take_copies(),
+            copies=copies,
             encodings=table.vision.take_encodings(),
         )

@@ -11,9 +11,9 @@ from jsg.kernels_pallas.tile import MIN_GROUP, QUERY_TILE
 SMALLEST_EXTEND = 64
 SMALLEST_GROUPED = 32
 DRAFT_ROWS = 64
-"""Rows of logits for drafts, beside those of the requests."""
+"""The rows of logits for drafts, beside those of the requests."""
 ENOUGH = 0.75
-"""The fraction of a shape for drafts that must be filled, or else a smaller shape with fewer drafts is better."""
+"""The fraction of a shape for drafts that must be filled. Otherwise a smaller shape with fewer drafts is better."""
 
 
 class Phase(enum.StrEnum):
@@ -31,7 +31,7 @@ class BucketKey:
         phase: Decode or extend.
         num_tokens: Packed new tokens, padding included; in a decode step also the rows.
         num_rows: Rows of logits, padding included.
-        num_groups: Group tiles (see `AttentionInputs`); 0 where the step does not read shared prefixes together.
+        num_groups: Group tiles (see `AttentionInputs`); 0 if the step does not read shared prefixes once.
     """
 
     phase: Phase
@@ -55,14 +55,14 @@ class Buckets:
     """All shapes of one engine.
 
     Attributes:
-        decode: Keys of decode steps, smallest first; empty in deterministic mode.
-        extend: Keys of extend steps, smallest first; exactly one in deterministic mode.
-        chunk: The most new tokens that a step is planned with.
-        grouped: Keys of decode steps that read shared prefixes once, smallest first; empty where no kernel can. Each
-            has room for the groups of any batch of its size.
-        drafts: Keys of extend steps with logits for every token, smallest first; empty in deterministic mode, where the
-            one shape has them anyway.
-        encode: Tiles that the vision encoder takes at once, smallest first; empty where the model has no encoder.
+        decode: Keys of decode steps, smallest first. Deterministic mode has none.
+        extend: Keys of extend steps, smallest first. Deterministic mode has exactly one.
+        chunk: The most new tokens that a plan puts into a step.
+        grouped: Keys of decode steps that read shared prefixes once, smallest first; empty if no kernel can do that.
+            Each key has room for the groups of any batch of its size.
+        drafts: Keys of extend steps with logits for every token, smallest first. Deterministic mode has none, since its
+            only shape has logits for every token.
+        encode: Numbers of tiles that the vision encoder takes at once, smallest first; empty without an encoder.
     """
 
     decode: tuple[BucketKey, ...]
@@ -92,15 +92,11 @@ class Buckets:
         keys = self.decode if phase is Phase.DECODE and self.decode else self.extend
         return keys[bisect.bisect_left(keys, num_tokens, key=lambda key: key.num_tokens)]
 
-    def pick_drafts(self, num_tokens: int, num_rows: int) -> BucketKey:
-        """The smallest extend shape with room for so many new tokens and rows of logits; there must be one."""
-        return self.with_room(num_tokens, num_rows)[0]
-
     def rows_worth(self, least: int, wanted: int, most: int) -> int:
         """How many rows of logits a step with drafts should have.
 
-        A step costs what its shape costs. So a shape that would not be filled enough is passed over for the next
-        smaller one, unless that has no room for half of the drafts.
+        A step costs as much as its shape. So the next smaller shape replaces a shape that would not be filled enough,
+        unless the smaller one has no room for half of the drafts.
 
         Args:
             least: Rows without any draft.
@@ -116,15 +112,15 @@ class Buckets:
     def with_room(self, num_tokens: int, num_rows: int) -> list[BucketKey]:
         """All extend shapes with room for so many new tokens and rows of logits, smallest first.
 
-        Those for drafts are among them, but a shape for many tokens may be the better one where few rows are needed.
+        These include the shapes for drafts. But if few rows are needed, a shape for many tokens may be better.
         """
         keys = self.extend + self.drafts
         return sorted(key for key in keys if key.num_tokens >= num_tokens and key.num_rows >= num_rows)
 
     def pick_grouped(self, num_tokens: int) -> BucketKey | None:
-        """The smallest decode shape that reads shared prefixes once and has room for `num_tokens`; None without one.
+        """The smallest decode shape that reads shared prefixes once and has room for `num_tokens`, or None.
 
-        A larger one must not stand in for it: its padding may cost more than a shared prefix saves.
+        A larger shape must not replace it, since padding may cost more than a shared prefix saves.
         """
         return next((key for key in self.grouped if key.num_tokens >= num_tokens), None)
 
@@ -132,9 +128,9 @@ class Buckets:
 def make_buckets(max_running: int, chunk: int, *, row_multiple: int = 1, shares_prefixes: bool = False) -> Buckets:
     """Shapes for at most `max_running` requests and `chunk` new tokens a step.
 
-    Decode steps have 1 row, a power of two from 4 to 64, or a multiple of 32: the shapes are finer where padding would
-    cost most. Extend steps have a power of two of tokens, from 64 on. With `shares_prefixes` there are decode shapes
-    with room for groups too, at powers of two from 32 rows. They are fewer, since a step can always go without groups.
+    Decode steps have 1 row, a power of two from 4 to 64, or a multiple of 32, so that the shapes are finest where
+    padding costs most. Extend steps have a power of two of tokens, from 64 on. With `shares_prefixes` there are decode
+    shapes with room for groups too, for powers of two from 32 rows on: few, since a step can do without groups.
 
     Args:
         max_running: Requests in one step.
@@ -161,8 +157,8 @@ def make_buckets(max_running: int, chunk: int, *, row_multiple: int = 1, shares_
 def make_deterministic_buckets(max_running: int, chunk: int, num_tokens: int) -> Buckets:
     """The one shape of deterministic mode: `num_tokens` new tokens and as many rows of logits, in every step.
 
-    XLA compiles each shape by itself, and two shapes may differ in the last bits of their results. In one shape, a row
-    has the same bits whatever stands in the other rows.
+    XLA compiles each shape by itself, and the results of two shapes may differ in their last bits. In one shape, a row
+    has the same bits whatever the other rows are.
 
     Raises:
         ConfigError: A chunk cannot hold one token of every running request, or the shape cannot hold a chunk.

@@ -1,14 +1,14 @@
-"""How often each request was passed by later ones, so that no order of the queue starves anybody."""
+"""Counts how often later requests pass each request, so that no order of the queue lets a request wait for ever."""
 
 import numpy as np
 
 
 class BypassLedger:
-    """Counts, per request, the prefill tokens of later arrivals that were scheduled while it was in the engine.
+    """Counts for each request the prefill tokens of later arrivals that were scheduled while it was in the engine.
 
-    Of two requests the earlier one was passed by at least as much. So only the oldest waiting request has to be looked
-    at: while it is within the bound, all are. This holds for any order of admission, and for priorities too: a request
-    of a large priority passes others until the bound is used up, and not beyond.
+    The earlier of two requests was passed by at least as many tokens. So it is enough to look at the oldest waiting
+    request: while it is within the bound, all are. This holds for any order of admission, and for priorities too: a
+    request of a large priority passes others until the bound is used up, and not beyond.
 
     Invariant: `_tokens[i]` belongs to arrival `_base + i`, and all requests before `_base` have ended.
     """
@@ -19,7 +19,7 @@ class BypassLedger:
         self._tokens = np.zeros(1024, np.int64)
 
     def record(self, arrival: int, num_tokens: int) -> None:
-        """Prefill tokens of request `arrival` were scheduled."""
+        """Counts prefill tokens that were scheduled for the request with this arrival number."""
         if arrival < self._base:
             return
         while arrival - self._base >= len(self._tokens):
@@ -27,11 +27,11 @@ class BypassLedger:
         self._tokens[arrival - self._base] += num_tokens
 
     def bypassed(self, arrival: int) -> int:
-        """Prefill tokens of later arrivals scheduled so far."""
+        """How many prefill tokens of later arrivals were scheduled so far."""
         return int(self._tokens[max(arrival + 1 - self._base, 0) :].sum())
 
     def is_overdue(self, arrival: int) -> bool:
-        """Whether it has been passed by more than the bound."""
+        """Whether more tokens than the bound have passed the request."""
         return self.bypassed(arrival) > self._bound
 
     def forget_before(self, arrival: int) -> None:

@@ -1,4 +1,4 @@
-"""What the scheduler knows of the model and of the options, and the requests that it refuses for that."""
+"""What the scheduler knows of the model and of the options, and the checks of requests against it."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ class SchedulerConfig:
 
     Attributes:
         has_windows: Whether some layer sees only the last tokens.
-        vision: The vision pool; None where the model takes text only.
+        vision: The shape of the vision pool; None if the model takes text only.
     """
 
     context_length: int
@@ -59,7 +59,7 @@ def check_request(request: Request, config: SchedulerConfig, table: RequestTable
 
 
 def check_positions(request: Request, context_length: int) -> np.ndarray | None:
-    """See `positions_of`. Raises RequestError where a position is larger than the model has."""
+    """See `positions_of`. Raises RequestError if the model has no position as large as one of these."""
     positions = positions_of(request, len(request.input_ids) + request.sampling.max_new_tokens)
     if positions is not None and positions.max() >= context_length:
         raise RequestError(

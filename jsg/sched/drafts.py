@@ -23,7 +23,7 @@ def add_drafts(
         table: Gives the pages.
         buckets: The shapes that a step may have.
         most_entries: The most entries that the step may have in the end.
-        max_rows: The most rows of logits that a step of decoding requests may have.
+        max_rows: The most rows of logits of a step in which all requests decode.
     """
     by_entry = [(entry, proposals.get(entry.running.request.rid)) for entry in decoding]
     proposed = [(entry, proposal) for entry, proposal in by_entry if proposal is not None]

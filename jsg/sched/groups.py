@@ -1,6 +1,6 @@
 """Groups: decoding requests with a long prefix in common, whose keys and values a step may read once for several.
 
-The radix tree knows them: requests whose locks are below one node share the pages of the path to that node.
+Requests whose locks are below one node of the radix tree share the pages of the path to that node.
 
     root ──[system prompt: 1000 tokens]──▶ ● ──[document: 3000 tokens]──▶ ● 20 requests
                                            └── 9 requests                 depth 4000
@@ -8,12 +8,12 @@ The radix tree knows them: requests whose locks are below one node share the pag
 A group of n requests at depth d is cut into tiles of `GROUP_TILE` requests. Each tile reads the d tokens once, so the
 group saves (n - ceil(n / GROUP_TILE)) * d reads of a token. The partition is found from the leaves to the root. Each
 node inherits the groups below it, and the requests below it that are in no group. It may make one group of these
-requests and of the members of some of those groups, which it dissolves. It dissolves the groups that save least per
-request, and as many of them as saves most.
+requests and of the members of some of those groups, which are dissolved for it. It dissolves the groups that save least
+for each request, and as many of them as saves most.
 
-Where prefixes are not nested, no partition saves more. Where they are nested, one may: a group is only dissolved whole,
-in one order, and for good. Over the random trees of `tests/sched/test_groups.py` this saves 99.8 % of what the best
-partition saves on average, and 84 % in the worst case that was seen.
+If prefixes are not nested, no partition saves more. If they are nested, another may, since a group is dissolved only as
+a whole, in one order, and for good. Over the random trees of `tests/sched/test_groups.py`, this saves 99.8 % of what
+the best partition saves on average, and 84 % in the worst case that was seen.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ from jsg.sched.request import Placement
 class PrefixGrouping:
     """Keeps the groups until other requests decode than in the step before.
 
-    While a request decodes, its lock stays where it is. A split above it changes neither who shares a prefix nor how
-    long that is. So the same requests in the same order have the same groups.
+    While a request decodes, its lock stays at its node. A split above that node changes neither which requests share a
+    prefix nor its length. So the same requests in the same order have the same groups.
     """
 
     def __init__(self, page_size: int):
@@ -59,7 +59,7 @@ class _Prefix:
 
     Attributes:
         num_pages: Pages from the root to here.
-        parent: The next such node above; None where that prefix is too short.
+        parent: The next such node above; None if its prefix is too short.
         members: The requests here or below that are in no group yet.
         groups: The groups here or below; no request is in two of them.
     """
@@ -123,7 +123,7 @@ def _add_path(prefixes: dict[Node, _Prefix], node: Node, num_pages: int, min_pag
 
 
 def _regroup(prefix: _Prefix) -> None:
-    """Makes a group at a node where that saves more than the groups that are dissolved for it."""
+    """Makes a group at a node if that saves more than the groups that are dissolved for it."""
     groups = sorted(prefix.groups, key=lambda group: group.num_saved / len(group.members))
     num_members, num_lost = len(prefix.members), 0
     best, num_joining = 0, 0

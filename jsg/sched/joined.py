@@ -1,22 +1,22 @@
-"""Joined requests: their branches are computed first, each by a request of its own.
+"""Joined requests: their branches are computed first, each one by a request of its own.
 
     row:  [ prefix ][ branch 1 ][ branch 2 ][ suffix, output ... ]
             tree      tree        tree        the request's own
 
-The tokens of a branch see the prefix and the branch, which is a path of the radix tree like any other. So a request
-that no client knows computes what is not cached of that path, generates nothing and keeps its pages. It is called a
-branch too.
-When all branches are computed, the joined request gets a row in which their pages stand one after another, and only its
-suffix is left to compute. The suffix sees several paths at once, so it is never put into the tree. A retract gives
-branches and suffix up; then it all begins anew.
+The tokens of a branch see the prefix and the branch itself. Together these are a path of the radix tree like any
+other. A request that no client knows computes what is not cached of that path, generates nothing and keeps its pages.
+This request is called a branch too.
 
-Each branch has a copy of the prefix while it waits or runs. So few are made at first, and another one whenever one is
-admitted.
+When all branches are computed, the joined request gets a row in which their pages stand one after another. Then only
+its suffix has to be computed. The suffix sees several paths at once, so it is never put into the tree. A retract gives
+up the branches and the suffix, and all of them are computed again.
+
+Each branch has a copy of the prefix while it waits or runs. So only some branches are made at first, and another one is
+made whenever one is admitted.
 """
 
 import dataclasses
-import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from jsg.errors import RequestError
 from jsg.sched.positions import cut, spans
@@ -26,13 +26,13 @@ from jsg.sched.totals import SchedulerTotals
 from jsg.types import CacheReport, Request, SamplingParams
 
 MAX_COPIED_TOKENS = 2**25
-"""Tokens of the prefix times branches that have tokens: what all branches of one request copy and look up."""
+"""The largest product of the prefix's tokens and the branches that have tokens: so many tokens a request copies."""
 
 COPIED_AT_ONCE = 2**18
-"""Tokens of the prefix times the branches that are made at first."""
+"""The product of the prefix's tokens and the branches that are made at first."""
 
 MIN_AT_ONCE = 8
-"""Branches that are made at first, however long the prefix is."""
+"""The branches that are made at first at least, however long the prefix is."""
 
 
 def check_joined(request: Request, table: RequestTable, *, has_windows: bool) -> None:
@@ -65,17 +65,17 @@ def check_joined(request: Request, table: RequestTable, *, has_windows: bool) ->
 class Join:
     """A joined request without a row, and its branches.
 
-    A branch is numbered by its index in `spans`. Its arrival number is just before that of the whole.
+    The number of a branch is its index in `spans`. The arrival numbers of branches come just before that of `whole`.
 
     Attributes:
         whole: The joined request.
-        template: What each branch asks for, except its tokens.
-        spans: Begin and end of each branch that has tokens; of an empty one behind the prefix where none has any.
-        pending: By number, the branches that wait or run.
-        computed: By number, the branches whose pages are kept.
-        num_made: How many branches were made, in order of their numbers.
-        cached: By number, tokens of prefix and branch that were cached when it was first admitted, in that order.
-        report: Where the first branch that was not wholly cached ended, when the client asked for that.
+        template: The request of every branch, but for its tokens.
+        spans: The begin and the end of each branch that has tokens, or of one empty branch where none has tokens.
+        pending: The branches that wait or run, by number.
+        computed: The branches whose pages are kept, by number.
+        cached: How many tokens of prefix and branch were cached at the first admission of a branch, by number. The
+            branch that was admitted first comes first.
+        report: Where the cached part of the first branch with a miss ended, if the client asked for a report.
     """
 
     whole: RunningRequest
@@ -83,14 +83,13 @@ class Join:
     spans: list[tuple[int, int]]
     pending: dict[int, RunningRequest] = dataclasses.field(default_factory=dict)
     computed: dict[int, RunningRequest] = dataclasses.field(default_factory=dict)
-    num_made: int = 0
     cached: dict[int, int] = dataclasses.field(default_factory=dict)
     report: CacheReport | None = None
 
     @property
-    def is_ready(self) -> bool:
-        """Whether all branches are computed."""
-        return len(self.computed) == len(self.spans)
+    def num_made(self) -> int:
+        """How many branches were made, in order of their numbers."""
+        return len(self.pending) + len(self.computed)
 
     @property
     def num_prefix(self) -> int:
@@ -104,11 +103,11 @@ class Join:
 
     @property
     def branches(self) -> list[RunningRequest]:
-        """All that were made, the computed ones first."""
+        """All branches that were made, the computed ones first."""
         return [*self.computed.values(), *self.pending.values()]
 
     def take_pages(self) -> list[KeptPrefix]:
-        """The pages of all branches, in order of their numbers. They are the caller's now, and the branches end."""
+        """Ends the branches and gives their pages to the caller, in order of their numbers."""
         pages = []
         for number in range(len(self.spans)):
             branch = self.computed[number]
@@ -122,18 +121,8 @@ class Join:
         """The number of a branch."""
         return branch.arrival - self.whole.first_arrival
 
-    def note_admission(self, branch: RunningRequest, cached: int, totals: SchedulerTotals) -> bool:
-        """Counts what was cached of a branch. False, and nothing is counted, where it was admitted before."""
-        number = self.number_of(branch)
-        if number in self.cached or self.whole.admission is not None:
-            return False
-        self.cached[number] = cached
-        totals.branch_tokens += branch.num_known - self.num_prefix
-        totals.branch_tokens_computed += branch.num_known - max(cached, self.num_prefix)
-        return True
-
     def note_report(self, branch: RunningRequest, report: CacheReport) -> None:
-        """Keeps the report of the first branch with a miss, in terms of the whole prompt."""
+        """Keeps the report of the first branch with a miss. Its index becomes one of the whole prompt."""
         if self.report is not None or report.first_difference is None:
             return
         start, _ = self.spans[self.number_of(branch)]
@@ -142,7 +131,7 @@ class Join:
         self.report = dataclasses.replace(report, first_difference=index)
 
     def first_admission(self, queue_s: float) -> FirstAdmission:
-        """What the whole is told, which is admitted now."""
+        """What the client of the joined request, which is admitted now, is told of its admission."""
         cached, report = list(self.cached.values()), None
         num_cached = min(cached[0], self.num_prefix) + sum(max(num - self.num_prefix, 0) for num in cached)
         if self.whole.request.return_cache_info:
@@ -153,36 +142,40 @@ class Join:
 
 
 class JoinedRequests:
-    """The joined requests without a row: what the scheduler asks about them and what it tells them.
+    """The joined requests without a row.
 
-    It asks `first_ready` what to admit, and `latest_computed` what to give up. It tells when a step begins, and when a
-    branch is admitted or computed.
+    The scheduler asks `first_ready` which request to admit, and `latest_computed` which one to give up. It reports when
+    a step begins, and when a branch is admitted or computed.
 
-    Invariants: of a request that is not parked, each branch that was made waits, runs or is computed, and one waits
-    while some are not made. A request whose branches are all computed has an entry in `_ready`, where old ones may be
-    left, or is in `_fresh`.
+    Invariants: each branch that was made waits, runs or is computed. A request in `_parked` has no branches. Of another
+    request some branch waits while not all are made. `ready` and `fresh` have the requests whose branches are all
+    computed.
+
+    Attributes:
+        ready: The requests that can be admitted in this step.
+        fresh: The requests that can be admitted in the next step, but not in this one.
     """
 
     def __init__(
         self, table: RequestTable, queue: Callable[[RunningRequest], None], totals: SchedulerTotals, *, makes_all: bool
     ):
-        """None yet.
+        """Starts without requests.
 
         Args:
-            table: Where pages and rows come from.
+            table: Has the pages and the rows.
             queue: Lets a branch wait for admission.
-            totals: Where branch tokens are counted.
-            makes_all: All branches of a request are made at first, since one that is made within a round of
-                admissions would have no turn in it.
+            totals: Counts the tokens of branches.
+            makes_all: Whether all branches of a request are made at first. The policy may need that: a branch that is
+                made within a round of admissions has no turn in that round.
         """
         self._table = table
         self._queue = queue
         self._totals = totals
         self._makes_all = makes_all
         self._joins: dict[RunningRequest, Join] = {}
-        self._parked: list[Join] = []
-        self._ready: list[tuple[int, RunningRequest]] = []
-        self._fresh: list[Join] = []
+        self._parked: set[RunningRequest] = set()
+        self.ready: set[RunningRequest] = set()
+        self.fresh: set[RunningRequest] = set()
 
     def __len__(self) -> int:
         return len(self._joins)
@@ -197,22 +190,16 @@ class JoinedRequests:
         """Branches whose pages are kept."""
         return sum(len(join.computed) for join in self)
 
-    @property
-    def has_fresh(self) -> bool:
-        """Whether some request can be admitted in the next step, and not in this one."""
-        return any(join.is_ready for join in self._fresh)
-
     def first_ready(self) -> RunningRequest | None:
-        """The earliest arrival whose branches are all computed."""
-        while self._ready:
-            join = self._joins.get(self._ready[0][1])
-            if join is not None and join.is_ready and join not in self._fresh:
-                return join.whole
-            heapq.heappop(self._ready)
-        return None
+        """The earliest arrival that can be admitted in this step."""
+        return _earliest(self.ready)
+
+    def first_under_way(self, running: Iterable[RunningRequest]) -> RunningRequest | None:
+        """The earliest arrival that is ready, or will be when a step has run, or has a branch among `running`."""
+        return _earliest({*self.ready, *self.fresh, *(r.branch_of for r in running if r.branch_of is not None)})
 
     def latest_computed(self) -> RunningRequest | None:
-        """The latest arrival some of whose branches are computed."""
+        """The latest arrival that has computed branches."""
         return max((j.whole for j in self if j.computed), key=lambda whole: whole.arrival, default=None)
 
     # A joined request comes and goes.
@@ -228,47 +215,50 @@ class JoinedRequests:
             priority=request.priority,
             return_cache_info=request.return_cache_info,
         )
-        join = self._joins[whole] = Join(whole, template, spans(request))
-        self._parked.append(join)
+        self._joins[whole] = Join(whole, template, spans(request))
+        self._parked.add(whole)
 
     def remove(self, whole: RunningRequest) -> Join:
-        """Forgets a joined request, whose branches are the caller's now."""
-        join = self._joins.pop(whole)
-        self._parked = [parked for parked in self._parked if parked is not join]
-        return join
+        """Forgets a joined request. Its branches belong to the caller now."""
+        for place in (self._parked, self.ready, self.fresh):
+            place.discard(whole)
+        return self._joins.pop(whole)
 
     def park(self, whole: RunningRequest) -> list[RunningRequest]:
-        """Gives a request's branches up until `begin_step`; returns them, and the caller ends them."""
+        """Gives up the branches of a request until `begin_step`, and returns them for the caller to end."""
         join = self._joins[whole]
         branches = join.branches
         join.pending.clear()
         join.computed.clear()
-        join.num_made = 0
-        self._parked.append(join)
+        self.ready.discard(whole)
+        self.fresh.discard(whole)
+        self._parked.add(whole)
         return branches
 
     # What the scheduler tells.
 
     def begin_step(self) -> None:
-        """Makes the first branches of requests that have none, by arrival.
+        """Makes the first branches of the requests that have none, in order of arrival.
 
-        What an earlier step has computed can be copied from now on.
+        The branches that an earlier step has computed can be copied from now on.
         """
-        for join in self._fresh:
-            heapq.heappush(self._ready, (join.whole.arrival, join.whole))
-        self._fresh.clear()
-        parked, self._parked = self._parked, []
-        for join in sorted(parked, key=lambda join: join.whole.arrival):
+        self.ready |= self.fresh
+        self.fresh.clear()
+        for whole in sorted(self._parked, key=lambda whole: whole.arrival):
+            join = self._joins[whole]
             self._make_branches(join, len(join.spans) if self._makes_all else join.num_at_once)
+        self._parked.clear()
 
     def note_admission(self, branch: RunningRequest, place: Placement) -> None:
-        """A branch was admitted: it counts if that is the first time, and the next branch is made."""
-        join = self._join_of(branch)
-        if branch.admission is None:  # it is the first, and from now on all count as admitted
-            for pending in join.pending.values():
-                pending.admission = FirstAdmission()
-        if join.note_admission(branch, place.num_dispatched, self._totals) and branch.request.return_cache_info:
-            join.note_report(branch, self._table.explain(branch, place))
+        """A branch was admitted. Its first admission is counted, and the next branch is made."""
+        join, cached = self._join_of(branch), place.num_dispatched
+        number = join.number_of(branch)
+        if number not in join.cached and join.whole.admission is None:
+            join.cached[number] = cached
+            self._totals.branch_tokens += branch.num_known - join.num_prefix
+            self._totals.branch_tokens_computed += branch.num_known - max(cached, join.num_prefix)
+            if branch.request.return_cache_info:
+                join.note_report(branch, self._table.explain(branch, place))
         self._make_branches(join, 1)
 
     def keep(self, branch: RunningRequest, place: Placement) -> None:
@@ -278,17 +268,16 @@ class JoinedRequests:
         first_page = join.num_prefix // size if number else 0
         branch.kept = self._table.keep(place, keeps_own=True, first_page=first_page)
         join.computed[number] = join.pending.pop(number)
-        if join.is_ready and size > 1:
-            self._fresh.append(join)  # pages are copied, so the step that writes them must come before
-        elif join.is_ready:
-            heapq.heappush(self._ready, (join.whole.arrival, join.whole))
+        if len(join.computed) == len(join.spans):
+            # Larger pages are copied, so the step that writes them must come before the copies.
+            (self.ready if size == 1 else self.fresh).add(join.whole)
 
     def _join_of(self, branch: RunningRequest) -> Join:
         assert branch.branch_of is not None, "only a branch belongs to a joined request"
         return self._joins[branch.branch_of]
 
     def _make_branches(self, join: Join, count: int) -> None:
-        """Lets the next branches of a request wait, at most `count`."""
+        """Makes the next branches of a request, `count` at most, and lets them wait."""
         whole, first = join.whole, join.num_made
         assert whole.layout is not None, "a joined request has positions of its own"
         for number in range(first, min(first + count, len(join.spans))):
@@ -304,21 +293,23 @@ class JoinedRequests:
                 layout=self._table.words.branch_layout(whole.layout, tokens, join.num_prefix, start, end),
                 branch_of=whole,
             )
-            if join.cached or whole.admission is not None:
-                branch.admission = FirstAdmission()
             self._queue(branch)
             join.pending[number] = branch
-            join.num_made += 1
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
+        computed = {join.whole for join in self if len(join.computed) == len(join.spans)}
+        assert self.ready | self.fresh == computed and not self.ready & self.fresh
         for join in self:
             assert join.whole.state is RequestState.JOINING
             assert {*join.pending, *join.computed} == set(range(join.num_made)), "a branch is lost"
-            assert len(join.pending) + len(join.computed) == join.num_made
             assert all(b.state in (RequestState.WAITING, RequestState.RUNNING) for b in join.pending.values())
             assert all(b.state is RequestState.KEPT and b.kept is not None for b in join.computed.values())
-            is_parked = any(parked is join for parked in self._parked)
+            is_parked = join.whole in self._parked
             assert bool(join.num_made) != is_parked
             has_all = join.num_made == len(join.spans)
             assert is_parked or has_all or any(b.state is RequestState.WAITING for b in join.pending.values())
+
+
+def _earliest(requests: Iterable[RunningRequest]) -> RunningRequest | None:
+    return min(requests, key=lambda running: running.arrival, default=None)

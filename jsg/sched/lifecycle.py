@@ -1,13 +1,13 @@
-"""Where every request is, and each move from one state to another. What to move, and when, the scheduler decides."""
+"""Where every request is, and each move from one state to another. The scheduler decides which request moves when."""
 
 import dataclasses
+from collections import OrderedDict
 
 import numpy as np
 
 from jsg.cache.allocator import PageAllocator
 from jsg.cache.radix import RadixCache
 from jsg.sched.config import SchedulerConfig
-from jsg.sched.holds import Holds
 from jsg.sched.joined import JoinedRequests
 from jsg.sched.outputs import make_output
 from jsg.sched.policy import make_policy
@@ -22,21 +22,22 @@ from jsg.types import FinishReason, Request, RequestOutput
 class Lifecycle:
     """Owns every request between arrival and end. `RequestState` draws the states.
 
-    Invariants: a request is where its state says (in `waiting`, `joins`, `running`, or kept by `holds` or by its joined
-    request), and has what that state says and nothing else. A branch is in the scheduler only while its joined request
-    is JOINING.
+    Invariants: a request is in the place that its state names (`waiting`, `joins`, `running`, or kept by `holds` or by
+    its joined request), and has only what that state allows. A branch exists only while its joined request is JOINING.
 
     Attributes:
         table: Rows and pages.
         waiting: The WAITING requests, in policy order.
         joins: The JOINING requests.
         running: The RUNNING requests, in order of admission.
-        holds: The KEPT requests that are holds.
-        live: By rid, the requests that wait, join or run, in order of arrival; without branches.
+        holds: By rid, the KEPT requests that are holds, the oldest first.
+        num_holds: How many requests are holds, whether their prompt is computed yet or not.
+        live: By rid, the requests that wait, join or run, without branches, in order of arrival.
+        unadmitted: The requests of `live` that were never admitted and have no admitted branch, in order of arrival.
         admitted: Requests that run since the last batch was made.
         finished: Outputs that no step made.
-        totals: What was counted since the start.
-        num_arrived: Arrival numbers that were given.
+        totals: The counters since the start.
+        num_arrived: How many arrival numbers were given.
     """
 
     def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: RadixCache):
@@ -47,18 +48,20 @@ class Lifecycle:
         self.waiting = WaitingQueue(policy, cache)
         self.joins = JoinedRequests(self.table, self._queue, self.totals, makes_all=policy.depends_on_others)
         self.running: list[RunningRequest] = []
-        self.holds = Holds(config.max_holds)
+        self.holds: dict[str, RunningRequest] = {}
+        self.num_holds = 0
         self.live: dict[str, RunningRequest] = {}
+        self.unadmitted: OrderedDict[RunningRequest, None] = OrderedDict()
         self.admitted: list[RunningRequest] = []
         self.finished: list[RequestOutput] = []
         self.num_arrived = 0
 
     def add(self, request: Request, positions: np.ndarray | None, now_s: float) -> None:
-        """Takes a new request, whose tokens have these positions where they are not indices.
+        """Takes a new request. `positions` are those of its tokens, or None if they are the indices.
 
         Raises:
             RequestError: It has images that the engine can never run.
-            QueueFullError: Live requests have all position words, or too many pixels. Nothing is kept of the request.
+            QueueFullError: Live requests have all position words, or too many pixels. Nothing of the request is kept.
         """
         shifts = cached_shifts(request, positions)
         self.table.words.acquire(shifts)
@@ -72,10 +75,11 @@ class Lifecycle:
             raise
         self.num_arrived = running.arrival + 1
         self.live[request.rid] = running
-        self.holds.num_open += request.hold
+        self.unadmitted[running] = None
+        self.num_holds += request.hold
 
     def _queue(self, running: RunningRequest) -> None:
-        """Lets a request wait: for its turn, or for its branches."""
+        """Lets a request wait for its turn, or for its branches."""
         if running.request.joined:
             running.enter(RequestState.JOINING)
             self.joins.add(running)
@@ -84,7 +88,7 @@ class Lifecycle:
             self.waiting.add(running)
 
     def admit(self, running: RunningRequest, place: Placement, now_s: float) -> None:
-        """A waiting request runs from now on, in this place."""
+        """Lets a waiting request run at this placement."""
         self.waiting.remove(running)
         self._run(running, place)
         if running.branch_of is not None:
@@ -94,9 +98,9 @@ class Lifecycle:
             self._note_first(running, FirstAdmission(place.num_dispatched, now_s - running.arrived_s, report))
 
     def admit_joined(self, whole: RunningRequest, now_s: float) -> Placement:
-        """A joined request whose branches are computed runs from now on, in a row with their pages; they end.
+        """Lets a joined request run whose branches are computed, in a row with their pages. The branches end.
 
-        There must be a free row, and pages for what is copied.
+        There must be a free row, and pages for the copies.
         """
         join = self.joins.remove(whole)
         place = self.table.admit_joined(whole, join.take_pages())
@@ -106,6 +110,7 @@ class Lifecycle:
         return place
 
     def _run(self, running: RunningRequest, place: Placement) -> None:
+        self.unadmitted.pop(running.whole, None)
         running.enter(RequestState.RUNNING)
         running.place = place
         running.prompt_logprobs.clear()
@@ -118,14 +123,14 @@ class Lifecycle:
         self.totals.cached_tokens += admission.cached_tokens
 
     def retract(self, running: RunningRequest) -> None:
-        """Sends a running request back to wait. What it computed stays in the tree while there is room for it."""
+        """Sends a running request back to wait. Its computed prefix stays in the tree while there is room for it."""
         self._give_back(running)
         self._stop(running)
         self._queue(running)
         self.totals.num_retracts += 1
 
     def keep(self, running: RunningRequest) -> None:
-        """Takes the row of a hold or a branch, whose prompt is computed, but keeps its pages."""
+        """Takes back the row of a hold or branch whose prompt is computed, but keeps its pages."""
         place = placement(running)
         self._stop(running)
         running.enter(RequestState.KEPT)
@@ -133,26 +138,26 @@ class Lifecycle:
             self.joins.keep(running, place)
             return
         running.kept = self.table.keep(place)
-        if running.request.media:  # nothing reads its pixels any more
+        if running.request.media:  # its pixels are not needed any more
             self.table.vision.release(running.request.rid)
             running.request = dataclasses.replace(running.request, media=())
         del self.live[running.request.rid]
-        self.holds.add(running)
+        self.holds[running.request.rid] = running
         self.finished.append(make_output(running))
 
     def end_branches(self, whole: RunningRequest) -> None:
-        """Gives up what a joined request has computed; it begins anew in the next step."""
+        """Gives up the branches of a joined request, which begins anew in the next step."""
         for branch in self.joins.park(whole):
             self.end(branch)
 
     def end(self, running: RunningRequest, reason: FinishReason | None = None, *, distrusts: bool = False) -> None:
-        """The one way out, from every state: gives back all that a request has.
+        """Ends a request in any state and gives back all that it has. No other code ends requests.
 
         Args:
             running: The request.
-            reason: What its last output says. Where it is None no output is made: a step has made it, or nobody wants
-                one.
-            distrusts: What only this request computed may be wrong, so it is not left in the cache.
+            reason: The reason that its last output gives. If it is None, no output is made, since a step has made it or
+                nobody wants one.
+            distrusts: Whether the keys and values that only this request computed may be wrong. They are evicted then.
         """
         if reason is not None:
             self.finished.append(make_output(running, finish=reason))
@@ -172,26 +177,27 @@ class Lifecycle:
         running.enter(RequestState.ENDED)
         if running.branch_of is None:
             self.live.pop(running.request.rid, None)  # a hold has left it when it was kept
-            self.holds.num_open -= running.request.hold
+            self.unadmitted.pop(running, None)
+            self.num_holds -= running.request.hold
             self.table.forget(running.request, running.shifts, distrusts=distrusts)
 
     def _drop(self, running: RunningRequest) -> None:
-        """Gives back the pages of a request that has no row."""
+        """Gives back the pages of a KEPT request."""
         assert running.kept is not None, "a request without a row keeps its pages"
         self.table.drop(running.kept)
         running.kept = None
         if running.branch_of is None:
-            self.holds.remove(running)
+            del self.holds[running.request.rid]
 
     def _give_back(self, running: RunningRequest, *, distrusts: bool = False) -> None:
-        """Shares what a running request has computed, or distrusts it, and takes its row and pages."""
+        """Takes back the row and pages of a running request, and shares its computed prefix unless it distrusts it."""
         place = placement(running)
         if not distrusts:
             self.table.share(running, place, min(place.num_dispatched, running.num_known - 1))
         self.table.release(place, distrusts=distrusts)
 
     def _stop(self, running: RunningRequest) -> None:
-        """Forgets where a request runs. Its row and pages are somebody else's now."""
+        """Forgets where a request runs. Its row and pages have another owner now."""
         running.place = None
         self.running.remove(running)
         self.admitted = [other for other in self.admitted if other is not running]
@@ -203,7 +209,7 @@ class Lifecycle:
         self.joins.check_integrity()
         self.table.vision.check_integrity(placement(running) for running in self.running)
         branches = [branch for join in self.joins for branch in join.branches]
-        held = self.holds.oldest(len(self.holds))
+        held = [*self.holds.values()]
         requests = [*self.live.values(), *branches, *held]
         for state, num_there in (
             (RequestState.WAITING, len(self.waiting)),
@@ -212,13 +218,16 @@ class Lifecycle:
             (RequestState.KEPT, len(self.holds) + self.joins.num_kept),
         ):
             assert sum(r.state is state for r in requests) == num_there, f"a request that is {state.value} is lost"
+        begun = {join.whole for join in self.joins if join.cached}
+        never = [r for r in self.live.values() if r.admission is None and r not in begun]
+        assert list(self.unadmitted) == never, "a request that was never admitted is lost"
         for running in requests:
             assert (running.watch is not None) == (running.state is RequestState.WAITING)
             assert (running.place is not None) == (running.state is RequestState.RUNNING)
             assert (running.kept is not None) == (running.state is RequestState.KEPT)
         assert all(r.state is RequestState.RUNNING for r in self.running)
         assert all(r.state is RequestState.KEPT for r in held)
-        assert self.holds.num_open == len(held) + sum(r.request.hold for r in self.live.values())
+        assert self.num_holds == len(held) + sum(r.request.hold for r in self.live.values())
         num_placed = sum(len(placement(r).branches) for r in self.running)
         assert self.table.num_kept == len(held) + self.joins.num_kept + num_placed
         rows = [placement(r).row for r in self.running]
@@ -226,6 +235,6 @@ class Lifecycle:
 
 
 def placement(running: RunningRequest) -> Placement:
-    """Where a request lives, which must be running."""
+    """Where a running request lives."""
     assert running.place is not None, "only a running request has a placement"
     return running.place

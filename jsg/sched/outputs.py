@@ -1,4 +1,4 @@
-"""Output tokens: added to their request, checked for its end, and made into the record that leaves the engine."""
+"""Adds output tokens to their request, checks whether it ends, and makes the record that leaves the engine."""
 
 from collections.abc import Set
 
@@ -14,10 +14,15 @@ def make_output(
     finish: FinishReason | None = None,
     constraint: ConstraintReport | None = None,
 ) -> RequestOutput:
-    """What is new of a request. Prompt logprobs go with its first output, be that a token or the end."""
+    """Makes the record of what is new of a request.
+
+    The first output, which may be the end, has the prompt logprobs, unless the request ends before all are there.
+    """
     has_reported, running.has_reported = running.has_reported, True
-    prompt_logprobs = None if has_reported else _complete_prompt_logprobs(running)
-    admission = running.admission or FirstAdmission()
+    admission, prompt_logprobs = running.admission or FirstAdmission(), None
+    if running.request.wants_prompt_logprobs and not has_reported:
+        has_all = len(running.prompt_logprobs) == running.num_prompt - running.request.logprob_start_len
+        prompt_logprobs = tuple(running.prompt_logprobs) if has_all else None
     return RequestOutput(
         rid=running.request.rid,
         token_ids=token_ids,
@@ -35,14 +40,14 @@ def make_output(
 def append_tokens(
     running: RunningRequest, tokens: list[int], index: int, row: int, result: StepResult, eos_token_ids: Set[int]
 ) -> RequestOutput:
-    """Adds output tokens to their request, up to the first that ends it, and returns what is new.
+    """Adds output tokens to their request, up to the first that ends it, and returns the record of what is new.
 
     Args:
         running: The request.
-        tokens: What a step sampled for it, at least one.
-        index: Of its entry in the step's batch.
+        tokens: The tokens that a step sampled for it, at least one.
+        index: The index of its entry in the batch.
         row: The first row of logits of that entry.
-        result: What the step computed.
+        result: The results of the step.
         eos_token_ids: Tokens that end an answer.
     """
     reason, count = None, 0
@@ -61,7 +66,7 @@ def append_tokens(
 
 
 def stop_reason(running: RunningRequest, token: int, eos_token_ids: Set[int]) -> FinishReason | None:
-    """Why a request ends with the output token that was just added to it; None where it goes on."""
+    """Why a request ends with the output token that was just added to it; None if it continues."""
     sampling = running.request.sampling
     if running.num_output >= sampling.min_new_tokens:
         is_eos = token in eos_token_ids and not sampling.ignore_eos
@@ -69,12 +74,4 @@ def stop_reason(running: RunningRequest, token: int, eos_token_ids: Set[int]) ->
             return FinishReason(FinishType.STOP, matched=token)
     if running.num_output >= sampling.max_new_tokens:
         return FinishReason(FinishType.LENGTH)
-    return None
-
-
-def _complete_prompt_logprobs(running: RunningRequest) -> tuple[TokenLogprob, ...] | None:
-    """The prompt logprobs; None where none were asked for, or the request ends before all are there."""
-    num_wanted = running.num_prompt - running.request.logprob_start_len
-    if running.request.wants_prompt_logprobs and len(running.prompt_logprobs) == num_wanted:
-        return tuple(running.prompt_logprobs)
     return None

@@ -1,70 +1,49 @@
 """In what order waiting requests are admitted. A policy gives each request a key, and the smallest key goes first.
 
-Each key begins with the client's priority, negated, so a policy orders requests of equal priority. No policy starves
-anybody: the bound on passing (`bypass.py`) stands above all keys.
+Each key begins with the client's priority, negated, so a policy orders requests of equal priority. No policy lets a
+request wait for ever: the bound on passing (`bypass.py`) stands above all keys.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from jsg.cache.node import Node, Root
 from jsg.cache.watch import Watch
-from jsg.errors import ConfigError
 from jsg.sched.request import RunningRequest
 
 Key = tuple[int, ...]
 
 
 class Policy(Protocol):
-    """Orders the waiting queue by priority, then in its own way. Changes nothing."""
+    """Orders waiting requests by priority, and those of one priority in its own way. Changes nothing."""
 
     depends_on_others: bool
-    """Whether a change of one request may change keys of others, so that all must be made anew."""
+    """Whether a change of one request may change the keys of others, so that all keys must be made anew."""
 
     def keys(self, waiting: Iterable[RunningRequest]) -> dict[RunningRequest, Key]:
         """The key of each request. It ends with the arrival number, so no two keys are equal."""
         ...
 
 
-class LongestPrefixMatch:
-    """The longest cached prefix goes first: it costs least now and may be evicted later. Then order of arrival."""
+class OneByOne:
+    """Orders requests by a number that each of them has by itself, and equal ones by arrival."""
 
     depends_on_others = False
 
-    def keys(self, waiting: Iterable[RunningRequest]) -> dict[RunningRequest, Key]:
-        """See `Policy`."""
-        return {r: (-r.request.priority, -_watch(r).matched, r.arrival) for r in waiting}
-
-
-class FirstComeFirstServed:
-    """Order of arrival."""
-
-    depends_on_others = False
+    def __init__(self, number_of: Callable[[RunningRequest], int]):
+        self._number_of = number_of
 
     def keys(self, waiting: Iterable[RunningRequest]) -> dict[RunningRequest, Key]:
         """See `Policy`."""
-        return {r: (-r.request.priority, r.arrival) for r in waiting}
-
-
-class Random:
-    """A seeded shuffle, against which the other orders are measured."""
-
-    depends_on_others = False
-
-    def __init__(self, seed: int):
-        self._seed = seed
-
-    def keys(self, waiting: Iterable[RunningRequest]) -> dict[RunningRequest, Key]:
-        """See `Policy`."""
-        return {r: (-r.request.priority, _hash(self._seed, r.arrival), r.arrival) for r in waiting}
+        return {r: (-r.request.priority, self._number_of(r), r.arrival) for r in waiting}
 
 
 class DfsWeight:
-    """Depth first through the radix tree, and first into the child with most waiting requests below it.
+    """Walks the radix tree depth first, and enters the child with most waiting requests below it first.
 
-    A key is an index in that walk. The requests at a node come after those below it. Requests of all priorities weigh
-    the same.
+    A key has the index of its request in that walk. The requests at a node come after those below it. Requests of all
+    priorities have the same weight.
     """
 
     depends_on_others = True
@@ -90,13 +69,18 @@ class DfsWeight:
 
 
 def make_policy(name: str, seed: int) -> Policy:
-    """The policy called `name` on the command line."""
-    if name == "random":
-        return Random(seed)
-    policies = {"lpm": LongestPrefixMatch, "dfs-weight": DfsWeight, "fcfs": FirstComeFirstServed}
-    if name not in policies:
-        raise ConfigError(f"--schedule-policy must be one of {', '.join(policies)}, random, but got {name!r}")
-    return policies[name]()
+    """The policy that the command line calls `name`."""
+    match name:
+        case "lpm":  # the longest cached prefix costs least now, and may be evicted later
+            return OneByOne(lambda running: -_watch(running).matched)
+        case "dfs-weight":
+            return DfsWeight()
+        case "fcfs":
+            return OneByOne(lambda running: running.arrival)
+        case "random":  # a shuffle, against which the other orders are measured
+            return OneByOne(lambda running: _hash(seed, running.arrival))
+        case _:
+            raise AssertionError(f"no policy is called {name!r}")
 
 
 def _watch(running: RunningRequest) -> Watch:

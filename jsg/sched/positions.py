@@ -1,9 +1,9 @@
 """The positions of tokens, and how the radix tree tells a token from the same one at another position.
 
-A token's index says where it stands in the row; its position is what its key is rotated by. The two differ behind a
-position jump and behind branches. A cached key is right for one position only, so the tree finds it by token and
-position together: a token whose position is larger than its index is another word in the tree. Where an image is, the
-words are those of the image, since the tokens are the same placeholder whatever it shows.
+The index of a token says where it stands in the row, and its position says how its key is rotated. The two differ
+behind a position jump and behind branches. A cached key is right for one position only, so the tree finds it by token
+and position together: a token whose position is larger than its index is another word in the tree. The tokens of an
+image are one placeholder whatever the image shows, so the tree has the words of the image in their place.
 """
 
 import dataclasses
@@ -19,18 +19,18 @@ from jsg.media import MediaInput
 from jsg.types import CacheReport, Request
 
 WORDS = 2**31
-"""How many negative numbers there are for words; tokens are not negative."""
+"""How many negative numbers there are for words. Tokens are not negative."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Positions and key of a request where these are not simply indices and tokens.
+    """Positions and key of a request, if these are not simply indices and tokens.
 
     Attributes:
-        positions: int32, of every token that it has or will have.
-        key: int32, the words that the radix tree finds its tokens by. Of a joined request only those of the prefix
-            mean something.
-        first_word: Output token t has the word -1 - (`first_word` + t); where this is 0, the word is t.
+        positions: int32, the position of every token that the request has or will have.
+        key: int32, the words by which the radix tree finds its tokens. For a joined request, only the words of the
+            prefix mean something.
+        first_word: Output token t has the word -1 - (`first_word` + t), or the word t if `first_word` is 0.
     """
 
     positions: np.ndarray
@@ -43,7 +43,7 @@ class Layout:
 
 
 def positions_of(request: Request, size: int) -> np.ndarray | None:
-    """int64 [size]: the position of each token of a request, those to come included; None where all are indices.
+    """int64 [size]: the positions of all tokens that a request has or will have; None if these are the indices.
 
     Each branch of a joined prompt goes on from the prefix. What follows the branches goes on from the largest position.
     """
@@ -70,9 +70,9 @@ def positions_of(request: Request, size: int) -> np.ndarray | None:
 class PositionWords:
     """The words of tokens whose position is not their index.
 
-    The shift of a token is how much its position exceeds its index. Each shift in use has a number s, and then token t
-    is word -1 - (s * vocabulary + t). Where numbers run out, everything is evicted that no live request has locked, and
-    the numbers of shifts that no live request has are given anew.
+    The shift of a token is its position minus its index. Each shift in use has a number s, and token t is then word
+    -1 - (s * vocabulary + t). When numbers run out, everything is evicted that no live request has locked, and the
+    numbers of shifts that no live request has are given to other shifts.
 
     Invariant: every word in the tree is that of a shift in `_numbers`.
     """
@@ -106,26 +106,26 @@ class PositionWords:
         self._users.update(shifts)
 
     def _recycle(self, kept: Set[int]) -> None:
-        """Takes back the numbers of all shifts but these. What stays cached is locked by live requests."""
+        """Takes back the numbers of all shifts but those in `kept`. Live requests have locked what stays cached."""
         self._cache.evict(self._cache.num_evictable)
         self._numbers = {shift: number for shift, number in self._numbers.items() if shift in kept}
         used = set(self._numbers.values())
         self._free = [number for number in range(1, self._next) if number not in used]
 
     def release(self, shifts: Sequence[int]) -> None:
-        """A request that acquired these shifts has ended. What it cached stays."""
+        """Gives back shifts that a request acquired. What the request has cached stays."""
         for shift in shifts:
             self._users[shift] -= 1
             if not self._users[shift]:
                 del self._users[shift]
 
     def layout(self, request: Request, tokens: np.ndarray, positions: np.ndarray | None) -> Layout | None:
-        """Positions and key of a request whose prompt is known; None where they are indices and tokens.
+        """Positions and key of a new request; None if these are its indices and tokens.
 
         Args:
             request: The request. The shifts of its cached tokens must have been acquired.
             tokens: int32, its prompt, with room for its output.
-            positions: Those of all its tokens where they are not indices (see `positions_of`).
+            positions: The positions of all its tokens, if they are not the indices (see `positions_of`).
         """
         if positions is None:
             return media_layout(tokens, request.media) if request.media else None
@@ -136,41 +136,36 @@ class PositionWords:
         return Layout(positions.astype(np.int32), key, number * self._vocab_size)
 
     def branch_layout(self, whole: Layout, tokens: np.ndarray, num_prefix: int, start: int, end: int) -> Layout | None:
-        """Positions and key of a branch, of the prefix and its tokens; None where they are indices and tokens."""
+        """Positions and key of the prefix and one branch; None if these are indices and tokens."""
         positions = cut(whole.positions, num_prefix, start, end)
         key_behind = self._key(tokens[num_prefix:], positions[num_prefix:], num_prefix)
         key = np.concatenate([whole.key[:num_prefix], key_behind])
         return Layout(positions, key) if (key < 0).any() else None
 
     def _key(self, tokens: np.ndarray, positions: np.ndarray, first_index: int) -> np.ndarray:
-        """int32: the words of tokens from an index on. Where position and index agree the word is the token."""
+        """int32: the words of tokens from an index on. The word is the token if its position is its index."""
         indices = np.arange(first_index, first_index + len(tokens))
         shifts, which = np.unique(positions - indices, return_inverse=True)
         numbers = np.array([self._numbers[shift] if shift else 0 for shift in shifts.tolist()], np.int64)[which]
         return np.where(numbers > 0, ~(tokens + numbers * self._vocab_size), tokens).astype(np.int32)
 
     def readable(self, report: CacheReport) -> CacheReport:
-        """A report with the tokens that words stand for in their place. Words of images stand for none."""
+        """The report with tokens in place of words. Words of images stand for no token."""
         words = [word for word in report.cached_continuations if word < self._vocab_size]
         tokens = [~word % self._vocab_size if word < 0 else word for word in words]
         return dataclasses.replace(report, cached_continuations=tuple(dict.fromkeys(tokens)))
 
 
 def media_layout(tokens: np.ndarray, media: Sequence[MediaInput]) -> Layout:
-    """Positions and key of a request with images: indices, and the words of its images."""
+    """The layout of a request with images. Positions are indices, and the key has the words of its images."""
     key = tokens.copy()
     for item in media:
         key[item.start : item.end] = item.words
     return Layout(np.arange(len(tokens), dtype=np.int32), key)
 
 
-def shifts_of(positions: np.ndarray) -> list[int]:
-    """The shifts of positions: each once, in order of size, without 0."""
-    return [shift for shift in np.unique(positions - np.arange(len(positions))).tolist() if shift]
-
-
 def spans(request: Request) -> list[tuple[int, int]]:
-    """Begin and end of each branch that has tokens; of an empty one behind the prefix where none has any."""
+    """Begin and end of each branch that has tokens, or of one empty branch if none has tokens."""
     pairs = [(start, end) for start, end in itertools.pairwise(request.joined) if start < end]
     return pairs or [(request.joined[0], request.joined[0])]
 
@@ -181,14 +176,15 @@ def cut(values: np.ndarray, num_prefix: int, start: int, end: int) -> np.ndarray
 
 
 def cached_shifts(request: Request, positions: np.ndarray | None) -> list[int]:
-    """The shifts of a request's tokens that are cached, each once. Indices are those in the path of the tree."""
+    """The shifts of a request's tokens that are cached, each once and without 0.
+
+    The index of a token is that in its path of the tree, and the path of a branch lacks the branches before it.
+    """
     if positions is None:
         return []
-    if not request.joined:
-        return shifts_of(positions)
-    starts = np.array(request.joined)
-    num_prefix, end = request.joined[0], request.joined[-1]
-    before = np.repeat(starts[:-1] - num_prefix, np.diff(starts))  # tokens before it in the row and not in its path
+    starts = np.array(request.joined or [len(positions)])
+    num_prefix, end = starts[0], starts[-1]
+    before = np.repeat(starts[:-1] - num_prefix, np.diff(starts))  # tokens before a branch that its path lacks
     excess = positions[:end] - np.arange(end)
     excess[num_prefix:] += before
     return [shift for shift in np.unique(excess).tolist() if shift]

@@ -1,4 +1,4 @@
-"""What the scheduler keeps of each request: its state, its tokens, and where it lives."""
+"""The scheduler's record of each request: its state, its tokens, and where it lives."""
 
 import dataclasses
 import enum
@@ -18,19 +18,19 @@ class RequestState(enum.Enum):
         NEW ─┬─▶ WAITING ◀─┬─▶ RUNNING ──▶ KEPT
              └─▶ JOINING ◀─┘
 
-    Admission makes a request run, and a retract sends it back to where it came from. From every state but NEW it may
-    end.
+    Admission makes a request run, and a retract sends it back to its state before. A request may end from every state
+    but NEW.
     """
 
     NEW = "new"
     WAITING = "waiting"
     """It is in the waiting queue and watches its cached prefix."""
     JOINING = "joining"
-    """It is a joined request without a row, whose branches are computed or wait for that."""
+    """It is a joined request without a row. Its branches are computed, or wait for that."""
     RUNNING = "running"
     """It has a placement, and takes part in steps."""
     KEPT = "kept"
-    """Its prompt is computed and its pages are kept, without a row: a hold, or a branch whose siblings are not done."""
+    """It is a hold or a branch whose prompt is computed. It has no row, but its pages are kept."""
     ENDED = "ended"
 
 
@@ -50,9 +50,9 @@ class KeptPrefix:
 
     Attributes:
         lock: Protects the pages that the radix tree owns from eviction.
-        pages: int32, of the prompt's tokens from page `first_page` on.
-        own: The pages that the tree does not own, whether `pages` lists them or not.
-        first_page: Pages before it are not listed.
+        pages: int32, the pages of the prompt's tokens from page `first_page` on.
+        own: The pages that the tree does not own. Some of them may come before `first_page`.
+        first_page: The first page that `pages` lists.
     """
 
     lock: PrefixLock
@@ -68,15 +68,15 @@ class Placement:
     Attributes:
         row: Its row in the request table, from 1. Row 0 takes the writes of padding.
         lock: Protects its cached prefix from eviction.
-        num_tree_pages: Leading pages that the radix tree owns. The others are the row's own ("uncached").
-        num_dispatched: Positions whose keys and values are computed, or will be by a step in flight.
-        is_prefilling: Some tokens that were known at admission are not dispatched yet; or a step that should have
-            sampled did not (`put_off`), so that the last token runs again.
-        num_in_flight: 1 while a step that samples for it is not committed yet, else 0. With drafts that step may give
-            several tokens; then it is committed before the next is planned.
-        device_has_last: The table on the device holds its last token. After a step with drafts it does not.
-        branches: Of a joined request: the pages of its branches. It is never put into the tree itself.
-        num_prefix_pages: Of a joined request: leading pages that are the path from the root of the tree to its lock.
+        num_tree_pages: How many leading pages the radix tree owns. The others are the row's own ("uncached").
+        num_dispatched: How many positions have keys and values that are computed, or will be by a step in flight.
+        is_prefilling: Whether some tokens that were known at admission are not dispatched yet, or the last token must
+            run again since a step did not sample (`put_off`).
+        num_in_flight: 1 while a step that samples for the request is not committed yet, else 0. With drafts that step
+            may give several tokens, so it is committed before the next step is planned.
+        device_has_last: Whether the table on the device has the last token. After a step with drafts it has not.
+        branches: The pages of the branches of a joined request, which never goes into the tree itself.
+        num_prefix_pages: How many leading pages of a joined request are the path from the root of the tree to its lock.
     """
 
     row: int
@@ -91,18 +91,18 @@ class Placement:
 
     @property
     def num_path_pages(self) -> int:
-        """Leading pages of the row that are those from the root of the tree to the lock."""
+        """How many leading pages of the row are the path from the root of the tree to the lock."""
         return self.num_prefix_pages if self.branches else self.num_tree_pages
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FirstAdmission:
-    """What a request is told of its first admission.
+    """What the client of a request is told of its first admission.
 
     Attributes:
-        cached_tokens: Prompt tokens that were found in the cache.
+        cached_tokens: How many prompt tokens were found in the cache.
         queue_s: Seconds from arrival to admission.
-        report: Why the cached prefix ended where it did, when the client asked for that.
+        report: Why the cached prefix ended where it did, if the client asked for that.
     """
 
     cached_tokens: int = 0
@@ -124,12 +124,12 @@ class RunningRequest:
         watch: Keeps its longest cached prefix up to date while it is WAITING; else None.
         place: Where it lives while it is RUNNING; else None.
         kept: Its pages while it is KEPT; else None.
-        arrived_s: Time of arrival, for the report only.
-        admission: What its first admission gave; None before that.
-        prompt_logprobs: Of the chunks that are committed.
-        has_reported: An output was made of it.
-        layout: Its positions and what the tree finds its tokens by, where that is not indices and tokens.
-        branch_of: The joined request whose branch this one computes.
+        arrived_s: Time of arrival.
+        admission: Its first admission; None before that.
+        prompt_logprobs: Those of the chunks that are committed.
+        has_reported: Whether an output was made of it.
+        layout: Its positions and its key in the tree; None if these are the indices and the tokens.
+        branch_of: The joined request whose branch this request computes.
     """
 
     request: Request
@@ -155,24 +155,24 @@ class RunningRequest:
 
     @property
     def whole(self) -> "RunningRequest":
-        """The request that a client knows: the joined one whose branch this computes, or else itself."""
+        """The request that a client knows: for a branch its joined request, for any other request itself."""
         return self.branch_of or self
 
     @property
     def first_arrival(self) -> int:
-        """The smallest arrival number that it or one of its branches has: theirs come just before its own."""
+        """The smallest arrival number of the request and its branches, whose numbers come just before its own."""
         return self.arrival - len(self.request.joined)
 
     @property
     def key(self) -> np.ndarray:
-        """int32: what `tokens` are found by in the radix tree."""
+        """int32: the key by which the radix tree finds `tokens`."""
         return self.tokens if self.layout is None else self.layout.key
 
     def trusted(self, num_tokens: int, page_size: int) -> int:
-        """How many of its first tokens it may share with others, of those that the tree has too; whole pages.
+        """How many of its first `num_tokens`, which the tree has too, it may share with others. They fill whole pages.
 
-        Where they end inside of an image, behind fewer than `MIN_TOKENS` of its words, these words do not prove that it
-        is the same image. Then nothing of the image is shared.
+        If they end inside an image, behind fewer than `MIN_TOKENS` of its words, these words do not prove that it is
+        the same image. Then nothing of the image is shared.
         """
         for item in reversed(self.request.media):
             num_tokens -= num_tokens % page_size
@@ -182,14 +182,14 @@ class RunningRequest:
 
     @property
     def shifts(self) -> list[int]:
-        """The shifts of its cached tokens (see `PositionWords`). A branch has none: they are those of its whole."""
+        """The shifts of its cached tokens (see `PositionWords`). Those of a branch belong to its joined request."""
         if self.layout is None or self.branch_of is not None:
             return []
         return cached_shifts(self.request, self.layout.positions)
 
     @property
     def is_put_off(self) -> bool:
-        """Whether a step that it took part in did not sample for it, so that its last token runs again."""
+        """Whether its last token runs again, because a step did not sample for it."""
         return self.place is not None and self.place.is_prefilling and self.place.num_dispatched == self.num_known
 
     def append(self, token: int) -> None:
@@ -201,12 +201,12 @@ class RunningRequest:
 
     @property
     def num_output(self) -> int:
-        """Committed output tokens."""
+        """How many output tokens are committed."""
         return self.num_known - self.num_prompt
 
     @property
     def num_to_come(self) -> int:
-        """The most output tokens that are still to come, without those committed or in flight."""
+        """How many output tokens may come beside those that are committed or in flight."""
         in_flight = self.place.num_in_flight if self.place else 0
         return self.request.sampling.max_new_tokens - self.num_output - in_flight
 
@@ -214,7 +214,7 @@ class RunningRequest:
     def match_limit(self) -> int:
         """The most tokens that may come from the cache.
 
-        A step that samples needs the last token to run, and prompt logprobs need the tokens that they are about.
+        The last token must run in a step that samples, and so must the tokens whose logprobs are asked for.
         """
         request = self.request
         if request.wants_prompt_logprobs and self.num_output == 0:

@@ -1,14 +1,15 @@
 """What runs next: waiting and running requests become one batch for each step.
 
-A step is planned before the results of the step before it are known (overlap). So a plan uses only what is certain: how
-many tokens each request will have, and not which. All decisions are functions of the requests and their order, and no
-comparison reads a clock, so a recorded trace replays exactly.
+A step is planned before the results of the step before it are known (overlap). So a plan uses only what is certain: the
+number of tokens that each request will have, but not the tokens. All decisions are functions of the requests and their
+order, and no comparison reads a clock, so a recorded trace replays exactly.
 
-A chunk enters the radix tree when it is planned, and not when it has run: a layer writes the keys and values of all
+A chunk enters the radix tree when it is planned, and not when it has run. A layer writes the keys and values of all
 tokens of a step before any of them attends, so even a request in the same step may read them. Requests that share an
 uncached prefix therefore compute it once, without waiting for each other.
 """
 
+import itertools
 import logging
 from collections.abc import Mapping
 
@@ -21,6 +22,7 @@ from jsg.sched.batching import Batcher
 from jsg.sched.bypass import BypassLedger
 from jsg.sched.config import SchedulerConfig, check_positions, check_request
 from jsg.sched.drafts import add_drafts
+from jsg.sched.holds import num_to_end
 from jsg.sched.lifecycle import Lifecycle, placement
 from jsg.sched.outputs import append_tokens
 from jsg.sched.request import RequestState, RunningRequest
@@ -32,17 +34,17 @@ FAILED = "the engine failed this request; its log has the cause"
 
 
 class Scheduler:
-    """Decides which requests wait, run and end. `Lifecycle` does what is decided, and has its invariants.
+    """Decides which requests wait, run and end. `Lifecycle` carries out the decisions and has the invariants.
 
     Invariant: a request with a step in flight is not retracted.
 
     Attributes:
         table: Rows and pages.
         running: The requests that run, in order of admission.
-        waiting: The queue of those that wait.
-        joins: Joined requests whose branches are computed.
-        holds: The prompts that are held.
-        totals: What was counted since the start.
+        waiting: The queue of waiting requests.
+        joins: The joined requests that have no row yet.
+        holds: By rid, the requests whose prompt is held, the oldest first.
+        totals: The counters since the start.
     """
 
     def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: RadixCache):
@@ -72,47 +74,49 @@ class Scheduler:
             raise RequestError(f"rid must be unique among live requests, but {request.rid!r} is in use", param="rid")
         if self.num_waiting >= self._config.max_queued:
             raise QueueFullError(f"{self.num_waiting} requests wait already, the most --max-queued-requests allows")
-        if request.hold:
-            self.holds.check_room()
+        if request.hold and self._requests.num_holds >= (limit := self._config.max_holds):
+            raise QueueFullError(f"at most {limit} prompts may be held, and so many are; end some of them")
         check_request(request, self._config, self.table)
         self._requests.add(request, check_positions(request, self._config.context_length), now_s)
 
     def abort(self, rid: str) -> None:
-        """Ends a request wherever it is and frees what it has. An unknown rid is ignored: it may just have ended."""
+        """Ends a request in any state and frees what it has. Ignores an unknown rid: that request may have ended."""
         reason = FinishReason(FinishType.ABORT, message="aborted")
         running = self._requests.live.get(rid)
         if running is not None:
             self.totals.num_aborted += 1
             self._requests.end(running, reason)
-        elif rid in self.holds:  # its client does not need it any more: the normal end of a hold
+        elif rid in self.holds:  # this is the normal end of a hold
             self._requests.end(self.holds[rid], reason)
 
     def expire(self, arrived_before_s: float) -> list[str]:
-        """Ends the requests that arrived before that time and were never admitted, without output; gives their rids.
+        """Ends the requests that arrived before that time and were never admitted, without output; returns their rids.
 
-        Takes time for those only. Times are those of `add`, which must not go backwards.
+        A joined request counts as admitted when its first branch is. The call takes time for the ended requests only.
+        Times are those of `add`, which must not go backwards.
         """
         expired = []
-        while (oldest := self.waiting.oldest_unadmitted()) is not None and oldest.arrived_s < arrived_before_s:
-            self._requests.end(oldest.whole)
+        unadmitted = self._requests.unadmitted
+        while unadmitted and (oldest := next(iter(unadmitted))).arrived_s < arrived_before_s:
+            self._requests.end(oldest)
             expired.append(oldest.request.rid)
         self.totals.num_expired += len(expired)
         return expired
 
     def break_holds(self, count: int) -> None:
-        """Ends so many holds, the oldest first."""
-        for running in self.holds.oldest(count):
+        """Ends the `count` oldest holds."""
+        for running in [*itertools.islice(self.holds.values(), count)]:
             self.totals.num_holds_broken += 1
             self._requests.end(running, FinishReason(FinishType.STOP))
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait. A joined one does while its branches wait or run, and these do not count."""
+        """How many requests wait. A joined request waits until it has a row, and its branches do not count."""
         return len(self._requests.live) - sum(running.branch_of is None for running in self.running)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits, runs, or has an output that was not taken. What is held needs no steps."""
+        """Whether no request waits, runs, or has an output that was not taken. A held prompt needs no steps."""
         return not self._requests.live and not self._requests.finished
 
     # Planning.
@@ -120,13 +124,13 @@ class Scheduler:
     def plan(
         self, now_s: float = 0.0, proposals: Mapping[str, Proposal] | None = None, max_rows: int = 0
     ) -> Batch | None:
-        """The next step; None when nothing can run, or nothing before the step in flight is committed.
+        """The next step; None if nothing can run now, or before the step in flight is committed.
 
         Args:
-            now_s: The time, for the report of how long a request has waited.
-            proposals: By rid, tokens that may follow, for requests with nothing in flight. As many of them are taken
-                as there is room for.
-            max_rows: Rows of logits that a step with proposals may have. A full batch always has room.
+            now_s: The time, from which the waiting time of a request is computed.
+            proposals: By rid, tokens that may follow, for requests with nothing in flight. The step takes as many of
+                them as it has room for.
+            max_rows: The most rows of logits of a step with proposals. A full batch always has room.
         """
         if not self.running and not len(self.waiting) and not len(self.joins):
             self._estimate.on_idle()
@@ -138,13 +142,13 @@ class Scheduler:
         decoding = self._plan_decode()
         budget = self._config.buckets.chunk - len(decoding)
         if proposals:
-            # While joined requests wait, branches are made within the round.
+            # Within the round, branches are made of the joined requests that wait.
             to_come = self._config.max_running if len(self.joins) else len(self.waiting)
             most_entries = min(self._config.max_running, len(self.running) + to_come)
             budget -= add_drafts(decoding, proposals, self.table, self._config.buckets, most_entries, max_rows)
         chunks = self._plan_prefill(budget, now_s)
         while not decoding and not chunks and (self.running or len(self.joins)):
-            if self._num_in_flight or self.joins.has_fresh or not self._give_way():
+            if self._num_in_flight or self.joins.fresh or not self._give_way():
                 return None
             chunks = self._plan_prefill(budget, now_s)
         if not decoding and not chunks:
@@ -155,17 +159,17 @@ class Scheduler:
         return batch
 
     def take_finished(self) -> list[RequestOutput]:
-        """Outputs that no step made: of requests that were aborted, or are wholly cached and generate nothing."""
+        """Takes the outputs that no step made: of aborted requests, and of wholly cached ones that generate nothing."""
         finished = self._requests.finished.copy()
         self._requests.finished.clear()
         return finished
 
     def _make_room_to_decode(self) -> bool:
-        """Takes memory away from others until every request that decodes has room for a token.
+        """Takes memory from other requests until every request that decodes has room for a token.
 
-        False when a request must be retracted while a step is in flight: it has to be committed first.
+        False if a request must be retracted while a step is in flight, which has to be committed first.
         """
-        while len(self.running) > self.table.num_available_pages:  # otherwise there is a page for each
+        while len(self.running) > self.table.num_available_pages:  # otherwise there is a page for each request
             needed = sum(self.table.needs_page(r.place) for r in self.running if r.place and _decodes(r))
             if needed <= self.table.num_available_pages:
                 return True
@@ -174,11 +178,11 @@ class Scheduler:
         return True
 
     def _give_way(self) -> bool:
-        """Ends holds until that frees a page; else takes memory from the latest arrival that has some.
+        """Ends holds until a page is free, or else takes memory from the latest arrival that has some.
 
-        That is a joined request with computed branches, or one that runs. False where it may have a step in flight.
+        That is a joined request with computed branches or a running request. False if it may have a step in flight.
         """
-        if count := self.holds.num_to_end(1):
+        if count := num_to_end(self.holds.values(), 1):
             self.break_holds(count)
             return True
         whole = self.joins.latest_computed()
@@ -217,12 +221,12 @@ class Scheduler:
         return entries
 
     def _plan_prefill(self, budget: int, now_s: float) -> list[BatchEntry]:
-        """Chunks of at most `budget` tokens: of requests that were put off, of begun prompts by age, of admitted ones.
+        """Plans chunks of at most `budget` tokens: first of requests that were put off, then of begun prompts by age.
 
-        Joined requests whose branches are computed are admitted first, since they need little more, and others in
-        policy order. But a request that was passed by more than the bound comes before everything that arrived after
-        it. While it cannot be admitted nothing that arrived after it gets a chunk, so that memory is left for it; only
-        requests that were put off do, which need none.
+        Then requests are admitted: first joined requests whose branches are computed, since they need little more, and
+        then others in policy order. But a request that was passed by more than the bound comes before all later
+        arrivals. While it cannot be admitted, no later arrival gets a chunk, so that memory is left for it. Only
+        requests that were put off still do, since they need no memory.
         """
         self._estimate.promised_pages = None
         self.table.vision.begin_round()
@@ -248,18 +252,21 @@ class Scheduler:
         return chunks
 
     def _overdue(self) -> RunningRequest | None:
-        """The earliest arrival that could be admitted, where it was passed by more than the bound."""
-        candidates = [r for r in (self.waiting.oldest(), self.joins.first_ready()) if r is not None]
+        """The earliest arrival without a row, if more tokens than the bound have passed it."""
+        under_way = self.joins.first_under_way(self.running) if len(self.joins) else None
+        candidates = [r for r in (self.waiting.oldest(), under_way) if r is not None]
         if self._requests.live:  # in order of arrival
             self._ledger.forget_before(next(iter(self._requests.live.values())).first_arrival)
         oldest = min(candidates, key=lambda r: r.arrival, default=None)
         return oldest if oldest is not None and self._ledger.is_overdue(oldest.arrival) else None
 
     def _admit(self, running: RunningRequest, now_s: float) -> bool:
-        """Gives a request a row and what is cached of it, if memory for the rest can be expected; else False."""
+        """Gives a request a row with its cached prefix, if there should be memory for the rest; else returns False."""
         if not self.table.num_free_rows:
             return False
         if running.state is RequestState.JOINING:
+            if running not in self.joins.ready:
+                return False
             num_copied = self.table.num_copied_pages(running.request)
             if not self._have_room(num_copied + self._expected_pages(running, running.request.joined[-1])):
                 return False
@@ -278,32 +285,32 @@ class Scheduler:
         return True
 
     def _have_room(self, num_pages: int) -> bool:
-        """Whether so many pages can be had beside those that running requests will need; ends holds for it."""
+        """Whether there are so many pages beside those that running requests will need. Ends holds to free pages."""
         if self._estimate.promised_pages is None:
             expected = (self._expected_pages(r, placement(r).num_dispatched) for r in self.running)
             self._estimate.promised_pages = sum(expected)
         missing = num_pages + self._estimate.promised_pages - self.table.num_available_pages
         if missing <= 0 or not (self.running or self.joins.num_kept):
             return True
-        count = self.holds.num_to_end(missing)
+        count = num_to_end(self.holds.values(), missing)
         self.break_holds(count)
         return count > 0
 
     def _expected_pages(self, running: RunningRequest, num_there: int) -> int:
-        """Pages that a request is expected to need beyond those of its first `num_there` tokens."""
+        """How many pages a request is expected to need behind its first `num_there` tokens."""
         remaining = max(running.num_known - num_there, 0)
         return self.table.pages_for(remaining + int(running.num_to_come * self._estimate.fraction))
 
     def _plan_chunk(self, running: RunningRequest, budget: int, chunks: list[BatchEntry]) -> int:
-        """Appends the next chunk of a prompt, as far as budget and memory allow; returns its tokens."""
+        """Appends the next chunk of a prompt, as far as budget and memory allow; returns its number of tokens."""
         place = running.place
         if place is None:
             return 0
         start = min(place.num_dispatched, running.num_known - 1)
-        num_again = place.num_dispatched - start  # of a request that was put off; its pages are there
+        num_again = place.num_dispatched - start  # a request that was put off has its pages already
         wanted = min(running.num_known - start, budget)
         if (lacking := wanted - num_again - self.table.room(place)) > 0:
-            self.break_holds(self.holds.num_to_end(self.table.pages_for(lacking)))
+            self.break_holds(num_to_end(self.holds.values(), self.table.pages_for(lacking)))
         num_new = self.table.vision.reserve(running, place, start, min(wanted, num_again + self.table.room(place)))
         if num_new <= 0:
             return 0
@@ -333,12 +340,12 @@ class Scheduler:
     # Results.
 
     def commit(self, batch: Batch, result: StepResult) -> list[RequestOutput]:
-        """Takes a step's tokens: advances its requests and ends those that are done.
+        """Takes the tokens of a step: advances its requests and ends those that are done.
 
-        What raises while one request's output is made ends that request only. A broken invariant ends the engine.
+        An error while the output of one request is made ends that request only. A broken invariant ends the engine.
 
         Returns:
-            One output per request that has something new.
+            One output for each request that has something new.
         """
         self._num_in_flight -= 1
         for running in result.failed:
@@ -359,7 +366,7 @@ class Scheduler:
     def _take_tokens(
         self, entry: BatchEntry, index: int, row: int, result: StepResult, outputs: list[RequestOutput]
     ) -> None:
-        """Advances an entry's request by what was sampled in its rows, and takes back the drafts that were wrong."""
+        """Adds the tokens that were sampled in the rows of an entry to its request, and takes back wrong drafts."""
         running, place = entry.running, entry.place
         tokens = [result.token_ids[row]]
         if entry.num_drafts:
@@ -386,16 +393,16 @@ class Scheduler:
             self._fail(running, "the model's logits were not finite", distrusts=True)
 
     def _end_prompt(self, running: RunningRequest) -> None:
-        """The prompt of a request that generates nothing is computed: its pages are kept, or it ends."""
+        """Keeps the pages of a request that generates nothing and whose prompt is computed, or ends it."""
         if running.request.hold or running.branch_of is not None:
             self._requests.keep(running)
         else:
             self._requests.end(running, FinishReason(FinishType.LENGTH))
 
     def _fail(self, running: RunningRequest, message: str, *, distrusts: bool = False) -> None:
-        """Ends a request with an error; there is nothing to do for one that has ended since.
+        """Ends a request with an error, unless it has ended since. The error of a branch ends its joined request.
 
-        A branch fails for its joined request. With `distrusts` nothing that only this request computed stays cached.
+        With `distrusts`, keys and values that only this request computed do not stay cached.
         """
         whole = running.whole
         if whole.state not in (RequestState.KEPT, RequestState.ENDED):

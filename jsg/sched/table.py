@@ -13,23 +13,23 @@ from jsg.types import CacheReport, Request
 
 
 class RequestTable:
-    """Rows of pages, and the only code that moves pages between allocator, rows and radix tree.
+    """Rows of pages. No other code moves pages between allocator, rows and radix tree.
 
-    The leading `num_tree_pages` of a row belong to the tree and are locked. The others, up to the last dispatched
+    The leading `num_tree_pages` of a row belong to the tree and are locked. The other pages, up to the last dispatched
     position, are the row's own. The device has a copy of the table.
 
     Invariant: free + evictable + protected + uncached == total, in pages.
 
     Attributes:
-        words: What the tree finds tokens by whose positions are not their indices.
+        words: The words by which the tree finds tokens whose positions are not their indices.
         vision: The rows of images in the vision pool.
         page_size: Tokens in a page.
-        pages: int32 [rows, pages of a row]: the page numbers.
+        pages: int32 [rows, pages of a row], the page numbers.
         dirty_rows: Rows whose copy on the device lacks something that no forward pass writes.
-        copies: By row, the KV slots that are copied before the row is read: from and to.
-        num_uncached_pages: Pages in use that the tree does not own.
-        num_kept: Kept prefixes that were not dropped yet.
-        num_pages: Pages of the pool, without page 0.
+        copies: By row, the KV slots to copy before the row is read: sources and targets.
+        num_uncached_pages: How many pages in use the tree does not own.
+        num_kept: How many kept prefixes were not dropped yet.
+        num_pages: How many pages the pool has, without page 0.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class RequestTable:
     def num_copied_pages(self, request: Request) -> int:
         """Pages of a joined request's row, before its suffix, that are copied from those of its branches.
 
-        With one token in a page nothing is copied. Otherwise a branch begins inside a page of the row, or not where it
-        begins in a page of its own path. So all is copied but the prefix and the whole pages of the first branch.
+        If a page has one token, nothing is copied. Otherwise the tokens of a branch are at other places inside their
+        pages than in the row. So everything is copied but the prefix and the whole pages of the first branch.
         """
         if self.page_size == 1:
             return 0
@@ -106,10 +106,10 @@ class RequestTable:
         return self.pages_for(request.joined[-1]) - (request.joined[0] + end - start) // self.page_size
 
     def admit_joined(self, running: RunningRequest, branches: Sequence[KeptPrefix]) -> Placement:
-        """Gives a joined request a row with the pages of its branches one after another, and takes these over.
+        """Gives a joined request a row with the pages of its branches one after another, and takes over these pages.
 
-        There must be a free row, and pages for what is copied. The first branch must list all its pages, the others
-        those from the end of the prefix on.
+        There must be a free row, and pages for the copies. The first branch must list all its pages, and the others
+        list their pages from the end of the prefix on.
         """
         request, size = running.request, self.page_size
         num_prefix, num_joined = request.joined[0], request.joined[-1]
@@ -133,19 +133,13 @@ class RequestTable:
         lock = self._cache.lock(prefix)
         return Placement(row, lock, num_whole, num_joined, branches=tuple(branches), num_prefix_pages=len(prefix.pages))
 
-    def take_copies(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-        """Takes the KV slots that are copied before the next step: from and to."""
-        copies = tuple(self.copies.values())
-        self.copies.clear()
-        return copies
-
     def explain(self, running: RunningRequest, place: Placement) -> CacheReport:
-        """Why the cached prefix of a request that was just admitted ends where it does."""
+        """Says why the cached prefix of a request that was just admitted ends where it does."""
         tokens = running.key[: running.match_limit]
         return self.words.readable(self._cache.explain(place.lock.node, tokens, running.request.namespace))
 
     def forget(self, request: Request, shifts: Sequence[int], *, distrusts: bool = False) -> None:
-        """A request has ended, or could not be added. `shifts` were acquired for it.
+        """Gives back what a request that has ended or could not be added has acquired: its shifts and its images.
 
         With `distrusts` the features of its images may be wrong, so they are computed anew.
         """
@@ -156,9 +150,9 @@ class RequestTable:
         """Takes a request's row back, but keeps its cached prefix until `drop`.
 
         Args:
-            place: Where it lived.
-            keeps_own: Keep its own pages too, which are not in the tree; otherwise they are freed.
-            first_page: Pages before it are kept, but not listed.
+            place: Where the request lived.
+            keeps_own: Keep the pages too that are not in the tree. Otherwise they are freed.
+            first_page: The first page that the result lists. The pages before it are kept, but not listed.
         """
         lock = self._cache.lock(place.lock.node)
         num_pages = self.pages_for(place.num_dispatched) if keeps_own else place.num_tree_pages
@@ -171,7 +165,7 @@ class RequestTable:
         return KeptPrefix(lock, pages, own, first_page)
 
     def drop(self, kept: KeptPrefix) -> None:
-        """Ends what `keep` gave; once."""
+        """Gives back a prefix that `keep` has kept. It must be called once."""
         self._allocator.free(kept.own)
         self.num_uncached_pages -= len(kept.own)
         self._cache.unlock(kept.lock)
@@ -181,8 +175,8 @@ class RequestTable:
         """Takes a request's row, lock and own pages back.
 
         Args:
-            place: Where it lived.
-            distrusts: Evict its cached prefix too, as far as nobody else has it.
+            place: Where the request lived.
+            distrusts: Evict its cached prefix too, as far as no other request has it.
         """
         own = self.pages[place.row, place.num_tree_pages : self.pages_for(place.num_dispatched)]
         self._allocator.free(own)
@@ -199,7 +193,7 @@ class RequestTable:
         self.copies.pop(place.row, None)
 
     def grow(self, place: Placement, num_tokens: int) -> None:
-        """Gives a row pages for so many new tokens, at most `room`; evicts where it must."""
+        """Gives a row pages for new tokens, of which there may be `room`. Evicts other pages if it must."""
         begin, end = self.pages_for(place.num_dispatched), self.pages_for(place.num_dispatched + num_tokens)
         self.pages[place.row, begin:end] = self._allocate(end - begin)
         self.num_uncached_pages += end - begin
@@ -216,7 +210,7 @@ class RequestTable:
             place.num_dispatched += 1
 
     def shrink(self, place: Placement, num_tokens: int) -> None:
-        """Takes back the last tokens of a row, and the pages that have no others. The tree must not own these."""
+        """Takes back the last tokens of a row, and the pages that have only such tokens and are not the tree's."""
         left = place.num_dispatched - num_tokens
         begin, end = self.pages_for(left), self.pages_for(place.num_dispatched)
         assert begin >= place.num_tree_pages, "tokens that are taken back lie in the radix tree"
@@ -234,10 +228,10 @@ class RequestTable:
     def share(self, running: RunningRequest, place: Placement, num_tokens: int) -> int:
         """Puts the first `num_tokens` of a row into the radix tree, as far as they fill pages.
 
-        Where the tree had them already, the row's duplicates are freed and the row gets the pages of the tree.
+        If the tree had some of these tokens, the row's duplicates are freed, and the row gets the pages of the tree.
 
         Returns:
-            How many tokens the tree had before. The row must not write these.
+            How many tokens the tree had before. The row must not write them.
         """
         count = self._num_shared(running, num_tokens) // self.page_size
         if not self._cache.enabled or place.branches or count <= place.num_tree_pages:
@@ -256,10 +250,11 @@ class RequestTable:
         return result.num_existing * self.page_size
 
     def _num_shared(self, running: RunningRequest, num_tokens: int) -> int:
-        """How many of the first tokens of a row may go into the tree: of a text, all.
+        """How many of the first tokens of a row may go into the tree. All tokens of a text may.
 
-        An image stays out that begins with the words of another one in the tree, since these words would lead to the
-        keys and values of the other. That one may have come since this request was admitted, so it is looked up anew.
+        An image that begins with the words of another image in the tree stays out: these words would lead to the keys
+        and values of the other image. That image may be in the tree since this request was admitted, so it is looked up
+        anew.
         """
         if not running.request.media:
             return num_tokens

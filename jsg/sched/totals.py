@@ -1,11 +1,11 @@
-"""What the scheduler counts."""
+"""The counters of the scheduler."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(slots=True)
 class SchedulerTotals:
-    """What has happened since the start. Requests are counted when they end, tokens when they are admitted first."""
+    """Counts since the start. A request is counted when it ends, and its tokens at its first admission."""
 
     num_retracts: int = 0
     num_aborted: int = 0

@@ -1,20 +1,20 @@
 """Which rows of the vision pool hold the features of which image.
 
-The vision pool is an array [rows, D] on the device, beside the KV pool. It holds what the encoder made of images, and
-the text model reads it in place of embeddings. What is encoded and where it goes is decided here, when a step is
-planned.
+The vision pool is an array [rows, D] on the device, beside the KV pool. It has the features that the encoder made of
+images, and the text model reads them in place of embeddings. When a step is planned, this module decides which images
+are encoded and where their features go.
 
 An item is an image or a video. Its features are found again by its digest, within a namespace: the time that an answer
-takes must not tell a client whether somebody else has sent the same image. Features stay until their rows are needed,
-and the longest unused go first. Two kinds of rows are never taken: those that the step being planned reads, and those
-of an item that a prompt was cut off inside of (its pin). A step is planned for as many tokens as have room for their
-features. Nobody waits for ever:
+takes must not tell a client whether another client has sent the same image. Features stay until their rows are needed,
+and the longest unused go first. Two kinds of rows are never taken: the rows that the planned step reads, and the rows
+of an item inside which a chunk of a prompt ended (its pin). A step is planned for as many tokens as have room for their
+features. No request waits for ever:
 
 - An item that does not fit the pool is refused, so each item has room when it is alone.
 - A request with a pin goes on inside of its item and needs no more room. Behind the item the pin ends.
-- When an item has found no room, no request begins another item in that round, not even one that is stored: otherwise
-  one pin could follow another for ever. Chunks are planned oldest first, so pins end one after another until the oldest
-  request has its room, whatever arrives meanwhile.
+- If an item finds no room, no request begins another item in that round, not even a stored one. Otherwise one pin could
+  follow another for ever. Chunks are planned oldest first, so pins end one after another until the oldest request has
+  its room, whatever arrives meanwhile.
 - A retract ends the pin of the request that is sent back.
 
 Rows may be given to others as soon as the steps that read them are dispatched, since the device runs one program after
@@ -35,7 +35,7 @@ from jsg.sched.request import Placement, RunningRequest
 from jsg.types import Request
 
 DUMP_ROW = 0
-"""The row that padding is written to. Nobody reads it."""
+"""The row to which padding is written. Nobody reads it."""
 NEWLINE_ROW = 1
 NUM_FIXED_ROWS = 2
 
@@ -46,14 +46,14 @@ of 336 x 336."""
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VisionShape:
-    """The size of the vision pool, and what the model's encoder takes and gives.
+    """The size of the vision pool, and the sizes of what the encoder takes and gives.
 
     Attributes:
-        num_rows: Rows of the pool.
-        tile_rows: Rows that a tile of an image becomes.
-        frame_rows: Rows that a frame of a video becomes; 0 where the model takes no videos.
+        num_rows: How many rows the pool has.
+        tile_rows: How many rows a tile of an image becomes.
+        frame_rows: How many rows a frame of a video becomes; 0 if the model takes no videos.
         image_size: Side of a tile or frame in pixels.
-        has_newline: Row `NEWLINE_ROW` is the model's newline.
+        has_newline: Whether row `NEWLINE_ROW` is the model's newline.
     """
 
     num_rows: int
@@ -90,18 +90,18 @@ class VisionStore:
     `_pixels` has the pixels of each.
 
     Attributes:
-        num_encoded: Tiles and frames that were encoded.
+        num_encoded: How many tiles and frames were encoded.
         num_found: How often a prompt came to an item that had rows.
-        num_evicted: Items whose rows were taken for others.
+        num_evicted: How many items lost their rows to others.
         num_pixel_bytes: Bytes of the pixels of live requests, on the host. Equal items count once.
     """
 
     def __init__(self, shape: VisionShape | None, vocab_size: int):
-        """Nothing is stored.
+        """Makes an empty store.
 
         Args:
-            shape: None for a model without an encoder: requests with images are refused then.
-            vocab_size: Ids from here on are rows of the pool.
+            shape: The shape of the pool; None for a model without an encoder, which refuses images.
+            vocab_size: Ids from this number on are rows of the pool.
         """
         self.num_encoded = self.num_found = self.num_evicted = self.num_pixel_bytes = 0
         self._pixels: dict[_Key, np.ndarray] = {}
@@ -118,7 +118,7 @@ class VisionStore:
 
     @property
     def num_used_rows(self) -> int:
-        """Rows that belong to items."""
+        """How many rows belong to items."""
         return self._rows.num_total - self._rows.num_free
 
     # Requests in and out.
@@ -160,9 +160,9 @@ class VisionStore:
         return dataclasses.replace(request, media=media)
 
     def release(self, rid: str, *, distrusts: bool = False) -> None:
-        """A request has ended or needs its pixels no more. A request without pixels is ignored.
+        """Gives back the pixels of a request, if it has any.
 
-        Its features stay. With `distrusts` they may be wrong, so they are encoded anew when somebody needs them.
+        Its features stay. With `distrusts` they may be wrong, so they are encoded anew when a request needs them.
         """
         for key in self._items.pop(rid, ()):
             if distrusts and key in self._stored:
@@ -198,15 +198,15 @@ class VisionStore:
     # Around a step.
 
     def begin_round(self) -> None:
-        """Chunks are planned from the oldest request on: once for a step, and again after a retract."""
+        """Begins a round, in which chunks are planned from the oldest request on. A retract begins another round."""
         self._is_short = False
 
     def must_wait(self, request: Request, start: int) -> bool:
-        """Whether a request that begins at index `start` needs features while older requests wait for theirs."""
+        """Whether a request needs features from index `start` on while older requests wait for theirs."""
         return self._is_short and any(item.end > start for item in request.media)
 
     def reserve(self, running: RunningRequest, place: Placement, start: int, count: int) -> int:
-        """Gives the features of a request's next tokens room, from index `start` on, and plans to encode them.
+        """Finds room for the features of a request's next tokens, from index `start` on, and plans to encode them.
 
         Returns:
             How many of these tokens the step may run: `count`, or those before the first item that has to wait.
@@ -232,9 +232,9 @@ class VisionStore:
         return count
 
     def ids(self, running: RunningRequest, start: int, count: int) -> np.ndarray | None:
-        """int32 [count]: what the model reads for tokens that have room: ids from `vocab_size` on are rows of the pool.
+        """int32 [count], the ids that the model reads for tokens that have room; None if none is of an image.
 
-        None where no image is among them.
+        Ids from `vocab_size` on are rows of the pool.
         """
         ids = None
         for item in running.request.media:
@@ -249,13 +249,13 @@ class VisionStore:
         return ids
 
     def take_encodings(self) -> tuple[Encoding, ...]:
-        """Takes what is encoded before the step that is planned now. The next step may take the rows that it reads."""
+        """Takes the tiles to encode before the planned step. The next step may take the rows that this step reads."""
         encodings, self._encodings = tuple(self._encodings), []
         self._planned.clear()
         return encodings
 
     def unpin(self, place: Placement) -> None:
-        """A request has stopped running."""
+        """Ends the pin of a request that has stopped running."""
         self._pins.pop(place, None)
 
     def reset(self) -> None:
@@ -266,7 +266,7 @@ class VisionStore:
         self._stored.clear()
 
     def _store(self, key: _Key, item: MediaInput) -> _Stored | None:
-        """Gives an item rows and evicts others for it; None, and nothing is evicted, where even that is not enough."""
+        """Gives an item rows, for which it evicts others. If that is not enough, it evicts nothing and returns None."""
         assert self._shape is not None, "a request with images was refused"
         shape = (len(item.pixels), self._shape.rows_of(is_video=item.is_video))
         missing = shape[0] * shape[1] - self._rows.num_free
@@ -303,14 +303,14 @@ class VisionStore:
             self._encodings.append(Encoding(item.pixels[tile], stored.rows[tile], item.is_video))
 
     def _move_pin(self, running: RunningRequest, place: Placement, end: int) -> None:
-        """Moves a request's pin to the item that its next token, at index `end`, is inside of."""
+        """Moves a request's pin to the item, if any, inside which its next token, at index `end`, is."""
         self._pins.pop(place, None)
         for item in running.request.media:
             if item.start < end < item.end:
                 self._pins[place] = _key(running.request, item)
 
     def check_integrity(self, places: Iterable[Placement]) -> None:
-        """Asserts the invariants between steps, when requests have these placements; for tests."""
+        """Asserts the invariants between steps, for requests with these placements; for tests."""
         assert self._pins.keys() <= set(places), "a request that does not run has a pin"
         self._rows.check_integrity()
         used = [row for stored in self._stored.values() for row in stored.rows.reshape(-1).tolist()]

@@ -1,28 +1,27 @@
 """The waiting queue, kept in policy order while the radix tree changes."""
 
 import heapq
-from collections import OrderedDict
 
 from jsg.cache.radix import RadixCache
 from jsg.sched.policy import Key, Policy
 from jsg.sched.request import RunningRequest
 
 CHANGES_PER_REORDER = 1 / 32
-"""Where keys depend on each other, all are made anew when this fraction of the requests has changed."""
+"""The fraction of the requests that must change before all keys are made anew, if keys depend on each other."""
 
 SPARE_KEYS = 1024
-"""Stale keys that the heap may have, beside one for each request, before it is made anew."""
+"""How many stale keys the heap may have, beside one for each request, before it is made anew."""
 
 
 class WaitingQueue:
     """Requests that wait, in policy order.
 
-    Each has a watch on the radix tree, so a change of the tree gives new keys to exactly the requests that it concerns.
-    Where keys depend on each other, `reorder` makes all of them together when enough has changed, and a new request has
-    no key until then.
+    Each request has a watch on the radix tree, so a change of the tree gives new keys to exactly the requests that it
+    concerns. If keys depend on each other, `reorder` makes all of them together when enough has changed, and a new
+    request has no key until then.
 
-    Invariants: `_keys` has each key that counts, and the heap has these and stale ones. A key ends with the arrival
-    number of its request. `_unadmitted` has the requests that were never admitted, in order of arrival, and stale ones.
+    Invariants: `_keys` has each key that counts, and the heap has these and stale keys. A key ends with the arrival
+    number of its request.
     """
 
     def __init__(self, policy: Policy, cache: RadixCache):
@@ -33,7 +32,6 @@ class WaitingQueue:
         self._keys: dict[int, Key] = {}
         self._heap: list[Key] = []
         self._arrivals: list[int] = []
-        self._unadmitted: OrderedDict[int, RunningRequest] = OrderedDict()
         self._num_changes = 0
 
     def __len__(self) -> int:
@@ -45,8 +43,6 @@ class WaitingQueue:
         running.watch = self._cache.watch(tokens, running.request.namespace, limit=running.match_limit)
         self._by_watch[running.watch.serial] = running
         self._by_arrival[running.arrival] = running
-        if running.admission is None:
-            self._unadmitted[running.arrival] = running
         heapq.heappush(self._arrivals, running.arrival)
         self._num_changes += 1
         if not self._policy.depends_on_others:
@@ -59,14 +55,13 @@ class WaitingQueue:
         del self._by_watch[running.watch.serial]
         del self._by_arrival[running.arrival]
         self._keys.pop(running.arrival, None)
-        self._unadmitted.pop(running.arrival, None)
         running.watch = None
         self._num_changes += 1
 
     def reorder(self) -> None:
-        """Makes keys that depend on each other anew, where enough has changed. Call it before a round of admissions.
+        """Makes keys that depend on each other anew, if enough has changed. Call it before a round of admissions.
 
-        They change at no other moment: if the admission of one request moved others, a round would not be depth first.
+        Such keys change at no other time: if one admission moved other requests, a round would not be depth first.
         """
         if not self._policy.depends_on_others:
             return
@@ -90,19 +85,8 @@ class WaitingQueue:
             heapq.heappop(self._arrivals)
         return self._by_arrival[self._arrivals[0]] if self._arrivals else None
 
-    def oldest_unadmitted(self) -> RunningRequest | None:
-        """The waiting request that arrived first of those that were never admitted. Those that were retracted were."""
-        while self._unadmitted:
-            oldest = next(iter(self._unadmitted.values()))
-            if oldest.admission is None:
-                return oldest
-            self._unadmitted.popitem(last=False)  # a branch beside one that was admitted counts as admitted too
-        return None
-
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
-        never = {arrival for arrival, r in self._by_arrival.items() if r.admission is None}
-        assert never <= set(self._unadmitted), "a request that was never admitted is lost"
         assert len(self._by_watch) == len(self._by_arrival)
         assert set(self._keys.items()) <= {(key[-1], key) for key in self._heap}, "the heap has lost a key"
         if self._policy.depends_on_others:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,13 +22,14 @@ from jsg.sched.scheduler import Scheduler, SchedulerConfig, StepResult
 from jsg.types import Request, SamplingParams
 from tests.models.sizes import num_parameters
 
+ONE_LAYER = LLAMA_SMALL | {"num_hidden_layers": 1}
 MAX_ROWS = 4
 CONTEXT_LEN = 80
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> BareStep:
-    config = ModelConfig.from_directory(write_model(tmp_path_factory.mktemp("model"), LLAMA_SMALL))
+    config = ModelConfig.from_directory(write_model(tmp_path_factory.mktemp("model"), ONE_LAYER))
     return BareStep(config, jnp.float32, max_rows=MAX_ROWS, context_len=CONTEXT_LEN, is_shuffled=False)
 
 
@@ -54,6 +56,13 @@ def batches(prompt_len: int, count: int) -> list[tuple[Batch, np.ndarray]]:
     return planned
 
 
+@pytest.fixture
+def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is packed, but its programs are not made."""
+    monkeypatch.setattr(BareStep, "_compile", lambda *_: None)
+
+
+@pytest.mark.usefixtures("not_compiled")
 @pytest.mark.parametrize(("step", "chunks"), [(0, [(0, 70)] * 3), (1, [(70, 1)] * 3)], ids=["prefill", "decode"])
 def test_packs_as_the_engine_does(bare: BareStep, step: int, chunks: list[tuple[int, int]]):
     batch, pages = batches(70, 3)[step]
@@ -73,8 +82,9 @@ def parts_of(packed: np.ndarray, key: BucketKey) -> step.PackedInputs:
     return step.PackedInputs(*np.split(packed, np.cumsum(sizes)[:-1]))
 
 
+@pytest.mark.usefixtures("not_compiled")
 def test_packs_a_shared_prefix_as_the_engine_does(tmp_path: pathlib.Path):
-    config = ModelConfig.from_directory(write_model(tmp_path, LLAMA_SMALL))
+    config = ModelConfig.from_directory(write_model(tmp_path, ONE_LAYER))
     shared = BareStep(config, jnp.float32, max_rows=MAX_ROWS, context_len=CONTEXT_LEN)
     shared.share_prefix(64)
     batch, pages = batches(70, 3)[1]
@@ -88,7 +98,7 @@ def test_packs_a_shared_prefix_as_the_engine_does(tmp_path: pathlib.Path):
 
 def test_a_large_group_has_several_tiles_over_the_same_pages(tmp_path: pathlib.Path):
     num_rows = GROUP_TILE + 1
-    config = ModelConfig.from_directory(write_model(tmp_path, LLAMA_SMALL))
+    config = ModelConfig.from_directory(write_model(tmp_path, ONE_LAYER))
     shared = BareStep(config, jnp.float32, max_rows=num_rows, context_len=40, page_size=4)
     shared.share_prefix(24)
     plain = BucketKey(Phase.DECODE, num_rows, num_rows)
@@ -103,19 +113,23 @@ def test_a_large_group_has_several_tiles_over_the_same_pages(tmp_path: pathlib.P
     np.testing.assert_array_equal(shared.run(work), shared.run(shared.prepare(plain, [(30, 1)] * num_rows)))
 
 
-def test_the_same_work_gives_the_same_tokens(bare: BareStep):
-    for key, chunks in (
+@pytest.mark.parametrize(
+    ("key", "chunks"),
+    [
         (BucketKey(Phase.DECODE, 2, 2), [(30, 1), (7, 1)]),
-        (BucketKey(Phase.EXTEND, 64, 2), [(0, 40)]),
-    ):
-        work = bare.prepare(key, chunks)
-        first = bare.run(work)
-        assert first.shape == (2,)
-        np.testing.assert_array_equal(bare.run(work), first)
+        pytest.param(BucketKey(Phase.EXTEND, 64, 2), [(0, 40)], marks=pytest.mark.slow),
+    ],
+    ids=["decode", "extend"],
+)
+def test_the_same_work_gives_the_same_tokens(bare: BareStep, key: BucketKey, chunks: list[tuple[int, int]]):
+    work = bare.prepare(key, chunks)
+    first = bare.run(work)
+    assert first.shape == (2,)
+    np.testing.assert_array_equal(bare.run(work), first)
 
 
 def test_rows_do_not_share_pages_unless_they_must(tmp_path: pathlib.Path):
-    config = ModelConfig.from_directory(write_model(tmp_path, LLAMA_SMALL))
+    config = ModelConfig.from_directory(write_model(tmp_path, ONE_LAYER))
     small = BareStep(config, jnp.float32, max_rows=4, context_len=60, pool_tokens=80)
     assert sorted(small._pages[1:, :20].flat) == list(range(1, 81))
     assert len(set(small._pages[1])) == 60
@@ -134,8 +148,16 @@ def test_the_floor_counts_every_weight_but_the_embedding(tmp_path: pathlib.Path)
     assert at_256.floor_ms(rates) == pytest.approx(11.04, rel=0.01)
 
 
-@pytest.mark.parametrize(("dtype", "at_most"), [("float32", 2e-6), ("bfloat16", 2e-2)])
-@pytest.mark.parametrize("batch", attention_check.BATCHES, ids=lambda batch: batch.name)
+def attention_checks() -> Iterator[object]:
+    """Every batch in both types. Two of them are fast: `tests/kernels_pallas` compares the same table too."""
+    for batch in attention_check.BATCHES:
+        for dtype, at_most in (("float32", 2e-6), ("bfloat16", 2e-2)):
+            is_fast = (batch.name, dtype) in {("mixed", "float32"), ("decode-window", "bfloat16")}
+            marks = () if is_fast else pytest.mark.slow
+            yield pytest.param(batch, dtype, at_most, marks=marks, id=f"{batch.name}-{dtype}")
+
+
+@pytest.mark.parametrize(("batch", "dtype", "at_most"), [*attention_checks()])
 def test_attention_on_this_device(batch: attention_check.Case, dtype: str, at_most: float):
     assert 0 < attention_check.largest_error(batch, dtype, heads=4, kv_heads=2, head_dim=32) < at_most
 
@@ -147,6 +169,6 @@ def test_is_compiled_as_the_engine_is(
     received = []
     monkeypatch.setattr("bench.bare.COMPILER_OPTIONS", {"cpu": {"xla_cpu_enable_fast_math": False}})
     monkeypatch.setattr("bench.bare.Executables", lambda **options: received.append(options["compiler_options"]))
-    config = ModelConfig.from_directory(write_model(tmp_path, LLAMA_SMALL))
+    config = ModelConfig.from_directory(write_model(tmp_path, ONE_LAYER))
     BareStep(config, jnp.float32, max_rows=1, context_len=4, compiler_options=given)
     assert received == [{"xla_cpu_enable_fast_math": False} if given is None else {}]

@@ -5,6 +5,7 @@ import collections
 import faulthandler
 import json
 import math
+import os
 
 import msgspec
 import pytest
@@ -222,8 +223,6 @@ jsg:kv 0.5
 
 
 def test_the_kernel_tells_what_a_process_holds():
-    import os
-
     usage = usage_of(os.getpid())
     assert usage.rss >= usage.pss > 10 * MIB and usage.rss >= usage.anonymous > 5 * MIB
     assert usage.num_threads >= 1 and usage.num_fds >= 3 and usage.cpu_s > 0
@@ -232,9 +231,9 @@ def test_the_kernel_tells_what_a_process_holds():
 # The soak.
 
 
-def test_a_moment_of_soak_on_the_scripted_engine(make_process):
-    with make_process(engine={"max_total_tokens": 600}) as running:
-        server = Served(str(running.http.base_url).rstrip("/"), {"front": running.process.pid})
+def test_a_moment_of_soak_on_the_scripted_engine(make_server):
+    with make_server(engine={"max_total_tokens": 600}) as running:
+        server = Served(str(running.http.base_url).rstrip("/"), {"front": os.getpid()})
         result = asyncio.run(soak(server, Soak(minutes=1.0, num_requests=200, clients=16, pause_s=0.0, period_s=0.2)))
     assert result.problems == []
     assert all(result.counts[kind] for kind in SHARES)

@@ -7,7 +7,6 @@ import pytest
 from bench.report import Report
 from bench.shapes import CLIP_SMALL, LLAMA_SMALL, llava, llava_next_video, write_model
 from bench.vision import APART, NO_RADIX, SHARED, Workload, measure_encoder, measure_questions
-from jsg.engine.device.executables import Executables
 from jsg.models.config import ModelConfig
 
 TEXT = LLAMA_SMALL | {"num_hidden_layers": 1}
@@ -29,19 +28,11 @@ def test_images_are_in_the_middle_of_prompts_and_the_same_for_each_question(tmp_
         assert [index for index, token in enumerate(request.input_ids) if token == 1023] == list(range(4, 4 + PATCHES))
 
 
-def forget_rest(executables: Executables) -> None:
-    """In place of compiling in the background: what is compiled first suffices."""
-    executables._lowered = {name: it for name, it in executables._lowered.items() if name in executables._compiled}
-
-
-def test_what_is_shared_is_neither_encoded_nor_computed_again(
-    report: Report, tmp_path: pathlib.Path, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(Executables, "compile_rest_in_background", forget_rest)
+@pytest.mark.usefixtures("late")
+def test_what_is_shared_is_neither_encoded_nor_computed_again(report: Report, tmp_path: pathlib.Path):
     directory = write_model(tmp_path, llava(TEXT, CLIP_SMALL))
     workload = Workload(num_images=2, num_questions=3, before_len=4, question_len=8, output_len=2)
-    knobs = {"max_running_requests": 2, "chunked_prefill_size": 64, "compilation_cache_dir": compile_cache_dir}
-    measure_questions(report, directory, rounds=1, workload=workload, **knobs)
+    measure_questions(report, directory, rounds=1, workload=workload, max_running_requests=1, chunked_prefill_size=64)
     figures = {figure.name: figure for figure in report.figures}
     shared, no_radix, apart = (figures[f"6 questions, {name}"] for name in (SHARED, NO_RADIX, APART))
     prompt = 4 + PATCHES + 8

@@ -153,7 +153,7 @@ class TestManyShortTexts:
     TEXT = "\U0001f600" + "a" * 100
 
     def within_seconds(self, started: float) -> None:
-        assert time.process_time() - started < 3
+        assert time.thread_time() - started < 3
 
     def test_m3_of_a_session(self):
         async def main() -> int:
@@ -164,12 +164,12 @@ class TestManyShortTexts:
             assert isinstance(part, TextPart)
             return len(part.text)
 
-        started = time.process_time()
+        started = time.thread_time()
         assert asyncio.run(main()) == self.COUNT * len(self.TEXT)
         self.within_seconds(started)
 
     def test_m3_of_a_message(self):
-        started = time.process_time()
+        started = time.thread_time()
         (message,) = messages_of((Turn("user", [Text(self.TEXT)] * self.COUNT),))
         assert message == {"role": "user", "content": self.TEXT * self.COUNT}
         self.within_seconds(started)

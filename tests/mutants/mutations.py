@@ -456,8 +456,8 @@ SCHED = (
     Mutation(
         "sched: the shortest cached prefix goes first",
         "jsg/sched/policy.py",
-        "(-r.request.priority, -_watch(r).matched, r.arrival)",
-        "(-r.request.priority, _watch(r).matched, r.arrival)",
+        "return OneByOne(lambda running: -_watch(running).matched)",
+        "return OneByOne(lambda running: _watch(running).matched)",
         "tests/sched/test_scheduler.py tests/sched/test_bypass.py",
     ),
     Mutation(
@@ -511,9 +511,9 @@ SCHED = (
     ),
     Mutation(
         "sched: the newest hold gives way first",
-        "jsg/sched/holds.py",
-        "zip(self._held.values(), range(count), strict=False)",
-        "zip(reversed(self._held.values()), range(count), strict=False)",
+        "jsg/sched/scheduler.py",
+        "itertools.islice(self.holds.values(), count)",
+        "itertools.islice(reversed(self.holds.values()), count)",
         "tests/sched/test_holds.py",
     ),
     Mutation(
@@ -533,8 +533,8 @@ SCHED = (
     Mutation(
         "sched: slots are copied in the step that writes them",
         "jsg/sched/joined.py",
-        "if join.is_ready and size > 1:",
-        "if False:",
+        "(self.ready if size == 1 else self.fresh).add(join.whole)",
+        "self.ready.add(join.whole)",
         "tests/sched/test_joined.py",
     ),
     Mutation(

@@ -239,10 +239,10 @@ def test_a_file_of_many_parts_is_refused_before_it_is_decoded(format, part, monk
 
 def test_bytes_that_fill_a_jpeg_are_looked_at_once():
     def duration(length: int) -> float:
-        data, start = b"\xff\xd8\xff\xe0\0\2" + b"\xff" * length + b"\0", time.perf_counter()
+        data, start = b"\xff\xd8\xff\xe0\0\2" + b"\xff" * length + b"\0", time.thread_time()
         with pytest.raises(RequestError):
             read_header(data)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     short, long = (min(duration(length) for _ in range(5)) for length in (5_000, 40_000))
     assert long < 24 * short  # 8 times as long; all pairs of bytes would be 64 times as many

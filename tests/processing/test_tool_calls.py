@@ -155,11 +155,11 @@ def test_any_name_without_a_list_of_tools() -> None:
     ids=range(7),
 )
 def test_time_is_linear_and_nothing_is_lost(text: str) -> None:
-    started = time.process_time()
+    started = time.thread_time()
     reader = parser("hermes")
     deltas = [delta for char in text for delta in reader.push(char)]
     answer = join_deltas([*deltas, *reader.finish()])
-    assert time.process_time() - started < 4
+    assert time.thread_time() - started < 4
     if not answer.calls:
         assert answer.content == text
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from jsg.errors import QueueFullError, RequestError
 from jsg.sched.batch import Batch
+from jsg.sched.holds import num_to_end
 from jsg.types import FinishReason, FinishType, Request, SamplingParams
 from tests.sched.simulated import EngineShape, SimulatedEngine, TokenModel
 from tests.sched.test_scheduler import PREFIX, make_engine, make_request, planned
@@ -162,9 +163,9 @@ def test_holds_of_one_prefix_free_it_only_together():
         engine.add(hold(f"held {number}"))
     engine.run_until_idle()
     holds = engine.scheduler.holds
-    assert [holds.num_to_end(count) for count in (1, 16, 17)] == [3, 3, 0]
+    assert [num_to_end(holds.values(), count) for count in (1, 16, 17)] == [3, 3, 0]
     engine.abort("held 1")
-    assert holds.num_to_end(1) == 2
+    assert num_to_end(holds.values(), 1) == 2
     engine.add(make_request("runs", (7,) * 10))
     engine.run_until_idle()
     assert engine.scheduler.totals.num_holds_broken == 2
@@ -198,7 +199,7 @@ def test_a_hold_that_waits_or_computes_can_be_aborted():
     engine.abort("waits")
     engine.run_until_idle()
     assert engine.scheduler.totals.num_aborted == 2, "they were not held yet"
-    assert engine.scheduler.holds.num_open == 0
+    assert engine.scheduler._requests.num_holds == 0
     engine.check_answers()
 
 

@@ -175,6 +175,18 @@ def test_slots_are_not_copied_in_the_step_that_writes_them():
     engine.check_answers()
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_the_bound_on_passing_holds_while_branches_run(page_size: int):
+    """None of its branches waits, and it cannot be admitted before the step that computes them has ended."""
+    engine = make_engine(num_pages=200, page_size=page_size, chunk=16, max_running=4, max_bypass_tokens=0)
+    engine.add(joined("whole", (3,), ((1, 2, 3, 4),)))
+    for number in range(12):
+        engine.add(make_request(f"passes {number}", (number % VOCAB, number // VOCAB, *PREFIX[:10]), max_new=0))
+    engine.run_until_idle()
+    assert 0 < engine.answers["whole"].num_bypassed <= 16
+    engine.check_answers()
+
+
 @pytest.mark.parametrize("conservativeness", [0.1, 1.0])
 def test_branches_are_counted_once_however_often_they_begin(conservativeness: float):
     """What a branch had computed before it gave way is no hit when it comes again."""
@@ -344,6 +356,20 @@ def test_a_joined_request_that_waits_too_long_is_taken_out_whole():
     engine.scheduler.plan(1.5)
     assert engine.scheduler.expire(2.0) == ["waits"]
     assert engine.scheduler.expire(2.0) == [] and not len(engine.scheduler.joins)
+    engine.scheduler.check_integrity()
+
+
+def test_a_joined_request_expires_in_its_turn():
+    """It has no branch before the next plan, and its branches are then queued behind a request that came later."""
+    engine = make_engine(max_running=1)
+    engine.scheduler.add(make_request("runs", max_new=20), 0.0)
+    engine.scheduler.plan(0.0)
+    engine.scheduler.add(joined("no plan"), 1.0)
+    assert engine.scheduler.expire(2.0) == ["no plan"]
+    engine.scheduler.add(joined("earlier"), 3.0)
+    engine.scheduler.add(make_request("later"), 5.0)
+    engine.scheduler.plan(5.0)
+    assert engine.scheduler.expire(4.0) == ["earlier"]
     engine.scheduler.check_integrity()
 
 

