@@ -14,6 +14,9 @@ from jsg.processing.parts import MediaFile
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 
+REASONING_SUFFIX = "_reasoning_content"
+"""Ends the name of the variable that holds the reasoning of a gen apart from its answer."""
+
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
 """What a whole number matches."""
 REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"

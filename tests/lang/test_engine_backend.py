@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,12 +21,6 @@ from tests.lang.fake_model import asynchronous
 
 GREEDY = SamplingArgs(temperature=0.0, max_tokens=8, ignore_eos=True)
 CHOICES = (" girl", " boy", " girl who", " big dog", " boy")
-
-
-@pytest.fixture(scope="module")
-def engine(compile_cache_dir: str) -> Iterator[jsg.Engine]:
-    with jsg.Engine(max_running_requests=4, chunked_prefill_size=64, compilation_cache_dir=compile_cache_dir) as engine:
-        yield engine
 
 
 @pytest.fixture

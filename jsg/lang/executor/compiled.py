@@ -12,7 +12,7 @@ from jsg.lang.defaults import as_backend
 from jsg.lang.executor.arguments import ArgumentValue, argument_value, arguments_to_json
 from jsg.lang.executor.execution import Execution
 from jsg.lang.executor.reading import GraphState
-from jsg.lang.executor.runs import GraphBackend, LocalRun, RemoteRun
+from jsg.lang.executor.runs import GraphBackend, LocalState, RemoteState
 from jsg.lang.graphs.check import graph_from_json
 from jsg.lang.graphs.codec import sampling_to_dict
 from jsg.lang.graphs.graph import Graph
@@ -248,9 +248,9 @@ class CompiledFunction:
             sent, graph, sampling = cast(GraphBackend, backend), self.graph.to_dict(), sampling_to_dict(given)
 
             def start_there(index: int) -> GraphState:
-                run, arguments = RemoteRun(self.graph, loop), arguments_to_json(runs[index])
-                loop.post(lambda: run.start(sent, graph, arguments, sampling, stream=stream))
-                return GraphState(run)
+                state, arguments = RemoteState(self.graph, loop), arguments_to_json(runs[index])
+                loop.post(lambda: state.start(sent, graph, arguments, sampling, stream=stream))
+                return state
 
             return start_there
         reordered = reorder(self.graph, varying_arguments(self.graph.arguments, runs))
@@ -258,7 +258,7 @@ class CompiledFunction:
         def start_here(index: int) -> GraphState:
             execution = Execution(reordered, backend, runs[index], loop=loop, defaults=given)
             loop.post(execution.start)
-            return GraphState(LocalRun(execution))
+            return LocalState(execution)
 
         return start_here
 

@@ -6,16 +6,15 @@ another stream waits in that stream's queue, `cond` and `loop` wait for their co
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import assert_never
+from collections.abc import Callable, Iterable, Mapping
+from typing import Never, assert_never
 
 from jsg.errors import UnknownVariableError
 from jsg.lang.executor.arguments import ArgumentValue, known_media, known_text
-from jsg.lang.executor.evaluation import NOTHING, Evaluator
+from jsg.lang.executor.evaluation import Evaluator
 from jsg.lang.executor.frames import Frame, new_frame
 from jsg.lang.graphs.nodes import (
     MAIN_STREAM,
-    REASONING_SUFFIX,
     AnyNode,
     Append,
     Assign,
@@ -35,6 +34,7 @@ from jsg.lang.graphs.nodes import (
 )
 from jsg.lang.graphs.shapes import defined
 from jsg.lang.ir import (
+    REASONING_SUFFIX,
     Expr,
     Gen,
     RoleBegin,
@@ -45,7 +45,7 @@ from jsg.lang.ir import (
     VarScopeBegin,
     VarScopeEnd,
 )
-from jsg.lang.streams.ops import Later, Place
+from jsg.lang.streams.ops import ExprOp, Make, Place
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
 
@@ -129,7 +129,7 @@ class Driver:
             for name in defined(node) or ([_own_name(node)] if isinstance(node, Generate | Choose) else ()):
                 self._define(node, name, _failed(error), frame)
             with contextlib.suppress(Exception):  # of a stream that has ended already
-                frame.streams[node.stream].append_later(_raiser(error), (), place_of(node))
+                frame.streams[node.stream].append(Text(""), place_of(node), _raiser(error))
 
     async def _hand_over(self, node: AnyNode, frame: Frame) -> None:
         if isinstance(node, Open):
@@ -152,8 +152,8 @@ class Driver:
                 if not is_begin:
                     self._define(node, name, stream.variable(name), frame)
             case ReadText():
-                if self._evaluator.is_bounded:  # as no op of the program: a stream with such is joined as one without
-                    stream.runner.push([Later(lambda: self._evaluator.charge_for(stream), {}, place)])
+                if self._evaluator.is_bounded:  # not by `append`, after which branches could not be joined any more
+                    stream.runner.push([ExprOp(Text(""), place, make=lambda: self._evaluator.charge_for(stream))])
                 self._define(node, "", stream.read("text"), frame)
             case Assign(name=name, value=value):
                 self._define(node, name, self._evaluator.promise(value, frame), frame)
@@ -184,11 +184,11 @@ class Driver:
         if not pieces:
             return
 
-        async def make() -> Expr:
+        async def make() -> Text | None:
             text = await self._evaluator.text(pieces, frame)
-            return Text(text) if text else NOTHING
+            return Text(text) if text else None
 
-        stream.append_later(make, (), place_of(node))
+        stream.append(Text(""), place_of(node), make)
 
     def _generate(self, node: Generate, stream: Stream, frame: Frame) -> None:
         name = _own_name(node)
@@ -206,11 +206,11 @@ class Driver:
         def select(choices: Iterable[str]) -> Select:
             return Select(name, tuple(choices), node.method, node.temperature, node.seed)
 
-        async def make() -> Expr:
+        async def make() -> Select:
             return select([await self._evaluator.text(choice.pieces, frame) for choice in node.choices])
 
         if any(isinstance(piece, ValueRef) for choice in node.choices for piece in choice.pieces):
-            stream.append_later(make, (name,), place_of(node))
+            stream.append(select(()), place_of(node), make)
         else:
             choices = [known_text(choice.pieces, self._arguments) for choice in node.choices]
             stream.append(select(choices), place_of(node))
@@ -284,8 +284,8 @@ def _failed(error: BaseException) -> Variable:
     return variable
 
 
-def _raiser(error: BaseException) -> Callable[[], Awaitable[Expr]]:
-    async def make() -> Expr:
+def _raiser(error: BaseException) -> Make:
+    async def make() -> Never:
         raise error
 
     return make

@@ -1,14 +1,14 @@
 """The values of a graph that runs: put together as soon as what they read is there."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
 from jsg.errors import RequestError
 from jsg.lang.executor import conditions
 from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.frames import Frame, text_len
-from jsg.lang.executor.reading import CalledRun, GraphState
+from jsg.lang.executor.reading import CalledState
 from jsg.lang.graphs.nodes import (
     ArgumentRef,
     Condition,
@@ -22,12 +22,9 @@ from jsg.lang.graphs.nodes import (
     ValueRef,
     VariableValue,
 )
-from jsg.lang.ir import ExprList
-from jsg.lang.streams.ops import ExprOp
 from jsg.lang.streams.stream import Stream
 from jsg.lang.streams.variables import Variable
 
-NOTHING = ExprList(())
 MATCH_COST = 64  # characters that are put together in the time in which a pattern reads one
 
 
@@ -98,7 +95,7 @@ class Evaluator:
                 variables = {name: self.promise(item, frame) for name, item in outputs}
                 outermost = frame.outermost()
                 await outermost.complete(number)
-                return GraphState(CalledRun(outermost.streams[number], variables))
+                return CalledState(outermost.streams[number], variables)
             case _:
                 assert_never(value)
 
@@ -128,10 +125,9 @@ class Evaluator:
                     "the program puts together more text than is allowed; append less, or loop less often"
                 )
 
-    async def charge_for(self, stream: Stream) -> Sequence[ExprOp]:
-        """Takes the text of a stream from the budget; gives nothing to append."""
+    async def charge_for(self, stream: Stream) -> None:
+        """Takes the text of a stream from the budget."""
         self.charge(text_len(stream))
-        return ()
 
     async def holds(self, condition: Condition, frame: Frame) -> bool:
         """Whether a condition holds, once all that it reads is there. Raises as `text`."""

@@ -10,8 +10,9 @@ from jsg.lang.executor.arguments import ArgumentValue
 from jsg.lang.executor.driver import Driver
 from jsg.lang.executor.evaluation import Evaluator
 from jsg.lang.executor.frames import new_frame
+from jsg.lang.executor.reading import usage_of
 from jsg.lang.graphs.graph import Graph
-from jsg.lang.graphs.nodes import MAIN_STREAM, AnyNode, Join, Open
+from jsg.lang.graphs.nodes import MAIN_STREAM, AnyNode, Choose, Generate, Join, Open
 from jsg.lang.ir import PUBLISHED, SamplingArgs
 from jsg.lang.streams.loop import Loop
 from jsg.lang.streams.stream import Stream
@@ -87,6 +88,10 @@ class Execution:
     def streams(self) -> Sequence[Stream]:
         """Every stream so far."""
         return self._driver.streams
+
+    def usage(self) -> dict[str, int]:
+        """The calls of the model so far, and their tokens."""
+        return usage_of(variable.meta for node, variable in self.values if isinstance(node, Generate | Choose))
 
     def start(self) -> None:
         """Starts it; must be called on the loop."""

@@ -24,9 +24,9 @@ from jsg.lang.executor.driver import place_of
 from jsg.lang.executor.execution import Execution
 from jsg.lang.executor.frames import text_len
 from jsg.lang.executor.limits import ProgramLimits
-from jsg.lang.executor.reading import CalledRun, GraphState
+from jsg.lang.executor.reading import CalledState
 from jsg.lang.graphs.graph import Graph
-from jsg.lang.graphs.nodes import AnyNode, Choose, Generate
+from jsg.lang.graphs.nodes import AnyNode
 from jsg.lang.graphs.reorder import reorder
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.messages import messages_of
@@ -127,7 +127,7 @@ class ProgramRun:
                 "text": index(execution.stream.runner.failure),
                 "return_value": index(execution.returned.error),
             },
-            "usage": usage(execution),
+            "usage": execution.usage(),
         }
 
 
@@ -215,21 +215,6 @@ def noted_place(error: BaseException) -> tuple[str, int] | None:
     return None
 
 
-def usage(execution: Execution) -> dict[str, int]:
-    """Calls of the model and their tokens."""
-    total: dict[str, int] = dict.fromkeys(("calls", "prompt_tokens", "completion_tokens", "cached_tokens"), 0)
-    seen: set[int] = set()
-    for node, variable in execution.values:
-        if not isinstance(node, Generate | Choose) or variable.meta is None or id(variable.meta) in seen:
-            continue
-        seen.add(id(variable.meta))  # the reasoning of a gen has the same as its answer
-        total["calls"] += 1
-        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
-            value = variable.meta.get(name)
-            total[name] += value if isinstance(value, int) else 0
-    return total
-
-
 async def _or_none(variable: Variable) -> Any:
     try:
         return await variable.get()
@@ -264,7 +249,7 @@ class _Answer:
         if self._num_items % _TURN == 0:
             await asyncio.sleep(0)
         match value:
-            case GraphState(readings=CalledRun(stream=stream, variables=variables)):
+            case CalledState(stream=stream, variables=variables):
                 self._charge(text_len(stream))
                 return {
                     "text": await _or_none(stream.read("text")),

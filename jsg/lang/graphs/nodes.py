@@ -25,8 +25,6 @@ from jsg.lang.nesting import JoinMode
 
 MAIN_STREAM = 0
 """The stream of the program itself; the others are forks and called programs."""
-REASONING_SUFFIX = "_reasoning_content"
-"""Of the variable that holds the reasoning apart from the answer."""
 ArgumentKind = Literal["text", "image", "video"]
 
 

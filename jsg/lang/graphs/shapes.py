@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from jsg.lang.graphs.nodes import (
-    REASONING_SUFFIX,
     AnyNode,
     Assign,
     Choose,
@@ -21,6 +20,7 @@ from jsg.lang.graphs.nodes import (
     Value,
     VariableValue,
 )
+from jsg.lang.ir import REASONING_SUFFIX
 
 Shape = int | None
 """Of a variable that text may read: None is one value, a number is the length of a list."""

@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any, assert_never, cast
+from typing import Any, Literal, assert_never, cast
 
 from jsg.errors import AbortedError
 from jsg.lang.backend import BlockSession, Piece, Session
-from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Text, Video
+from jsg.lang.ir import Gen, Image, RoleBegin, RoleEnd, Select, Text, VarScopeBegin, VarScopeEnd, Video
 from jsg.lang.streams.loop import Loop
-from jsg.lang.streams.ops import Append, Choose, Close, CloseScope, Generate, Later, Mark, OpenScope, Place
+from jsg.lang.streams.ops import Close, ExprOp, Mark, Place
 from jsg.lang.streams.reasoning import Markers, ReasoningSplitter
 from jsg.lang.streams.transcript import Said, Transcript
 from jsg.lang.streams.variables import Variable
@@ -41,8 +41,7 @@ class Join:
     place: Place | None
 
 
-Op = Append | Generate | Choose | OpenScope | CloseScope | Fork | Join | Mark | Later | Close
-BlockOp = Append | Generate | OpenScope | CloseScope
+Op = ExprOp | Fork | Join | Mark | Close
 
 
 class Runner:
@@ -64,7 +63,7 @@ class Runner:
         self._open = open_session
         self._session: Session | None = None
         self._queue: collections.deque[Op] = collections.deque()
-        self._block: list[BlockOp] = []
+        self._block: list[ExprOp] = []
         self._task: asyncio.Task[None] | None = None
         self._is_at_work = False
         self._num_ops = 0
@@ -175,11 +174,11 @@ class Runner:
                 logger.warning("closing the session of a program failed", exc_info=True)
 
     def _is_block_wanted(self) -> bool:
-        return any(variable.is_wanted for op in self._block for variable in variables_of(op))
+        return any(variable.is_wanted for op in self._block for variable in op.variables)
 
     async def _execute(self, op: Op | None) -> None:
         match op:
-            case Append(Text()) | Generate() | OpenScope() | CloseScope() if self._collects():
+            case ExprOp(Text() | Gen() | VarScopeBegin() | VarScopeEnd(), make=None) if self._collects():
                 self._block.append(op)
                 return
         if self._block:
@@ -187,28 +186,17 @@ class Runner:
         match op:
             case None:
                 pass
-            case Append(item):
-                await self._extend(item)
-            case Generate():
-                await self._generate(op)
-            case Choose(select, variable):
-                selection = await self._live().select(select)
-                self.transcript.write(selection.choice)
-                self.transcript.add(Said(selection.choice))
-                variable.add(selection.choice)
-                variable.finish(selection.choice, {"probabilities": selection.probabilities, **selection.meta})
-            case OpenScope(name):
-                self.transcript.open_scope(name)
-            case CloseScope(name, variable):
-                _set_text(variable, self.transcript.close_scope(name))
+            case ExprOp(make=None):
+                await self._execute_expr(op)
+            case ExprOp(make=make):
+                if (expr := await make()) is not None:
+                    self._queue.appendleft(dataclasses.replace(op, expr=expr, make=None))
             case Fork(children, offsets):
                 await self._fork(children, offsets)
             case Join(branches, arrivals):
                 await self._join(branches, arrivals)
             case Mark(read, variable):
                 variable.finish(self._read(read))
-            case Later():
-                self._queue.extendleft(reversed(await op.expand()))
             case Close():
                 self._has_ended = True
                 await self._close_session()
@@ -216,13 +204,43 @@ class Runner:
             case _:
                 assert_never(op)
 
+    async def _execute_expr(self, op: ExprOp) -> None:
+        match op.expr:
+            case Gen():
+                reply = _Reply(op, self.transcript)
+                async with contextlib.aclosing(cast(Any, self._live().generate(op.expr))) as pieces:
+                    async for piece in cast(AsyncIterator[Piece], pieces):
+                        reply.add(piece)
+                reply.finish()
+            case Select():
+                selection = await self._live().select(op.expr)
+                self.transcript.write(selection.choice)
+                self.transcript.add(Said(selection.choice))
+                (variable,) = op.variables
+                variable.add(selection.choice)
+                variable.finish(selection.choice, {"probabilities": selection.probabilities, **selection.meta})
+            case VarScopeBegin() | VarScopeEnd():
+                self._cross_scope(op)
+            case item:
+                await self._extend(item)
+
+    def _cross_scope(self, op: ExprOp) -> None:
+        match op.expr:
+            case VarScopeBegin(name):
+                self.transcript.open_scope(name)
+            case VarScopeEnd(name):
+                (variable,), text = op.variables, self.transcript.close_scope(name)
+                if text:
+                    variable.add(text)
+                variable.finish(text)
+
     def _live(self) -> Session:
         if self._session is None:
             assert self._open is not None, "used after its end"
             self._session = self._open()
         return self._session
 
-    def _read(self, what: str) -> Any:
+    def _read(self, what: Literal["nothing", "text", "turns", "size"]) -> Any:
         match what:
             case "text":
                 return self.transcript.text()
@@ -242,13 +260,6 @@ class Runner:
             case Text() | Image() | Video():
                 self.transcript.add(item)
         self.transcript.write(text)
-
-    async def _generate(self, op: Generate) -> None:
-        reply = _Reply(op, self.transcript)
-        async with contextlib.aclosing(cast(Any, self._live().generate(op.gen))) as pieces:
-            async for piece in cast(AsyncIterator[Piece], pieces):
-                reply.add(piece)
-        reply.finish()
 
     async def _fork(self, children: "Sequence[Runner]", offsets: tuple[int, ...] | None) -> None:
         sessions = await self._live().fork(len(children), offsets)
@@ -284,21 +295,19 @@ class Runner:
             raise
         self._block = []
         for op in block:
-            match op:
-                case Append(Text() as item):
-                    self.transcript.add(item)
-                    self.transcript.write(item.text)
-                case Generate():
+            match op.expr:
+                case Text(text):
+                    self.transcript.add(op.expr)
+                    self.transcript.write(text)
+                case Gen():
                     reply = _Reply(op, self.transcript)
                     reply.add(next(pieces))
                     reply.finish()
-                case OpenScope(name):
-                    self.transcript.open_scope(name)
-                case CloseScope(name, variable):
-                    _set_text(variable, self.transcript.close_scope(name))
+                case _:
+                    self._cross_scope(op)
 
-    async def _call_block(self, block: Sequence[BlockOp]) -> Sequence[Piece]:
-        items = [item for op in block if (item := _block_item(op)) is not None]
+    async def _call_block(self, block: Sequence[ExprOp]) -> Sequence[Piece]:
+        items = [op.expr for op in block if isinstance(op.expr, Text | Gen)]
         if any(isinstance(item, Gen) for item in items):
             return await cast(BlockSession, self._live()).generate_block(items)
         for item in items:
@@ -307,9 +316,9 @@ class Runner:
 
 
 class _Reply:
-    """Where the pieces of a continuation go: the transcript, the variable, and its reasoning."""
+    """Writes the pieces of a continuation into the transcript, the variable of the answer and that of its reasoning."""
 
-    def __init__(self, op: Generate, transcript: Transcript):
+    def __init__(self, op: ExprOp, transcript: Transcript):
         self._op = op
         self._transcript = transcript
         self._splitter = None if op.markers is None else ReasoningSplitter(op.markers)
@@ -336,31 +345,28 @@ class _Reply:
             reasoning, answer = ("", other) if self._op.markers is None else _split(self._op.markers, other)
             answers.append(answer)
             reasonings.append(reasoning)
-        is_list = (self._op.gen.args.n or 1) > 1
-        self._op.variable.finish(answers if is_list else answers[0], self._meta)
-        if self._op.reasoning is not None:
-            self._op.reasoning.finish(reasonings if is_list else reasonings[0], self._meta)
+        is_list = isinstance(self._op.expr, Gen) and (self._op.expr.args.n or 1) > 1
+        for variable, texts in zip(self._op.variables, (answers, reasonings), strict=False):
+            variable.finish(texts if is_list else texts[0], self._meta)
 
     def _share(self, reasoning: str, answer: str) -> None:
         if reasoning:
             self._reasoning.append(reasoning)
-            if self._op.reasoning is not None:
-                self._op.reasoning.add(reasoning)
+            for variable in self._op.variables[1:]:
+                variable.add(reasoning)
         if answer:
             self._answer.append(answer)
-            self._op.variable.add(answer)
+            self._op.variables[0].add(answer)
 
 
 def variables_of(op: Op) -> Sequence[Variable]:
-    """What would never be known if the op were not executed."""
+    """The variables that would never be done if the op were not executed."""
     match op:
-        case Generate():
-            return (op.variable,) if op.reasoning is None else (op.variable, op.reasoning)
-        case Choose() | CloseScope() | Mark():
+        case ExprOp():
+            return op.variables
+        case Mark():
             return (op.variable,)
-        case Later():
-            return tuple(op.variables.values())
-        case Append() | OpenScope() | Fork() | Join() | Close():
+        case Fork() | Join() | Close():
             return ()
 
 
@@ -382,21 +388,6 @@ def _fail_op(op: Op | None, error: BaseException) -> None:
         case Join(branches):
             for branch in branches:
                 branch.push([Close()])
-
-
-def _block_item(op: BlockOp) -> Text | Gen | None:
-    match op:
-        case Append(Text() as item):
-            return item
-        case Generate(gen):
-            return gen
-    return None
-
-
-def _set_text(variable: Variable, text: str) -> None:
-    if text:
-        variable.add(text)
-    variable.finish(text, None)
 
 
 def _split(markers: Markers, text: str) -> tuple[str, str]:

@@ -6,7 +6,8 @@ For programs without threads, such as a graph that a server executes, on the loo
     stream.append(Text("Q: ") + Gen("answer"))          # nothing here waits ...
     branches = stream.fork(2)
     branches[0].append(Gen("a"))
-    branches[1].append_later(make_expression, ["b"])    # awaits `make_expression()` when it is its turn
+    branches[1].append(Text(""), make=make_text)        # awaits `make_text()` when it is its turn
+    branches[1].append(Gen("b"))
     names = stream.join(branches)                       # `a` and `b` are lists now
     value = await stream.variable("a").get()            # ... but this, and
     async for piece in stream.variable("answer").follow_async(): ...
@@ -19,12 +20,13 @@ stream: what it was to set from there on, and text that is read from there on, r
 """
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from jsg.errors import AbortedError, ProgramError, UnknownVariableError
 from jsg.lang.backend import Session
 from jsg.lang.ir import (
+    REASONING_SUFFIX,
     Expr,
     ExprList,
     Gen,
@@ -44,18 +46,7 @@ from jsg.lang.ir import (
 )
 from jsg.lang.nesting import JoinMode, Nesting, check_join
 from jsg.lang.streams.loop import Loop
-from jsg.lang.streams.ops import (
-    Append,
-    Choose,
-    Close,
-    CloseScope,
-    ExprOp,
-    Generate,
-    Later,
-    Mark,
-    OpenScope,
-    Place,
-)
+from jsg.lang.streams.ops import Close, ExprOp, Make, Mark, Place
 from jsg.lang.streams.reasoning import Markers, markers_of
 from jsg.lang.streams.runner import Fork, Join, Runner
 from jsg.lang.streams.variables import Variable, gather, known
@@ -100,53 +91,26 @@ class Stream:
 
     # Appending.
 
-    def append(self, value: "Expr | str", place: Place | None = None) -> None:
+    def append(self, value: "Expr | str", place: Place | None = None, make: Make | None = None) -> None:
         """Appends an expression; waits for nothing.
 
         Args:
             value: The expression.
-            place: The program's statement, to be named by errors.
+            place: The program's statement, which errors name.
+            make: Makes the expression when everything before is done, on the loop. Until then `value`, which is a
+                single text, gen or select, says which variable it sets.
 
         Raises:
-            ProgramError: It breaks a rule; nothing of it was appended.
+            ProgramError: The expression breaks a rule; nothing of it was appended.
         """
         self._check_open()
-        draft = _Draft(self, place, self.nesting)
+        draft = _Draft(self, place, self.nesting, make)
         for part in parts_of(value):
             draft.add(part)
         self.nesting = draft.nesting
         for name, variable in draft.created:
             self._assign(name, variable)
         self._push(draft.ops)
-
-    def append_later(
-        self, make: Callable[[], Awaitable[Expr]], names: Iterable[str] = (), place: Place | None = None
-    ) -> None:
-        """Appends what `make` gives when everything before is done. It must not open or close turns or scopes.
-
-        Args:
-            make: Called and awaited on the loop.
-            names: The variables that the expression sets.
-            place: As in `append`.
-        """
-        self._check_open()
-        promised = {name: Variable(self.runner.wanted) for name in names}
-        nesting = self.nesting.fork()
-
-        async def expand() -> Sequence[ExprOp]:
-            draft = _Draft(self, place, nesting, promised)
-            for part in parts_of(await make()):
-                draft.add(part)
-            if draft.nesting != nesting:
-                raise ProgramError("an expression that is made later cannot open or close a turn or a scope")
-            missing = promised.keys() - {name for name, _ in draft.created}
-            if missing:
-                raise ProgramError(f"an expression was to set {', '.join(sorted(missing))}, but does not")
-            return draft.ops
-
-        for name, variable in promised.items():
-            self._assign(name, variable)
-        self._push([Later(expand, promised, place)])
 
     def set(self, name: str, value: Any) -> None:
         """Sets a variable to a value that is known. Raises ProgramError where a join would no longer find it."""
@@ -321,7 +285,8 @@ class Stream:
 
     def _push(self, ops: Sequence[Any]) -> None:
         if ops:
-            if not all(isinstance(op, OpenScope | CloseScope) for op in ops):  # which leave the prompt as it is
+            # The border of a scope leaves the prompt as it is.
+            if not all(isinstance(op, ExprOp) and isinstance(op.expr, VarScopeBegin | VarScopeEnd) for op in ops):
                 self._num_appended += 1
             self.runner.push(ops)
 
@@ -352,39 +317,37 @@ class Stream:
 class _Draft:
     """The ops of one expression, and how the stream will be behind it; dropped where a part breaks a rule."""
 
-    def __init__(
-        self, stream: Stream, place: Place | None, nesting: Nesting, promised: dict[str, Variable] | None = None
-    ):
+    def __init__(self, stream: Stream, place: Place | None, nesting: Nesting, make: Make | None):
         self.ops: list[ExprOp] = []
         self.created: list[tuple[str, Variable]] = []
         self.nesting = nesting
         self._wanted = stream.runner.wanted
         self._defaults = stream._defaults
         self._place = place
-        self._promised = promised
+        self._make = make
 
     def add(self, part: Expr, markers: Markers | None = None) -> None:
         match part:
             case Text() | Image() | Video():
-                self.ops.append(Append(part, self._place))
+                self._push(part)
             case Gen(name, args):
                 if self._defaults is not None:
                     part = Gen(name, args.over(self._defaults))
-                reasoning = None
+                reasoning = ()
                 if markers is not None and name is not None:
-                    reasoning = self._variable(f"{name}_reasoning_content")
-                self.ops.append(Generate(part, self._variable(name), reasoning, markers, self._place))
+                    reasoning = (self._variable(name + REASONING_SUFFIX),)
+                self._push(part, self._variable(name), *reasoning, markers=markers)
             case Select(name):
-                self.ops.append(Choose(part, self._variable(name), self._place))
+                self._push(part, self._variable(name))
             case RoleBegin(role) | RoleEnd(role):
                 self.nesting = self.nesting.turn(role, is_begin=isinstance(part, RoleBegin))
-                self.ops.append(Append(part, self._place))
+                self._push(part)
             case VarScopeBegin(name):
                 self.nesting = self.nesting.scope(name, is_begin=True)
-                self.ops.append(OpenScope(name, self._place))
+                self._push(part)
             case VarScopeEnd(name):
                 self.nesting = self.nesting.scope(name, is_begin=False)
-                self.ops.append(CloseScope(name, self._variable(name), self._place))
+                self._push(part, self._variable(name))
             case SeparateReasoning(body, model_type):
                 for item in parts_of(body):
                     self.add(item, markers_of(model_type))
@@ -396,12 +359,11 @@ class _Draft:
             case _:
                 raise ProgramError(f"a state cannot be extended by {type(part).__name__}")
 
+    def _push(self, expr: Any, *variables: Variable, markers: Markers | None = None) -> None:
+        self.ops.append(ExprOp(expr, self._place, variables, markers, self._make))
+
     def _variable(self, name: str | None) -> Variable:
         variable = Variable(self._wanted)
         if name is not None:
-            if self._promised is not None:
-                if name not in self._promised:
-                    raise ProgramError(f"an expression sets {name!r}, which was not announced")
-                variable = self._promised[name]
             self.created.append((name, variable))
         return variable
