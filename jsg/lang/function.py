@@ -277,7 +277,7 @@ class SglFunction:
             else:
                 batch.in_thread(lambda: self._keep_body(state, run, args, kwargs))
                 await run.ended.get()
-            await run.settle_async()
+            await run.settle()
         except asyncio.CancelledError:
             run.cancel()
             raise

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import Iterator
-from typing import Any
 
 from jsg.errors import AbortedError, ProgramError
 from jsg.lang.backend import Backend
@@ -87,24 +86,8 @@ class Run:
                 "`await s.atext()`, `await s.settle()`, `async for ... in s.text_async_iter()`"
             )
 
-    def wait(self, variable: Variable, timeout: float | None = None) -> Any:
-        """The value of a variable; blocks the thread. An interrupt cancels the run."""
-        if not variable.is_done:
-            self.check_may_block()
-        try:
-            return variable.wait(timeout)
-        except KeyboardInterrupt:
-            self.cancel()
-            raise
-
-    def settle(self) -> None:
-        """Blocks until all is done that it started. Raises nothing of what failed."""
-        for stream in self._streams():
-            with contextlib.suppress(Exception):
-                self.wait(stream.read("nothing"))
-
-    async def settle_async(self) -> None:
-        """As `settle`, for tasks of any loop."""
+    async def settle(self) -> None:
+        """Waits until all is done that the run started. Raises nothing of what failed."""
         for stream in self._streams():
             with contextlib.suppress(Exception):
                 await stream.read("nothing").get()

@@ -14,7 +14,6 @@ class Frame:
 
     Attributes:
         outer: That of the block around.
-        block: The block.
         owned: Nodes whose values are found here.
         nodes: Of the block, by stream.
         streams: Those that its nodes extend, by number.
@@ -24,7 +23,6 @@ class Frame:
     """
 
     outer: "Frame | None"
-    block: Block
     owned: frozenset[int]
     nodes: dict[int, list[AnyNode]]
     streams: dict[int, Stream] = dataclasses.field(default_factory=dict)
@@ -75,7 +73,7 @@ def new_frame(block: Block, outer: Frame | None, *also_owned: int) -> Frame:
     nodes: dict[int, list[AnyNode]] = {}
     for node in block.nodes:
         nodes.setdefault(node.stream, []).append(node)
-    return Frame(outer, block, owned, nodes)
+    return Frame(outer, owned, nodes)
 
 
 def text_len(stream: Stream) -> int:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 from jsg.errors import BackendError, RequestError
 from jsg.lang.backend import Selection
@@ -10,7 +10,7 @@ from jsg.lang.choices import decide, greedy_token_selection, token_trie, uncondi
 from jsg.lang.ir import SamplingArgs, Select
 from jsg.lang.remote.arguments import Unsupported
 from jsg.lang.remote.caller import Caller, Reply
-from jsg.lang.remote.wire import Bill, Call, ModelPrompt, Scored
+from jsg.lang.remote.wire import Bill, Call, ModelPrompt, Scored, cost_of
 from jsg.lang.tokens.model import ScoredChoice, ScoredChoices
 
 NO_TEMPERATURE = 1.0
@@ -49,7 +49,7 @@ class Chooser:
         if isinstance(prompt, str) and (scored := await self._caller.score(prompt, select.choices)) is not None:
             return self._by_scores(scored, select)
         if len(select.choices) == 1:
-            return Selection(select.choices[0], (1.0,), _meta([]))
+            return Selection(select.choices[0], (1.0,), cost_of([]))
         can = self._caller.api.abilities
         is_inside = isinstance(prompt, str) or prompt[-1].role == "assistant"
         if can.forces_choices_inside if is_inside else can.forces_choices:
@@ -81,7 +81,7 @@ class Chooser:
         shown = [[[one.logprob, None, one.text] for one in text] for text in scored.texts[1:]]
         own = [text[len(text) - len(one.token_ids) :] for text, one in zip(shown, choices.choices, strict=True)]
         return dataclasses.replace(
-            selection, meta=selection.meta | {"input_token_logprobs": own} | _meta([scored.bill])
+            selection, meta=selection.meta | {"input_token_logprobs": own} | cost_of([scored.bill])
         )
 
     async def _by_asking(self, prompt: ModelPrompt, select: Select, *, is_forced: bool) -> Selection:
@@ -97,7 +97,7 @@ class Chooser:
         while len(replies) < NUM_TRIES:
             replies += await self._caller.collect(call)
             if (choice := chosen(replies[-1].text, select.choices, is_forced=is_forced)) is not None:
-                return Selection(choice, None, _meta([reply.bill for reply in replies]))
+                return Selection(choice, None, cost_of(reply.bill for reply in replies))
         raise BackendError(
             f"{self._caller.api.name} was asked {NUM_TRIES} times for one of {list(select.choices)} and answered "
             f"{replies[-1].text[:200]!r} at last; name the choices in the prompt"
@@ -130,7 +130,7 @@ class Chooser:
                 f"none of the {num_top} tokens that {self._caller.api.name} finds most likely begins one of "
                 f"{alive}; name the choices in the prompt, or give OpenAI(tokenizer=...)"
             )
-        return Selection(step, None, _meta(bills))
+        return Selection(step, None, cost_of(bills))
 
 
 def race_step(alive: Sequence[str], prefix: str, top: Mapping[str, float]) -> str | None:
@@ -184,10 +184,3 @@ def _common_len(one: Sequence[int], other: Sequence[int]) -> int:
             break
         length += 1
     return length
-
-
-def _meta(bills: Sequence[Bill | None]) -> dict[str, Any]:
-    """The cost of all calls together."""
-    paid = [bill or Bill() for bill in bills]
-    total = {f.name: sum(getattr(bill, f.name) for bill in paid) for f in dataclasses.fields(Bill)}
-    return total | {"api_calls": len(paid)}

@@ -13,45 +13,49 @@ from jsg.lang.ir import SamplingArgs
 from jsg.lang.remote.ahead import Ahead, GenCut, Taken, Unit, UnitReader, could_be_shared, shared_settings
 from jsg.lang.remote.arguments import Unsupported, normalised
 from jsg.lang.remote.caller import Caller, Collector, Reply
-from jsg.lang.remote.wire import Bill, Call, ModelPrompt, Token
+from jsg.lang.remote.wire import Bill, Call, ModelPrompt, Token, cost_of
 from jsg.processing.stop_strings import StopFinder, StopMatcher, find_stops
 from jsg.types import SamplingParams
 
 
 @final
 class Continuer:
-    """One session's calls. All that speculation knows is here, so programs never meet."""
+    """Makes the calls of one session. All that speculation knows is here, so programs never meet.
+
+    Attributes:
+        ahead: What the model wrote behind the prompt, for gens to come.
+    """
 
     def __init__(self, caller: Caller, unsupported: Unsupported, num_ahead: int | None, ahead: Ahead | None = None):
         self.caller = caller
         self.unsupported = unsupported
         self.num_ahead = num_ahead
-        self._ahead = ahead
+        self.ahead = ahead
         self._is_blind = False
 
     def copy(self) -> "Continuer":
-        """Another, for a fork. What was sampled ahead answers one branch only, or the branches would be alike."""
-        keeps = self._ahead is not None and self._ahead.settings.temperature == 0.0
-        return Continuer(self.caller, self.unsupported, self.num_ahead, self._ahead if keeps else None)
+        """A copy for a branch of a fork. What was sampled ahead answers no branch, or all branches would be alike."""
+        keeps = self.ahead is not None and self.ahead.settings.temperature == 0.0
+        return Continuer(self.caller, self.unsupported, self.num_ahead, self.ahead if keeps else None)
 
     def extended(self, text: str) -> None:
-        """The program appended a constant."""
-        self._ahead = self._ahead.behind(text) if self._ahead is not None else None
+        """Notes that the program appended a constant."""
+        self.ahead = self.ahead.behind(text) if self.ahead is not None else None
 
     def broke_off(self) -> None:
-        """The program went on in a way that the model cannot have foreseen."""
-        self._ahead = None
+        """Notes that the turn ended, or that the program went on in a way that the model cannot have foreseen."""
+        self.ahead = None
 
     async def generate(self, prompt: ModelPrompt, given: SamplingArgs) -> AsyncGenerator[Piece]:
         """As `Session.generate`, behind `prompt`."""
         args = normalised(given)
-        taken = None if self._ahead is None else self._ahead.take(args)
+        taken = None if self.ahead is None else self.ahead.take(args)
         if taken is not None:
             self.caller.meter.count_saving(taken.rest.prompt_tokens + taken.num_before)
-            self._ahead = taken.rest
+            self.ahead = taken.rest
             yield Piece(taken.text, saved_meta(taken))
             return
-        self._ahead = None
+        self.ahead = None
         runs_ahead = self.num_ahead is not None and could_be_shared(args)
         pieces = self._generate_ahead(prompt, args) if runs_ahead else self._generate_alone(prompt, args)
         async with contextlib.aclosing(pieces):
@@ -89,7 +93,7 @@ class Continuer:
                 async for piece in pieces:
                     yield piece
             return
-        self._ahead = dataclasses.replace(ahead, position=len(cut.text))
+        self.ahead = dataclasses.replace(ahead, position=len(cut.text))
         meta = meta_of(reply.bill, cut.finish or reply.finish, cut.matched)
         if cut.num_tokens is not None:
             meta["completion_tokens"] = cut.num_tokens
@@ -125,7 +129,7 @@ class Continuer:
         if cut.finish is not None and len(collectors) == 1:
             meta["completion_tokens"] = None  # the call was ended before the API told
         if others:
-            meta |= _sum_bills([replies[0], *more])
+            meta |= cost_of(reply.bill for reply in (replies[0], *more))
         yield Piece(cut.flush(), meta, tuple(_cut_text(reply.text, make_finder()) for reply in replies[1:]))
 
     def _with_reports(self, args: SamplingArgs) -> SamplingArgs:
@@ -204,9 +208,3 @@ def _cut_text(text: str, finder: StopFinder) -> str:
     cut = GenCut(finder, None)
     cut.push(Unit(text, None))
     return cut.text
-
-
-def _sum_bills(replies: Sequence[Reply]) -> dict[str, Any]:
-    bills = [reply.bill or Bill() for reply in replies]
-    names = [f.name for f in dataclasses.fields(Bill)]
-    return {name: sum(getattr(bill, name) for bill in bills) for name in names} | {"api_calls": len(replies)}

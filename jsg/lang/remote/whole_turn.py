@@ -27,24 +27,13 @@ class _Miss:
 
 @final
 class WholeTurn:
-    """What is known of the assistant's open turn in one session."""
+    """Answers the gens of the open turn of the assistant by calls that ask for the whole turn.
 
-    def __init__(self, continuer: Continuer, ahead: Ahead | None = None):
+    What the model wrote beyond them stays in `Continuer.ahead`.
+    """
+
+    def __init__(self, continuer: Continuer) -> None:
         self._continuer = continuer
-        self._ahead = ahead
-
-    def copy(self, continuer: Continuer) -> "WholeTurn":
-        """Another, for a fork. What was sampled ahead answers one branch only."""
-        keeps = self._ahead is not None and self._ahead.settings.temperature == 0.0
-        return WholeTurn(continuer, self._ahead if keeps else None)
-
-    def extended(self, text: str) -> None:
-        """The program appended a constant."""
-        self._ahead = self._ahead.behind(text) if self._ahead is not None else None
-
-    def broke_off(self) -> None:
-        """The turn ended, or the program went on in a way that the model cannot have foreseen."""
-        self._ahead = None
 
     async def generate(
         self, conversation: tuple[Message, ...], begun: str, items: Sequence[Text | Gen]
@@ -63,10 +52,11 @@ class WholeTurn:
         gens = [normalised(item.args) for item in items if isinstance(item, Gen)]
         if not gens:
             for item in items:
-                self.extended(item.text if isinstance(item, Text) else "")
+                self._continuer.extended(item.text if isinstance(item, Text) else "")
             return []
         self._check(gens)
-        if self._ahead is not None and not isinstance(known := self._match(self._ahead, items), _Miss):
+        ahead = self._continuer.ahead
+        if ahead is not None and not isinstance(known := self._match(ahead, items), _Miss):
             return self._pieces(known, None, 0)
         first_gen = next(number for number, item in enumerate(items) if isinstance(item, Gen))
         is_constant = not begun
@@ -142,9 +132,9 @@ class WholeTurn:
             elif (behind := ahead.behind(item.text)) is not None:
                 ahead = behind
             else:
-                self._ahead = None
+                self._continuer.ahead = None
                 return answers
-        self._ahead = ahead
+        self._continuer.ahead = ahead
         return answers
 
     def _pieces(self, answers: Sequence[Taken], reply: Reply | None, num_calls: int) -> list[Piece]:

@@ -1,7 +1,7 @@
 """The seam between sessions and the APIs of others: one call, what comes back of it, and how it fails."""
 
 import dataclasses
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Protocol
 
 from jsg.lang.ir import Role, SamplingArgs
@@ -80,6 +80,13 @@ class Bill:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+
+
+def cost_of(bills: Iterable[Bill | None]) -> dict[str, int]:
+    """What several calls cost together, and `api_calls`, their number."""
+    paid = [bill or Bill() for bill in bills]
+    total = {field.name: sum(getattr(bill, field.name) for bill in paid) for field in dataclasses.fields(Bill)}
+    return total | {"api_calls": len(paid)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
