@@ -9,8 +9,8 @@ other three are known from SGLang and keep its formulas.
 import dataclasses
 import math
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jsg.errors import RequestError
 from jsg.lang.backend import Selection
@@ -33,106 +33,70 @@ class Verdict:
     meta: dict[str, Any]
 
 
-class ChoicesMethod(Protocol):
-    """A way to choose."""
-
-    @property
-    def name(self) -> str:
-        """What `ir.Select` calls it."""
-        ...
-
-    @property
-    def needs_unconditional(self) -> bool:
-        """Whether the choices must be scored by themselves as well."""
-        ...
-
-    @property
-    def has_scores(self) -> bool:
-        """Whether one may be drawn by its verdicts."""
-        ...
-
-    def judge(self, scored: ScoredChoices) -> Verdict:
-        """Prefers one. Raises RequestError where it cannot judge these choices."""
-        ...
-
-
-@final
 @dataclasses.dataclass(frozen=True, slots=True)
-class TokenTrieChoice:
-    """The most likely choice, by exact probabilities over the trie of their tokens."""
+class ChoicesMethod:
+    """A way to choose.
 
-    name: str = "token_trie"
+    Attributes:
+        name: Its name in `ir.Select`.
+        judge: Prefers one of the choices. It is given the scores and the name, and raises RequestError where it cannot
+            judge these choices.
+        needs_unconditional: Whether the choices must be scored by themselves as well.
+        has_scores: Whether a choice may be drawn by its verdicts.
+    """
+
+    name: str
+    judge: Callable[[ScoredChoices, str], Verdict]
     needs_unconditional: bool = False
     has_scores: bool = True
 
-    def judge(self, scored: ScoredChoices) -> Verdict:
-        """Never refuses, unless no choice is possible."""
-        scores = trie_logprobs(scored)
-        return Verdict(_first_best(scores), tuple(scores), {})
+
+def _by_trie(scored: ScoredChoices, name: str) -> Verdict:
+    """The most likely choice, by exact probabilities over the trie of the tokens."""
+    scores = trie_logprobs(scored)
+    return Verdict(_first_best(scores), tuple(scores), {})
 
 
-@final
-@dataclasses.dataclass(frozen=True, slots=True)
-class TokenLengthNormalized:
-    """The choice whose tokens are likeliest on average, which favours long and predictable ones."""
-
-    name: str = "token_length_normalized"
-    needs_unconditional: bool = False
-    has_scores: bool = True
-
-    def judge(self, scored: ScoredChoices) -> Verdict:
-        """Refuses an empty choice: it has no average."""
-        scores = [_mean(choice.logprobs, self.name) for choice in scored.choices]
-        return Verdict(_first_best(scores), tuple(scores), {})
+def _by_mean(scored: ScoredChoices, name: str) -> Verdict:
+    """The choice whose tokens are likeliest on average, which favours long and predictable choices."""
+    scores = [_mean(choice.logprobs, name) for choice in scored.choices]
+    return Verdict(_first_best(scores), tuple(scores), {})
 
 
-@final
-@dataclasses.dataclass(frozen=True, slots=True)
-class GreedyTokenSelection:
-    """Token by token, the choices whose token is likeliest stay, until one is left; short ones go on in their mean."""
-
-    name: str = "greedy_token_selection"
-    needs_unconditional: bool = False
-    has_scores: bool = False
-
-    def judge(self, scored: ScoredChoices) -> Verdict:
-        """Refuses an empty choice."""
-        length = max(len(choice.logprobs) for choice in scored.choices)
-        matrix = [
-            [*choice.logprobs, *[_mean(choice.logprobs, self.name)] * (length - len(choice.logprobs))]
-            for choice in scored.choices
-        ]
-        left = list(range(len(matrix)))
-        for column in range(length):
-            best = max(matrix[row][column] for row in left)
-            left = [row for row in left if matrix[row][column] == best]
-        return Verdict(left[0], None, {"greedy_logprob_matrix": matrix})
+def _by_greedy_tokens(scored: ScoredChoices, name: str) -> Verdict:
+    """Keeps, token by token, the choices whose token is likeliest; a short choice continues with its mean."""
+    length = max(len(choice.logprobs) for choice in scored.choices)
+    matrix = [
+        [*choice.logprobs, *[_mean(choice.logprobs, name)] * (length - len(choice.logprobs))]
+        for choice in scored.choices
+    ]
+    left = list(range(len(matrix)))
+    for column in range(length):
+        best = max(matrix[row][column] for row in left)
+        left = [row for row in left if matrix[row][column] == best]
+    return Verdict(left[0], None, {"greedy_logprob_matrix": matrix})
 
 
-@final
-@dataclasses.dataclass(frozen=True, slots=True)
-class UnconditionalLikelihoodNormalized:
-    """The choice whose tokens the prompt makes likelier, on average, than they are by themselves."""
+def _by_gain(scored: ScoredChoices, name: str) -> Verdict:
+    """The choice whose tokens the prompt makes likelier, on average, than they are by themselves.
 
-    name: str = "unconditional_likelihood_normalized"
-    needs_unconditional: bool = True
-    has_scores: bool = True
-
-    def judge(self, scored: ScoredChoices) -> Verdict:
-        """Refuses an empty choice. A first token, which nothing precedes, counts as certain."""
-        scores: list[float] = []
-        for choice in scored.choices:
-            gains = [own - (alone or 0.0) for own, alone in zip(choice.logprobs, choice.unconditional, strict=True)]
-            scores.append(_mean(gains, self.name))
-        alone = [_shown(choice, choice.unconditional) for choice in scored.choices]
-        return Verdict(_first_best(scores), tuple(scores), {"unconditional_token_logprobs": alone})
+    A first token, which nothing precedes, counts as certain.
+    """
+    scores: list[float] = []
+    for choice in scored.choices:
+        gains = [own - (alone or 0.0) for own, alone in zip(choice.logprobs, choice.unconditional, strict=True)]
+        scores.append(_mean(gains, name))
+    alone = [_shown(choice, choice.unconditional) for choice in scored.choices]
+    return Verdict(_first_best(scores), tuple(scores), {"unconditional_token_logprobs": alone})
 
 
-token_trie = TokenTrieChoice()
-token_length_normalized = TokenLengthNormalized()
-greedy_token_selection = GreedyTokenSelection()
-unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
-METHODS: dict[str, ChoicesMethod] = {
+token_trie = ChoicesMethod("token_trie", _by_trie)
+token_length_normalized = ChoicesMethod("token_length_normalized", _by_mean)
+greedy_token_selection = ChoicesMethod("greedy_token_selection", _by_greedy_tokens, has_scores=False)
+unconditional_likelihood_normalized = ChoicesMethod(
+    "unconditional_likelihood_normalized", _by_gain, needs_unconditional=True
+)
+METHODS = {
     method.name: method
     for method in (token_trie, token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized)
 }
@@ -178,7 +142,7 @@ def decide(
         RequestError: An argument breaks a rule, or the method cannot judge these choices.
     """
     check_draw(method, temperature)
-    verdict = method_named(method).judge(scored)
+    verdict = method_named(method).judge(scored, method)
     probabilities = tuple(map(math.exp, trie_logprobs(scored)))
     meta = scored.meta | {
         "probabilities": list(probabilities),

@@ -6,8 +6,10 @@ knows a backend.
 
 import dataclasses
 import operator
+from collections.abc import Collection
 from typing import Any, Literal
 
+from jsg.errors import RequestError
 from jsg.parameters import Dtype, named, with_fields
 from jsg.processing.parts import MediaFile
 
@@ -94,6 +96,14 @@ class SamplingArgs:
         """These, with None where a value asks for nothing that a backend does not do anyway."""
         given = self.given().items()
         return SamplingArgs(**{n: value for n, value in given if not (n in _NEUTRAL and value == _NEUTRAL[n])})
+
+
+def check_forms(names: Collection[str]) -> None:
+    """Raises RequestError where more than one of these parameters says what form an answer has."""
+    if len(forms := [name for name in FORMS if name in names]) > 1:
+        raise RequestError(
+            f"an answer has one form, but got {' and '.join(forms)}; leave out all but one", param=forms[1]
+        )
 
 
 PUBLISHED = SamplingArgs(**{name: GEN[name].default for name in GEN if not GEN[name].has_neutral})

@@ -9,10 +9,23 @@ import urllib.parse
 from typing import Any
 
 from jsg.errors import RequestError
+from jsg.lang.ir import Image, Video
 from jsg.processing.parts import MediaFile
 
 FRAMES_TYPE = "video/jpeg"
 """The media type that other servers too know for frames one by one, whatever pictures they are."""
+
+
+def image_of(source: Any) -> Image:
+    """A picture, as `read_media` reads it."""
+    data = read_media(source, "image")
+    return Image(data, image_type(data))
+
+
+def video_of(source: Any, num_frames: int) -> Video:
+    """A video, as `read_video` reads it, of which the model sees `num_frames` frames."""
+    data, media_type = read_video(source)
+    return Video(data, num_frames, media_type)
 
 
 def read_media(source: Any, kind: str) -> bytes:

@@ -8,12 +8,10 @@ from typing import Any
 
 from jsg.errors import RequestError
 from jsg.lang.ir import (
-    FORMS,
     GEN,
     Expr,
     ExprList,
     Gen,
-    Image,
     MediaOf,
     Role,
     RoleBegin,
@@ -22,10 +20,10 @@ from jsg.lang.ir import (
     Select,
     SeparateReasoning,
     Symbol,
-    Video,
+    check_forms,
     parts_of,
 )
-from jsg.lang.media import image_type, read_media, read_video
+from jsg.lang.media import image_of, video_of
 from jsg.lang.streams.reasoning import markers_of
 from jsg.parameters import Flag, Integer, Kind, Number, OneOf, Texts, TokenIds
 
@@ -236,8 +234,7 @@ def image(path_or_expr: Any) -> Expr:
     """
     if isinstance(path_or_expr, Symbol):
         return MediaOf(path_or_expr)
-    data = read_media(path_or_expr, "image")
-    return Image(data, image_type(data))
+    return image_of(path_or_expr)
 
 
 def video(path: Any, num_frames: int) -> Expr:
@@ -257,8 +254,7 @@ def video(path: Any, num_frames: int) -> Expr:
         raise RequestError(f"num_frames must be at least 1, but got {num_frames!r}", param="num_frames")
     if isinstance(path, Symbol):
         return MediaOf(path, frames)
-    data, media_type = read_video(path)
-    return Video(data, frames, media_type)
+    return video_of(path, frames)
 
 
 def separate_reasoning(expr: "Expr | str", model_type: str) -> Expr:
@@ -285,11 +281,7 @@ def sampling_args(**given: Any) -> SamplingArgs:
         RequestError: One has the wrong type, or two do not go together.
     """
     args = {key: _checked(key, GEN[key].kind, value) for key, value in given.items() if value is not None}
-    forms = [form for form in FORMS if form in args]
-    if len(forms) > 1:
-        raise RequestError(
-            f"an answer has one form, but got {' and '.join(forms)}; leave out all but one", param=forms[1]
-        )
+    check_forms(args)
     return SamplingArgs(**args)
 
 

@@ -9,7 +9,7 @@ from jsg.lang.graphs import codec
 from jsg.lang.graphs.graph import Graph
 from jsg.lang.graphs.nodes import Argument, ArgumentRef, Media, Piece
 from jsg.lang.ir import Image, Video
-from jsg.lang.media import image_type, read_media, read_video
+from jsg.lang.media import image_of, video_of
 
 ArgumentValue = str | Image | Video
 """What a run gives to an argument, in the form in which it is appended."""
@@ -26,15 +26,9 @@ def argument_value(argument: Argument, value: Any) -> ArgumentValue:
                 f"{type(value).__name__}; give it to compile() as a constant"
             )
         case "image":
-            if isinstance(value, Image):
-                return value
-            data = read_media(value, "image")
-            return Image(data, image_type(data))
+            return value if isinstance(value, Image) else image_of(value)
         case "video":
-            if isinstance(value, Video):
-                return value
-            data, media_type = read_video(value)
-            return Video(data, 1, media_type)
+            return value if isinstance(value, Video) else video_of(value, 1)
 
 
 def known_text(pieces: Iterable[Piece], arguments: Mapping[str, ArgumentValue]) -> str:

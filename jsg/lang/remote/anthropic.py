@@ -2,11 +2,9 @@
 
 from typing import Any, final
 
-from jsg.errors import ConfigError
 from jsg.lang.backend import OnUnsupported
-from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported
-from jsg.lang.remote.remote_backend import RemoteBackend, missing_package, options_of
+from jsg.lang.remote.remote_backend import RemoteBackend, connect, missing_package, options_of
 from jsg.lang.remote.retry import RetryPolicy
 
 
@@ -58,11 +56,7 @@ class Anthropic(RemoteBackend):
         def new_client() -> anthropic.AsyncAnthropic:
             return anthropic.AsyncAnthropic(**options)
 
-        try:
-            new_client()
-        except (anthropic.AnthropicError, TypeError) as error:
-            raise ConfigError(f"the anthropic package cannot be used like this: {error}") from error
-        clients = PerLoop(new_client, anthropic.AsyncAnthropic.close)
+        clients = connect("anthropic", new_client, anthropic.AsyncAnthropic.close, anthropic.AnthropicError)
         unsupported = Unsupported(f"Anthropic({model!r})", on_unsupported)
         api = MessagesApi(clients, model, unsupported, prefill=prefill, sampling=sampling)
         policy = retry or RetryPolicy(max_retries=max_retries)

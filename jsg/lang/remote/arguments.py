@@ -7,7 +7,7 @@ from typing import Any, final
 
 from jsg.errors import RequestError, UnsupportedError
 from jsg.lang.backend import OnUnsupported
-from jsg.lang.ir import FORMS, PUBLISHED, SamplingArgs
+from jsg.lang.ir import PUBLISHED, SamplingArgs, check_forms
 from jsg.lang.patterns import DTYPE_PATTERNS
 
 _STRUCTURAL = frozenset(
@@ -47,11 +47,7 @@ def normalised(args: SamplingArgs) -> SamplingArgs:
         RequestError: More than one says what form the answer has; or alternatives are asked for, but no logprobs.
     """
     asked = args.asked().given()
-    forms = [name for name in FORMS if name in asked]
-    if len(forms) > 1:
-        raise RequestError(
-            f"at most one of {', '.join(FORMS[:-1])} and {FORMS[-1]} may be given, but got {forms}", forms[1]
-        )
+    check_forms(asked)
     if "top_logprobs_num" in asked and "return_logprob" not in asked:
         raise RequestError(
             f"top_logprobs_num must be left out without return_logprob, but got {asked['top_logprobs_num']}; ask for "

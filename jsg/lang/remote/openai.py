@@ -4,11 +4,10 @@ from typing import Any, Literal, final
 
 from jsg.errors import ConfigError
 from jsg.lang.backend import OnUnsupported
-from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported
 from jsg.lang.remote.choosing import Encoder
 from jsg.lang.remote.dialects import Dialect, dialect_of
-from jsg.lang.remote.remote_backend import RemoteBackend, missing_package, options_of
+from jsg.lang.remote.remote_backend import RemoteBackend, connect, missing_package, options_of
 from jsg.lang.remote.retry import RetryPolicy
 
 TEXT_MODELS = frozenset({"gpt-3.5-turbo-instruct", "gpt-3.5-turbo-instruct-0914", "davinci-002", "babbage-002"})
@@ -80,11 +79,7 @@ class OpenAI(RemoteBackend):
                 client.project = client_options.get("project")
             return client
 
-        try:
-            new_client()
-        except (openai.OpenAIError, TypeError) as error:
-            raise ConfigError(f"the openai package cannot be used like this: {error}") from error
-        clients = PerLoop(new_client, openai.AsyncOpenAI.close)
+        clients = connect("openai", new_client, openai.AsyncOpenAI.close, openai.OpenAIError)
         unsupported = Unsupported(f"OpenAI({model!r})", on_unsupported)
         made = (ChatApi if is_chat else TextApi)(clients, model, dialect_of(dialect, base_url), unsupported)
         policy = retry or RetryPolicy(max_retries=max_retries)

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from jsg.errors import ConfigError, UnsupportedError
 from jsg.lang.backend import Session
+from jsg.lang.per_loop import PerLoop
 from jsg.lang.remote.arguments import Unsupported
 from jsg.lang.remote.caller import Caller
 from jsg.lang.remote.chat_session import ChatSession
@@ -81,6 +82,17 @@ def options_of(base_url: str | None, api_key: str | None, timeout_s: float, give
     """Arguments of a client of either package, which is to try nothing again by itself."""
     key = api_key or (None if base_url is None else "none")
     return {"base_url": base_url, "api_key": key, "timeout": timeout_s, "max_retries": 0, **given}
+
+
+def connect[Client](
+    package: str, make: Callable[[], Client], close: Callable[[Client], Awaitable[object]], failure: type[Exception]
+) -> PerLoop[Client]:
+    """Clients of a package, one for each event loop. Raises ConfigError where the package refuses the options."""
+    try:
+        make()
+    except (failure, TypeError) as error:
+        raise ConfigError(f"the {package} package cannot be used like this: {error}") from error
+    return PerLoop(make, close)
 
 
 def missing_package(name: str) -> ConfigError:

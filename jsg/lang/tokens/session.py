@@ -14,7 +14,7 @@ from typing import Any, assert_never, cast, final
 from jsg.errors import RequestError
 from jsg.lang.backend import Piece, PromptItem, Selection, Session
 from jsg.lang.choices import decide, method_named
-from jsg.lang.ir import FORMS, GEN, Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text, Video
+from jsg.lang.ir import GEN, Gen, Image, RoleBegin, RoleEnd, SamplingArgs, Select, Text, Video, check_forms
 from jsg.lang.patterns import DTYPE_PATTERNS
 from jsg.lang.tokens.model import Hold, TokenCall, TokenModel
 from jsg.lang.tokens.shared_prefix import SharedPrefix, commit, try_hold
@@ -353,9 +353,7 @@ def sampling_of(args: SamplingArgs) -> dict[str, Any]:
     sampling = {_SAMPLING_NAMES[name]: value for name, value in given.items() if name in _SAMPLING_NAMES}
     if args.dtype is None:
         return sampling
-    for name in FORMS:
-        if name in sampling:
-            raise RequestError(f"dtype must stand alone, but {name} is given beside it; leave one out", param="dtype")
+    check_forms(given)
     sampling["regex"] = DTYPE_PATTERNS[args.dtype]
     if args.dtype in ("int", "float"):
         sampling["stop"] = (*sampling.get("stop", ()), *_NUMBER_STOPS)

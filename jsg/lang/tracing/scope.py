@@ -3,7 +3,9 @@
 Held in a context variable, so that a trace in one thread or task is not seen by another.
 """
 
+import contextlib
 import contextvars
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from jsg.lang.ir import SamplingArgs
@@ -38,11 +40,12 @@ def active() -> Tracing | None:
     return None if tracing is None or tracing.has_ended else tracing
 
 
-def enter(tracing: Tracing) -> contextvars.Token[Tracing | None]:
-    """From now on the running code belongs to `tracing`, until `leave`."""
-    return _ACTIVE.set(tracing)
-
-
-def leave(token: contextvars.Token[Tracing | None]) -> None:
-    """Undoes `enter`."""
-    _ACTIVE.reset(token)
+@contextlib.contextmanager
+def inside(tracing: Tracing) -> Iterator[None]:
+    """While the running code belongs to `tracing`, which ends with the block."""
+    token = _ACTIVE.set(tracing)
+    try:
+        yield
+    finally:
+        tracing.has_ended = True
+        _ACTIVE.reset(token)

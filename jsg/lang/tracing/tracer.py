@@ -34,12 +34,8 @@ def trace(program: Any, constants: Mapping[str, Any] | None = None) -> Graph:
     recorder = Recorder()
     arguments = _arguments(program, dict(constants or {}), recorder)
     tracing = Tracer(recorder)
-    token = scope.enter(tracing)
-    try:
+    with scope.inside(tracing):
         state = tracing.call(program, (), arguments)
-    finally:
-        tracing.has_ended = True
-        scope.leave(token)
     outputs = state.outputs()
     graph = Graph(
         name=program.func.__name__,
