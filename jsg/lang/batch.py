@@ -1,5 +1,6 @@
 """Many runs of one program, a bounded number at a time."""
 
+import abc
 import asyncio
 import concurrent.futures
 import contextlib
@@ -9,27 +10,116 @@ import os
 import queue
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, overload
 
 from jsg.errors import ProgramError
+from jsg.lang.backend import Backend, BackendSource
+from jsg.lang.run_args import BatchArgs
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Items = Sequence[Mapping[str, Any] | Sequence[Any]]
+type Work[State] = Callable[[int], Coroutine[Any, Any, State]]
+"""Runs an item, by its index, to its end, and gives its state. Cancelling it cancels the run."""
 _GENERATOR_WINDOW = 256  # runs that may be started and not yet taken from an iterator, unless more run at a time
 
 
+class Batchable[State](abc.ABC):
+    """A program that can run once for each item of a batch."""
+
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Items,
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[False] = False,
+        backend: Backend | BackendSource | None = None,
+        **run_args: Unpack[BatchArgs],
+    ) -> list[State]: ...
+
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Items,
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[True],
+        backend: Backend | BackendSource | None = None,
+        **run_args: Unpack[BatchArgs],
+    ) -> Iterator[State]: ...
+
+    def run_batch(
+        self,
+        batch_kwargs: Items,
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        backend: Backend | BackendSource | None = None,
+        **run_args: Unpack[BatchArgs],
+    ) -> list[State] | Iterator[State]:
+        """Runs the program once for each item, several at a time; gives the states in the items' order, each ended.
+
+        What fails in an item stays with its state: `states[i].error()`. An interrupt cancels all runs.
+
+        Args:
+            batch_kwargs: For each run its keyword arguments as a dict, or its positional arguments as a sequence.
+            num_threads: Runs under way at a time; "auto" is 96, or 16 per core if that is more.
+            progress_bar: Shows how many runs are done.
+            generator_style: Gives an iterator. A state comes as soon as its run and those before it are done.
+            backend: As in `run`.
+            **run_args: As `RunArgs` says, for all runs; a name that is a parameter of the program is given per item.
+                A compiled program also takes `where`, as its `run` does.
+
+        Raises:
+            ProgramError: An item does not fit the parameters of the program, and nothing was run. A keyword is an
+                argument of the program.
+        """
+        work = self._batch(batch_kwargs, backend, dict(run_args))
+        if isinstance(work, list):
+            return iter(work) if generator_style else work
+        runs = _Batch(len(batch_kwargs), work, num_workers(num_threads, len(batch_kwargs)), progress_bar)
+        return runs.iterate() if generator_style else runs.run()
+
+    async def arun_batch(
+        self,
+        batch_kwargs: Items,
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        backend: Backend | BackendSource | None = None,
+        **run_args: Unpack[BatchArgs],
+    ) -> list[State] | AsyncIterator[State]:
+        """As `run_batch`, for tasks; with `generator_style` an asynchronous iterator."""
+        work = self._batch(batch_kwargs, backend, dict(run_args))
+        if isinstance(work, list):
+            return _each(work) if generator_style else work
+        runs = _Batch(len(batch_kwargs), work, num_workers(num_threads, len(batch_kwargs)), progress_bar)
+        return runs.iterate_async() if generator_style else await runs.run_async()
+
+    @abc.abstractmethod
+    def _batch(
+        self, items: Items, backend: Backend | BackendSource | None, options: dict[str, Any]
+    ) -> Work[State] | list[State]:
+        """What runs an item, once all items are checked; in a trace the states themselves. Raises ProgramError."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class Batch[State]:
-    """What is to be run, and how.
+class _Batch[State]:
+    """Runs of a program, a bounded number at a time.
 
     Attributes:
-        size: Runs.
-        run_one: Runs one, by its index, to its end, and gives its state. Cancelling it cancels the run.
+        size: The number of runs.
+        run_one: Runs one.
         num_workers: Runs under way at a time.
-        progress_bar: Shows how many are done.
+        progress_bar: Shows how many runs are done.
     """
 
     size: int
-    run_one: Callable[[int], Coroutine[Any, Any, State]]
+    run_one: Work[State]
     num_workers: int
     progress_bar: bool
 
@@ -149,12 +239,6 @@ def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
     return max(1, min(num_threads, num_items))
 
 
-def in_thread(body: Callable[[], object]) -> None:
-    """Runs it in a thread of its own, with the caller's context, which keeps no interpreter from ending."""
-    context = contextvars.copy_context()
-    threading.Thread(target=lambda: context.run(body), name="jsg-program", daemon=True).start()
-
-
 def _pass_on(worker: asyncio.Task[None], done: Sequence[asyncio.Future[Any]]) -> None:
     """A worker that failed (our bug, or a backend that cannot open sessions) fails what is waited for."""
     if worker.cancelled() or worker.exception() is None:
@@ -165,6 +249,11 @@ def _pass_on(worker: asyncio.Task[None], done: Sequence[asyncio.Future[Any]]) ->
             assert error is not None
             future.set_exception(error)
             future.exception()  # else the futures behind the first one warn that nobody asked
+
+
+async def _each[State](states: Sequence[State]) -> AsyncIterator[State]:
+    for state in states:
+        yield state
 
 
 @contextlib.contextmanager

@@ -1,9 +1,12 @@
 """Programs: Python functions whose first parameter is the state `s`."""
 
 import asyncio
+import contextvars
+import dataclasses
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Unpack, overload
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final, overload
 
 from jsg.errors import ProgramError
 from jsg.lang import batch
@@ -11,13 +14,14 @@ from jsg.lang.backend import Backend, BackendSource
 from jsg.lang.defaults import as_backend
 from jsg.lang.ir import PUBLISHED, SamplingArgs
 from jsg.lang.run import Run, calling_backend
-from jsg.lang.run_args import RunArgs, take_run_args
+from jsg.lang.run_args import take_run_args
 from jsg.lang.state import ProgramState
 from jsg.lang.streams.loop import shared_loop
 from jsg.lang.tracing import scope
 
 
-class SglFunction:
+@final
+class SglFunction(batch.Batchable[ProgramState]):
     """A program.
 
     Attributes:
@@ -82,16 +86,14 @@ class SglFunction:
         given, kwargs = take_run_args(kwargs, self._own)
         if (tracing := scope.active()) is not None:
             return tracing.call(self, args, kwargs, _unless_empty(given))
-        state, run = self._start(args, kwargs, given, backend)
+        call = self._start(args, kwargs, given, backend)
         if stream:
-            batch.in_thread(lambda: self._keep_body(state, run, args, kwargs))
-        elif self.is_async:
-            if asyncio._get_running_loop() is not None:
-                raise ProgramError(f"{self.__qualname__} is async, and an event loop runs: use `await ....arun(...)`")
-            asyncio.run(self._run_async_body(state, run, args, kwargs))
+            in_thread(call.keep_body)
         else:
-            self._run_body(state, run, args, kwargs)
-        return state
+            if self.is_async and asyncio._get_running_loop() is not None:
+                raise ProgramError(f"{self.__qualname__} is async, and an event loop runs: use `await ....arun(...)`")
+            call.run_body()
+        return call.state
 
     async def arun(
         self, *args: Any, stream: bool = False, backend: Backend | BackendSource | None = None, **kwargs: Any
@@ -109,90 +111,17 @@ class SglFunction:
         given, kwargs = take_run_args(kwargs, self._own)
         if (tracing := scope.active()) is not None:
             return tracing.call(self, args, kwargs, _unless_empty(given))
-        state, run = self._start(args, kwargs, given, backend)
+        call = self._start(args, kwargs, given, backend)
         if stream and self.is_async:
-            task = asyncio.create_task(self._keep_async_body(state, run, args, kwargs))
-            run.ended.when_done(task.get_name)  # the loop keeps only a weak reference to a task
+            task = asyncio.create_task(call.keep_async_body())
+            call.run.ended.when_done(task.get_name)  # the loop keeps only a weak reference to a task
         elif stream:
-            batch.in_thread(lambda: self._keep_body(state, run, args, kwargs))
+            in_thread(call.keep_body)
         else:
-            await self._run_to_end(state, run, args, kwargs)
-            if run.body_error is not None:
-                raise run.body_error
-        return state
-
-    @overload
-    def run_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        generator_style: Literal[False] = False,
-        backend: Backend | BackendSource | None = None,
-        **run_args: Unpack[RunArgs],
-    ) -> list[ProgramState]: ...
-
-    @overload
-    def run_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        generator_style: Literal[True],
-        backend: Backend | BackendSource | None = None,
-        **run_args: Unpack[RunArgs],
-    ) -> Iterator[ProgramState]: ...
-
-    def run_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        generator_style: bool = False,
-        backend: Backend | BackendSource | None = None,
-        **run_args: Unpack[RunArgs],
-    ) -> list[ProgramState] | Iterator[ProgramState]:
-        """Runs it once for each item, several at a time; gives the states in the items' order, each at its end.
-
-        What fails in an item stays with its state: `states[i].error()`. An interrupt cancels all.
-
-        Args:
-            batch_kwargs: For each run, its keyword arguments as a dict or its positional ones as a sequence.
-            num_threads: Runs under way at a time; "auto" is 96, or 16 per core if that is more.
-            progress_bar: Shows how many are done.
-            generator_style: Gives an iterator, whose states come as soon as they and those before them are done.
-            backend: As in `run`.
-            **run_args: As `RunArgs` says, for all; a name that is the function's is given per item.
-
-        Raises:
-            ProgramError: An item does not fit the function's parameters; nothing was run. A keyword is an argument of
-                the function.
-        """
-        if (tracing := scope.active()) is not None:
-            traced = self._trace_batch(tracing, batch_kwargs, dict(run_args))
-            return iter(traced) if generator_style else traced
-        runs = self._batch(batch_kwargs, num_threads, progress_bar, backend, dict(run_args))
-        return runs.iterate() if generator_style else runs.run()
-
-    async def arun_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        generator_style: bool = False,
-        backend: Backend | BackendSource | None = None,
-        **run_args: Unpack[RunArgs],
-    ) -> list[ProgramState] | AsyncIterator[ProgramState]:
-        """As `run_batch`, for tasks; with `generator_style` an asynchronous iterator."""
-        if (tracing := scope.active()) is not None:
-            traced = self._trace_batch(tracing, batch_kwargs, dict(run_args))
-            return _each(traced) if generator_style else traced
-        runs = self._batch(batch_kwargs, num_threads, progress_bar, backend, dict(run_args))
-        return runs.iterate_async() if generator_style else await runs.run_async()
+            await call.run_to_end()
+            if call.run.body_error is not None:
+                raise call.run.body_error
+        return call.state
 
     # What these three load costs more time than all else here, and a program that is only interpreted needs none of it.
 
@@ -229,11 +158,11 @@ class SglFunction:
         kwargs: Mapping[str, Any],
         given: SamplingArgs,
         backend: Backend | BackendSource | None,
-    ) -> tuple[ProgramState, Run]:
+    ) -> "_Call":
         self.check_arguments(args, kwargs)
-        chosen = (calling_backend() if backend is None else None) or as_backend(backend)
-        run = Run(shared_loop(), chosen, given.over(PUBLISHED), self.num_api_spec_tokens)
-        return ProgramState(run.stream, run), run
+        run = Run(shared_loop(), _chosen(backend), given.over(PUBLISHED), self.num_api_spec_tokens)
+        state = ProgramState(run.stream, run)
+        return _Call(state, run, lambda: self.func(state, *args, **{**self.bound, **kwargs}), self.is_async)
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any], which: str = "") -> None:
         """Raises ProgramError where they do not fit the function's parameters."""
@@ -242,88 +171,92 @@ class SglFunction:
         except TypeError as error:
             raise ProgramError(f"{self.__qualname__}{which}: {error}") from None
 
-    def _run_body(self, state: ProgramState, run: Run, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        with run.body():
-            state.ret_value = self.func(state, *args, **{**self.bound, **kwargs})
-
-    async def _run_async_body(
-        self, state: ProgramState, run: Run, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        with run.body(asyncio.get_running_loop()):
-            state.ret_value = await self.func(state, *args, **{**self.bound, **kwargs})
-
-    def _keep_body(self, state: ProgramState, run: Run, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        try:
-            if self.is_async:
-                asyncio.run(self._run_async_body(state, run, args, kwargs))
-            else:
-                self._run_body(state, run, args, kwargs)
-        except Exception:
-            assert run.body_error is not None  # who reads the state gets it
-
-    async def _keep_async_body(
-        self, state: ProgramState, run: Run, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        try:
-            await self._run_async_body(state, run, args, kwargs)
-        except Exception:
-            assert run.body_error is not None
-
-    async def _run_to_end(self, state: ProgramState, run: Run, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Runs the body and what it started; what the body raises is kept in the run."""
-        try:
-            if self.is_async:
-                await self._keep_async_body(state, run, args, kwargs)
-            else:
-                batch.in_thread(lambda: self._keep_body(state, run, args, kwargs))
-                await run.ended.get()
-            await run.settle()
-        except asyncio.CancelledError:
-            run.cancel()
-            raise
-
     def _batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        num_threads: int | Literal["auto"],
-        progress_bar: bool,
-        backend: Backend | BackendSource | None,
-        run_args: dict[str, Any],
-    ) -> batch.Batch[ProgramState]:
-        items, given = self._items(batch_kwargs, run_args)
-        chosen = (calling_backend() if backend is None else None) or as_backend(backend)
-
-        async def run_one(index: int) -> ProgramState:
-            args, kwargs = items[index]
-            state, run = self._start(args, kwargs, given, chosen)
-            await self._run_to_end(state, run, args, kwargs)
-            return state
-
-        return batch.Batch(len(items), run_one, batch.num_workers(num_threads, len(items)), progress_bar)
-
-    def _items(
-        self, batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]], run_args: dict[str, Any]
-    ) -> tuple[list[batch.Arguments], SamplingArgs]:
-        given, rest = take_run_args(run_args, self._own)
+        self, items: batch.Items, backend: Backend | BackendSource | None, options: dict[str, Any]
+    ) -> batch.Work[ProgramState] | list[Any]:
+        given, rest = take_run_args(options, self._own)
         if rest:
             raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
-        items = [batch.arguments_of(item, index) for index, item in enumerate(batch_kwargs)]
-        for index, (args, kwargs) in enumerate(items):
+        runs = [batch.arguments_of(item, index) for index, item in enumerate(items)]
+        for index, (args, kwargs) in enumerate(runs):
             self.check_arguments(args, kwargs, f", item {index} of the batch")
-        return items, given
+        if (tracing := scope.active()) is not None:
+            return [tracing.call(self, args, kwargs, _unless_empty(given)) for args, kwargs in runs]
+        chosen = _chosen(backend)
 
-    def _trace_batch(
-        self,
-        tracing: scope.Tracing,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        run_args: dict[str, Any],
-    ) -> list[Any]:
-        items, given = self._items(batch_kwargs, run_args)
-        return [tracing.call(self, args, kwargs, _unless_empty(given)) for args, kwargs in items]
+        async def run_one(index: int) -> ProgramState:
+            call = self._start(*runs[index], given, chosen)
+            await call.run_to_end()
+            return call.state
+
+        return run_one
 
     def _takes_any(self) -> bool:
         parameters = inspect.signature(self.func).parameters.values()
         return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Call:
+    """One run of a program.
+
+    Attributes:
+        state: The state that the body is given.
+        run: The run.
+        body: Calls the function.
+        is_async: The function is `async def`.
+    """
+
+    state: ProgramState
+    run: Run
+    body: Callable[[], Any]
+    is_async: bool
+
+    def run_body(self) -> None:
+        """Runs the body in this thread."""
+        if self.is_async:
+            asyncio.run(self._run_async_body())
+            return
+        with self.run.body():
+            self.state.ret_value = self.body()
+
+    def keep_body(self) -> None:
+        """As `run_body`; what the body raises stays in the run, where whoever reads the state finds it."""
+        try:
+            self.run_body()
+        except Exception:
+            assert self.run.body_error is not None
+
+    async def keep_async_body(self) -> None:
+        """As `keep_body`, for an `async def` on the loop that runs."""
+        try:
+            await self._run_async_body()
+        except Exception:
+            assert self.run.body_error is not None
+
+    async def run_to_end(self) -> None:
+        """Runs the body and waits for what it started; what the body raises stays in the run."""
+        try:
+            if self.is_async:
+                await self.keep_async_body()
+            else:
+                in_thread(self.keep_body)
+                await self.run.ended.get()
+            await self.run.settle()
+        except asyncio.CancelledError:
+            self.run.cancel()
+            raise
+
+    async def _run_async_body(self) -> None:
+        with self.run.body(asyncio.get_running_loop()):
+            self.state.ret_value = await self.body()
+
+
+def in_thread(body: Callable[[], object]) -> None:
+    """Runs `body` in a thread of its own with the caller's context. The thread keeps no interpreter from ending."""
+    context = contextvars.copy_context()
+    threading.Thread(target=lambda: context.run(body), name="jsg-program", daemon=True).start()
 
 
 @overload
@@ -354,10 +287,10 @@ def function(
     return lambda decorated: SglFunction(decorated, num_api_spec_tokens)
 
 
+def _chosen(backend: Backend | BackendSource | None) -> Backend:
+    """The backend that was given, that of the program that calls, or the default one."""
+    return (calling_backend() if backend is None else None) or as_backend(backend)
+
+
 def _unless_empty(given: SamplingArgs) -> SamplingArgs | None:
     return None if given == SamplingArgs() else given
-
-
-async def _each(states: Sequence[Any]) -> AsyncIterator[Any]:
-    for state in states:
-        yield state

@@ -1,7 +1,7 @@
 """What a run of a program gives for its gens, whether the program is interpreted or compiled."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from jsg.lang.ir import SamplingArgs
 from jsg.lang.primitives import sampling_args
@@ -33,6 +33,16 @@ class RunArgs(TypedDict, total=False):
     logprob_start_len: int | None
     top_logprobs_num: int | None
     return_text_in_logprobs: bool | None
+
+
+Where = Literal["auto", "here", "server"]
+"""Where a compiled program runs: in this process, or on the server that is sent its graph."""
+
+
+class BatchArgs(RunArgs, total=False):
+    """What a batch of runs is given for all of them."""
+
+    where: Where
 
 
 _RUN_ARGS = {name: parameter.name_in("gen") or name for name, parameter in named("run").items()}

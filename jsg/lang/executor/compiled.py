@@ -2,12 +2,12 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Unpack, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, cast, final
 
 from jsg.errors import ConfigError, ProgramError
 from jsg.lang.backend import Backend, BackendSource, HintSession, PromptItem
-from jsg.lang.batch import Batch, arguments_of, num_workers
+from jsg.lang.batch import Batchable, Items, Work, arguments_of
 from jsg.lang.defaults import as_backend
 from jsg.lang.executor.arguments import ArgumentValue, argument_value, arguments_to_json
 from jsg.lang.executor.execution import Execution
@@ -30,10 +30,8 @@ from jsg.lang.graphs.nodes import (
 )
 from jsg.lang.graphs.reorder import reorder, varying_arguments
 from jsg.lang.ir import RoleBegin, RoleEnd, SamplingArgs, Text
-from jsg.lang.run_args import RunArgs, take_run_args
+from jsg.lang.run_args import Where, take_run_args
 from jsg.lang.streams.loop import shared_loop, wait_for
-
-Where = Literal["auto", "here", "server"]
 
 
 def cache_prefix(graph: Graph, backend: Backend) -> None:
@@ -79,7 +77,8 @@ def constant_prefix(nodes: Iterable[AnyNode]) -> tuple[PromptItem, ...]:
     return tuple(items)
 
 
-class CompiledFunction:
+@final
+class CompiledFunction(Batchable[GraphState]):
     """A program as a graph: prints, draws, becomes JSON, and runs without the Python that it came from.
 
     Attributes:
@@ -151,51 +150,6 @@ class CompiledFunction:
         state = self.run(*args, stream=stream, backend=backend, where=where, **kwargs)
         return state if stream else await _settled(state)
 
-    def run_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        generator_style: bool = False,
-        backend: Backend | BackendSource | None = None,
-        where: Where = "auto",
-        **run_args: Unpack[RunArgs],
-    ) -> list[GraphState] | Iterator[GraphState]:
-        """Runs it once for each item, several at a time; gives the states in the items' order, each at its end.
-
-        What fails in an item stays with its state. An interrupt cancels all.
-
-        Args:
-            batch_kwargs: For each run its arguments, as a dict or a sequence.
-            num_threads: Runs under way at a time, as `SglFunction.run_batch` counts them; there are no threads.
-            progress_bar: Shows how many are done.
-            generator_style: Gives an iterator, whose states come as soon as they and those before them are done.
-            backend: As in `run`.
-            where: As in `run`.
-            **run_args: As `RunArgs` says, for all.
-
-        Raises:
-            ProgramError: An item does not fit the graph's arguments; nothing was run.
-        """
-        batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, dict(run_args))
-        return batch.iterate() if generator_style else batch.run()
-
-    async def arun_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        generator_style: bool = False,
-        backend: Backend | BackendSource | None = None,
-        where: Where = "auto",
-        **run_args: Unpack[RunArgs],
-    ) -> list[GraphState] | AsyncIterator[GraphState]:
-        """As `run_batch`, for tasks; with `generator_style` an asynchronous iterator."""
-        batch = self._batch(batch_kwargs, num_threads, progress_bar, backend, where, dict(run_args))
-        return batch.iterate_async() if generator_style else await batch.run_async()
-
     # Pieces of runs.
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, ArgumentValue]:
@@ -217,21 +171,16 @@ class CompiledFunction:
         return {argument.name: argument_value(argument, given[argument.name]) for argument in self.graph.arguments}
 
     def _batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        num_threads: int | Literal["auto"],
-        progress_bar: bool,
-        backend: Backend | BackendSource | None,
-        where: Where,
-        run_args: dict[str, Any],
-    ) -> Batch[GraphState]:
-        given, rest = take_run_args(run_args, self._own)
+        self, items: Items, backend: Backend | BackendSource | None, options: dict[str, Any]
+    ) -> Work[GraphState]:
+        where: Where = options.pop("where", "auto")
+        given, rest = take_run_args(options, self._own)
         _check_no_optimisations(rest)
         if rest:
             raise ProgramError(f"run_batch has no argument {', '.join(sorted(rest))}; arguments are given per item")
-        runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(batch_kwargs)]
+        runs = [self._bind(*arguments_of(item, index)) for index, item in enumerate(items)]
         start = self._starter(runs, given, as_backend(backend), where)
-        return Batch(len(runs), lambda index: _settled(start(index)), num_workers(num_threads, len(runs)), progress_bar)
+        return lambda index: _settled(start(index))
 
     def _starter(
         self,
