@@ -20,7 +20,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Items = Sequence[Mapping[str, Any] | Sequence[Any]]
 type Work[State] = Callable[[int], Coroutine[Any, Any, State]]
 """Runs an item, by its index, to its end, and gives its state. Cancelling it cancels the run."""
-_GENERATOR_WINDOW = 256  # runs that may be started and not yet taken from an iterator, unless more run at a time
+_GENERATOR_WINDOW = 256  # started runs whose states an iterator has not given yet, unless more run at a time
 
 
 class Batchable[State](abc.ABC):
@@ -124,20 +124,20 @@ class _Batch[State]:
     progress_bar: bool
 
     def run(self) -> list[State]:
-        """All states, each at its end, in the items' order."""
+        """Gives all states, each at its end, in the order of the items."""
         return list(self._iterate(self.size))
 
     def iterate(self) -> Iterator[State]:
-        """The same, each as soon as it and those before it are done. Closing it cancels the rest."""
+        """Gives each state as soon as its run and those before it are done. Closing the iterator cancels the rest."""
         return self._iterate(max(_GENERATOR_WINDOW, 2 * self.num_workers))
 
     async def run_async(self) -> list[State]:
-        """As `run`, for tasks."""
+        """Does the same as `run`, for tasks."""
         async with contextlib.aclosing(self._states(asyncio.Semaphore(self.size))) as states:
             return [state async for state in states]
 
     async def iterate_async(self) -> AsyncIterator[State]:
-        """As `iterate`, for tasks."""
+        """Does the same as `iterate`, for tasks."""
         room = asyncio.Semaphore(max(_GENERATOR_WINDOW, 2 * self.num_workers))
         async with contextlib.aclosing(self._states(room)) as states:
             async for state in states:
@@ -145,7 +145,7 @@ class _Batch[State]:
                 room.release()
 
     def _iterate(self, window: int) -> Iterator[State]:
-        """On an event loop in a thread of its own, so that the caller can be interrupted and async bodies run."""
+        """Runs on an event loop in another thread, so that the caller can be interrupted and async bodies run."""
         arrived: queue.SimpleQueue[State | BaseException | None] = queue.SimpleQueue()
         driver: concurrent.futures.Future[_Driver] = concurrent.futures.Future()
 
@@ -162,7 +162,7 @@ class _Batch[State]:
             try:
                 asyncio.run(drive())
                 arrived.put(None)
-            except BaseException as error:  # handed to the thread that waits
+            except BaseException as error:  # the thread that waits raises it
                 arrived.put(error)
 
         context = contextvars.copy_context()
@@ -214,12 +214,12 @@ class _Driver:
     room: asyncio.Semaphore
 
     def post(self, call: Callable[[], object]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it what was to be told
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and no task is left to hear of it
             self.loop.call_soon_threadsafe(call)
 
 
 def arguments_of(item: Any, index: int) -> Arguments:
-    """The arguments of one run. Raises ProgramError where the item is neither a dict nor a sequence."""
+    """Gives the arguments of one run. Raises ProgramError where the item is neither a dict nor a sequence."""
     match item:
         case Mapping():
             return (), dict(item)
@@ -231,7 +231,7 @@ def arguments_of(item: Any, index: int) -> Arguments:
 
 
 def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
-    """Runs at a time. Raises ProgramError for what is no number."""
+    """Gives how many runs are under way at a time. Raises ProgramError for a `num_threads` that is no such number."""
     if num_threads == "auto":
         num_threads = max(96, 16 * (os.cpu_count() or 1))
     if not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1:
@@ -240,7 +240,7 @@ def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
 
 
 def _pass_on(worker: asyncio.Task[None], done: Sequence[asyncio.Future[Any]]) -> None:
-    """A worker that failed (our bug, or a backend that cannot open sessions) fails what is waited for."""
+    """Hands the error of a worker (our bug, or a backend that cannot open sessions) to whoever waits for a state."""
     if worker.cancelled() or worker.exception() is None:
         return
     for future in done:
@@ -248,7 +248,7 @@ def _pass_on(worker: asyncio.Task[None], done: Sequence[asyncio.Future[Any]]) ->
             error = worker.exception()
             assert error is not None
             future.set_exception(error)
-            future.exception()  # else the futures behind the first one warn that nobody asked
+            future.exception()  # else the futures behind the first one warn that nobody read their error
 
 
 async def _each[State](states: Sequence[State]) -> AsyncIterator[State]:
@@ -258,7 +258,7 @@ async def _each[State](states: Sequence[State]) -> AsyncIterator[State]:
 
 @contextlib.contextmanager
 def progress(total: int, is_shown: bool) -> Iterator[Callable[[], None]]:
-    """What is called once for each run that is done; shows a bar."""
+    """Gives a function to be called once for each run that is done; shows a bar if `is_shown`."""
     if not is_shown:
         yield lambda: None
         return

@@ -1,9 +1,9 @@
-"""Which of several choices a model prefers, by how likely their tokens are: the methods that `select` takes.
+"""The methods of `select`: which of several choices a model prefers, by how likely their tokens are.
 
-`token_trie` is the default, and its scores are probabilities. A model continues with token sequences; some begin with
-the tokens of one choice, some with those of another. The probability of a choice is its share of all that begin with
-one of them. A sequence that begins with a choice and goes on into a longer choice counts for the longer one only. The
-other three are known from SGLang and keep its formulas.
+`token_trie` is the default, and its scores are probabilities. Of all token sequences with which the model could
+continue, take those that begin with the tokens of a choice: the probability of a choice is its share of them. A
+sequence that begins with two choices counts for the longer one only. The other three methods come from SGLang and keep
+its formulas.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from jsg.lang.tokens.trie import TokenTrie
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a method makes of scored choices.
+    """The result of a method.
 
     Attributes:
-        best: Index of the choice it prefers.
-        scores: Of each choice; a choice is sampled by them as by logits. None where the method has none.
-        meta: What it reports beside.
+        best: Index of the preferred choice.
+        scores: The score of each choice, by which one is drawn as by logits. None where the method has no scores.
+        meta: Further fields of the report.
     """
 
     best: int
@@ -103,14 +103,14 @@ METHODS = {
 
 
 def method_named(name: str) -> ChoicesMethod:
-    """The method of that name; raises RequestError where there is none."""
+    """Gives the method of that name. Raises RequestError where there is none."""
     if name not in METHODS:
         raise RequestError(f"choices_method must be one of {', '.join(METHODS)}, but got {name!r}", "choices_method")
     return METHODS[name]
 
 
 def check_draw(method: str, temperature: float) -> None:
-    """Raises RequestError where there is no such method, or it cannot draw by this temperature."""
+    """Raises RequestError where there is no such method, or where it cannot draw at this temperature."""
     if not (math.isfinite(temperature) and temperature >= 0):
         raise RequestError(f"temperature must be at least 0 and finite, but got {temperature}", "temperature")
     if temperature and not method_named(method).has_scores:
@@ -129,14 +129,14 @@ def decide(
     temperature: float = 0.0,
     seed: int | None = None,
 ) -> Selection:
-    """One of the choices, the probability of each whatever the method, and what SGLang reports of them.
+    """Chooses; gives also the probability of each choice, whatever the method, and what SGLang reports of the choices.
 
     Args:
-        choices: Their texts, in the order in which they were scored.
-        scored: With unconditional scores where the method needs them.
+        choices: The texts of the choices, in the order in which they were scored.
+        scored: The scores, with unconditional ones where the method needs them.
         method: Name of a method.
-        temperature: 0 takes what the method prefers; else one is drawn by its scores.
-        seed: Of the draw.
+        temperature: At 0 the preferred choice is taken; above it one is drawn by the scores.
+        seed: The seed of the draw.
 
     Raises:
         RequestError: An argument breaks a rule, or the method cannot judge these choices.
@@ -157,12 +157,12 @@ def decide(
 
 
 def trie_logprobs(scored: ScoredChoices) -> list[float]:
-    """The logarithm of the probability of each choice, given that one of them comes.
+    """Gives the logarithm of the probability of each choice, given that one of them comes.
 
-    Choices of the same tokens share theirs equally.
+    Choices with the same tokens share their probability equally.
 
     Raises:
-        RequestError: The model holds all of them impossible.
+        RequestError: All choices are impossible for the model.
     """
     trie = TokenTrie([choice.token_ids for choice in scored.choices])
     logprobs: dict[int, float] = {}
@@ -183,7 +183,7 @@ def trie_logprobs(scored: ScoredChoices) -> list[float]:
 
 
 def _chances_to_go_on(trie: TokenTrie, logprobs: Mapping[int, float]) -> list[float]:
-    """For each node how likely the model, having come there, goes on to the end of some choice below it."""
+    """Gives for each node how likely the model, once there, continues to the end of a choice below it."""
     ends = set(trie.ends)
     chances = [0.0] * len(trie.children)
     for node in reversed(range(len(trie.children))):  # a node comes after its parent
@@ -219,5 +219,5 @@ def _mean(values: Sequence[float], method: str) -> float:
 
 
 def _shown(choice: ScoredChoice, logprobs: Sequence[float | None]) -> list[list[Any]]:
-    """As `/generate` shows logprobs: value, id and text of each token."""
+    """Gives logprobs in the form of `/generate`: value, id and text of each token."""
     return [list(entry) for entry in zip(logprobs, choice.token_ids, choice.token_texts, strict=True)]

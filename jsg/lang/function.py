@@ -26,8 +26,8 @@ class SglFunction(batch.Batchable[ProgramState]):
 
     Attributes:
         func: The function, `def` or `async def`; its first parameter is the state.
-        num_api_spec_tokens: New tokens that one call of a remote API may ask for beyond the gen at hand.
-        bound: Arguments given by `bind`.
+        num_api_spec_tokens: New tokens that one call of a remote API may ask for beyond its gen.
+        bound: The arguments that `bind` was given.
     """
 
     def __init__(
@@ -55,33 +55,33 @@ class SglFunction(batch.Batchable[ProgramState]):
         self.__doc__ = func.__doc__
 
     def bind(self, **kwargs: Any) -> "SglFunction":
-        """The program with these arguments given."""
+        """Gives the program with these arguments bound."""
         unknown = kwargs.keys() - self._own
         if unknown and not self._takes_any():
             raise ProgramError(f"{self.__qualname__} has no parameter {', '.join(sorted(unknown))}")
         return SglFunction(self.func, self.num_api_spec_tokens, {**self.bound, **kwargs})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As `run`; an async program gives what `arun` gives, to be awaited; in a trace, it is traced."""
+        """Does the same as `run`. An async program gives what `arun` gives, to be awaited; in a trace it is traced."""
         return self.arun(*args, **kwargs) if self.is_async and not scope.active() else self.run(*args, **kwargs)
 
     def run(
         self, *args: Any, stream: bool = False, backend: Backend | BackendSource | None = None, **kwargs: Any
     ) -> Any:
-        """Runs it; gives its state, whose variables may not be computed yet: reading them waits.
+        """Runs the program; gives its state. Variables may not be computed yet: reading them waits.
 
         Args:
-            *args: Of the function, behind the state.
-            stream: Returns at once and runs the body in a thread, so that text can be read as it comes.
-            backend: Where; that of the program which calls this one, or the default backend, where None.
-            **kwargs: Of the function, and what `RunArgs` says; a name that is both is the function's.
+            *args: The arguments of the function behind the state.
+            stream: Runs the body in a thread and returns at once, so that text can be read as it comes.
+            backend: The backend. None takes that of the program which calls this one, or the default one.
+            **kwargs: Arguments of the function and of `RunArgs`; a name of both is the function's.
 
         Returns:
-            A `ProgramState`; in a trace, what the tracer gives.
+            A `ProgramState`; in a trace a `TracedState`.
 
         Raises:
-            ProgramError: It is async and an event loop runs: use `arun`. Arguments are wrong.
-            Exception: Whatever the body raises (without `stream`).
+            ProgramError: The arguments are wrong, or the program is async and an event loop runs, which needs `arun`.
+            Exception: The body raised it (without `stream`).
         """
         given, kwargs = take_run_args(kwargs, self._own)
         if (tracing := scope.active()) is not None:
@@ -98,13 +98,13 @@ class SglFunction(batch.Batchable[ProgramState]):
     async def arun(
         self, *args: Any, stream: bool = False, backend: Backend | BackendSource | None = None, **kwargs: Any
     ) -> Any:
-        """Runs it to its end; gives its state, all of whose variables are known then or have failed.
+        """Runs the program to its end; gives its state, whose variables are all known or failed.
 
-        An async body runs in the calling task, another one in a thread. Cancelling the task cancels the program.
+        An async body runs in the calling task, a plain one in a thread. Cancelling the task cancels the program.
 
         Args:
             *args: As in `run`.
-            stream: Returns at once; the body runs beside the caller.
+            stream: Returns at once, while the body runs.
             backend: As in `run`.
             **kwargs: As in `run`.
         """
@@ -123,22 +123,22 @@ class SglFunction(batch.Batchable[ProgramState]):
                 raise call.run.body_error
         return call.state
 
-    # What these three load costs more time than all else here, and a program that is only interpreted needs none of it.
+    # These three import much, which a program that is only interpreted does not need.
 
     def trace(self, **constants: Any) -> Any:
-        """The program as a `Graph`: its arguments symbolic but for `constants`. Raises TraceError."""
+        """Gives the program as a `Graph`. Its arguments are symbols, apart from `constants`. Raises TraceError."""
         from jsg.lang.tracing.tracer import trace
 
         return trace(self, constants)
 
     def compile(self, **constants: Any) -> Any:
-        """The program as a `CompiledFunction`, which prints, draws, is sent to servers and runs. Raises TraceError."""
+        """Gives the program as a `CompiledFunction`, which prints, draws and runs. Raises TraceError."""
         from jsg.lang.executor.compiled import CompiledFunction
 
         return CompiledFunction(self.trace(**constants))
 
     def cache(self, backend: Backend | BackendSource | None = None) -> None:
-        """Computes the constant text with which every run of the program begins, so that it is cached.
+        """Computes the constant text with which all runs of the program begin, so that it is cached.
 
         Args:
             backend: As in `run`.
@@ -165,7 +165,7 @@ class SglFunction(batch.Batchable[ProgramState]):
         return _Call(state, run, lambda: self.func(state, *args, **{**self.bound, **kwargs}), self.is_async)
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any], which: str = "") -> None:
-        """Raises ProgramError where they do not fit the function's parameters."""
+        """Raises ProgramError where the arguments do not fit the parameters of the function."""
         try:
             inspect.signature(self.func).bind(None, *args, **{**self.bound, **kwargs})
         except TypeError as error:
@@ -275,9 +275,9 @@ def function(
     """Makes a function a program; a decorator, with or without parentheses.
 
     Args:
-        func: Its first parameter is the state, `s`.
-        num_api_spec_tokens: New tokens that one call of a remote API may ask for beyond the gen at hand, to answer
-            later gens with: API speculative execution.
+        func: The function, whose first parameter is the state, `s`.
+        num_api_spec_tokens: API speculative execution: new tokens that one call of a remote API may ask for beyond its
+            gen, to answer later gens with.
 
     Raises:
         ProgramError: The function's first parameter has another name.

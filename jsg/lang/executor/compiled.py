@@ -1,4 +1,4 @@
-"""Compiled programs: a graph, and the ways to run it."""
+"""Compiled programs: graphs, and the ways to run them."""
 
 import asyncio
 import itertools
@@ -35,7 +35,7 @@ from jsg.lang.streams.loop import shared_loop, wait_for
 
 
 def cache_prefix(graph: Graph, backend: Backend) -> None:
-    """Computes what every run of a program begins with. Raises ConfigError where the backend keeps no prefixes."""
+    """Computes the constant beginning of all runs. Raises ConfigError where the backend keeps no prefixes."""
     prefix = constant_prefix(node for node in graph.block.nodes if node.stream == MAIN_STREAM)
 
     async def compute() -> None:
@@ -53,10 +53,10 @@ def cache_prefix(graph: Graph, backend: Backend) -> None:
 
 
 def constant_prefix(nodes: Iterable[AnyNode]) -> tuple[PromptItem, ...]:
-    """What the nodes of a stream append before anything that only a run knows.
+    """Gives what the nodes of a stream append before the first value that only a run knows.
 
     Args:
-        nodes: Of one stream, in program order.
+        nodes: The nodes of one stream, in program order.
     """
     items: list[PromptItem] = []
     for node in nodes:
@@ -79,7 +79,7 @@ def constant_prefix(nodes: Iterable[AnyNode]) -> tuple[PromptItem, ...]:
 
 @final
 class CompiledFunction(Batchable[GraphState]):
-    """A program as a graph: prints, draws, becomes JSON, and runs without the Python that it came from.
+    """A program as a graph. It prints, draws, becomes JSON, and runs without its Python function.
 
     Attributes:
         graph: The graph.
@@ -96,20 +96,20 @@ class CompiledFunction(Batchable[GraphState]):
         return f"<compiled {self.graph.name}, {sum(1 for _ in self.graph.nodes())} nodes>"
 
     def to_dot(self) -> str:
-        """A drawing in Graphviz' language."""
+        """Gives a drawing in the language of Graphviz."""
         return self.graph.to_dot()
 
     def to_json(self) -> str:
-        """The graph as JSON, which `from_json` reads and `POST /v1/programs` takes as `graph`."""
+        """Gives the graph as JSON, which `from_json` reads and `POST /v1/programs` takes as `graph`."""
         return self.graph.to_json()
 
     @classmethod
     def from_json(cls, source: str | bytes | Mapping[str, Any]) -> "CompiledFunction":
-        """The reverse of `to_json`. Raises GraphError."""
+        """Reads what `to_json` gives. Raises GraphError."""
         return cls(graph_from_json(source))
 
     def __call__(self, *args: Any, **kwargs: Any) -> GraphState:
-        """As `run`."""
+        """Does the same as `run`."""
         return self.run(*args, **kwargs)
 
     def run(
@@ -120,18 +120,18 @@ class CompiledFunction(Batchable[GraphState]):
         where: Where = "auto",
         **kwargs: Any,
     ) -> GraphState:
-        """Runs it; returns at once, reading the state waits.
+        """Runs the program. Returns at once; reading the state waits.
 
         Args:
-            *args: The graph's arguments, in their order.
-            stream: A server sends variables as they grow; in this process they can always be read so.
-            backend: A backend; the default one where None.
-            where: "server" sends the graph whole, "here" runs it in this process, call by call; "auto" sends it where
-                the backend takes graphs (`jsg.RuntimeEndpoint`).
-            **kwargs: Arguments by name, and what `RunArgs` says.
+            *args: The arguments of the graph, in their order.
+            stream: A server sends variables as they grow. In this process they can be read as they grow without it.
+            backend: The backend; the default one where None.
+            where: "server" sends the whole graph, "here" runs it in this process, call by call; "auto" sends it if the
+                backend takes graphs (`jsg.RuntimeEndpoint`).
+            **kwargs: Arguments by name, and the arguments of `RunArgs`.
 
         Raises:
-            ProgramError: The arguments are not those of the graph.
+            ProgramError: The arguments do not fit the graph.
             ConfigError: The backend takes no graphs and `where` is "server".
         """
         given, kwargs = take_run_args(kwargs, self._own)
@@ -146,7 +146,7 @@ class CompiledFunction(Batchable[GraphState]):
         where: Where = "auto",
         **kwargs: Any,
     ) -> GraphState:
-        """As `run`, but waits for the end unless `stream`; cancelling the task cancels the program."""
+        """Does the same as `run`, but waits for the end unless `stream`. Cancelling the task cancels the program."""
         state = self.run(*args, stream=stream, backend=backend, where=where, **kwargs)
         return state if stream else await _settled(state)
 
@@ -191,7 +191,7 @@ class CompiledFunction(Batchable[GraphState]):
         *,
         stream: bool = False,
     ) -> Callable[[int], GraphState]:
-        """What starts a run, by the index of its arguments in `runs`, and gives its state."""
+        """Gives a function that starts a run, by the index of its arguments in `runs`, and gives its state."""
         loop = shared_loop()
         if _is_sent(backend, where):
             sent, graph, sampling = cast(GraphBackend, backend), self.graph.to_dict(), sampling_to_dict(given)
@@ -213,7 +213,7 @@ class CompiledFunction(Batchable[GraphState]):
 
 
 async def _settled(state: GraphState) -> GraphState:
-    """The state at the end of its run, which ends early where the task that awaits this is cancelled."""
+    """Waits for the end of a run. The run ends early where the waiting task is cancelled."""
     try:
         await state.settle()
     except asyncio.CancelledError:
@@ -234,7 +234,7 @@ def _is_sent(backend: Backend, where: Where) -> bool:
 
 
 def _check_no_optimisations(unknown: Collection[str]) -> None:
-    """Raises ProgramError for an argument that runs once took."""
+    """Raises ProgramError for an argument that runs took in earlier versions."""
     if "optimisations" in unknown:
         raise ProgramError(
             "a run takes no optimisations any more: streams always run side by side and prefixes are given back as "

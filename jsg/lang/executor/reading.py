@@ -36,22 +36,22 @@ class GraphState(RunState):
 
         Raises:
             ProgramError: It is the state of a called program, of which a graph keeps only text and variables.
-            JsgError: What kept it from being known.
+            JsgError: The error that kept the value from being known.
         """
         return self._wait(self.returned)
 
     async def aret_value(self) -> Any:
-        """As `ret_value`, for tasks."""
+        """Gives the same as `ret_value`, for tasks."""
         return await self.returned.get()
 
     def usage(self) -> dict[str, int]:
-        """Waits for the end; gives `calls`, `prompt_tokens`, `completion_tokens` and `cached_tokens` of all calls."""
+        """Waits for the end. Gives `calls`, `prompt_tokens`, `completion_tokens` and `cached_tokens` of all calls."""
         self.sync()
         return self._usage()
 
     @abc.abstractmethod
     def _usage(self) -> dict[str, int]:
-        """As `usage`, when the run has ended."""
+        """Gives the same as `usage`, once the run has ended."""
 
     def _known(self, name: str) -> Variable | None:
         return self.variables.get(name)
@@ -81,7 +81,7 @@ class CalledState(GraphState):
     """The state of a program that the graph's program called, as a value of the graph.
 
     Attributes:
-        stream: The called program's own.
+        stream: The stream of the called program.
     """
 
     def __init__(self, stream: Stream, variables: dict[str, Variable]) -> None:
@@ -110,7 +110,7 @@ class CalledState(GraphState):
 
 
 def usage_of(metas: Iterable[Mapping[str, Any] | None]) -> dict[str, int]:
-    """The calls of the model and their tokens, by what was reported of the variables that they set."""
+    """Sums up the calls of the model and their tokens, from the reports of the variables that they set."""
     reported = {id(meta): meta for meta in metas if meta is not None}  # a gen's reasoning has the same as its answer
     total = {"calls": len(reported)}
     for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):

@@ -1,4 +1,4 @@
-"""The two places where a graph runs: this process, and a server that is sent the whole."""
+"""The two places where a graph runs: this process, and a server that is sent the whole graph."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from jsg.lang.streams.variables import Variable
 
 
 class GraphBackend(Protocol):
-    """A backend that runs graphs itself."""
+    """A backend that runs whole graphs."""
 
     def run_graph(
         self,
@@ -26,10 +26,10 @@ class GraphBackend(Protocol):
         stream: bool = False,
         sampling_params: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[dict[str, Any]]:
-        """Sends a graph and runs it there; closing it early cancels the program.
+        """Sends a graph, which the server runs. Closing the iterator early cancels the program.
 
         Yields:
-            With `stream` {"variable": name, "delta": text}; last {"result": what `ProgramRun.result` gives}.
+            With `stream` {"variable": name, "delta": text}; at the end {"result": what `ProgramRun.result` gives}.
         """
         ...
 
@@ -47,7 +47,7 @@ class LocalState(GraphState):
         self._execution.cancel()
 
     def _read(self, what: What) -> Variable:
-        """The program's prompt at its end; "nothing" is the end of all that the program started."""
+        """Reads the prompt at the program's end; for "nothing" waits for all that the program started."""
         execution = self._execution
         if what == "nothing":
             return execution.ended
@@ -102,7 +102,7 @@ class RemoteState(GraphState):
         self._started = asyncio.get_running_loop().create_task(self._run(answers))
 
     async def _run(self, answers: AsyncGenerator[dict[str, Any]]) -> None:
-        self._task = asyncio.current_task()  # not before it runs: a task that is cancelled sooner has no `finally`
+        self._task = asyncio.current_task()  # here, as a task that is cancelled before it begins runs no `finally`
         try:
             if self._is_cancelled:
                 raise AbortedError("the program was cancelled")
@@ -123,7 +123,7 @@ class RemoteState(GraphState):
         if variable is not None and "delta" in event:
             variable.add(event["delta"])
         elif variable is not None and variable.num_pieces and not event.get("failed"):
-            variable.finish("".join(variable.pieces_between(0)))  # what is reported of it comes with the result
+            variable.finish("".join(variable.pieces_between(0)))  # its report comes with the result
         if (result := event.get("result")) is not None:
             self._finish(result)
 
@@ -174,7 +174,7 @@ class RemoteState(GraphState):
         return self._answers[what]
 
     def _reported(self, variable: Variable) -> Variable:
-        """Of a variable that grew, a server reports at the end of the run."""
+        """A server sends the report of a variable that grew at the end of the run."""
         return variable if variable.meta is not None else self._answers["nothing"]
 
     def _failure(self) -> BaseException | None:
