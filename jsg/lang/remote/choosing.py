@@ -1,4 +1,4 @@
-"""`select` by an API: never anything but one of the choices, by the strongest means that the API has."""
+"""`select` on an API, which gives one of the choices, by the strongest means that the API has."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -15,22 +15,22 @@ from jsg.lang.tokens.model import ScoredChoice, ScoredChoices
 
 NO_TEMPERATURE = 1.0
 NUM_TRIES = 3
-"""Calls that ask for a choice, and get another answer, before that is an error."""
+"""The number of calls whose answer is no choice before that is an error."""
 _DEFAULT, _GREEDY = token_trie.name, greedy_token_selection.name
 _UNCONDITIONAL = unconditional_likelihood_normalized.name
 
 
 class Encoder(Protocol):
-    """The model's tokenizer, such as a `tiktoken.Encoding`."""
+    """The tokenizer of the model, such as a `tiktoken.Encoding`."""
 
     def encode(self, text: str) -> Sequence[int]:
-        """The tokens of a text."""
+        """Gives the tokens of a text."""
         ...
 
 
 @final
 class Chooser:
-    """Chooses by one API, for all its sessions. Without state."""
+    """Chooses by one API, for all its sessions. It has no state."""
 
     def __init__(self, caller: Caller, unsupported: Unsupported, encoder: Encoder | None = None):
         self._caller = caller
@@ -38,10 +38,10 @@ class Chooser:
         self._encoder = encoder
 
     async def choose(self, prompt: ModelPrompt, select: Select) -> Selection:
-        """One of the choices, behind `prompt`.
+        """Chooses one of the choices behind `prompt`.
 
         Raises:
-            UnsupportedError: The method, or the temperature, is beyond the API.
+            UnsupportedError: The API cannot honour the method or the temperature.
             BackendError: The API gave none of the choices.
         """
         if not select.choices:
@@ -62,7 +62,7 @@ class Chooser:
         return await self._by_asking(prompt, select, is_forced=False)
 
     def _check_method(self, select: Select, *honoured: str) -> None:
-        """The default method stands for what the API does best; others are honoured to the letter, or not at all."""
+        """Refuses a method that is not among `honoured`. The default method stands for the best that the API can do."""
         if select.method not in honoured:
             self._unsupported.leave_out(
                 f'choices_method "{select.method}"', "it does not score its prompt; leave the method out"
@@ -85,9 +85,9 @@ class Chooser:
         )
 
     async def _by_asking(self, prompt: ModelPrompt, select: Select, *, is_forced: bool) -> Selection:
-        """The model continues; what it says must be, or without force begin with, a choice."""
-        room = max(len(choice.encode()) for choice in select.choices) + 1  # a token has a byte at least
-        # Only a temperature that the program asked for is refused by an API that takes none.
+        """Lets the model continue. Its answer must be a choice, or, if it is not forced, begin with one."""
+        room = max(len(choice.encode()) for choice in select.choices) + 1  # a token has at least one byte
+        # An API that takes no temperature refuses only one that the program asked for.
         has_own = select.temperature != 0 or self._caller.api.abilities.takes_temperature
         args = SamplingArgs(
             max_tokens=room, temperature=select.temperature if has_own else NO_TEMPERATURE, seed=select.seed
@@ -104,7 +104,7 @@ class Chooser:
         )
 
     async def _by_race(self, prompt: str, select: Select) -> Selection:
-        """Token by token the most likely one that some choice goes on with, by the likeliest tokens that are told."""
+        """Takes, token by token, the likeliest reported token with which a choice continues."""
         args = SamplingArgs(max_tokens=1, temperature=0.0)
         num_top = self._caller.api.abilities.max_alternatives
         bills: list[Bill | None] = []
@@ -115,7 +115,7 @@ class Chooser:
             bills.append(reply.bill)
             step = race_step(alive, prefix, reply.tokens[0].top if reply.tokens else {})
             if step is None and self._encoder is not None:
-                # None of them is among the likeliest: they alone are allowed.
+                # No choice continues with a reported token, so a call allows only the first tokens of the choices.
                 firsts = {self._encoder.encode(choice[len(prefix) :])[0] for choice in alive}
                 (reply,) = await self._caller.collect(Call(prompt=prompt + prefix, args=args, allowed=tuple(firsts)))
                 bills.append(reply.bill)
@@ -134,9 +134,9 @@ class Chooser:
 
 
 def race_step(alive: Sequence[str], prefix: str, top: Mapping[str, float]) -> str | None:
-    """A longer prefix of some choice, or a whole choice; None where no token tells.
+    """Gives a longer prefix of some choice, or a whole choice; None where no token decides.
 
-    A token that goes beyond a choice speaks for it: "Yes." is an answer with "Yes".
+    A token that goes beyond a choice counts for it: "Yes." counts for "Yes".
     """
     for token, _ in sorted(top.items(), key=lambda item: -item[1]):
         text = prefix + token
@@ -148,7 +148,7 @@ def race_step(alive: Sequence[str], prefix: str, top: Mapping[str, float]) -> st
 
 
 def chosen(answer: str, choices: Sequence[str], *, is_forced: bool) -> str | None:
-    """The choice that an answer is; without force the longest that it begins with, white space apart."""
+    """Gives the choice that equals a forced answer, or the longest with which a free answer begins."""
     if is_forced:
         return answer if answer in choices else None
     begun = [choice for choice in choices if answer.startswith(choice) or answer.lstrip().startswith(choice.strip())]
@@ -156,7 +156,7 @@ def chosen(answer: str, choices: Sequence[str], *, is_forced: bool) -> str | Non
 
 
 def scored_choices(scored: Scored) -> ScoredChoices:
-    """Scores as the choices methods take them. An API names tokens by their text, so ids are made up."""
+    """Gives scores in the form of the choices methods. An API names tokens by their text, so ids are invented."""
     ids: dict[str, int] = {}
     alone, *texts = [[ids.setdefault(token.text, len(ids)) for token in text] for text in scored.texts]
     common_len = min(_common_len(alone, text) for text in texts)

@@ -1,4 +1,4 @@
-"""What the calls of a backend cost, and what speculation saved."""
+"""Counts what the calls of a backend cost, and what speculation saved."""
 
 import dataclasses
 from typing import final
@@ -11,12 +11,12 @@ class Usage:
     """Totals of a backend.
 
     Attributes:
-        calls: Calls that the API answered, or began to.
+        calls: Calls that the API answered, or began to answer.
         retries: Attempts that failed and were made again.
-        prompt_tokens, completion_tokens, cached_tokens: As the API counted them.
-        unreported_calls: Calls that ended before the API said all that they cost; the rest is not in the tokens.
-        saved_calls: Gens answered by what an earlier call said beyond its own.
-        saved_prompt_tokens: What the prompts of those would have cost.
+        prompt_tokens, completion_tokens, cached_tokens: Tokens as the API counted them.
+        unreported_calls: Calls that ended before the API reported all of their tokens.
+        saved_calls: Gens that were answered from the text of an earlier call.
+        saved_prompt_tokens: The tokens of the prompts that those gens would have needed.
     """
 
     calls: int = 0

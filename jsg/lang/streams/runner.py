@@ -1,4 +1,4 @@
-"""The half of a stream that lives on the event loop: one task at a time executes its ops on its session."""
+"""The part of a stream on the event loop: one task at a time executes its ops on its session."""
 
 import asyncio
 import collections
@@ -20,12 +20,12 @@ from jsg.lang.streams.variables import Variable
 logger = logging.getLogger(__name__)
 
 _NOTE = "in the program: "
-_TURN = 100  # ops that may need nothing to be awaited before other tasks have their turn
+_TURN = 100  # ops that run without a wait before other tasks run
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fork:
-    """Starts the children from here."""
+    """Starts the children with the prompt as it is here."""
 
     children: "Sequence[Runner]"
     offsets: tuple[int, ...] | None
@@ -34,7 +34,7 @@ class Fork:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Join:
-    """Appends what the branches have, when each is where it was at the join; that ends them."""
+    """Appends the text of the branches, when each has come to the join, and ends the branches."""
 
     branches: "Sequence[Runner]"
     arrivals: Sequence[Variable]
@@ -47,16 +47,16 @@ Op = ExprOp | Fork | Join | Mark | Close
 class Runner:
     """Executes ops in the order in which they were pushed.
 
-    Invariants: a call of the session's methods begins when the one before has ended; with a `failure` no further op
-    touches the session, each fails its variables, and the session is closed as soon as the op at hand lets go of it.
+    Invariants: a call of the session begins only when the call before has ended. After a `failure` no op uses the
+    session, each op fails its variables, and the session is closed as soon as the current op has released it.
 
     Attributes:
-        failure: What ended it early.
-        transcript: What its prompt says.
+        failure: The error that ended it early.
+        transcript: The text and the turns of its prompt.
     """
 
     def __init__(self, loop: Loop, open_session: Callable[[], Session] | None):
-        """`open_session` makes the session when the first op needs it; None for a child, which is given one."""
+        """`open_session` makes the session when the first op needs it; None for a child, which a fork gives one."""
         self.loop = loop
         self.failure: BaseException | None = None
         self.transcript = Transcript()
@@ -73,16 +73,16 @@ class Runner:
     # From any thread.
 
     def push(self, ops: Iterable[Op]) -> None:
-        """Queues ops."""
+        """Queues ops. May be called from any thread."""
         self._queue.extend(ops)
         self.loop.post(self._wake)
 
     def wanted(self) -> None:
-        """Looks again whether somebody waits for a variable."""
+        """Looks again whether anybody waits for a variable."""
         self.loop.post(self._wake)
 
     def cancel(self, error: BaseException) -> None:
-        """Ends it with `error`; what it has under way is aborted."""
+        """Ends it with `error`, and aborts what it has under way."""
         self.loop.post(lambda: self._cancel(error))
 
     # On the loop.
@@ -94,11 +94,11 @@ class Runner:
         self.transcript.log.fail(error)
         if self._task is None:
             self._wake()
-        elif self._is_at_work:  # a task that has not begun would end without having looked at the failure
+        elif self._is_at_work:  # a task that has not begun would end without a look at the failure
             self._task.cancel()
 
     def _begin(self, session: Session, transcript: Transcript) -> None:
-        """Starts a child; its transcript's log takes over from the one that readers may follow already."""
+        """Starts a child. Readers may follow its log already, so the log stays and gets the text of the fork."""
         self._session = session
         self._has_begun = True
         log = self.transcript.log
@@ -122,7 +122,7 @@ class Runner:
     async def _run(self) -> None:
         self._is_at_work = True
         try:
-            # Nothing is awaited between the last look and the end: what is pushed later finds no task and wakes one.
+            # Nothing is awaited between the last look and the end, so a later push finds no task and wakes one.
             while self._has_work():
                 await self._attempt(self._queue.popleft() if self._queue else None)
         finally:
@@ -130,10 +130,10 @@ class Runner:
             self._is_at_work = False
 
     async def _attempt(self, op: Op | None) -> None:
-        """Executes an op, or the block where `op` is None; its fault ends the stream."""
+        """Executes an op, or the block where `op` is None. An error ends the stream."""
         try:
             if self.failure is not None:
-                await self._close_session()  # before anything that waits is told, so that who was told finds it closed
+                await self._close_session()  # first, so that a reader of a failed variable finds it closed
                 self._drop_block(self.failure)
                 _fail_op(op, self.failure)
             else:
@@ -149,7 +149,7 @@ class Runner:
         except Exception as error:
             self._fail(op, error)
         if isinstance(op, Mark):
-            self.transcript.log.touch()  # who follows the text up to a mark looks at the mark
+            self.transcript.log.touch()  # readers of the text up to a mark have to look at the mark
 
     def _fail(self, op: Op | None, error: BaseException) -> None:
         if op is not None and op.place is not None and not isinstance(error, asyncio.CancelledError):
@@ -170,7 +170,7 @@ class Runner:
         if session is not None:
             try:
                 await session.close()
-            except Exception:  # the answers are there; a connection that does not close is no fault of the program
+            except Exception:  # the answers are there, so this is no error of the program
                 logger.warning("closing the session of a program failed", exc_info=True)
 
     def _is_block_wanted(self) -> bool:
@@ -271,7 +271,7 @@ class Runner:
         for arrival in arrivals:
             await arrival.get()
         for branch in branches:
-            if branch.failure is not None:  # cancelled behind its arrival
+            if branch.failure is not None:  # it was cancelled after it had come to the join
                 raise branch.failure
         await self._live().join([branch._live() for branch in branches])
         for branch in branches:
@@ -280,13 +280,13 @@ class Runner:
                 self.transcript.add(content)
             branch.push([Close()])
 
-    # Blocks: a session that wants to see the whole turn first.
+    # Blocks, for a session that needs the whole turn at once.
 
     def _collects(self) -> bool:
         return self.transcript.role == "assistant" and getattr(self._live(), "wants_blocks", False)
 
     async def _execute_block(self) -> None:
-        block = tuple(self._block)  # kept until it is done, so that a failure finds it
+        block = tuple(self._block)  # `_block` stays until it is done, so that a failure finds it
         try:
             pieces = iter(await self._call_block(block))
         except Exception as error:
@@ -371,7 +371,7 @@ def variables_of(op: Op) -> Sequence[Variable]:
 
 
 def note(error: BaseException, place: Place) -> None:
-    """Notes the program's statement on an error; only the first one, which is where it happened."""
+    """Notes the program's statement on an error, but only the first statement, where the error happened."""
     if not any(text.startswith(_NOTE) for text in getattr(error, "__notes__", ())):
         error.add_note(f"{_NOTE}{place[0]}:{place[1]}")
 

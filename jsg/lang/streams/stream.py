@@ -1,6 +1,6 @@
-"""A stream: one prompt of a program, extended op by op by a task of its own.
+"""A stream: one prompt of a program, which a task of its own extends op by op.
 
-For programs without threads, such as a graph that a server executes, on the loop that runs:
+Code without threads, such as the run of a graph on a server, uses a stream on the running loop:
 
     stream = Stream(running_loop(), lambda: backend.open())
     stream.append(Text("Q: ") + Gen("answer"))          # nothing here waits ...
@@ -9,14 +9,14 @@ For programs without threads, such as a graph that a server executes, on the loo
     branches[1].append(Text(""), make=make_text)        # awaits `make_text()` when it is its turn
     branches[1].append(Gen("b"))
     names = stream.join(branches)                       # `a` and `b` are lists now
-    value = await stream.variable("a").get()            # ... but this, and
+    value = await stream.variable("a").get()            # ... but this waits, and
     async for piece in stream.variable("answer").follow_async(): ...
-    text = await stream.read("text").get()              # all text of what was appended up to here
+    text = await stream.read("text").get()              # all text that was appended up to here
     stream.close()                                      # its session ends behind what was appended; or stream.cancel()
 
-Everything is called from any thread: what a program appends gets its variables at once, in program order, so a name
-that is set twice is never read stale, and a fork knows its parent's variables before any is computed. An error ends a
-stream: what it was to set from there on, and text that is read from there on, raises the error that happened.
+Any thread may call any method. Appending makes the variables at once, in program order, so that a name that is set
+twice is never read stale, and a fork knows the variables of its parent before they are computed. An error ends a
+stream: all variables that it would set later, and later reads of its text, raise the error.
 """
 
 import functools
@@ -59,11 +59,11 @@ class Stream:
     """One prompt of a program.
 
     Attributes:
-        variables: What each name means now, in program order: set, or to be set by what was appended.
-        assigned: Those that were set since its fork; of a stream that is no fork, all.
-        nesting: What is open behind what was appended.
-        ended: Done when it and all its forks have ended.
-        runner: What executes it.
+        variables: The variable that each name means now, in program order, whether it is done or not.
+        assigned: The variables that were set since the fork; all variables of a stream that is no fork.
+        nesting: The open turn and scopes.
+        ended: Is done when the stream and all its forks have ended.
+        runner: Executes the ops.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Stream:
         defaults: SamplingArgs | None = None,
         parent: "Stream | None" = None,
     ):
-        """`open_session` is called when the first op needs it; None with `parent`, whose fork it then is."""
+        """`open_session` is called when the first op needs a session. A fork has None, and a `parent`."""
         self.runner = Runner(loop, open_session)
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
         self.assigned: dict[str, Variable] = {}
@@ -113,18 +113,18 @@ class Stream:
         self._push(draft.ops)
 
     def set(self, name: str, value: Any) -> None:
-        """Sets a variable to a value that is known. Raises ProgramError where a join would no longer find it."""
+        """Sets a variable to a known value. Raises ProgramError in a branch that was joined."""
         if self._end == _JOINED:
             raise ProgramError(_JOINED)
         self._assign(name, known(value))
 
     def fork(self, size: int = 1, offsets: Sequence[int] | None = None, place: Place | None = None) -> "list[Stream]":
-        """Streams that begin as this one is now; waits for nothing.
+        """Makes streams that begin as this one is now; waits for nothing.
 
         Args:
-            size: How many.
-            offsets: For each, by how much the positions of what it appends are shifted.
-            place: As in `append`.
+            size: The number of streams.
+            offsets: For each stream a number by which the positions of its own text are shifted.
+            place: The program's statement.
         """
         self._check_open()
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -142,22 +142,22 @@ class Stream:
     def join(
         self, branches: "Sequence[Stream]", mode: JoinMode = "gather_variable", place: Place | None = None
     ) -> list[str]:
-        """Takes in what branches have; waits for nothing. The branches end.
+        """Joins branches into this stream; waits for nothing. The branches end.
 
         Args:
             branches: Forks of this stream.
             mode: "gather_variable": each name that a branch set becomes a list, None where a branch did not set it.
                 "concate_and_append": what each branch appended is appended here, side by side.
-            place: As in `append`.
+            place: The program's statement.
 
-        A branch that was cancelled is joined like one that failed: what it lacks raises that where it is read.
+        A branch that was cancelled is joined like one that failed: a variable that it lacks raises the error.
 
         Returns:
             The names that were set.
 
         Raises:
-            ProgramError: A branch is none of this stream, has ended, or has an open scope. "concate_and_append": this
-                stream was extended after the fork; a branch opened or closed a turn.
+            ProgramError: A branch belongs to another stream, has ended, or has an open scope. With "concate_and_append"
+                also: this stream was extended after the fork, or a branch opened or closed a turn.
         """
         self._check_open()
         for branch in branches:
@@ -173,7 +173,7 @@ class Stream:
                     self._assign(name, gather([branch.assigned.get(name) for branch in branches]))
                 for branch in branches:
                     branch.close(_JOINED)
-                    branch._end = _JOINED  # also of one that was cancelled
+                    branch._end = _JOINED  # also where it was cancelled
                 return names
             case "concate_and_append":
                 if any(branch._forked_at != self._num_appended for branch in branches):
@@ -188,7 +188,7 @@ class Stream:
     def _arrive(self) -> Variable:
         arrival = Variable()
         self._end = _JOINED
-        if self._cancelled is not None:  # its runner may hear of that only behind the mark
+        if self._cancelled is not None:  # its runner may hear of the cancel only behind the mark
             arrival.fail(self._cancelled)
         self.runner.push([Mark("nothing", arrival)])
         self._disappoint(None)
@@ -199,22 +199,22 @@ class Stream:
     # Reading.
 
     def variable(self, name: str) -> Variable:
-        """What a name means now. Raises UnknownVariableError where nothing appended so far sets it."""
+        """Gives the variable that a name means now. Raises UnknownVariableError where nothing so far sets the name."""
         variable = self.variables.get(name)
         if variable is None:
             raise UnknownVariableError(f"the program has not set a variable {name!r}; {self._known()}")
         return variable
 
     def expect(self, name: str, error: BaseException | None = None) -> Variable:
-        """Becomes the `Variable` of a name as soon as something sets that.
+        """Gives a variable that gets the `Variable` of a name as its value, as soon as something sets the name.
 
         Args:
             name: The name.
-            error: With what it fails where the stream has ended without; UnknownVariableError where None.
+            error: The error where the stream has ended without the name; by default UnknownVariableError.
         """
         expected = Variable()
         self._expected[expected] = name
-        # Behind the entry: whoever sets the name, or ends the stream, in between has not seen it.
+        # After the entry above, because a thread that sets the name, or ends the stream, just before has not seen it.
         if name in self.variables:
             self.forget(expected)
             expected.finish(self.variables[name])
@@ -223,14 +223,14 @@ class Stream:
         return expected
 
     def forget(self, expected: Variable) -> None:
-        """Says that nobody waits any more for what `expect` gave; it may never be done then."""
+        """Says that nobody waits any more for a variable of `expect`, which may never be done then."""
         self._expected.pop(expected, None)
 
     def read(self, what: Literal["nothing", "text", "turns", "size"]) -> Variable:
-        """Something that is known when all that was appended so far is done.
+        """Gives a variable that is done when all that was appended so far is done.
 
         Args:
-            what: "text": all text; "turns": the `transcript.Turn`s; "size": pieces of text; "nothing": only that.
+            what: Its value: all text, the `transcript.Turn`s, the number of pieces of text, or None for "nothing".
         """
         variable = Variable()
         self.runner.push([Mark(what, variable)])
@@ -238,31 +238,31 @@ class Stream:
 
     @property
     def log(self) -> Variable:
-        """All text as it grows; done when the stream has ended."""
+        """All text as it grows. It is done when the stream has ended."""
         return self.runner.transcript.log
 
     # Ending.
 
     def close(self, reason: str = _ENDED, error: BaseException | None = None) -> None:
-        """Ends it, and its forks, behind what was appended; what is set stays readable. A second time does nothing.
+        """Ends the stream and its forks behind all that was appended. Variables stay readable. A second call is void.
 
         Args:
-            reason: What whoever appends to it then is told.
-            error: What whoever expects a name then gets.
+            reason: The message of the error for a later `append`.
+            error: The error for those who wait for a name.
         """
         self.release(reason, error)
         for child in self.children():
             child.close()
 
     def release(self, reason: str = _ENDED, error: BaseException | None = None) -> None:
-        """As `close`, but its forks go on."""
+        """Does the same as `close`, but lets the forks go on."""
         if self._end is None:
             self._end = reason
             self.runner.push([Close()])
             self._disappoint(error)
 
     def cancel(self, error: BaseException | None = None) -> None:
-        """Aborts what it and its forks have under way; reads raise `error`, or that it was cancelled."""
+        """Aborts what the stream and its forks have under way. Reads raise `error`, or an AbortedError."""
         error = error or AbortedError("the program was cancelled")
         self._cancelled = self._cancelled or error
         self._end = self._end or _ENDED
@@ -272,7 +272,7 @@ class Stream:
             child.cancel(error)
 
     def children(self) -> "list[Stream]":
-        """Its forks that have not ended, or have forks that have not."""
+        """Gives the forks that have not ended, or have forks that have not ended."""
         return list(self._children)
 
     def _forget(self, child: "Stream") -> None:
@@ -315,7 +315,7 @@ class Stream:
 
 
 class _Draft:
-    """The ops of one expression, and how the stream will be behind it; dropped where a part breaks a rule."""
+    """The ops of one expression, and the nesting behind it. It is dropped where a part breaks a rule."""
 
     def __init__(self, stream: Stream, place: Place | None, nesting: Nesting, make: Make | None):
         self.ops: list[ExprOp] = []
