@@ -348,6 +348,7 @@ class TestSelect:
         total = sum(expected)
         assert selection.probabilities == pytest.approx([mass / total for mass in expected], abs=1e-5)
         assert selection.choice == CHOICES[selection.probabilities.index(max(selection.probabilities))]
+        assert selection.meta["id"] and selection.meta["e2e_latency"] > 0
 
     @asynchronous
     async def test_one_call_scores_and_the_prompt_is_cached_behind_it(
