@@ -186,11 +186,11 @@ class Runner:
         match op:
             case None:
                 pass
-            case ExprOp(make=None):
-                await self._execute_expr(op)
-            case ExprOp(make=make):
-                if (expr := await make()) is not None:
+            case ExprOp() if op.make is not None:
+                if (expr := await op.make()) is not None:
                     self._queue.appendleft(dataclasses.replace(op, expr=expr, make=None))
+            case ExprOp():
+                await self._execute_expr(op)
             case Fork(children, offsets):
                 await self._fork(children, offsets)
             case Join(branches, arrivals):
